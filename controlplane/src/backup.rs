@@ -21,7 +21,7 @@ pub enum BackupError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -30,7 +30,7 @@ pub enum BackupError {
     Store {
         /// The store's directory or the backup's file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: coracle_store::Error,
     },

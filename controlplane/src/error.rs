@@ -27,19 +27,19 @@ pub enum Error {
     ClientAuthority {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
     /// The CA cannot sign certificate requests.
-    #[error("the cluster's authority cannot sign")]
+    #[error("cannot sign certificates with the cluster's authority")]
     Signer(#[source] SignError),
     /// The API server cannot listen on its address.
     #[error("the API server cannot listen on {address}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use plan::{Action, Observation};
 
 /// Maximum duration of releasing a lease.
-const RELEASE: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 const NAMESPACE: &str = "kube-system";
 
 /// Durations of the leader election.
@@ -103,7 +103,7 @@ impl Candidate {
                 },
             }
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = shutdown.cancelled() => return None,
                 () = tokio::time::sleep(self.times.retry) => {}
             }
@@ -117,7 +117,7 @@ impl Candidate {
         loop {
             let deadline = renewed + self.times.deadline;
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep_until(deadline.min(Instant::now() + self.times.retry)) => {}
             }
@@ -210,7 +210,7 @@ impl Candidate {
             };
             self.leases.replace(self.name, &PostParams::default(), &lease).await.map(|_| ())
         };
-        match tokio::time::timeout(RELEASE, released).await {
+        match tokio::time::timeout(RELEASE_TIMEOUT, released).await {
             Ok(Ok(())) => tracing::info!(lease = self.name, "lease released"),
             Ok(Err::<(), kube::Error>(error)) => {
                 tracing::warn!(%error, lease = self.name, "cannot release the lease");

@@ -26,7 +26,7 @@ pub enum PkiError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -35,7 +35,7 @@ pub enum PkiError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -44,7 +44,7 @@ pub enum PkiError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: rcgen::Error,
     },
@@ -53,7 +53,7 @@ pub enum PkiError {
     Issue {
         /// The file name without its extension.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: rcgen::Error,
     },

@@ -45,7 +45,7 @@ pub enum OpenStoreError {
     Lock {
         /// The lock file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

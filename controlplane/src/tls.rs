@@ -15,13 +15,13 @@ use crate::pki::Pair;
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The text is not PEM.
-    #[error("a certificate or key is not PEM")]
+    #[error("cannot read a certificate or key: it is not in PEM form")]
     Pem(#[source] rustls_pki_types::pem::Error),
     /// Certificate and key do not fit together.
-    #[error("a certificate and its key cannot be used")]
+    #[error("cannot use a certificate with its key")]
     Rustls(#[source] rustls::Error),
-    /// The CA cannot verify clients.
-    #[error("the CA cannot verify clients")]
+    /// The CA cannot be used to verify client certificates.
+    #[error("cannot verify client certificates with the CA")]
     Verifier(#[source] rustls::server::VerifierBuilderError),
 }
 

@@ -1,4 +1,4 @@
-//! Admission: mutating plugins in order, then validating plugins; one a file.
+//! Admission: mutating plugins in order, then validating plugins. Each plugin has its own file.
 //!
 //! A member returns at once unless it needs another server.
 
@@ -62,7 +62,7 @@ pub(crate) struct Attributes<'a> {
     pub(crate) user: &'a User,
     /// The stored object; `None` for a new one.
     pub(crate) old: Option<&'a Value>,
-    /// Whether nothing is stored.
+    /// Whether the request is a dry run: nothing is stored.
     pub(crate) dry_run: bool,
     /// Warnings for the client.
     pub(crate) warnings: &'a Warnings,
@@ -83,7 +83,7 @@ pub(crate) trait Admit: Send + Sync {
         Ok(())
     }
 
-    /// Changes an object again, after a webhook has changed it. Local members do the same as before.
+    /// Changes an object again, after a webhook has changed it. Local members repeat `mutate`.
     async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         if self.is_local() { self.mutate(state, attributes, object).await } else { Ok(()) }
     }

@@ -19,8 +19,9 @@ use crate::{
 };
 
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
-/// The first addresses are reserved for static assignments, such as the cluster's DNS.
-const BY_HAND: u128 = 256;
+/// Number of addresses at the start of a large range that are not allocated automatically: manifests can name them, for
+/// example for the cluster's DNS.
+const STATIC_ADDRESSES: u128 = 256;
 
 /// Addresses and ports that one service cannot get.
 struct Taken<'a> {
@@ -30,7 +31,7 @@ struct Taken<'a> {
     /// Key of the service.
     own: &'a str,
     /// Addresses and ports that the service has already.
-    held: Held,
+    old: OldAllocation,
     /// Ports that this service has chosen already.
     chosen: HashSet<u16>,
 }
@@ -38,15 +39,15 @@ struct Taken<'a> {
 /// Addresses and ports of a service before an update. The service keeps them without a check of the ranges: after a
 /// change of the ranges every update would fail, also the update that removes the finalizers.
 #[derive(Default)]
-struct Held {
+struct OldAllocation {
     /// The cluster IPs.
     addresses: Vec<String>,
     /// Node ports, also that of health checks.
     ports: HashSet<u16>,
 }
 
-impl Held {
-    /// A service of type ExternalName has nothing: its fields were never allocated.
+impl OldAllocation {
+    /// Reads the addresses and ports of a service. Type ExternalName has none: its fields were never allocated.
     fn of(old: &Value) -> Self {
         if old["spec"]["type"] == "ExternalName" {
             return Self::default();
@@ -74,7 +75,7 @@ impl Taken<'_> {
 
     /// Whether the service has this port already, and has not chosen it for another purpose.
     fn keeps(&self, port: u16) -> bool {
-        self.held.ports.contains(&port) && !self.chosen.contains(&port)
+        self.old.ports.contains(&port) && !self.chosen.contains(&port)
     }
 
     /// At least the number of taken addresses.
@@ -181,7 +182,7 @@ fn assign(state: &State, kind: &Resource, object: &mut Value, old: Option<&Value
         services: services.allocated(),
         addresses: addresses.allocated(),
         own: &own,
-        held: old.map(Held::of).unwrap_or_default(),
+        old: old.map(OldAllocation::of).unwrap_or_default(),
         chosen: HashSet::new(),
     };
     cluster_ips(object, &ranges, &taken).map_err(|message| refuse("spec.clusterIPs", message))?;
@@ -240,7 +241,7 @@ fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<Servi
 }
 
 fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::result::Result<String, String> {
-    if !wanted.is_empty() && taken.held.addresses.iter().any(|held| held == wanted) {
+    if !wanted.is_empty() && taken.old.addresses.iter().any(|held| held == wanted) {
         return Ok(wanted.to_owned());
     }
     if wanted.is_empty() {
@@ -264,7 +265,7 @@ fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::res
 /// A random free address of a range.
 fn free_address(range: ServiceRange, taken: &Taken<'_>) -> Option<IpAddr> {
     let size = range.size().saturating_sub(1);
-    let first = if size > 2 * BY_HAND { BY_HAND } else { 1 };
+    let first = if size > 2 * STATIC_ADDRESSES { STATIC_ADDRESSES } else { 1 };
     let span = size.saturating_sub(first).max(1);
     let start = rand::rng().random_range(0..span);
     // One of (number of used addresses + 1) candidates is free, unless the range is exhausted.
@@ -388,7 +389,7 @@ mod tests {
             services: &services,
             addresses: &addresses,
             own: "own",
-            held: Held::default(),
+            old: OldAllocation::default(),
             chosen: HashSet::new(),
         };
         address(ranges, &taken, wanted)
@@ -403,7 +404,10 @@ mod tests {
             let mut taken = Vec::new();
             for _ in 0..50 {
                 let chosen: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
-                assert!(range.contains(chosen) && (0..BY_HAND).all(|place| range.nth(place) != Some(chosen)));
+                assert!(
+                    range.contains(chosen)
+                        && (0..STATIC_ADDRESSES).all(|place| range.nth(place) != Some(chosen))
+                );
                 assert!(!taken.contains(&chosen));
                 taken.push(chosen);
             }
@@ -437,7 +441,7 @@ mod tests {
             services: &services,
             addresses: &addresses,
             own: "own",
-            held: Held::of(old),
+            old: OldAllocation::of(old),
             chosen: HashSet::new(),
         };
         let open = [range("10.0.0.0/24")];
@@ -478,7 +482,7 @@ mod tests {
             services: &services,
             addresses: &addresses,
             own: "own",
-            held: Held::default(),
+            old: OldAllocation::default(),
             chosen: HashSet::new(),
         };
         ports(&mut object, &mut taken)?;
@@ -533,7 +537,7 @@ mod tests {
             services: &services,
             addresses: &addresses,
             own: "own",
-            held: Held::of(&old),
+            old: OldAllocation::of(&old),
             chosen: HashSet::new(),
         };
         let ranges = [range("10.43.0.0/24"), range("fd43::/112")];
@@ -556,8 +560,8 @@ mod tests {
         let with = |spec: Value, taken: &[u16]| {
             let (services, addresses) = (services(&[], taken), Allocated::default());
             let chosen = HashSet::from([30001]);
-            let held = Held::default();
-            let taken = Taken { services: &services, addresses: &addresses, own: "own", held, chosen };
+            let old = OldAllocation::default();
+            let taken = Taken { services: &services, addresses: &addresses, own: "own", old, chosen };
             let mut object = json!({"spec": spec});
             health_port(&mut object, &taken).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
         };

@@ -44,7 +44,7 @@ const MAX_ADDRESSES: usize = 16;
 /// Maximum bytes of a recorded response object. A larger one is left out, with an annotation.
 const MAX_RESPONSE: usize = 3 << 20;
 /// Maximum time for the last events to be written when the server stops.
-const FLUSH: std::time::Duration = std::time::Duration::from_secs(5);
+const FLUSH_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Annotation of an event whose object was left out, as upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
@@ -112,7 +112,7 @@ impl Auditor {
         }
     }
 
-    /// Waits until all earlier events are in the file, but not longer than [`FLUSH`].
+    /// Waits until all earlier events are in the file, but not longer than [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(&self) {
         // Tasks that record the end of a response on a connection that was just closed are ready: they run first.
         tokio::task::yield_now().await;
@@ -124,7 +124,7 @@ impl Auditor {
                 webhook.flush().await;
             }
         };
-        if tokio::time::timeout(FLUSH, all).await.is_err() {
+        if tokio::time::timeout(FLUSH_TIMEOUT, all).await.is_err() {
             tracing::error!("cannot write the last audit events: the disk or the webhook is too slow");
         }
     }
@@ -228,12 +228,12 @@ impl Record {
         self.event().annotations.entry(key.to_owned()).or_insert_with(|| value.into());
     }
 
-    /// Records on whose behalf the request runs.
+    /// Records the impersonated user.
     pub(crate) fn impersonates(&self, user: &User) {
         self.event().impersonated_user = Some(described(user));
     }
 
-    /// Records what the authorizers decided.
+    /// Records the decision of the authorizers.
     pub(crate) fn decided(&self, decision: &Verdict) {
         let outcome = if decision.verdict == Outcome::Allow { "allow" } else { "forbid" };
         self.annotate("authorization.k8s.io/decision", outcome);

@@ -1,4 +1,4 @@
-//! Authentication: a chain of authenticators, one a file. The first one that recognizes the credential decides. A
+//! Authentication: a chain of authenticators (`authn/`). The first one that recognizes the credential decides. A
 //! request without credentials is anonymous.
 
 mod bootstrap_token;

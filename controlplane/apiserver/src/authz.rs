@@ -1,4 +1,4 @@
-//! Authorization: a chain of authorizers, one a file. The first one that allows or denies decides; the default is deny.
+//! Authorization: a chain of authorizers (`authz/`). The first one that allows or denies decides; the default is deny.
 
 mod abac;
 mod component;

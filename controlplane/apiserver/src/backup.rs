@@ -33,7 +33,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Result<Option<Reply>> {
         for chunk in backup {
             let failed = chunk.is_err();
             let chunk = chunk.map_err(std::io::Error::other);
-            // Without a receiver the client is gone.
+            // A closed channel means that the client has disconnected.
             if sender.blocking_send(chunk).is_err() || failed {
                 return;
             }

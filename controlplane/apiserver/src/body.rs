@@ -22,7 +22,7 @@ pub(crate) use yaml::{first_duplicate, parse as parse_yaml};
 
 /// The beginning of the message about a body that is not JSON.
 const NO_VERSION: &str = "couldn't get version/kind";
-/// No request body is larger, as upstream.
+/// Maximum bytes of a request body, as upstream.
 const LIMIT: usize = 3 << 20;
 
 /// The expected type of a body.
@@ -71,7 +71,7 @@ where
     read_up_to(body, LIMIT, memory).await
 }
 
-/// Reads the whole body, up to that many bytes and as long as there is memory for it.
+/// Reads the whole body, up to `limit` bytes and as long as there is memory for it.
 pub(crate) async fn read_up_to<B>(body: B, limit: usize, memory: &mut BodyMemory) -> Result<Bytes>
 where
     B: http_body::Body<Data = Bytes>,

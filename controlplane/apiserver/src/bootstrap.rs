@@ -23,7 +23,7 @@ use crate::{
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
-/// Makes what is missing, and corrects the address of this server.
+/// Creates the missing objects, and writes the address of this server.
 pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     for name in NAMESPACES {
         let metadata = json!({"name": name});
@@ -106,8 +106,9 @@ fn is_extended(stored: &Value, ranges: &[String]) -> bool {
 /// The service of cluster DNS. The nodes serve its address themselves; the service reserves it, so that no other
 /// service can get it.
 async fn cluster_dns(state: &Arc<State>) -> Result<()> {
-    const NUMBER: u128 = 10;
-    let Some(address) = state.service_ranges.primary().nth(NUMBER) else { return Ok(()) };
+    /// Number of the address in the service range, as in clusters of kubeadm.
+    const DNS_ADDRESS_NUMBER: u128 = 10;
+    let Some(address) = state.service_ranges.primary().nth(DNS_ADDRESS_NUMBER) else { return Ok(()) };
     let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true",
         "kubernetes.io/name": "CoreDNS"});
     let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53},

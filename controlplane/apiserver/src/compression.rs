@@ -24,9 +24,9 @@ use crate::{
 };
 
 /// Minimum bytes of a response that is compressed.
-const MINIMUM: usize = 128 << 10;
+const MIN_COMPRESSED_BYTES: usize = 128 << 10;
 
-/// A body whose start was read to learn its size: the start, then the rest.
+/// A body whose start was read to determine its size: the start, then the rest.
 struct Started {
     start: VecDeque<Bytes>,
     rest: Body,
@@ -72,7 +72,7 @@ async fn compress(reply: Reply) -> Reply {
     }
     let (mut parts, mut body) = reply.into_parts();
     let (mut start, mut size) = (VecDeque::new(), 0);
-    while size < MINIMUM && !body.is_end_stream() {
+    while size < MIN_COMPRESSED_BYTES && !body.is_end_stream() {
         match body.frame().await {
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
@@ -94,7 +94,7 @@ async fn compress(reply: Reply) -> Reply {
     }
     let body = Started { start, rest: body };
     parts.headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-    if size < MINIMUM {
+    if size < MIN_COMPRESSED_BYTES {
         return Reply::from_parts(parts, body.boxed_unsync());
     }
     parts.headers.remove(header::CONTENT_LENGTH);
@@ -198,7 +198,9 @@ mod tests {
 
     #[tokio::test]
     async fn large_responses_are_compressed_and_small_ones_are_whole() {
-        for (size, is_compressed) in [(0, false), (MINIMUM - 1, false), (MINIMUM, true), (1 << 20, true)] {
+        for (size, is_compressed) in
+            [(0, false), (MIN_COMPRESSED_BYTES - 1, false), (MIN_COMPRESSED_BYTES, true), (1 << 20, true)]
+        {
             let text = "pod ".repeat(size)[..size].to_owned();
             let reply = compress(reply::bytes(200, "application/json", text.clone())).await;
             assert_eq!(reply.headers().contains_key(header::CONTENT_ENCODING), is_compressed, "{size}");

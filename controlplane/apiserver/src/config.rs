@@ -82,7 +82,7 @@ pub enum OpenError {
     #[error("cannot load the cluster's objects")]
     Store(#[source] coracle_store::Error),
     /// The signing key is not a P-256 key.
-    #[error("the service-account signing key is not a P-256 key in PKCS#8 form")]
+    #[error("cannot use the service-account signing key: it is not a P-256 key in PKCS#8 form")]
     SigningKey,
     /// An authenticator cannot be made.
     #[error("cannot set up authentication: {0}")]
@@ -114,7 +114,7 @@ pub enum OpenError {
     AuditPolicyFile {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -132,7 +132,7 @@ pub enum OpenError {
     AuditLog {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

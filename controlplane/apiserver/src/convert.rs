@@ -19,27 +19,27 @@ use crate::{
 };
 
 /// Maximum KiB of all converted copies. A list that needs more is served only if no other list has copies.
-const COPIES: usize = 64 << 10;
+const MAX_COPIES_KIB: usize = 64 << 10;
 /// Maximum bytes of the copies of a list that needs no reservation.
-const SMALL: usize = 256 << 10;
+const SMALL_COPY_BYTES: usize = 256 << 10;
 /// Bytes of JSON text that are parsed at the same time. The parsed tree takes about ten times the memory of its text.
-const PART: usize = 4 << 20;
+const PART_BYTES: usize = 4 << 20;
 
 /// Reservation of memory for the copies of a list. Dropping it releases the memory.
 pub(crate) type Copies = Option<OwnedSemaphorePermit>;
 
 /// Reserves memory for the copies of a list's objects in another version.
 pub(crate) fn copies(to: &Resource, objects: &[Arc<Object>]) -> Result<Copies> {
-    static MEMORY: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(COPIES)));
+    static MEMORY: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MAX_COPIES_KIB)));
     let copied = objects.iter().filter(|object| object.api_version() != to.api_version());
     take(&MEMORY, copied.map(|object| object.json_len()).sum())
 }
 
 fn take(memory: &Arc<Semaphore>, bytes: usize) -> Result<Copies> {
-    if bytes <= SMALL {
+    if bytes <= SMALL_COPY_BYTES {
         return Ok(None);
     }
-    let wanted = u32::try_from((bytes >> 10).min(COPIES)).unwrap_or(u32::MAX);
+    let wanted = u32::try_from((bytes >> 10).min(MAX_COPIES_KIB)).unwrap_or(u32::MAX);
     let taken = memory.clone().try_acquire_many_owned(wanted);
     taken.map(Some).map_err(|_exhausted| ApiError::too_many_requests())
 }
@@ -53,7 +53,7 @@ pub(crate) async fn object(to: &Resource, object: Arc<Object>) -> Result<Arc<Obj
     Ok(Arc::new(Object::of(to, object.key.clone(), object.revision, &value)))
 }
 
-/// Converts the objects to a version, and keeps their order. At most [`PART`] bytes of text are converted at a time.
+/// Converts the objects to a version, and keeps their order. At most [`PART_BYTES`] of text are converted at a time.
 pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Result<Vec<Arc<Object>>> {
     let mut next = 0;
     while next < objects.len() {
@@ -73,7 +73,7 @@ pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Res
 fn part(api_version: &str, objects: &[Arc<Object>], begin: usize) -> (Vec<usize>, usize) {
     let (mut places, mut bytes) = (Vec::new(), 0);
     for (place, object) in objects.iter().enumerate().skip(begin) {
-        if bytes >= PART {
+        if bytes >= PART_BYTES {
             return (places, place);
         }
         if object.api_version() != api_version {
@@ -154,14 +154,14 @@ mod tests {
 
     #[test]
     fn copies_share_a_bounded_memory_and_a_larger_list_is_served_alone() {
-        let memory = Arc::new(Semaphore::new(COPIES));
+        let memory = Arc::new(Semaphore::new(MAX_COPIES_KIB));
         let held: Vec<_> = (0..4).map(|_| take(&memory, 16 << 20).unwrap()).collect();
         assert_eq!(take(&memory, 1 << 20).unwrap_err().code, 429);
-        assert!(take(&memory, SMALL).unwrap().is_none());
+        assert!(take(&memory, SMALL_COPY_BYTES).unwrap().is_none());
         drop(held);
         let alone = take(&memory, 1 << 30).unwrap();
         assert_eq!(take(&memory, 1 << 20).unwrap_err().code, 429);
         drop(alone);
-        assert_eq!(memory.available_permits(), COPIES);
+        assert_eq!(memory.available_permits(), MAX_COPIES_KIB);
     }
 }

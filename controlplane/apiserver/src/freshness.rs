@@ -16,13 +16,14 @@ use crate::{
     verb::list,
 };
 
-/// Maximum time that the store has to tell its newest revision.
-const REVISION: Duration = Duration::from_secs(2);
-/// Maximum time until the cache has a revision. Source: `blockTimeout` in `apiserver/pkg/storage/cacher/watch_cache.go`.
-const REACH: Duration = Duration::from_secs(3);
+/// Maximum duration of the query for the store's newest revision.
+const REVISION_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum wait until the cache has that revision. Source: `blockTimeout` of
+/// `apiserver/pkg/storage/cacher/watch_cache.go`.
+const CACHE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum time that tokens of service accounts and bootstrap tokens are accepted without the store.
-const TOKENS: Duration = Duration::from_secs(15 * 60);
+const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
 /// Waits until the cache is current enough for a request with this `resourceVersion`.
 pub(crate) async fn wait(state: &State, verb: &str, resource_version: &str) -> Result<()> {
@@ -38,13 +39,13 @@ pub(crate) async fn wait(state: &State, verb: &str, resource_version: &str) -> R
     if matches!(state.store.health(), Health::Failed(_)) {
         return Ok(());
     }
-    let newest = tokio::time::timeout(REVISION, state.store.revision()).await;
+    let newest = tokio::time::timeout(REVISION_TIMEOUT, state.store.revision()).await;
     let Ok(Ok(newest)) = newest else {
         tracing::debug!(?newest, "cannot read the newest revision: the request uses the cache as it is");
         return Ok(());
     };
     // A cache that does not follow in time has lost its watch; the request uses it as it is.
-    let _ = tokio::time::timeout(REACH, state.cache.reach(newest)).await;
+    let _ = tokio::time::timeout(CACHE_TIMEOUT, state.cache.reach(newest)).await;
     Ok(())
 }
 
@@ -60,7 +61,7 @@ pub(crate) fn check_credential(state: &State, user: &User) -> Result<()> {
 fn is_outdated(user: &User, unreachable_for: Option<Duration>) -> bool {
     let is_object =
         ["system:serviceaccount:", "system:bootstrap:"].iter().any(|kind| user.name.starts_with(kind));
-    is_object && unreachable_for.is_some_and(|time| time > TOKENS)
+    is_object && unreachable_for.is_some_and(|time| time > MAX_STALE_CREDENTIAL)
 }
 
 fn is_read(verb: &str) -> bool {
@@ -87,7 +88,7 @@ mod tests {
     #[test]
     fn only_tokens_are_refused_and_only_without_the_store_for_long() {
         let user = |name: &str| User { name: name.to_owned(), ..User::default() };
-        let (short, long) = (TOKENS / 2, TOKENS * 2);
+        let (short, long) = (MAX_STALE_CREDENTIAL / 2, MAX_STALE_CREDENTIAL * 2);
         for (name, time, expected) in [
             ("system:serviceaccount:n:a", Some(long), true),
             ("system:serviceaccount:n:a", Some(short), false),

@@ -65,7 +65,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
         }
         match check(state) {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
-            // The reason has paths of the node; callers without credentials may read this.
+            // The reason can have paths of the node, so it is only logged: anonymous clients may read the response.
             Err(reason) => {
                 healthy = false;
                 tracing::debug!(check = check_name, reason, "health check failed");

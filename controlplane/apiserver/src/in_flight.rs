@@ -21,14 +21,16 @@ use crate::{
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Default of the maximum read-only and mutating requests in flight, as upstream.
 pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
+/// Index of the read-only requests in a pair of limits such as [`MAX_IN_FLIGHT`].
 const READ: usize = 0;
+/// Index of the mutating requests.
 const WRITE: usize = 1;
 /// Maximum KiB of all request bodies that are held in memory.
-const BODIES: usize = 64 << 10;
+const MAX_BODIES_KIB: usize = 64 << 10;
 /// Maximum KiB of all responses of webhooks that are held in memory.
-const RESPONSES: usize = 64 << 10;
+const MAX_RESPONSES_KIB: usize = 64 << 10;
 /// Bytes of a body that are always accepted.
-const SMALL_BODY: usize = 64 << 10;
+const SMALL_BODY_BYTES: usize = 64 << 10;
 
 /// The requests in flight.
 pub(crate) struct InFlight {
@@ -75,7 +77,8 @@ impl InFlight {
     /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
-        let [bodies, responses] = [BODIES, RESPONSES].map(|kib| Arc::new(Semaphore::new(kib)));
+        let [bodies, responses] =
+            [MAX_BODIES_KIB, MAX_RESPONSES_KIB].map(|kib| Arc::new(Semaphore::new(kib)));
         Self { of_user, counts: Arc::default(), bodies, responses }
     }
 
@@ -139,7 +142,7 @@ impl BodyMemory {
     /// Takes memory for a body that has grown to that many bytes.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<()> {
         let Some(bodies) = &self.bodies else { return Ok(()) };
-        if bytes <= SMALL_BODY.max(self.bytes) {
+        if bytes <= SMALL_BODY_BYTES.max(self.bytes) {
             return Ok(());
         }
         // In steps of a quarter of a megabyte, so that few permits are taken.
@@ -210,6 +213,6 @@ mod tests {
         assert!(response.grow(64 << 20).is_ok());
         assert_eq!(limits.response().grow(1 << 20).unwrap_err().code, 429);
         held.clear();
-        assert_eq!(limits.bodies.available_permits(), BODIES);
+        assert_eq!(limits.bodies.available_permits(), MAX_BODIES_KIB);
     }
 }

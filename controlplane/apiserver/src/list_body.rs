@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{cache::Object, convert::Copies, media::Form, offload};
 
 /// Minimum bytes of a chunk. Larger objects are sent without a copy.
-const CHUNK: usize = 16 << 10;
+const MIN_CHUNK_BYTES: usize = 16 << 10;
 
 /// The body of a list.
 pub(crate) struct ListBody {
@@ -77,7 +77,7 @@ impl ListBody {
             return Some(whole);
         }
         let mut text = std::mem::take(&mut self.text);
-        while text.len() < CHUNK && !self.is_ended {
+        while text.len() < MIN_CHUNK_BYTES && !self.is_ended {
             let Some(object) = self.objects.next() else {
                 self.is_ended = true;
                 text.extend_from_slice(END);
@@ -90,7 +90,7 @@ impl ListBody {
                 Form::Plain | Form::Discovery => {
                     let (start, rest) = object.item();
                     text.extend_from_slice(start.as_bytes());
-                    if rest.len() >= CHUNK {
+                    if rest.len() >= MIN_CHUNK_BYTES {
                         self.whole = Some(rest);
                         break;
                     }

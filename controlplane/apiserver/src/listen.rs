@@ -29,26 +29,27 @@ use activity::Activity;
 use read_watch::ReadWatch;
 
 /// Maximum time for running requests to end after the shutdown.
-const FAREWELL: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time without a request, as upstream's idle timeout.
-const IDLE: Duration = Duration::from_secs(90);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Maximum time from the first byte of an HTTP/1.1 request header to its end, as upstream's read header timeout.
-const HEADER: Duration = Duration::from_secs(32);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
 /// ALPN name of HTTP/2, whose frames need not belong to a request.
 const H2: &[u8] = b"h2";
-/// The API server uses at most one in this many of the process's descriptors.
-const SHARE: u64 = 4;
+/// Divisor of the process's limit of descriptors: connections to the API server use at most this part of it.
+const DESCRIPTOR_DIVISOR: u64 = 4;
 /// Maximum connections, also with a larger limit of descriptors.
-const CONNECTIONS: usize = 16 << 10;
+const MAX_CONNECTIONS: usize = 16 << 10;
 /// Maximum HTTP/2 streams of one connection, as upstream.
-const STREAMS: u32 = 250;
+const MAX_STREAMS: u32 = 250;
 /// Maximum bytes of the headers of one HTTP/2 request.
-const HEADERS: u32 = 64 << 10;
+const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// Maximum bytes that wait for the client on one HTTP/2 stream.
-const SEND_BUFFER: usize = 64 << 10;
-/// Interval of HTTP/2 pings, and how long a client may take to answer one.
-const PING: Duration = Duration::from_secs(60);
-const PONG: Duration = Duration::from_secs(20);
+const MAX_SEND_BUFFER: usize = 64 << 10;
+/// Interval of HTTP/2 pings to a client.
+const PING_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum time for the answer to a ping. Later, the connection is closed.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Apiserver {
     /// Serves connections until the shutdown token is cancelled, then waits for running requests.
@@ -56,7 +57,7 @@ impl Apiserver {
         let acceptor = TlsAcceptor::from(tls);
         let tasks = TaskTracker::new();
         let shutdown = self.state.shutdown.clone();
-        let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
+        let connections = Connections::new(Limits::share(DESCRIPTOR_DIVISOR, MAX_CONNECTIONS));
         let (refusals, failures) = (LogLimit::default(), LogLimit::default());
         loop {
             let accepted = tokio::select! {
@@ -84,7 +85,7 @@ impl Apiserver {
             }
         }
         tasks.close();
-        let _ = tokio::time::timeout(FAREWELL, tasks.wait()).await;
+        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks.wait()).await;
         if let Some(auditor) = &self.state.auditor {
             auditor.flush().await;
         }
@@ -98,7 +99,7 @@ async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream,
     let serving = async {
         match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => requests(server, stream, slot.clone()).await,
-            Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
+            Ok(Err(error)) => tracing::debug!(%error, "cannot complete the TLS handshake with a client"),
             Err(_elapsed) => {}
         }
     };
@@ -113,7 +114,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
     let certificates = stream.get_ref().1.peer_certificates();
     let peer = certificates.and_then(|chain| server.state.authenticators.peer(chain));
     if peer.is_some() {
-        // The handshake has verified it.
+        // The handshake has verified the client certificate, so the connection counts as authenticated.
         slot.prove();
     }
     let client = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
@@ -138,12 +139,12 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
         () = activity.stuck() => return tracing::debug!("closed a connection whose client does not read"),
-        () = activity.late_header(HEADER), if !is_http2 => {
+        () = activity.late_header(HEADER_TIMEOUT), if !is_http2 => {
             return tracing::debug!("closed a connection whose request header is not complete in time");
         }
-        () = activity.idle(IDLE) => {
+        () = activity.idle(IDLE_TIMEOUT) => {
             served.as_mut().graceful_shutdown();
-            tokio::time::timeout(FAREWELL, served).await.unwrap_or(Ok(()))
+            tokio::time::timeout(SHUTDOWN_TIMEOUT, served).await.unwrap_or(Ok(()))
         }
         () = shutdown.cancelled() => {
             served.as_mut().graceful_shutdown();
@@ -157,14 +158,14 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
 
 fn builder() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
-        .max_header_list_size(HEADERS)
-        .max_send_buf_size(SEND_BUFFER)
-        .keep_alive_interval(PING)
-        .keep_alive_timeout(PONG);
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .max_send_buf_size(MAX_SEND_BUFFER)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT);
     builder
 }

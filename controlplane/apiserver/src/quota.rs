@@ -33,10 +33,10 @@ pub(crate) use ledger::Ledger;
 pub(crate) use status::write_statuses;
 
 /// Number of locks that the namespaces share.
-const LOCKS: usize = 64;
+const LOCK_COUNT: usize = 64;
 
 /// Locks by a hash of the namespace.
-pub(crate) struct Locks([Arc<Mutex<()>>; LOCKS]);
+pub(crate) struct Locks([Arc<Mutex<()>>; LOCK_COUNT]);
 
 /// The lock of the namespace, if the request uses a quota.
 pub(crate) type Charged = Option<OwnedMutexGuard<()>>;
@@ -54,7 +54,7 @@ impl Locks {
         let mut hasher = DefaultHasher::new();
         namespace.hash(&mut hasher);
         let place = usize::try_from(hasher.finish() % 64).unwrap_or(0);
-        self.0[place % LOCKS].clone().lock_owned().await
+        self.0[place % LOCK_COUNT].clone().lock_owned().await
     }
 }
 

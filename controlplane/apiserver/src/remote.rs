@@ -17,7 +17,7 @@ use tokio::{sync::Semaphore, time::Instant};
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 1 << 20;
 /// Maximum concurrent calls to one server. Further calls wait within their timeout.
-const CALLS: usize = 100;
+const MAX_CONCURRENT_CALLS: usize = 100;
 /// Pauses before each retry, as upstream's webhook client.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_millis(750), Duration::from_millis(1125)];
@@ -62,7 +62,7 @@ impl Remote {
             .timeout(timeout)
             .build()
             .map_err(|error| error.to_string())?;
-        let calls = Semaphore::new(CALLS);
+        let calls = Semaphore::new(MAX_CONCURRENT_CALLS);
         Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout })
     }
 

@@ -100,15 +100,18 @@ pub(crate) fn list(
     reply
 }
 
-/// Maximum bytes of all warnings of one response, and of one of several, as upstream.
-const WARNINGS: usize = 4096;
-const WARNING: usize = 256;
+/// Maximum bytes of all warnings of one response, as upstream.
+const MAX_WARNING_BYTES: usize = 4096;
+/// Maximum bytes of each warning of a response whose warnings exceed [`MAX_WARNING_BYTES`], as upstream.
+const MAX_CUT_WARNING_BYTES: usize = 256;
 
 /// Adds warnings for the client.
 pub(crate) fn warned(mut reply: Reply, warnings: &[String]) -> Reply {
-    let is_long = warnings.iter().map(String::len).sum::<usize>() > WARNINGS;
-    let cut = |warning: &str| warning.floor_char_boundary(if is_long { WARNING } else { WARNINGS });
-    let mut left = WARNINGS;
+    let is_long = warnings.iter().map(String::len).sum::<usize>() > MAX_WARNING_BYTES;
+    let cut = |warning: &str| {
+        warning.floor_char_boundary(if is_long { MAX_CUT_WARNING_BYTES } else { MAX_WARNING_BYTES })
+    };
+    let mut left = MAX_WARNING_BYTES;
     for warning in warnings {
         let warning = &warning[..cut(warning)];
         let Some(rest) = left.checked_sub(warning.len()) else { break };

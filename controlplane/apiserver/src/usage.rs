@@ -32,19 +32,19 @@ use sample::Sample;
 pub(crate) const GROUP: &str = "metrics.k8s.io";
 
 /// Samples younger than this are served again.
-const FRESH: Duration = Duration::from_secs(10);
+const MAX_FRESH_AGE: Duration = Duration::from_secs(10);
 /// Samples older than this are not used as the first one of a pair: the rate would hide recent changes.
-const LONGEST_WINDOW: Duration = Duration::from_secs(60);
+const MAX_WINDOW: Duration = Duration::from_secs(60);
 /// Time between the samples of a first request.
-const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
+const MIN_WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time to get the samples of a node, including the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time during which a node gets no request after a failed one, so that a hostile node does not delay every request.
-const FAILED: Duration = Duration::from_secs(30);
+const FAILURE_BACKOFF: Duration = Duration::from_secs(30);
 /// Maximum bytes of a summary.
-const LONGEST_SUMMARY: usize = 16 << 20;
+const MAX_SUMMARY: usize = 16 << 20;
 /// Maximum number of concurrent requests to nodes.
-const PARALLEL: usize = 32;
+const MAX_CONCURRENT_REQUESTS: usize = 32;
 
 /// Two samples of one node.
 type Pair = (Arc<Sample>, Arc<Sample>);
@@ -113,16 +113,18 @@ async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
     };
     call.state.usage.prune();
     let nodes: BTreeSet<String> = objects.iter().filter_map(node_of).collect();
-    let asked = futures::stream::iter(nodes).map(|node| async move {
+    let samples = futures::stream::iter(nodes).map(|node| async move {
         let pair = sampled(call, &node).await;
         (node, pair)
     });
     let mut pairs: HashMap<String, Pair> = HashMap::new();
-    let mut asked = std::pin::pin!(asked.buffer_unordered(PARALLEL));
-    while let Some((node, pair)) = asked.next().await {
+    let mut samples = std::pin::pin!(samples.buffer_unordered(MAX_CONCURRENT_REQUESTS));
+    while let Some((node, pair)) = samples.next().await {
         match pair {
             Ok(pair) => drop(pairs.insert(node, pair)),
-            Err(error) => tracing::debug!(node, "no usage: {}", error.status()),
+            Err(error) => {
+                tracing::debug!(node, error = %error.status(), "cannot measure the usage of a node")
+            }
         }
     }
     let measured = objects.iter().filter_map(|object| {
@@ -191,15 +193,15 @@ where
     let late = || ApiError::timeout(format!("the kubelet of node {node} sends no summary"), 1);
     let Ok(mut kept) = tokio::time::timeout(TIMEOUT, place.lock()).await else { return Err(late()) };
     let earlier = match kept.take() {
-        Some(Kept::Pair(pair)) if pair.1.taken.elapsed() < FRESH => {
+        Some(Kept::Pair(pair)) if pair.1.taken.elapsed() < MAX_FRESH_AGE => {
             *kept = Some(Kept::Pair(pair.clone()));
             return Ok(pair);
         }
-        Some(Kept::Failure(time)) if time.elapsed() < FAILED => {
+        Some(Kept::Failure(time)) if time.elapsed() < FAILURE_BACKOFF => {
             *kept = Some(Kept::Failure(time));
             return Err(ApiError::unavailable(format!("the kubelet of node {node} failed a moment ago")));
         }
-        Some(Kept::Pair((_, later))) if later.taken.elapsed() <= LONGEST_WINDOW => Some(later),
+        Some(Kept::Pair((_, later))) if later.taken.elapsed() <= MAX_WINDOW => Some(later),
         _ => None,
     };
     let taken = tokio::time::timeout(TIMEOUT, pair_of(earlier, ask)).await;
@@ -219,7 +221,7 @@ where
         Some(earlier) => earlier,
         None => {
             let first = Arc::new(ask().await?);
-            tokio::time::sleep(SHORTEST_WINDOW).await;
+            tokio::time::sleep(MIN_WINDOW).await;
             first
         }
     };
@@ -232,7 +234,7 @@ async fn ask(call: &Call, node: &str) -> Result<Sample> {
     let taken = Instant::now();
     let answer = kubelet::send(call, node, request).await?;
     let code = answer.status().as_u16();
-    let body = Limited::new(answer.into_body(), LONGEST_SUMMARY).collect().await;
+    let body = Limited::new(answer.into_body(), MAX_SUMMARY).collect().await;
     let body = body.map_err(ApiError::internal)?.to_bytes();
     if code != 200 {
         return Err(ApiError::of_node(code, &String::from_utf8_lossy(&body)));
@@ -251,8 +253,8 @@ impl Samples {
     /// Removes samples that are too old to be used. A place that a request holds or waits for stays.
     fn prune(&self) {
         let is_usable = |kept: &Option<Kept>| match kept {
-            Some(Kept::Pair((_, later))) => later.taken.elapsed() <= LONGEST_WINDOW,
-            Some(Kept::Failure(time)) => time.elapsed() < FAILED,
+            Some(Kept::Pair((_, later))) => later.taken.elapsed() <= MAX_WINDOW,
+            Some(Kept::Failure(time)) => time.elapsed() < FAILURE_BACKOFF,
             None => false,
         };
         self.lock().retain(|_, place| {

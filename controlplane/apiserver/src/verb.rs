@@ -1,4 +1,4 @@
-//! The verbs, generic over the table of kinds; one a file.
+//! The verbs, generic over the table of kinds. Each verb has its own file.
 
 pub(crate) mod apply;
 pub(crate) mod create;

@@ -160,7 +160,7 @@ impl Endpoint {
         Self { target: Target::read(config), tls, timeout, max_response: MAX_RESPONSE }
     }
 
-    /// The same with another limit of the response, for long requests.
+    /// The endpoint with another limit on the bytes of a response, for long requests.
     pub(crate) fn with_max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
         self

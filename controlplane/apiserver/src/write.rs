@@ -113,7 +113,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
         call.state.admission.validate(&call.state, &attributes, &object).await?;
         match commit_named(call, (&mut object, &base), generate, &allocating).await {
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
-            Err(Failed::Conflict) => return Err(ApiError::internal("no free name was found")),
+            Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
             Err(Failed::Other(error)) => return Err(error),
             Ok(stored) => return Ok(stored),
         }
@@ -169,10 +169,10 @@ async fn commit_new(
         }
         return Ok(Stored::DryRun(object.clone()));
     }
-    let held = Held { allocating: allocating.clone(), charged };
-    match commit_held(call, held, &key_of(kind, namespace, name), Expect::Absent, Some(object)).await {
+    let reserved = Reservations { allocating: allocating.clone(), charged };
+    match commit_held(call, reserved, &key_of(kind, namespace, name), Expect::Absent, Some(object)).await {
         Ok(Some(object)) => Ok(Stored::Committed(object)),
-        Ok(None) => other(ApiError::internal("a new object vanished")),
+        Ok(None) => other(ApiError::internal("the commit returned no object")),
         Err(Failed::Conflict) => other(ApiError::already_exists(kind, name)),
         Err(failed) => Err(failed),
     }
@@ -219,7 +219,7 @@ pub(crate) async fn update(
         // Earlier versions of this server stored fields that the canonical form omits.
         kind.strategy().canonical(&mut old);
         let new = offload::run(is_large, || change(&old))?;
-        let (new, held) = prepared(call, (part, writer), (&old, is_large), new).await?;
+        let (new, reserved) = prepared(call, (part, writer), (&old, is_large), new).await?;
         // An object that is stored in another API version is written again, even if nothing changes.
         let is_current = current.api_version() == kind.stored_as().api_version();
         if is_current && strategy::is_noop(&new, &old) {
@@ -231,7 +231,7 @@ pub(crate) async fn update(
         let expect = Expect::Revision(current.revision);
         let finished = is_finished(&new);
         let value = (!finished).then_some(&new);
-        match commit_held(call, held, &current.key, expect, value).await {
+        match commit_held(call, reserved, &current.key, expect, value).await {
             Ok(Some(object)) => return Ok(Stored::Committed(object)),
             Ok(None) => return Ok(Stored::DryRun(new)),
             Err(Failed::Conflict | Failed::Allocated) => {}
@@ -248,13 +248,13 @@ async fn prepared(
     (part, writer): (Part, Writer),
     (old, is_large): (&Value, bool),
     mut new: Value,
-) -> Result<(Value, Held)> {
+) -> Result<(Value, Reservations)> {
     let kind = &*call.kind;
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
     if part == Part::Internal {
-        return Ok((new, Held::default()));
+        return Ok((new, Reservations::default()));
     }
     if writer == Writer::Apply {
         put_managed_fields(&mut new, requested.clone());
@@ -295,7 +295,7 @@ async fn prepared(
         }
         _ => None,
     };
-    Ok((new, Held { allocating, charged }))
+    Ok((new, Reservations { allocating, charged }))
 }
 
 /// Applies the defaults and the strategy of the updated part. All other parts stay as in the old object.
@@ -382,7 +382,7 @@ pub(crate) enum Failed {
 
 /// Reservations of a write until its commit: addresses, ports and charged quotas.
 #[derive(Default)]
-struct Held {
+struct Reservations {
     allocating: Allocating,
     charged: Charged,
 }
@@ -390,21 +390,21 @@ struct Held {
 /// Commits a write, then releases its reservations.
 async fn commit_held(
     call: &Call,
-    held: Held,
+    reserved: Reservations,
     key: &str,
     expect: Expect,
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
-    if held.allocating.is_none() && held.charged.is_none() {
+    if reserved.allocating.is_none() && reserved.charged.is_none() {
         return commit(&call.state, &call.kind, key, expect, object).await;
     }
     let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
-    let expect = Expected { entry: expect, guard: held.allocating.as_ref().map(|permit| permit.guard()) };
+    let expect = Expected { entry: expect, guard: reserved.allocating.as_ref().map(|permit| permit.guard()) };
     // If the caller disconnects, its future is dropped, and this task continues: the reservations are held until the
     // store has finished the write.
     let task = tokio::spawn(async move {
         let committed = commit(&state, &kind, &key, expect, object.as_ref()).await;
-        drop(held);
+        drop(reserved);
         committed
     });
     task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))

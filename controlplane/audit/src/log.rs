@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 
 /// Capacity of the queue of lines. While it is full, requests wait.
-const QUEUE: usize = 1024;
+const QUEUE_CAPACITY: usize = 1024;
 /// Time between two messages about a log that cannot be written.
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -60,7 +60,7 @@ impl Log {
         if !writer.is_standard_output() {
             writer.open()?;
         }
-        let (lines, mut queue) = mpsc::channel::<Message>(QUEUE);
+        let (lines, mut queue) = mpsc::channel::<Message>(QUEUE_CAPACITY);
         std::thread::Builder::new().name("audit-log".to_owned()).spawn(move || {
             while let Some(message) = queue.blocking_recv() {
                 match message {
@@ -269,7 +269,7 @@ mod tests {
             LogOptions { path: path.clone(), max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
         let log = Log::open(options).unwrap();
         let mut expected = String::new();
-        for number in 0..QUEUE * 2 {
+        for number in 0..QUEUE_CAPACITY * 2 {
             log.write(format!("{number}\n")).await;
             expected.push_str(&format!("{number}\n"));
         }

@@ -128,7 +128,7 @@ pub struct Decision {
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// Not YAML, or an unknown field or value.
-    #[error("the audit policy cannot be decoded")]
+    #[error("cannot decode the audit policy")]
     Decode(#[from] serde_yaml_ng::Error),
     /// A field has an invalid value.
     #[error("{0}")]

@@ -127,7 +127,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         let Some((name, program)) = session.shared().find(name) else {
             return Err(EvalError::Failed(format!("no such key: {name}")));
         };
-        // The expression does not see the variables of loops around its use.
+        // The variables of loops around the use are not in the scope of the expression.
         let scopes = std::mem::take(&mut self.scopes);
         let result = self.eval(program.expr());
         self.scopes = scopes;
@@ -249,7 +249,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 None => functions::call(self, name, values, target.is_some()),
             },
         };
-        // An error may quote an argument, and a loop may ignore it.
+        // The text of an error can contain an argument, and a loop can ignore the error and repeat the call.
         if let Err(EvalError::Failed(text)) = &result {
             self.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
         }
@@ -356,27 +356,27 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         Ok(())
     }
 
-    /// One step. A list or a map that only grows is not copied.
+    /// Evaluates the step of one iteration. A list or map to which the step only appends is changed in place.
     fn step(&mut self, inner: &'a Comprehension, base: usize) -> Evaluated<'a> {
         let accumulator = &*inner.accumulator;
         let is_accumulator = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == accumulator);
-        let (condition, grown) = match &inner.step.kind {
+        let (condition, added) = match &inner.step.kind {
             Kind::Call { name, args, .. } if &**name == "_?_:_" => match args.as_slice() {
                 [condition, yes, no] if is_accumulator(no) => (Some(condition), yes),
                 _ => return self.eval(&inner.step),
             },
             _ => (None, &inner.step),
         };
-        let growth = match &grown.kind {
+        let addition = match &added.kind {
             Kind::Call { name, args, .. } => match (&**name, args.as_slice()) {
                 ("_+_", [left, Expr { kind: Kind::List(items), .. }]) if is_accumulator(left) => {
                     match items.as_slice() {
-                        [(item, false)] => Growth::Item(item),
+                        [(item, false)] => Addition::Item(item),
                         _ => return self.eval(&inner.step),
                     }
                 }
-                ("@map_insert", [_, key, value]) => Growth::Entry(key, value),
-                ("@map_insert", [_, entries]) => Growth::Entries(entries),
+                ("@map_insert", [_, key, value]) => Addition::Entry(key, value),
+                ("@map_insert", [_, entries]) => Addition::Entries(entries),
                 _ => return self.eval(&inner.step),
             },
             _ => return self.eval(&inner.step),
@@ -389,14 +389,14 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             }
         }
         self.charge(12)?;
-        self.grow(&growth, base)
+        self.append(&addition, base)
     }
 
-    fn grow(&mut self, growth: &Growth<'a>, base: usize) -> Evaluated<'a> {
-        let new = match growth {
-            Growth::Item(item) => vec![(Value::Null, self.eval(item)?)],
-            Growth::Entry(key, value) => vec![(self.eval(key)?, self.eval(value)?)],
-            Growth::Entries(entries) => {
+    fn append(&mut self, addition: &Addition<'a>, base: usize) -> Evaluated<'a> {
+        let new = match addition {
+            Addition::Item(item) => vec![(Value::Null, self.eval(item)?)],
+            Addition::Entry(key, value) => vec![(self.eval(key)?, self.eval(value)?)],
+            Addition::Entries(entries) => {
                 let entries = self.eval(entries)?;
                 self.charge(entries.cost_size().saturating_add(entries.keys_cost()))?;
                 let keys = entries.keys().ok_or(EvalError::NoOverload)?;
@@ -427,7 +427,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
 }
 
 /// The expression that one step of a loop appends to the result.
-enum Growth<'a> {
+enum Addition<'a> {
     Item(&'a Expr),
     Entry(&'a Expr, &'a Expr),
     Entries(&'a Expr),

@@ -23,7 +23,7 @@ pub(crate) fn call<'a>(
     args: Vec<Value<'a>>,
     member: bool,
 ) -> Evaluated<'a> {
-    // Long arguments take time whatever the function does with them. It charges the first one itself.
+    // Every function reads its arguments. The function itself charges the first one.
     for arg in args.iter().skip(1) {
         evaluator.charge(if matches!(arg, Value::String(_)) { arg.cost_size() / 10 } else { 0 })?;
     }

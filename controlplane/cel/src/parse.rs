@@ -89,7 +89,7 @@ pub(crate) struct Comprehension {
     pub(crate) result: Expr,
 }
 
-/// Parses an expression. The error is a text for people.
+/// Parses an expression. The error is the message for the client.
 pub(crate) fn parse(source: &str) -> Result<Expr, String> {
     if source.len() > MAX_LENGTH {
         return Err(format!("expression is longer than {MAX_LENGTH} bytes"));

@@ -1,6 +1,6 @@
 //! Annotations of pods that controllers read.
 
-/// How willingly a replica set deletes the pod: the lowest cost first.
+/// Cost of deleting the pod: a replica set deletes the pods with the lowest cost first.
 pub(crate) const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// The completion index of a job's pod. A label has the same name.
 pub(crate) const JOB_INDEX: &str = "batch.kubernetes.io/job-completion-index";

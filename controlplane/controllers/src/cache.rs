@@ -43,7 +43,7 @@ struct State<K> {
     objects: BTreeMap<Key, Arc<K>>,
     /// Objects by namespace and controller's uid (empty for orphans), and by name below that.
     owned: HashMap<(String, String), BTreeMap<String, Arc<K>>>,
-    /// The highest version seen by the watch.
+    /// The highest resource version that the watch has delivered.
     progress: u64,
     /// Objects that this process deleted, until the watch reports their deletion.
     tombstones: HashSet<String>,
@@ -169,8 +169,8 @@ impl<K: Object> Cache<K> {
     pub(crate) fn apply(&self, event: Event<K>) -> Vec<Doubtful> {
         let mut state = self.lock();
         match event {
-            Event::Apply(object) => state.seen(object),
-            Event::Delete(object) => state.gone(&object),
+            Event::Apply(object) => state.apply_modified(object),
+            Event::Delete(object) => state.apply_deleted(&object),
             Event::Init => state.relist = Some(Relist { found: BTreeMap::new(), written: BTreeSet::new() }),
             Event::InitApply(mut object) => {
                 object.slim();
@@ -179,7 +179,7 @@ impl<K: Object> Cache<K> {
                 }
             }
             Event::InitDone => {
-                let doubtful = state.listed();
+                let doubtful = state.finish_list();
                 drop(state);
                 self.synced.send_replace(true);
                 return doubtful;
@@ -192,7 +192,8 @@ impl<K: Object> Cache<K> {
 // === impl State ===
 
 impl<K: Object> State<K> {
-    fn seen(&mut self, mut object: K) {
+    /// Stores an object that the watch or a list delivers, unless this process has deleted it.
+    fn apply_modified(&mut self, mut object: K) {
         self.progress = self.progress.max(version(object.meta()));
         if !self.tombstones.contains(object.uid()) {
             object.slim();
@@ -200,7 +201,8 @@ impl<K: Object> State<K> {
         }
     }
 
-    fn gone(&mut self, object: &K) {
+    /// Removes an object whose deletion the watch delivers.
+    fn apply_deleted(&mut self, object: &K) {
         self.progress = self.progress.max(version(object.meta()));
         self.tombstones.remove(object.uid());
         let key = object.key();
@@ -209,7 +211,8 @@ impl<K: Object> State<K> {
         }
     }
 
-    fn listed(&mut self) -> Vec<Doubtful> {
+    /// Applies a complete list. Returns the objects to verify (see [`Cache::apply`]).
+    fn finish_list(&mut self) -> Vec<Doubtful> {
         let Some(relist) = self.relist.take() else { return Vec::new() };
         let uids: HashSet<String> = relist.found.values().map(|object| object.uid().to_owned()).collect();
         self.tombstones.retain(|uid| uids.contains(uid));
@@ -224,7 +227,7 @@ impl<K: Object> State<K> {
             }
         }
         for object in relist.found.into_values() {
-            self.seen(object);
+            self.apply_modified(object);
         }
         doubtful
     }
@@ -241,14 +244,14 @@ impl<K: Object> State<K> {
             self.unindex(old);
         }
         self.owned.entry(index(&*object)).or_default().insert(object.name().to_owned(), object.clone());
-        self.tell(&Change { old: old.as_ref(), new: Some(&object) });
+        self.notify(&Change { old: old.as_ref(), new: Some(&object) });
         true
     }
 
     fn remove(&mut self, key: &Key) {
         if let Some(old) = self.objects.remove(key) {
             self.unindex(&old);
-            self.tell(&Change { old: Some(&old), new: None });
+            self.notify(&Change { old: Some(&old), new: None });
         }
     }
 
@@ -262,7 +265,7 @@ impl<K: Object> State<K> {
         }
     }
 
-    fn tell(&self, change: &Change<'_, K>) {
+    fn notify(&self, change: &Change<'_, K>) {
         self.handlers.iter().for_each(|handler| handler(change));
     }
 }

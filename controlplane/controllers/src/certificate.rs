@@ -184,7 +184,9 @@ fn unsupported(kind: &Oid<'_>) -> String {
 fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> Result<String, String> {
     let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
     let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
-    text.map(str::to_owned).ok_or_else(|| "the subject has a text of an unusual sort".to_owned())
+    text.map(str::to_owned).ok_or_else(|| {
+        "the subject has a text of an unusual type; use UTF8String without control characters".to_owned()
+    })
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {

@@ -17,7 +17,7 @@ pub(crate) enum Error {
         source: kube::Error,
     },
     /// An invalid label selector.
-    #[error("invalid selector of {object}")]
+    #[error("cannot parse the label selector of {object}")]
     Selector {
         /// Kind and key of the object.
         object: String,
@@ -51,9 +51,9 @@ impl Error {
     pub(crate) fn log(&self, controller: &'static str, key: &impl Display, retry: Duration) {
         let cause = std::error::Error::source(self).map(ToString::to_string).unwrap_or_default();
         if self.is_conflict() || matches!(self, Self::NotEmpty { .. }) {
-            tracing::debug!(controller, %key, ?retry, cause, "{self}");
+            tracing::debug!(controller, %key, ?retry, error = %self, cause, "cannot reconcile an object");
         } else {
-            tracing::warn!(controller, %key, ?retry, cause, "{self}");
+            tracing::warn!(controller, %key, ?retry, error = %self, cause, "cannot reconcile an object");
         }
     }
 }

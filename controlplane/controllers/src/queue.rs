@@ -11,11 +11,12 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
+/// Delay of the first retry after a failed reconcile. It doubles with each further failure, up to [`MAX_DELAY`].
 const FIRST_DELAY: Duration = Duration::from_millis(5);
-const LONGEST_DELAY: Duration = Duration::from_secs(300);
+const MAX_DELAY: Duration = Duration::from_secs(300);
 /// Maximum time of one reconcile. A request that is never answered must not keep a worker forever. A reconcile of many
 /// objects that is cut off continues at the retry, because it starts from the observed state.
-const RECONCILE: Duration = Duration::from_secs(600);
+const RECONCILE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A work queue.
 pub(crate) struct Queue<T> {
@@ -54,11 +55,11 @@ pub(crate) fn rest_after(items: usize) -> Next {
     /// Maximum number of items without a delay.
     const SMALL: usize = 100;
     const PER_ITEM: Duration = Duration::from_millis(1);
-    const LONGEST: Duration = Duration::from_secs(1);
+    const MAX_REST: Duration = Duration::from_secs(1);
     if items < SMALL {
         return Next::Wait;
     }
-    Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(LONGEST))
+    Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(MAX_REST))
 }
 
 /// The duration until `then`; None if it has passed. Rounded up a little, so that it has passed after the wait.
@@ -164,8 +165,8 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     {
         loop {
             let key = self.next().await;
-            let reconciled = tokio::time::timeout(RECONCILE, reconcile(key.clone())).await;
-            match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE })) {
+            let reconciled = tokio::time::timeout(RECONCILE_TIMEOUT, reconcile(key.clone())).await;
+            match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE_TIMEOUT })) {
                 Ok(next) => {
                     self.lock().failures.remove(&key);
                     match next {
@@ -189,7 +190,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
 }
 
 fn backoff(failures: u32) -> Duration {
-    FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(LONGEST_DELAY)
+    FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(MAX_DELAY)
 }
 
 impl<T: Clone + Eq + Hash> State<T> {
@@ -280,7 +281,7 @@ mod tests {
         tokio::select! {
             () = work => unreachable!("work has no end"),
             key = done.recv() => assert_eq!(key, Some("next")),
-            () = tokio::time::sleep(RECONCILE * 2) => panic!("the worker is stuck"),
+            () = tokio::time::sleep(RECONCILE_TIMEOUT * 2) => panic!("the worker is stuck"),
         }
         assert_eq!(queue.lock().failures.get("stuck"), Some(&1));
     }

@@ -11,13 +11,13 @@ use crate::cache::{Cache, Doubtful};
 use crate::object::Object;
 
 /// Timeout of a watch request: long, so that an idle machine rarely wakes up.
-const RENEWAL_SECONDS: u32 = 1500;
+const WATCH_TIMEOUT_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The configuration of every watch.
 pub(crate) fn config() -> watcher::Config {
-    watcher::Config::default().timeout(RENEWAL_SECONDS)
+    watcher::Config::default().timeout(WATCH_TIMEOUT_SECONDS)
 }
 
 /// Delay between failed attempts.
@@ -37,7 +37,7 @@ impl Retry {
     /// Waits after a failure. The delay doubles each time.
     pub(crate) async fn wait(&mut self) {
         tokio::time::sleep(self.0).await;
-        self.0 = (self.0 * 2).min(LONGEST_DELAY);
+        self.0 = (self.0 * 2).min(MAX_DELAY);
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
             }
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
+                tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
                 retry.wait().await;
             }
         }

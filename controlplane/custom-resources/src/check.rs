@@ -65,8 +65,8 @@ impl Outcome {
 }
 
 impl Checker<'_> {
-    /// Counts work: a number of things, and the work of each. Returns false if there is too much.
-    fn spend(&mut self, count: usize, each: usize) -> bool {
+    /// Subtracts `count` times `each` from the remaining work. Returns false if none is left.
+    fn charge(&mut self, count: usize, each: usize) -> bool {
         let work = u64::try_from(count.saturating_mul(each)).unwrap_or(u64::MAX);
         self.left = self.left.saturating_sub(work);
         self.left > 0
@@ -82,7 +82,7 @@ impl Checker<'_> {
 
     fn plain(&mut self, value: &Value, old: Option<&Value>, schema: &Schema, path: &str) -> Outcome {
         let mut outcome = Outcome { errors: Vec::new(), matches: 1 };
-        if !self.spend(1, NODE) {
+        if !self.charge(1, NODE) {
             return outcome;
         }
         self.check_type(value, schema, path, &mut outcome);
@@ -134,7 +134,7 @@ impl Checker<'_> {
 
     fn check_text(&mut self, text: &str, schema: &Schema, path: &str, outcome: &mut Outcome) {
         if let Some(checks) = &schema.checks {
-            if !self.spend(text.len(), 1) {
+            if !self.charge(text.len(), 1) {
                 return;
             }
             let value = Value::String(text.to_owned());
@@ -151,7 +151,7 @@ impl Checker<'_> {
                 self.report(outcome, path, |violations, place| violations.invalid(place, &value, &detail));
             }
             if let Some(pattern) = &checks.pattern
-                && self.spend(text.len(), pattern.work)
+                && self.charge(text.len(), pattern.work)
             {
                 let problem = match &pattern.regex {
                     Ok(regex) if regex.is_match(text) => None,
@@ -167,7 +167,7 @@ impl Checker<'_> {
             }
         }
         let has_format = !schema.format.is_empty() && matches!(&*schema.kind, "" | "string");
-        if has_format && self.spend(text.len(), 20) && !format::fits(&schema.format, text) {
+        if has_format && self.charge(text.len(), 20) && !format::fits(&schema.format, text) {
             let value = Value::String(text.to_owned());
             self.wrong_type(path, &schema.format, &value, outcome);
         }
@@ -204,7 +204,7 @@ impl Checker<'_> {
             let mut seen = std::collections::HashSet::new();
             let mut is_new = |item: &Value| {
                 let text = item.to_string();
-                self.spend(text.len(), 10);
+                self.charge(text.len(), 10);
                 seen.insert(text)
             };
             if !list.iter().all(&mut is_new) {
@@ -224,7 +224,7 @@ impl Checker<'_> {
         outcome: &mut Outcome,
     ) {
         let Value::Object(map) = value else { return };
-        self.spend(map.len(), 20);
+        self.charge(map.len(), 20);
         if let Some(checks) = &schema.checks {
             self.check_counts(map.len(), checks, path, outcome);
         }
@@ -274,12 +274,12 @@ impl Checker<'_> {
         let Some(known) = schema.checks.as_ref().and_then(|checks| checks.one_of_values.as_ref()) else {
             return;
         };
-        self.spend(known.len(), 5);
+        self.charge(known.len(), 5);
         if known.iter().any(|allowed| number::equal(allowed, value)) {
             return;
         }
         // The message quotes the value.
-        if !self.spend(value.to_string().len(), 20) {
+        if !self.charge(value.to_string().len(), 20) {
             return;
         }
         // The message lists the first ones only.

@@ -12,7 +12,7 @@ use crate::types;
 use crate::violation::{Path, Violations};
 
 /// Maximum cost of all rules of one object (`RuntimeCELCostBudget`).
-const BUDGET: u64 = 10_000_000;
+const MAX_COST: u64 = 10_000_000;
 
 /// Maximum length of the result of a messageExpression in bytes.
 const MAX_MESSAGE: usize = 5 * 1024;
@@ -179,7 +179,7 @@ impl Rules {
         at: &Path,
         violations: &mut Violations,
     ) {
-        let mut run = Run { budget: BUDGET, violations };
+        let mut run = Run { budget: MAX_COST, violations };
         // The outcome says whether the budget is used up. The violations have it too.
         let _ = run.node((self, schema), (object, old), at, false);
     }
@@ -298,7 +298,7 @@ impl Run<'_> {
             (false, None) => {}
         }
         let (result, cost) = program.evaluate(&variables);
-        self.spend(cost, path, &shown)?;
+        self.charge(cost, path, &shown)?;
         match result {
             Ok(Cel::Bool(true)) => return Ok(()),
             Ok(Cel::Bool(false)) => {}
@@ -321,7 +321,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn spend(&mut self, cost: u64, path: &Path, shown: &Value) -> Result<(), Exhausted> {
+    fn charge(&mut self, cost: u64, path: &Path, shown: &Value) -> Result<(), Exhausted> {
         match self.budget.checked_sub(cost) {
             Some(left) => {
                 self.budget = left;

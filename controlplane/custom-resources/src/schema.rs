@@ -105,7 +105,7 @@ pub struct Checks {
 /// A regular expression and its text.
 #[derive(Clone, Debug)]
 pub struct Pattern {
-    /// As in the schema.
+    /// The text in the schema.
     pub text: Box<str>,
     /// Compiled, or the reason why not.
     pub regex: Result<Regex, Box<str>>,

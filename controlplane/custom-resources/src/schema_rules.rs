@@ -195,7 +195,7 @@ fn list_map(schema: &Schema, path: &Path, violations: &mut Violations) {
     }
 }
 
-/// Elements and keys of sets and maps must be there.
+/// Elements of sets and maps must not be nullable. Keys of maps must be required or have a default.
 fn list_items(schema: &Schema, path: &Path, violations: &mut Violations) {
     let (Some(item), Some(kind @ ("set" | "map"))) = (schema.item(), schema.list_type.as_deref()) else {
         return;

@@ -7,7 +7,7 @@ use coracle_cel::{Field, ObjectType, Type, escape};
 
 use crate::schema::Schema;
 
-/// The type of a schema's values. None if rules cannot see them. A resource has type and object metadata too.
+/// The type of a schema's values. None if rules cannot read them. A resource has type and object metadata too.
 pub(crate) fn of_schema(schema: &Schema, resource: bool) -> Option<Type> {
     if schema.int_or_string {
         return Some(Type::Dyn);

@@ -11,11 +11,13 @@ use jiff::Timestamp;
 
 use crate::event::{Key, Record};
 
-/// Events about one object at once, and the seconds after which one more is allowed.
+/// Maximum number of events about one object at once.
 const BURST: f64 = 25.0;
+/// Seconds after which one more event about the object is allowed.
 const REFILL_SECONDS: f64 = 300.0;
-/// Different messages of similar events, and the seconds without such an event after which the count restarts.
+/// Maximum number of different messages of similar events. Events with further messages are combined into one.
 const SIMILAR_MAX: usize = 10;
+/// Seconds without a similar event after which the count of messages restarts.
 const SIMILAR_SECONDS: f64 = 600.0;
 /// Capacity of the tables of objects and of groups of similar events.
 const KEPT_MAX: usize = 4096;

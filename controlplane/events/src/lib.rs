@@ -30,12 +30,12 @@ pub use printable::printable;
 /// Maximum bytes of an event's message, as in events.k8s.io/v1.
 pub const MESSAGE_MAX: usize = 1024;
 /// Capacity of the queue. While it is full (the API server does not answer), new events are dropped, to limit memory.
-const QUEUE: usize = 1000;
+const QUEUE_CAPACITY: usize = 1000;
 /// Capacity of the table of sent events, for counting repeats.
 const SENT_MAX: usize = 4096;
-/// Pause before an event is sent again that the API server did not answer. It doubles up to [`LONGEST_PAUSE`].
+/// Pause before an event is sent again that the API server did not answer. It doubles up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Records events. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ struct Sent {
 
 /// A recorder and its sender, which must run for events to be sent. `host` is the node's name, or empty.
 pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
-    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
     let (sent, correlator) = (HashMap::new(), Correlator::default());
     (Recorder { queue: sender }, Sender { client, queue: receiver, host: host.into(), sent, correlator })
 }
@@ -116,7 +116,7 @@ impl Sender {
                 return;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

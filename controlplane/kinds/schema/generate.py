@@ -69,7 +69,7 @@ QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 INT_OR_STRING = "io.k8s.apimachinery.pkg.util.intstr.IntOrString"
 DEFAULTS = {(CORE + "ContainerPort", "protocol"): "TCP", (CORE + "ServicePort", "protocol"): "TCP"}
 
-# Messages whose JSON form is not an object of their fields; the reader knows each by name.
+# Messages whose JSON form is not an object of their fields. The decoder has a rule for each of these names.
 SPECIAL = {
     META + "Time", META + "MicroTime", META + "Duration", META + "FieldsV1", QUANTITY, INT_OR_STRING,
     "io.k8s.apimachinery.pkg.runtime.RawExtension", EXTENSIONS + "JSON",

@@ -27,7 +27,7 @@ pub fn read(kind: &Resource, workload: &Value) -> Value {
         None => {
             let selector = &workload["spec"]["selector"];
             let selector = if kind.is("", "ReplicationController") {
-                // Its selector is a map of labels.
+                // The selector of a ReplicationController is a map of labels.
                 LabelSelector::from_object(&json!({"matchLabels": selector}))
             } else {
                 LabelSelector::from_object(selector)

@@ -222,7 +222,7 @@ fn take(new: &mut Value, old: &Value, name: &str) {
 
 fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
     match (&*kind.group, &*kind.kind) {
-        // Annotations of deployments count, because the revision is an annotation.
+        // A changed annotation of a deployment is a new generation, as upstream: the revision is an annotation.
         ("apps", "Deployment") => {
             new["spec"] != old["spec"] || new["metadata"]["annotations"] != old["metadata"]["annotations"]
         }
@@ -235,7 +235,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
         }
         ("", "PodTemplate") => new["template"] != old["template"],
         _ if kind.is_built_in => new["spec"] != old["spec"],
-        // All of a custom resource but its metadata and status counts.
+        // For a custom resource every change outside of metadata and status is a new generation.
         _ => {
             let counts = |object: &Value| {
                 let mut object = object.as_object().cloned().unwrap_or_default();

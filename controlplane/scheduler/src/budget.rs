@@ -45,7 +45,7 @@ impl Budgets {
         }
     }
 
-    /// Whether each of these pods violates a budget if it is removed after those before it.
+    /// For each pod: whether its removal violates a budget, after the removal of the pods before it.
     pub(crate) fn violations<'a>(&self, pods: impl Iterator<Item = &'a Placed>) -> Vec<bool> {
         let mut removed: HashMap<(&str, &str), i32> = HashMap::new();
         let mut violates = |placed: &Placed| {

@@ -31,7 +31,7 @@ use crate::object::{Pod, PodResourceClaim};
 use crate::snapshot::Facts;
 
 /// Maximum number of pods that use a claim, as in the API.
-const MOST_USERS: usize = 256;
+const MAX_USERS: usize = 256;
 
 /// A device: driver, pool and name.
 pub(crate) type DeviceId = (String, String, String);
@@ -220,7 +220,7 @@ impl State {
             ));
         }
         let users = &stored.status.reserved_for;
-        if users.len() >= MOST_USERS && !users.iter().any(|user| user["uid"] == pod.uid()) {
+        if users.len() >= MAX_USERS && !users.iter().any(|user| user["uid"] == pod.uid()) {
             return Err("resourceclaim in use".to_owned());
         }
         Ok(stored)

@@ -180,7 +180,8 @@ fn victims(trial: &mut Trial<'_>, node: &str, beside: bool) -> Result<Vec<Victim
     if lower.is_empty() {
         return Err(vec![NO_VICTIMS.to_owned()]);
     }
-    // The most important pods are tried first to stay, but those whose removal violates a budget before all others.
+    // Pods are kept if possible, in this order: first pods whose removal violates a budget, and of these the most
+    // important ones first; then all others.
     lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), age(placed.started), uid.clone()));
     let violations = trial.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
     let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(decide(&pod("p", 1, "2", json!({})), &mut snapshot), none);
         let useless = "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.";
         assert_eq!(decide(&pod("p", 10, "9", json!({})), &mut snapshot), useless);
-        // A try changes nothing.
+        // A trial leaves the snapshot unchanged.
         let used: Vec<i128> = snapshot.candidates().map(|node| node.info.requested.cpu_millis).collect();
         assert_eq!(used, [4000, 4000]);
     }

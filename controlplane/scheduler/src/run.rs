@@ -29,9 +29,9 @@ use coracle_events::{Event, Recorder};
 use coracle_values::object::{Key, ObjectExt};
 
 /// Timeout of a watch request: long, so that an idle machine rarely wakes up.
-const RENEWAL_SECONDS: u32 = 1500;
+const WATCH_TIMEOUT_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The result of a binding.
 struct Bound {
@@ -135,7 +135,7 @@ async fn wait_until(due: Option<Instant>) {
 }
 
 pub(crate) fn watch_config() -> watcher::Config {
-    watcher::Config::default().timeout(RENEWAL_SECONDS)
+    watcher::Config::default().timeout(WATCH_TIMEOUT_SECONDS)
 }
 
 /// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
@@ -158,9 +158,9 @@ where
                 Err(error) => error,
             };
             let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
+            tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
             pause = delay;
-            delay = (delay * 2).min(LONGEST_DELAY);
+            delay = (delay * 2).min(MAX_DELAY);
             if is_unserved(&error) {
                 return Some((watcher::Event::InitDone, (events, delay, pause)));
             }
@@ -382,7 +382,12 @@ impl Scheduler {
         self.marks.spawn(async move {
             let marked = bind::mark_unschedulable(client, &pod, &message, nominated.as_deref()).await;
             if let Err(error) = marked {
-                tracing::debug!(pod = pod.name(), "condition not written: {error}");
+                tracing::debug!(
+                    pod = pod.name(),
+                    namespace = pod.namespace(),
+                    %error,
+                    "cannot write the condition PodScheduled"
+                );
             }
         });
     }
@@ -401,7 +406,7 @@ impl Scheduler {
         let (client, name) = (self.client.clone(), pod.scheduler().to_owned());
         self.marks.spawn(async move {
             if let Err(error) = bind::evict(client, &victim, &name).await {
-                tracing::warn!(pod = victim.name, namespace = victim.namespace, "preemption failed: {error}");
+                tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
             }
         });
     }
@@ -424,7 +429,7 @@ impl Scheduler {
         if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
             self.queue.remove(pod.uid());
         } else {
-            tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, "binding failed: {error}");
+            tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
             self.queue.failed(pod.uid(), Instant::now());
             let message = format!("running Bind for node \"{node}\": {error}");
             self.record(&pod, Event::warning("FailedScheduling", message));
@@ -434,7 +439,7 @@ impl Scheduler {
 
     /// Queues a pod again whose volumes or devices could not be bound.
     fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
-        tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, "binding failed: {error}");
+        tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
         self.queue.failed(pod.uid(), Instant::now());
         let plugin =
             if matches!(error, BindError::Devices(_)) { "DynamicResources" } else { "VolumeBinding" };

@@ -1,7 +1,7 @@
 //! Constraints between pods: affinity, anti-affinity and topology spread.
 //!
-//! These need the pods of all nodes. What a pod needs of them is computed once, before its nodes are filtered. A pod
-//! without such constraints costs only a look at the pods that have required anti-affinity.
+//! They depend on the pods of all nodes. The counts for a pod are computed once, before its nodes are filtered. For a
+//! pod without such constraints only the terms of pods with affinity or anti-affinity are read.
 
 mod affinity;
 mod spread;

@@ -46,7 +46,7 @@ enum Pattern {
 }
 
 impl fmt::Debug for Encryption {
-    /// The file alone.
+    /// Prints only the path of the file: the providers contain keys.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Encryption").field("path", &self.path).finish_non_exhaustive()
     }

@@ -34,7 +34,7 @@ pub fn is_sealed(bytes: &[u8]) -> bool {
 }
 
 impl fmt::Debug for Keys {
-    /// The ids alone.
+    /// Prints only the ids of the keys.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ids: Vec<_> = self.keys.iter().map(|key| key.id.as_str()).collect();
         formatter.debug_struct("Keys").field("path", &self.path).field("ids", &ids).finish()

@@ -110,7 +110,7 @@ pub enum Error {
     Kms {
         /// Its name in the configuration.
         name: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// The cipher or the kernel's random numbers failed.

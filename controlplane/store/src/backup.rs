@@ -17,10 +17,10 @@ use sha2::{Digest as _, Sha256};
 use crate::Error;
 
 const MAGIC: &[u8; 16] = b"coracle backup\r\n";
-/// The version that this program writes. It reads no later one.
+/// The version that this program writes. Backups of later versions are refused.
 const VERSION: u32 = 1;
 /// Bytes of one chunk of a backup, approximately.
-const CHUNK: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 /// Maximum bytes of a key, and of a value: more is a damaged length.
 const MAX_KEY: usize = 64 << 10;
 const MAX_VALUE: usize = 64 << 20;
@@ -83,14 +83,14 @@ impl Iterator for Backup {
         if self.is_ended {
             return None;
         }
-        let mut chunk = Vec::with_capacity(CHUNK);
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         if let Some(head) = self.head.take() {
             chunk.extend_from_slice(MAGIC);
             chunk.extend_from_slice(&VERSION.to_be_bytes());
             chunk.extend_from_slice(&head.revision.to_be_bytes());
             chunk.extend_from_slice(&head.reserved.to_be_bytes());
         }
-        while chunk.len() < CHUNK {
+        while chunk.len() < CHUNK_BYTES {
             match self.records.next() {
                 Some(Ok((key, value))) => {
                     self.entries += 1;
@@ -180,7 +180,7 @@ impl<R: BufRead> Reader<R> {
         if length > max {
             return Err(invalid("it is damaged: an entry is too long"));
         }
-        // The length is not trusted with memory before the bytes are there.
+        // Memory is allocated as the bytes arrive, because the length may be damaged.
         let mut bytes = Vec::new();
         let limit = u64::try_from(length).unwrap_or(u64::MAX);
         let read = self.source.by_ref().take(limit).read_to_end(&mut bytes).map_err(|error| short(&error))?;

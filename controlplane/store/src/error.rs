@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The write's expectation did not hold.
-    #[error("the entry is at revision {found:?}, which is not what the write expects")]
+    #[error("cannot write the entry: it is at revision {found:?}, which the write does not expect")]
     Conflict {
         /// The entry's current revision; `None` when there is no such entry.
         found: Option<u64>,
@@ -14,7 +14,7 @@ pub enum Error {
         at: u64,
     },
     /// The expectation of the write's guard did not hold; that of the entry did.
-    #[error("the guard changed at revision {at} or before")]
+    #[error("cannot write the entry: its guard changed at revision {at} or before")]
     Guard {
         /// The revision at which the store checked the guard.
         at: u64,
@@ -36,17 +36,17 @@ pub enum Error {
     Endpoint {
         /// The endpoint, certificate or key.
         what: String,
-        /// Why.
+        /// The cause.
         detail: String,
     },
     /// The watch starts at a revision whose commits are compacted.
-    #[error("revisions up to {oldest} are compacted")]
+    #[error("cannot start the watch: revisions up to {oldest} are compacted")]
     Compacted {
         /// The history has all commits after this revision.
         oldest: u64,
     },
     /// The watch starts at a revision that does not exist yet.
-    #[error("revision {asked} is in the future: the newest is {newest}")]
+    #[error("cannot start the watch: revision {asked} is in the future; the newest is {newest}")]
     Future {
         /// The requested revision.
         asked: u64,
@@ -54,7 +54,7 @@ pub enum Error {
         newest: u64,
     },
     /// Another process has the store open.
-    #[error("the store at {path} is in use by another process")]
+    #[error("cannot open the store at {path}: it is in use by another process")]
     Locked {
         /// The store's directory.
         path: PathBuf,
@@ -72,14 +72,14 @@ pub enum Error {
     Open {
         /// The store's directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
     /// The disk failed. The store refuses writes until the disk accepts them again.
     #[error("the store cannot write to its disk: {detail}")]
     Disk {
-        /// What the engine said.
+        /// The error text of the engine.
         detail: String,
     },
     /// Too little space is left for new objects. Deletions still work.
@@ -94,7 +94,7 @@ pub enum Error {
     /// A file of the store cannot be read, or its content is corrupt.
     #[error("the store cannot read its files: {detail}")]
     Read {
-        /// What the engine said.
+        /// The error text of the engine.
         detail: String,
     },
     /// An encrypted entry cannot be decrypted, or an entry cannot be encrypted.
@@ -113,7 +113,7 @@ pub enum Error {
         detail: String,
     },
     /// The store has no backups of its own.
-    #[error("the objects are in etcd: back them up with `etcdctl snapshot save`")]
+    #[error("cannot back up the store: the objects are in etcd; use `etcdctl snapshot save`")]
     BackupOfEtcd,
     /// The store was closed.
     #[error("the store is closed")]

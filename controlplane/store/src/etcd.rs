@@ -32,9 +32,9 @@ mod api {
 }
 
 /// Time between compactions of the history. kube-apiserver has the same.
-const COMPACTION: Duration = Duration::from_secs(300);
+const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
 /// Time that a starting server waits for etcd.
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between attempts to reach etcd at the start.
 const START_PAUSE: Duration = Duration::from_secs(1);
 
@@ -126,7 +126,7 @@ impl Etcd {
             leases: Leases::default(),
         });
         shared.wait().await?;
-        let compaction = tokio::spawn(compaction::run(shared.clone(), COMPACTION));
+        let compaction = tokio::spawn(compaction::run(shared.clone(), COMPACTION_INTERVAL));
         Ok(Self { shared, compaction })
     }
 }
@@ -189,7 +189,7 @@ impl Store for Etcd {
 impl Shared {
     /// Waits until etcd answers.
     async fn wait(&self) -> Result<(), Error> {
-        let until = tokio::time::Instant::now() + START;
+        let until = tokio::time::Instant::now() + START_TIMEOUT;
         loop {
             match self.revision().await {
                 Ok(_) => return Ok(()),

@@ -97,7 +97,7 @@ impl Quantity {
         i32::try_from(self.nanos.signum()).unwrap_or(0)
     }
 
-    /// The amount in thousandths, rounded away from zero. No limit is reached.
+    /// The amount in thousandths, rounded away from zero. Never saturates.
     pub fn thousandths(self) -> i128 {
         let step = NANO / 1000;
         self.nanos / step + if self.nanos % step == 0 { 0 } else { self.nanos.signum() }

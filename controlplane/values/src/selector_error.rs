@@ -8,16 +8,16 @@ pub(crate) const MAX_REQUIREMENTS: usize = 256;
 /// Error of a selector: the API server answers 400.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SelectorError {
-    /// Syntax of a requirement of a label selector.
+    /// The syntax of a requirement of a label selector is invalid.
     #[error("unable to parse requirement: {0}")]
     Label(String),
-    /// Syntax of a label selector between its requirements.
+    /// The syntax of a label selector between its requirements is invalid.
     #[error("{0}")]
     Syntax(String),
-    /// Syntax of a field selector: the selector and the requirement.
+    /// The syntax of a field selector is invalid. The fields are the selector and the requirement.
     #[error("invalid selector: '{0}'; can't understand '{1}'")]
     Field(String, String),
-    /// The kind has no such field to select by: the message.
+    /// The kind does not support the field in selectors. The text is upstream's message.
     #[error("{0}")]
     UnknownField(String),
     /// The selector is longer than [`MAX_BYTES`].
@@ -26,7 +26,7 @@ pub enum SelectorError {
     /// The selector has more than [`MAX_REQUIREMENTS`] requirements.
     #[error("the selector has too many requirements: {0}, the limit is {MAX_REQUIREMENTS}")]
     TooManyRequirements(usize),
-    /// Unknown operator of a LabelSelector object.
+    /// The operator in a LabelSelector object is unknown.
     #[error("{0:?} is not a valid label selector operator")]
     Operator(String),
 }

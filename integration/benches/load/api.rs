@@ -49,7 +49,7 @@ pub(crate) struct Requests {
     /// Number of the first request.
     #[arg(long, default_value_t = 0)]
     first: usize,
-    /// The numbers begin again after so many requests.
+    /// Number of requests after which the numbers begin again.
     #[arg(long, default_value_t = usize::MAX)]
     modulo: usize,
 }

@@ -155,7 +155,7 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
     });
 }
 
-/// What one server acknowledged, the other one has: objects, their revisions, allocated addresses.
+/// Objects, revisions and allocated addresses that one server has acknowledged are visible at the other one.
 fn objects_are_shared(one: &Plane, two: &Plane) {
     for round in 0..5 {
         let name = format!("m{round}");

@@ -140,7 +140,7 @@ fn ingress(cluster: &Cluster, name: &str) -> Vec<String> {
 }
 
 /// Whether an event about a service has this reason and text.
-fn is_told(cluster: &Cluster, name: &str, reason: &str, text: &str) -> bool {
+fn has_event(cluster: &Cluster, name: &str, reason: &str, text: &str) -> bool {
     let selector = format!("involvedObject.name={name},reason={reason}");
     let events = cluster.get(&["events", "--field-selector", &selector]);
     events["items"].as_array().unwrap().iter().any(|event| event["message"].as_str().unwrap().contains(text))
@@ -171,9 +171,9 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
         cluster.apply(&balancer("used", 8082, ""));
         cluster.apply(&balancer("foreign", 8083, r#","loadBalancerClass":"example.com/other""#));
         eventually("the refusals", 60, || {
-            is_told(&cluster, "late", "LoadBalancerRefused", "default/lb")
-                && is_told(&cluster, "ssh", "LoadBalancerRefused", "reserved")
-                && is_told(&cluster, "used", "LoadBalancerPortInUse", "8082/TCP")
+            has_event(&cluster, "late", "LoadBalancerRefused", "default/lb")
+                && has_event(&cluster, "ssh", "LoadBalancerRefused", "reserved")
+                && has_event(&cluster, "used", "LoadBalancerPortInUse", "8082/TCP")
         });
         for name in ["late", "ssh", "used", "foreign"] {
             eventually("no address", 30, || ingress(&cluster, name).is_empty());

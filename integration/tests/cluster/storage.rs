@@ -1,4 +1,4 @@
-//! Claims on the default storage class: data outlives pods and the node's process, and goes with its claim.
+//! Claims of the default storage class: data outlives pods and the node's process, and is removed with its claim.
 
 use std::path::{Path, PathBuf};
 

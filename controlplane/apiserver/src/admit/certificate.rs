@@ -46,7 +46,7 @@ impl Admit for Certificates {
         }
         match attributes.operation {
             Operation::Create => sign_by(attributes, object),
-            Operation::Update => date(object, attributes.old.unwrap_or(&Value::Null), &now()),
+            Operation::Update => set_times(object, attributes.old.unwrap_or(&Value::Null), &now()),
             Operation::Delete | Operation::Connect => {}
         }
         Ok(())
@@ -89,7 +89,7 @@ fn sign_by(attributes: &Attributes<'_>, object: &mut Value) {
 }
 
 /// Sets the times of new and changed conditions.
-fn date(object: &mut Value, old: &Value, now: &str) {
+fn set_times(object: &mut Value, old: &Value, now: &str) {
     let before = old["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let list = object["status"].get_mut("conditions").and_then(Value::as_array_mut);
     for condition in list.into_iter().flatten().filter(|condition| condition.is_object()) {
@@ -164,7 +164,9 @@ fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
 fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<String, String> {
     let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
     let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
-    text.map(str::to_owned).ok_or_else(|| "the subject has a text of an unusual sort".to_owned())
+    text.map(str::to_owned).ok_or_else(|| {
+        "the subject has a text of an unusual type; use UTF8String without control characters".to_owned()
+    })
 }
 
 /// Checks the permission for the signer, or for all signers of its domain.
@@ -197,7 +199,7 @@ mod tests {
             {"type": "Approved", "status": "True", "lastUpdateTime": "a", "lastTransitionTime": "b"}]}});
         let mut new = json!({"status": {"conditions": [
             {"type": "Approved", "status": "True", "lastUpdateTime": "a"}, {"type": "Failed", "status": "True"}]}});
-        date(&mut new, &old, "now");
+        set_times(&mut new, &old, "now");
         let conditions = &new["status"]["conditions"];
         assert_eq!(
             (&conditions[0]["lastUpdateTime"], &conditions[0]["lastTransitionTime"]),

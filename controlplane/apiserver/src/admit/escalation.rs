@@ -56,8 +56,8 @@ async fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Resu
     }
     let mut wanted = Rule::list(role);
     if [role, attributes.old.unwrap_or(role)].iter().any(|role| role["aggregationRule"].is_object()) {
-        // The rules of an aggregated role are not known here. Without its aggregation rule the role keeps rules that
-        // would else be removed.
+        // A controller fills in the rules of an aggregated role later, so the user must have all rules. The same holds
+        // for an update that removes the aggregation rule: the role then keeps rules that the controller would remove.
         wanted.extend(Rule::all());
     }
     holds(state, attributes, &wanted)

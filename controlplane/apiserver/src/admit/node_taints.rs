@@ -18,7 +18,7 @@ impl Admit for NodeTaints {
             if attributes.operation == Operation::Create {
                 add_not_ready(object);
             }
-            date(object, &now());
+            set_time_added(object, &now());
         }
         Ok(())
     }
@@ -41,7 +41,7 @@ fn add_not_ready(node: &mut Value) {
 }
 
 /// tolerationSeconds count from this time, also after a restart of the controller.
-fn date(node: &mut Value, now: &str) {
+fn set_time_added(node: &mut Value, now: &str) {
     let list = node["spec"].get_mut("taints").and_then(Value::as_array_mut);
     for taint in list.into_iter().flatten() {
         if taint["effect"] == "NoExecute" && taint["timeAdded"].is_null() {
@@ -65,8 +65,8 @@ mod tests {
     #[test]
     fn taints_that_drive_away_are_dated_once() {
         let mut node = json!({"spec": {"taints": [{"key": "a", "effect": "NoExecute"}, {"key": "b", "effect": "NoSchedule"}]}});
-        date(&mut node, "1");
-        date(&mut node, "2");
+        set_time_added(&mut node, "1");
+        set_time_added(&mut node, "2");
         assert_eq!(node["spec"]["taints"][0]["timeAdded"], "1");
         assert!(node["spec"]["taints"][1].get("timeAdded").is_none());
     }

@@ -1,4 +1,4 @@
-//! Small admission plugins, most of which are off by default; one a file.
+//! Small admission plugins, most of which are off by default. Each plugin has its own file.
 
 mod always_pull_images;
 mod default_ingress_class;

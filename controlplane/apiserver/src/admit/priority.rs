@@ -12,7 +12,7 @@ use crate::{
 };
 
 const GROUP: &str = "scheduling.k8s.io";
-/// The classes that every cluster has; they count even before they are created.
+/// Name and value of the system classes. Pods can name them even before their objects exist.
 pub(crate) const SYSTEM: [(&str, i64); 2] =
     [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
 const PREEMPT: &str = "PreemptLowerPriority";
@@ -32,7 +32,7 @@ impl Admit for Priority {
         if attributes.is(Operation::Update, "Pod")
             && let Some(old) = attributes.old
         {
-            keep(object, old);
+            keep_priority(object, old);
             return Ok(());
         }
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
@@ -89,8 +89,9 @@ impl Admit for Priority {
     }
 }
 
-/// Keeps what was set at the creation: clients write again what they wrote then.
-fn keep(object: &mut Value, old: &Value) {
+/// Copies the priority of the stored pod into an update without one. Clients update with the manifest of the creation,
+/// which does not have it.
+fn keep_priority(object: &mut Value, old: &Value) {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
     for field in ["priority", "preemptionPolicy"] {
         let before = &old["spec"][field];
@@ -109,7 +110,7 @@ fn named(state: &State, name: &str) -> Option<Class> {
     })
 }
 
-/// The default class. If several were made at once, the one with the lowest value.
+/// The default class. If concurrent requests created several, the one with the lowest value.
 fn default_class(state: &State) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
     let all = state.cache.list(kind, "");

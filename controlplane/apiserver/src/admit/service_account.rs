@@ -16,9 +16,10 @@ use crate::{
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// One hour and seven seconds. Old API servers recognize this type of token by this duration.
 const TOKEN_SECONDS: i64 = 3607;
-/// Maximum time that a new pod waits for its service account. The controller creates the default one, but may be late.
-const PATIENCE: Duration = Duration::from_secs(1);
-const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum time that a new pod waits for its service account.
+const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same for the account `default`, which a controller creates some time after the namespace.
+const DEFAULT_ACCOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct ServiceAccount;
 
@@ -31,7 +32,7 @@ async fn wait_for_account(state: &State, pod: &Value) {
         pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
     let there = || state.cache.get(kind, namespace, name).is_some();
     // The admission checks whether the account exists now.
-    let patience = if name == "default" { DEFAULT_PATIENCE } else { PATIENCE };
+    let patience = if name == "default" { DEFAULT_ACCOUNT_TIMEOUT } else { ACCOUNT_TIMEOUT };
     let _ = tokio::time::timeout(patience, state.cache.until(there)).await;
 }
 

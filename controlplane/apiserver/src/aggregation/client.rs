@@ -13,9 +13,9 @@ use crate::sub::target::AnyCertificate;
 pub struct FrontProxy {
     /// Client certificate. Its common name is `front-proxy-client`.
     pub certificate: String,
-    /// Its key.
+    /// Private key of the certificate.
     pub key: String,
-    /// The authority that signed it. It signs nothing else.
+    /// The authority that signed the certificate. It signs no other certificates.
     pub authority: String,
     /// The authority of the cluster's client certificates.
     pub client_authority: String,

@@ -23,9 +23,9 @@ use crate::{
 };
 
 /// Time between two checks.
-const PERIOD: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum duration of a check, as upstream.
-const LIMIT: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Registers the group versions of this server, and follows those of others, in two tasks.
 pub(crate) fn start(state: &Arc<State>) {
@@ -46,7 +46,7 @@ async fn run(state: Weak<State>, kind: Arc<Resource>) {
             drop(strong);
             let period = async {
                 match any {
-                    true => tokio::time::sleep(PERIOD).await,
+                    true => tokio::time::sleep(CHECK_INTERVAL).await,
                     false => std::future::pending().await,
                 }
             };
@@ -108,7 +108,7 @@ fn remote(state: &State, object: &Value) -> Remote {
 }
 
 async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
-    let found = tokio::time::timeout(LIMIT, forward::discover(state, remote)).await;
+    let found = tokio::time::timeout(CHECK_TIMEOUT, forward::discover(state, remote)).await;
     let found = found.unwrap_or_else(|_elapsed| Err("the server does not respond within 5 s".to_owned()));
     let (status, reason, message) = match &found {
         Ok(_) => ("True", "Passed", "all checks passed".to_owned()),

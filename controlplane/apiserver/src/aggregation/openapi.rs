@@ -25,9 +25,9 @@ use super::{
 use crate::{offload, server::State};
 
 /// Time between two reads, as upstream.
-const PERIOD: Duration = Duration::from_secs(60);
+const READ_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum duration of a read.
-const LIMIT: Duration = Duration::from_secs(20);
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum bytes of the version 2 document. Kubernetes' own has 4 MB.
 const MAX_V2: usize = 8 << 20;
 /// Maximum bytes of the version 3 root document.
@@ -57,7 +57,7 @@ struct Inner {
 #[derive(Clone)]
 struct Part {
     text: Arc<str>,
-    /// Another number for each content.
+    /// Number of the content: it changes with the text.
     version: u64,
 }
 
@@ -74,7 +74,7 @@ impl Documents {
     /// Whether a read is due. Later calls return false until the next period.
     fn take_turn(&self, now: Instant) -> bool {
         self.with(|inner| {
-            let is_due = inner.read_at.is_none_or(|read| now.duration_since(read) >= PERIOD);
+            let is_due = inner.read_at.is_none_or(|read| now.duration_since(read) >= READ_INTERVAL);
             if is_due {
                 inner.read_at = Some(now);
             }
@@ -95,7 +95,7 @@ pub(super) fn refresh(state: &Arc<State>, remote: &Arc<Remote>) {
             read_v2(&state, &remote).await?;
             read_v3_root(&state, &remote).await
         };
-        let read = tokio::time::timeout(LIMIT, read).await;
+        let read = tokio::time::timeout(READ_TIMEOUT, read).await;
         if let Err(reason) =
             read.unwrap_or_else(|_elapsed| Err("the server does not respond within 20 s".to_owned()))
         {
@@ -427,7 +427,7 @@ mod tests {
     fn documents_are_read_once_a_minute() {
         let (documents, now) = (Documents::default(), Instant::now());
         assert!(documents.take_turn(now));
-        assert!(!documents.take_turn(now + PERIOD / 2));
-        assert!(documents.take_turn(now + PERIOD));
+        assert!(!documents.take_turn(now + READ_INTERVAL / 2));
+        assert!(documents.take_turn(now + READ_INTERVAL));
     }
 }

@@ -23,7 +23,7 @@ use crate::remote::Remote;
 /// Maximum bytes of the queued events.
 const MAX_BYTES: usize = 32 << 20;
 /// Maximum bytes of a batch; a larger event is a batch of its own.
-const BATCH_BYTES: usize = 4 << 20;
+const MAX_BATCH_BYTES: usize = 4 << 20;
 /// Maximum duration of sending a batch, all attempts included.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -118,7 +118,7 @@ impl Sender {
                     }
                     Message::Flush(done) => flushes.push(done),
                 }
-                let is_full = events.len() >= self.config.batch || bytes >= BATCH_BYTES;
+                let is_full = events.len() >= self.config.batch || bytes >= MAX_BATCH_BYTES;
                 if is_full || !flushes.is_empty() {
                     break;
                 }

@@ -19,7 +19,7 @@ const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 /// Label with the day since which the token is invalid.
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 /// Capacity of the queue. A use that does not fit is recorded with the next request.
-const QUEUE: usize = 64;
+const QUEUE_CAPACITY: usize = 64;
 
 /// A Secret whose token was used.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Uses(mpsc::Sender<Use>);
 
 /// A queue of uses for [`record`].
 pub(crate) fn queue() -> (Uses, mpsc::Receiver<Use>) {
-    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
     (Uses(sender), receiver)
 }
 
@@ -47,14 +47,14 @@ pub(super) fn is_invalid(secret: &Value) -> bool {
 // === impl Uses ===
 
 impl Uses {
-    /// Notes the use of a Secret's token, unless the label has today's day.
+    /// Queues the use of a Secret's token, unless the label has today's day.
     pub(super) fn note(&self, secret: &Value) {
         if is_recorded(secret, jiff::Timestamp::now()) {
             return;
         }
         let metadata = &secret["metadata"];
         let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
-        // When the queue is full, the next request notes the use again.
+        // When the queue is full, the next request queues the use again.
         let _ = self.0.try_send(Use {
             namespace: text("namespace"),
             name: text("name"),
@@ -80,7 +80,7 @@ pub(crate) async fn record(state: Weak<State>, mut uses: mpsc::Receiver<Use>) {
         let Some(state) = state.upgrade() else { return };
         let Some(kind) = by_resource("", "v1", "secrets") else { return };
         let now = jiff::Timestamp::now();
-        // Several requests of one moment note the same use.
+        // Concurrent requests queue the same use several times.
         let secret = state.cache.get(kind, &namespace, &name);
         if secret.is_none_or(|secret| is_recorded(&secret.value(), now)) {
             continue;

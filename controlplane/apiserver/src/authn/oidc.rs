@@ -19,14 +19,14 @@ use config::IssuerConfig;
 use futures::future::Either;
 use keys::Keys;
 
-/// Maximum seconds by which a token may be valid only later, as upstream's library.
+/// Tolerance of the claim `nbf` (not before) in seconds, as in upstream's library.
 const NOT_BEFORE_LEEWAY: i64 = 300;
 
 /// The issuers of the configuration.
 #[derive(Default)]
 pub(super) struct Issuers(Vec<Arc<Issuer>>);
 
-/// One issuer with its keys, which are fetched when the first token comes.
+/// One issuer with its keys. The first token causes the first fetch of the keys.
 struct Issuer {
     config: IssuerConfig,
     keys: Keys,
@@ -37,7 +37,7 @@ struct Issuer {
 enum Refusal {
     #[error("cannot get the keys of the issuer: {0}")]
     Keys(String),
-    #[error("no key of the issuer fits the token")]
+    #[error("the issuer has no key for the token")]
     UnknownKey,
     #[error("the signing algorithm {0:?} is not allowed")]
     Algorithm(Algorithm),

@@ -13,7 +13,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use super::{Authenticating, Authenticator, Credential, User, known};
 
 /// Maximum number of groups, and of extra values, of one user.
-const VALUES: usize = 1000;
+const MAX_VALUES: usize = 1000;
 
 /// The settings of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl RequestHeaders {
             number += found.len();
             user.extra.entry(decoded).or_default().extend(found);
         }
-        (user.groups.len() <= VALUES && number <= VALUES).then_some(user)
+        (user.groups.len() <= MAX_VALUES && number <= MAX_VALUES).then_some(user)
     }
 }
 

@@ -22,7 +22,7 @@ const LEEWAY: i64 = 10;
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 
-/// The signing key and what stands in every token.
+/// The signing key, and the issuer and default audiences of the tokens.
 pub(crate) struct Tokens {
     key: EcdsaKeyPair,
     key_id: String,
@@ -38,7 +38,8 @@ pub(crate) struct Claims<'a> {
     pub(crate) uid: &'a str,
     pub(crate) audiences: &'a [String],
     pub(crate) seconds: i64,
-    /// The object that the token dies with: claim name, object name, uid; and more claims that it brings.
+    /// Claims about the bound objects, by `pod`, `secret` or `node`: name and uid. The token is invalid once the bound
+    /// object is deleted.
     pub(crate) bound: Value,
 }
 
@@ -53,7 +54,7 @@ impl Authenticator for ServiceAccounts {
 }
 
 impl Tokens {
-    /// From a PKCS#8 key on the P-256 curve.
+    /// Creates the issuer of tokens from a PKCS#8 key on the P-256 curve.
     pub(crate) fn new(
         pkcs8: &[u8],
         issuer: String,
@@ -97,7 +98,8 @@ impl Tokens {
         Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    /// The service account behind a token, if the token is ours, of now, and its objects still live.
+    /// The service account of a token. `None` if another key signed the token, it is not valid now or for these
+    /// audiences, or the account or a bound object does not exist any more.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {
@@ -108,15 +110,15 @@ impl Tokens {
         let namespace = about["namespace"].as_str()?;
         let (name, uid) =
             (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
-        lives(cache, "serviceaccounts", (namespace, name, uid))?;
+        require_live(cache, "serviceaccounts", (namespace, name, uid))?;
         let mut user = account(namespace, name, uid);
         if let Some(id) = claims["jti"].as_str().filter(|id| !id.is_empty()) {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
         }
         if let Some(node) = about.get("node") {
-            // A pod's token outlives its node's registration; a token for a node alone does not.
+            // A token that is bound to a node alone is valid while the Node exists. A pod's token needs only the pod.
             if about.get("pod").is_none() {
-                lives(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
+                require_live(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
             }
             for field in ["name", "uid"] {
                 let Some(value) = node[field].as_str() else { continue };
@@ -127,7 +129,7 @@ impl Tokens {
         for (claim, resource) in [("pod", "pods"), ("secret", "secrets")] {
             let Some(bound) = about.get(claim) else { continue };
             let (name, uid) = (bound["name"].as_str()?, bound["uid"].as_str()?);
-            lives(cache, resource, (namespace, name, uid))?;
+            require_live(cache, resource, (namespace, name, uid))?;
             for (field, value) in [("name", name), ("uid", uid)] {
                 let key = format!("authentication.kubernetes.io/{claim}-{field}");
                 user.extra.insert(key, vec![value.to_owned()]);
@@ -149,7 +151,7 @@ impl Tokens {
         let stored = base64::prelude::BASE64_STANDARD.decode(secret["data"]["token"].as_str()?).ok()?;
         let is_live = secret["metadata"]["deletionTimestamp"].is_null();
         (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
-        lives(cache, "serviceaccounts", (namespace, name, uid))?;
+        require_live(cache, "serviceaccounts", (namespace, name, uid))?;
         (!legacy_use::is_invalid(&secret)).then_some(())?;
         self.legacy_uses.note(&secret);
         Some(account(namespace, name, uid))
@@ -215,8 +217,8 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
     user
 }
 
-/// Whether the object with this name is still the one with this uid.
-fn lives(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
+/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing.
+fn require_live(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let object = cache.get(kind, namespace, name)?.value();
     let live = object["metadata"]["deletionTimestamp"].is_null() || resource == "pods";

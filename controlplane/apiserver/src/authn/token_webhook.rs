@@ -16,9 +16,9 @@ use crate::remote::{
 /// Maximum duration of a call.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a token that is sent to the webhook.
-const TOKEN: usize = 16 << 10;
+const MAX_TOKEN: usize = 16 << 10;
 /// Maximum number of groups, and of extra values, of one user.
-const VALUES: usize = 1000;
+const MAX_VALUES: usize = 1000;
 
 /// The settings of the webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,9 @@ impl TokenWebhook {
 
 impl Authenticator for TokenWebhook {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
-        let Some(token) = credential.token.filter(|token| token.len() <= TOKEN) else { return known(None) };
+        let Some(token) = credential.token.filter(|token| token.len() <= MAX_TOKEN) else {
+            return known(None);
+        };
         match self.answers.get(&self.question(token, credential.audiences)) {
             Some(user) => known(user.map(Arc::unwrap_or_clone)),
             None => Either::Right(self.ask(token, credential.audiences)),
@@ -116,8 +118,8 @@ fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<U
     for (name, values) in described["extra"].as_object().into_iter().flatten() {
         extra.insert(name.to_lowercase(), texts(values)?);
     }
-    if groups.len() > VALUES || extra.values().map(Vec::len).sum::<usize>() > VALUES {
-        return Err(format!("the user has more than {VALUES} groups or extra values"));
+    if groups.len() > MAX_VALUES || extra.values().map(Vec::len).sum::<usize>() > MAX_VALUES {
+        return Err(format!("the user has more than {MAX_VALUES} groups or extra values"));
     }
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
     let uid = described["uid"].as_str().unwrap_or_default().to_owned();
@@ -175,7 +177,7 @@ mod tests {
         }
         assert_eq!(hook.count(), 2);
         assert_eq!(ask(&webhook, "good", "other").await, None);
-        assert_eq!(ask(&webhook, &"x".repeat(TOKEN + 1), "api").await, None);
+        assert_eq!(ask(&webhook, &"x".repeat(MAX_TOKEN + 1), "api").await, None);
         assert_eq!(hook.count(), 3);
     }
 
@@ -188,7 +190,7 @@ mod tests {
             json!({"authenticated": true}),
             json!({"authenticated": true, "user": {"username": ""}}),
             json!({"authenticated": true, "user": {"username": "ann", "groups": "dev"}}),
-            json!({"authenticated": true, "user": {"username": "ann", "groups": vec!["g"; VALUES + 1]}}),
+            json!({"authenticated": true, "user": {"username": "ann", "groups": vec!["g"; MAX_VALUES + 1]}}),
             json!({"authenticated": true, "user": {"username": "ann"}, "audiences": ["other"]}),
         ] {
             let text = json!({"status": status}).to_string();

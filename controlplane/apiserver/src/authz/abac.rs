@@ -1,4 +1,4 @@
-//! The mode `ABAC`: a file with one policy a line, in JSON. The file is read at the start.
+//! The mode `ABAC`: a file in which each line is one policy in JSON. The file is read at the start.
 //!
 //! Source: `k8s.io/kubernetes/pkg/auth/authorizer/abac`.
 

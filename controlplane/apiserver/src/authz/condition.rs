@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Maximum number of conditions of a webhook.
 const MAX_CONDITIONS: usize = 64;
 /// Maximum cost of all conditions of a webhook for one request.
-const BUDGET: u64 = 2_500_000;
+const MAX_COST: u64 = 2_500_000;
 
 static REQUEST: LazyLock<Type> = LazyLock::new(request);
 static NONE: LazyLock<Shared> = LazyLock::new(Shared::default);
@@ -59,7 +59,7 @@ impl MatchConditions {
         }
         let spec = with_empty_fields(spec);
         let session = Session::new(vec![("request", Cel::from_json(&spec, &REQUEST))], &NONE);
-        let (mut budget, mut failure) = (BUDGET, None);
+        let (mut budget, mut failure) = (MAX_COST, None);
         for program in &self.0 {
             let (result, cost) = session.evaluate(program, budget);
             budget = budget.saturating_sub(cost);
@@ -85,7 +85,7 @@ fn with_empty_fields(spec: &Value) -> Value {
         }
     }
     if let Some(fields) = spec.as_object_mut() {
-        // v1beta1 names the field differently; expressions see v1.
+        // v1beta1 names the field `group`; expressions always use the name of v1, `groups`.
         if let Some(groups) = fields.remove("group") {
             fields.insert("groups".to_owned(), groups);
         }

@@ -23,9 +23,9 @@ const RESOURCES: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterr
 /// Maximum number of rules, each of them short, that are compared on the async workers.
 const FEW_RULES: usize = 20;
 /// Maximum number of missing rules that an error names.
-const NAMED_RULES: usize = 200;
+const MAX_NAMED_RULES: usize = 200;
 /// Maximum characters of a word in an error.
-const NAMED_CHARS: usize = 256;
+const MAX_NAMED_CHARS: usize = 256;
 
 /// The index, with a lower bound of the newest change of each kind in it.
 #[derive(Default)]
@@ -150,7 +150,7 @@ impl Policy {
 /// Fails unless the user has all of these rules in the namespace.
 pub(crate) fn holds(cache: &Cache, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
     let policy = cache.policies.current(cache);
-    let cut = |word: &String| format!("{:?}", word.chars().take(NAMED_CHARS).collect::<String>());
+    let cut = |word: &String| format!("{:?}", word.chars().take(MAX_NAMED_CHARS).collect::<String>());
     let quoted = |list: &[String]| list.iter().map(cut).collect::<Vec<_>>();
     let refusal = |why: &str| {
         let groups = quoted(&user.groups).join(" ");
@@ -168,10 +168,10 @@ pub(crate) fn holds(cache: &Cache, user: &User, namespace: &str, wanted: &[Rule]
         return Ok(());
     }
     missing.dedup();
-    let others = missing.len().saturating_sub(NAMED_RULES);
+    let others = missing.len().saturating_sub(MAX_NAMED_RULES);
     let mut lines: Vec<String> = missing
         .iter()
-        .take(NAMED_RULES)
+        .take(MAX_NAMED_RULES)
         .map(|rule| {
             let named = [
                 ("APIGroups", &rule.groups),

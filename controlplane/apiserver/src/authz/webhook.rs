@@ -14,9 +14,9 @@ use crate::remote::{
 };
 
 /// Maximum bytes of a review whose response is cached.
-const CACHED_QUESTION: usize = 10_000;
+const MAX_CACHED_REVIEW: usize = 10_000;
 /// Maximum bytes of a reason.
-const REASON: usize = 1024;
+const MAX_REASON: usize = 1024;
 
 /// The settings of one webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Webhook {
             Ok(answer) => answer,
             Err(reason) => return self.failure(&reason),
         };
-        if text.len() <= CACHED_QUESTION {
+        if text.len() <= MAX_CACHED_REVIEW {
             let lasts = match answer.verdict {
                 Verdict::Allow => (Outcome::Accepted, self.settings.authorized),
                 _ => (Outcome::Refused, self.settings.unauthorized),
@@ -110,7 +110,7 @@ fn decision(status: &Value) -> Result<Decision, String> {
     let allowed = status["allowed"].as_bool().ok_or("the response has no status.allowed")?;
     let denied = status["denied"].as_bool().unwrap_or(false);
     let reason = status["reason"].as_str().unwrap_or_default();
-    let reason = reason[..reason.floor_char_boundary(REASON)].to_owned();
+    let reason = reason[..reason.floor_char_boundary(MAX_REASON)].to_owned();
     let verdict = match (allowed, denied) {
         (true, true) => return Err("the response sets both allowed and denied".to_owned()),
         (true, false) => Verdict::Allow,

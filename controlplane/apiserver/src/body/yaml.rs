@@ -116,7 +116,7 @@ impl Visitor<'_> for Key<'_> {
     }
 
     fn visit_str<E: Error>(self, name: &str) -> std::result::Result<String, E> {
-        self.tree.spend(name.len())?;
+        self.tree.charge(name.len())?;
         if self.tree.only_first && self.map.contains_key(name) {
             self.tree.duplicates.borrow_mut().push(name.to_owned());
             return Err(E::custom("duplicate key"));
@@ -126,7 +126,7 @@ impl Visitor<'_> for Key<'_> {
 }
 
 impl Tree<'_> {
-    fn spend<E: Error>(self, bytes: usize) -> std::result::Result<(), E> {
+    fn charge<E: Error>(self, bytes: usize) -> std::result::Result<(), E> {
         let left = self.left.get().checked_sub(bytes + 1);
         self.left.set(left.ok_or_else(|| E::custom("document contains excessive aliasing"))?);
         Ok(())
@@ -149,37 +149,37 @@ impl<'de> Visitor<'de> for Tree<'_> {
     }
 
     fn visit_unit<E: Error>(self) -> std::result::Result<Value, E> {
-        self.spend(0)?;
+        self.charge(0)?;
         Ok(Value::Null)
     }
 
     fn visit_bool<E: Error>(self, value: bool) -> std::result::Result<Value, E> {
-        self.spend(0)?;
+        self.charge(0)?;
         Ok(Value::Bool(value))
     }
 
     fn visit_i64<E: Error>(self, value: i64) -> std::result::Result<Value, E> {
-        self.spend(0)?;
+        self.charge(0)?;
         Ok(value.into())
     }
 
     fn visit_u64<E: Error>(self, value: u64) -> std::result::Result<Value, E> {
-        self.spend(0)?;
+        self.charge(0)?;
         Ok(value.into())
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> std::result::Result<Value, E> {
-        self.spend(0)?;
+        self.charge(0)?;
         Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
     }
 
     fn visit_str<E: Error>(self, value: &str) -> std::result::Result<Value, E> {
-        self.spend(value.len())?;
+        self.charge(value.len())?;
         Ok(Value::String(value.to_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> std::result::Result<Value, A::Error> {
-        self.spend(0)?;
+        self.charge(0)?;
         let mut list = Vec::new();
         loop {
             let path = Path::Item(self.path, list.len());
@@ -190,7 +190,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Value, A::Error> {
-        self.spend(0)?;
+        self.charge(0)?;
         let mut map = Map::new();
         while let Some(name) = entries.next_key_seed(Key { tree: self, map: &map })? {
             let path = Path::Field(self.path, &name);

@@ -22,7 +22,7 @@ const PREFIX: &str = "server-";
 /// Time after which a server that does not renew its registration counts as dead.
 const TTL: Duration = Duration::from_secs(15);
 /// Time between renewals.
-const RENEWAL: Duration = Duration::from_secs(10);
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Registers this server, and writes the endpoints.
 pub(super) async fn publish(state: &Arc<State>) -> Result<()> {
@@ -37,9 +37,9 @@ pub(super) async fn publish(state: &Arc<State>) -> Result<()> {
 pub(super) async fn keep(state: Arc<State>) {
     loop {
         tokio::select! {
-            // Both only wait.
+            // Cancel-safe: both futures only wait.
             () = state.shutdown.cancelled() => break,
-            () = tokio::time::sleep(RENEWAL) => {}
+            () = tokio::time::sleep(RENEWAL_INTERVAL) => {}
         }
         if let Err(error) = publish(&state).await {
             tracing::debug!(%error, "cannot renew the registration of this server");
@@ -49,7 +49,7 @@ pub(super) async fn keep(state: Arc<State>) {
         register(&state, None).await?;
         write_registered(&state).await
     };
-    match tokio::time::timeout(RENEWAL, removed).await {
+    match tokio::time::timeout(RENEWAL_INTERVAL, removed).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "cannot remove the registration of this server"),
         Err(_elapsed) => tracing::warn!("removing the registration of this server timed out"),
@@ -79,8 +79,8 @@ async fn write_registered(state: &Arc<State>) -> Result<()> {
     write_endpoints(state, &servers).await
 }
 
-/// Writes the Endpoints and the EndpointSlice, if they differ. No servers leave the last ones: the next start writes its
-/// own.
+/// Writes the Endpoints and the EndpointSlice, if they differ. If no server is registered, the objects are not changed:
+/// the next server that starts writes its address.
 async fn write_endpoints(state: &Arc<State>, servers: &[SocketAddr]) -> Result<()> {
     let Some((addresses, port)) = endpoints(servers) else { return Ok(()) };
     let metadata = json!({"name": "kubernetes", "namespace": "default",

@@ -21,7 +21,7 @@ enum Rule {
 
 use Rule::{Named, On, Urls};
 
-/// A cluster role: its name, what it is aggregated to, its rules.
+/// A cluster role: its name, the role that it is aggregated to (or empty), its rules.
 type Role<'a> = (&'a str, &'a str, &'a [Rule]);
 
 const ROLES: &[Role<'_>] = &[

@@ -19,12 +19,12 @@ use crate::{
 
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
-/// So that the store takes many of the first start's writes in one commit.
-const AT_ONCE: usize = 32;
+/// Number of concurrent writes: the store commits the concurrent writes of the first start together.
+const CONCURRENT_WRITES: usize = 32;
 
 pub(super) async fn run(state: &Arc<State>) -> Result<()> {
     let objects = stream::iter(policy::objects().into_iter().map(Ok));
-    objects.try_for_each_concurrent(AT_ONCE, |wanted| reconcile(state, wanted)).await
+    objects.try_for_each_concurrent(CONCURRENT_WRITES, |wanted| reconcile(state, wanted)).await
 }
 
 async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
@@ -51,7 +51,7 @@ async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
         .map(drop)
 }
 
-/// The object with all that is wanted of it.
+/// The existing object with the missing labels, annotations, rules and subjects of the default one.
 fn completed(found: &Value, wanted: &Value) -> Value {
     let mut new = found.clone();
     for map in ["labels", "annotations"] {
@@ -60,7 +60,7 @@ fn completed(found: &Value, wanted: &Value) -> Value {
         }
     }
     if wanted["aggregationRule"].is_object() {
-        // Its rules are others'.
+        // The aggregation controller owns the rules of an aggregated role.
         new["aggregationRule"] = wanted["aggregationRule"].clone();
         return new;
     }

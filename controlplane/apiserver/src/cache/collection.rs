@@ -20,12 +20,12 @@ use super::{Allocated, Object, References};
 use crate::error::{ApiError, Result};
 
 /// Maximum number of recent changes of a kind, and maximum bytes of their superseded objects.
-const HISTORY: usize = 1000;
-const HISTORY_BYTES: usize = 384 << 10;
+const MAX_HISTORY: usize = 1000;
+const MAX_HISTORY_BYTES: usize = 384 << 10;
 /// Maximum events that wait for a watcher. A slower watcher is disconnected and can resume.
-const BACKLOG: usize = 4096;
+const MAX_QUEUED_EVENTS: usize = 4096;
 /// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
-const BACKLOG_BYTES: usize = 4 << 20;
+const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// One applied commit.
 #[derive(Clone, Debug)]
@@ -61,8 +61,8 @@ pub(crate) struct Scope {
 pub(crate) struct Watcher {
     pub(crate) scope: Scope,
     pub(crate) bookmarks: bool,
-    /// The newest revision that the client has received.
-    told: u64,
+    /// Revision of the newest queued event, or of the watch's start if there is none.
+    sent: u64,
     events: mpsc::Sender<Event>,
     /// Bytes of the queued events.
     queued: Arc<AtomicUsize>,
@@ -84,7 +84,7 @@ pub(crate) struct Collection {
     changes: VecDeque<Change>,
     change_bytes: usize,
     /// Changes after this revision are in `changes`.
-    forgotten: u64,
+    compacted: u64,
     watchers: Vec<Watcher>,
     /// Commits that arrived while the stored objects are loaded; None afterwards.
     pending: Option<Vec<Commit>>,
@@ -133,17 +133,17 @@ impl Scope {
 
 impl Watcher {
     pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
-        let (events, receiver) = mpsc::channel(BACKLOG);
+        let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (queued, cut) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
         let received = Events { events: receiver, queued: queued.clone(), cut: cut.clone() };
-        (Self { scope, bookmarks, told: 0, events, queued, _cut: cut.drop_guard() }, received)
+        (Self { scope, bookmarks, sent: 0, events, queued, _cut: cut.drop_guard() }, received)
     }
 
-    /// Whether the watcher is connected and not too slow.
-    fn tell(&mut self, event: Event, revision: u64) -> bool {
-        self.told = revision;
+    /// Queues an event. Returns false if the watcher is disconnected or too slow: the collection then removes it.
+    fn send(&mut self, event: Event, revision: u64) -> bool {
+        self.sent = revision;
         let before = self.queued.fetch_add(event.weight(), Ordering::Relaxed);
-        before <= BACKLOG_BYTES && self.events.try_send(event).is_ok()
+        before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
     }
 }
 
@@ -178,7 +178,7 @@ impl Collection {
             objects: BTreeMap::new(),
             changes: VecDeque::new(),
             change_bytes: 0,
-            forgotten: revision,
+            compacted: revision,
             watchers: Vec::new(),
             pending: None,
             is_closed: false,
@@ -194,7 +194,7 @@ impl Collection {
 
     /// Takes the stored objects, and applies the commits that the list does not have.
     pub(super) fn loaded(&mut self, page: Page) {
-        self.forgotten = page.revision;
+        self.compacted = page.revision;
         page.entries.into_iter().for_each(|entry| self.load(entry));
         let pending = self.pending.take().unwrap_or_default();
         for commit in pending.iter().filter(|commit| commit.revision > page.revision) {
@@ -275,7 +275,7 @@ impl Collection {
         self.change_bytes = 0;
         self.references = References::default();
         self.allocated = Allocated::default();
-        self.forgotten = revision;
+        self.compacted = revision;
         entries.into_iter().for_each(|entry| self.load(entry));
         for object in kept {
             if self.has_references() {
@@ -293,7 +293,7 @@ impl Collection {
             return None;
         }
         // The list of a resource that came later may have commits that the watch has not reached.
-        if self.is_closed || commit.revision <= self.forgotten {
+        if self.is_closed || commit.revision <= self.compacted {
             return None;
         }
         let key = commit.key.clone();
@@ -321,27 +321,28 @@ impl Collection {
         }
         let kind = &self.kind;
         self.watchers.retain_mut(|watcher| match watcher.scope.event(kind, &change) {
-            Some(event) => watcher.tell(event, change.revision),
+            Some(event) => watcher.send(event, change.revision),
             None => !watcher.events.is_closed(),
         });
-        self.remember(change.clone());
+        self.record_change(change.clone());
         Some(change)
     }
 
-    fn remember(&mut self, change: Change) {
+    /// Adds a change to the history, and removes the oldest changes above its limits.
+    fn record_change(&mut self, change: Change) {
         let newest = change.revision;
         self.change_bytes += weight(&change);
         self.changes.push_back(change);
-        while self.changes.len() > HISTORY || self.change_bytes > HISTORY_BYTES {
+        while self.changes.len() > MAX_HISTORY || self.change_bytes > MAX_HISTORY_BYTES {
             let Some(oldest) = self.changes.pop_front() else { break };
             self.change_bytes -= weight(&oldest);
-            self.forgotten = oldest.revision;
+            self.compacted = oldest.revision;
         }
         // A client without newer events could not resume from a removed change, so it gets a bookmark. This needs no
         // timer.
-        let forgotten = self.forgotten;
+        let compacted = self.compacted;
         self.watchers.retain_mut(|watcher| {
-            !watcher.bookmarks || watcher.told >= forgotten || watcher.tell(Event::Bookmark(newest), newest)
+            !watcher.bookmarks || watcher.sent >= compacted || watcher.send(Event::Bookmark(newest), newest)
         });
     }
 
@@ -359,12 +360,12 @@ impl Collection {
         self.objects.len()
     }
 
-    /// The addresses, node ports and ranges of the objects.
     /// Number of running watches.
     pub(crate) fn watchers(&self) -> usize {
         self.watchers.len()
     }
 
+    /// The addresses, node ports and ranges of the objects.
     pub(crate) fn allocated(&self) -> &Allocated {
         &self.allocated
     }
@@ -384,13 +385,13 @@ impl Collection {
 
     /// The newest known change of this kind.
     pub(crate) fn newest(&self) -> u64 {
-        self.changes.back().map_or(self.forgotten, |change| change.revision)
+        self.changes.back().map_or(self.compacted, |change| change.revision)
     }
 
     /// The objects under a prefix as they were at a revision.
     pub(crate) fn under_at(&self, prefix: &str, revision: u64) -> Result<Vec<Arc<Object>>> {
-        if revision < self.forgotten {
-            return Err(too_old(revision, self.forgotten));
+        if revision < self.compacted {
+            return Err(too_old(revision, self.compacted));
         }
         let mut objects: BTreeMap<Arc<str>, Arc<Object>> =
             self.under(prefix).map(|object| (object.key.clone(), object.clone())).collect();
@@ -406,13 +407,13 @@ impl Collection {
 
     /// Registers a watcher. It first gets the changes after a revision.
     pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
-        if revision < self.forgotten {
-            return Err(too_old(revision, self.forgotten));
+        if revision < self.compacted {
+            return Err(too_old(revision, self.compacted));
         }
-        watcher.told = revision;
+        watcher.sent = revision;
         for change in self.changes.iter().filter(|change| change.revision > revision) {
             if let Some(event) = watcher.scope.event(&self.kind, change) {
-                watcher.tell(event, change.revision);
+                watcher.send(event, change.revision);
             }
         }
         self.watchers.push(watcher);
@@ -424,7 +425,7 @@ impl Collection {
         let objects = self.under(&watcher.scope.prefix);
         let initial = objects.filter(|object| watcher.scope.selects(&self.kind, object));
         let initial = initial.cloned().collect();
-        watcher.told = revision;
+        watcher.sent = revision;
         self.watchers.push(watcher);
         initial
     }

@@ -165,7 +165,7 @@ pub(crate) fn encode(kind: &Resource, object: &Value) -> Bytes {
         push_fields(&mut text, std::iter::once((key, value)));
     }
     text.push('}');
-    // The bytes are kept, and the growth of the text leaves up to half of them unused.
+    // A growing vector reserves up to twice its length, and the cache keeps these bytes.
     text.shrink_to_fit();
     text.into()
 }

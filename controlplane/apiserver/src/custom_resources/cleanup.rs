@@ -17,7 +17,7 @@ use crate::server::State;
 use crate::verb::delete;
 use crate::write;
 
-/// Delay after an error. The error is a store that fails, so an event would not come.
+/// Delay after an error. A failed store causes no watch event, so a timer starts the next attempt.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Deletes all objects and waits until none is left, then removes the finalizer.

@@ -1,7 +1,7 @@
 //! Follows the definitions: plans their names and conditions, adds and removes their resources.
 //!
 //! A change of one definition concerns that definition alone, unless it releases names: then the definitions of its group
-//! that wait for names are looked at again.
+//! that wait for names are reconciled again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
@@ -20,11 +20,11 @@ use crate::server::State;
 use crate::write;
 
 /// Capacity of the queue of definitions whose cleanup ended.
-const QUEUE: usize = 64;
+const QUEUE_CAPACITY: usize = 64;
 
 /// Serves the established definitions, then follows all in a task.
 pub(crate) async fn start(state: &Arc<State>) {
-    let (ended, cleanups) = mpsc::channel(QUEUE);
+    let (ended, cleanups) = mpsc::channel(QUEUE_CAPACITY);
     let mut controller = Controller {
         state: Arc::downgrade(state),
         definitions: HashMap::new(),
@@ -56,7 +56,7 @@ impl Controller {
         let objects = state.cache.of(&kind)?.lock().watch_from_now(watcher, state.cache.revision());
         self.definitions.clear();
         for object in objects {
-            self.remember(object.name(), &object.value());
+            self.store_definition(object.name(), &object.value());
         }
         let mut names: Vec<String> = self.definitions.keys().cloned().collect();
         names.sort();
@@ -94,7 +94,7 @@ impl Controller {
         match event {
             Event::Added(object) | Event::Modified(object) => {
                 let name = object.name().to_owned();
-                self.remember(&name, &object.value());
+                self.store_definition(&name, &object.value());
                 self.reconcile(state, &name).await;
             }
             Event::Deleted(object) => {
@@ -107,7 +107,7 @@ impl Controller {
         }
     }
 
-    fn remember(&mut self, name: &str, object: &Value) {
+    fn store_definition(&mut self, name: &str, object: &Value) {
         match Definition::parse(object) {
             Ok(definition) => {
                 self.definitions.insert(name.to_owned(), definition);

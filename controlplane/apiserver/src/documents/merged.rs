@@ -14,7 +14,7 @@ use coracle_kinds::{Resources, openapi};
 use crate::{aggregation::openapi as remote, offload, server::State};
 
 /// Time for which the bytes are kept.
-const KEPT: Duration = Duration::from_secs(60);
+const BODY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Encoding of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ struct Slot {
 struct Built {
     parts: Parts,
     tag: String,
-    /// None after [`KEPT`].
+    /// None after [`BODY_LIFETIME`].
     body: Option<Bytes>,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn find(state: &State, form: Form, is_known: impl Fn(&str) -> bool) -
     if let Some(shared) = state.shared().filter(|_| is_new) {
         let state = Arc::downgrade(&shared);
         tokio::spawn(async move {
-            tokio::time::sleep(KEPT).await;
+            tokio::time::sleep(BODY_LIFETIME).await;
             if let Some(state) = state.upgrade() {
                 state.merged.slot(form).release();
             }

@@ -29,7 +29,7 @@ use crate::{
 const AUTO_UPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
 /// Minimum time between two corrections of the default objects, as upstream.
-const PERIOD: Duration = Duration::from_secs(60);
+const CORRECTION_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When the default objects are corrected.
 #[derive(Default)]
@@ -129,7 +129,7 @@ enum Step {
 impl Turns {
     /// Whether a wanted correction may run now. Otherwise it is due later.
     fn take(&mut self, is_wanted: bool, now: Instant) -> bool {
-        let earliest = self.last.map(|last| last + PERIOD).filter(|earliest| now < *earliest);
+        let earliest = self.last.map(|last| last + CORRECTION_INTERVAL).filter(|earliest| now < *earliest);
         self.due = earliest.filter(|_| is_wanted);
         let is_now = is_wanted && earliest.is_none();
         if is_now {
@@ -206,7 +206,7 @@ impl Step {
                 let name = write::text(wanted, "name");
                 let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
                     let mut new = annotated(old, true);
-                    // The numbers of the exempt level are the administrators'.
+                    // Administrators may change the numbers of the exempt level, so these alone cause no correction.
                     if let Some(object) = new.as_object_mut().filter(|_| fixed(old) != fixed(wanted)) {
                         object.insert("spec".to_owned(), wanted["spec"].clone());
                     }
@@ -379,7 +379,7 @@ mod tests {
             assert!(!turns.take(true, start + Duration::from_secs(seconds)));
         }
         turns.wait().await;
-        assert!(Instant::now() >= start + PERIOD);
+        assert!(Instant::now() >= start + CORRECTION_INTERVAL);
         assert!(turns.take(true, Instant::now()));
         // If the objects were corrected by others, nothing is due.
         assert!(!turns.take(true, Instant::now()) && turns.due.is_some());

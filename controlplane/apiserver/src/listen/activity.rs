@@ -1,4 +1,4 @@
-//! What happens on a connection: when it is idle, and when its client does not take a response.
+//! Activity of a connection: detects idle connections, late request headers, and clients that do not read a response.
 
 use std::{
     pin::Pin,
@@ -32,7 +32,7 @@ pub(super) struct Running {
     activity: Arc<Activity>,
 }
 
-/// A response's body that notes its end.
+/// A response's body. Dropping it ends the request.
 struct Tracked {
     body: Body,
     _running: Running,
@@ -43,7 +43,7 @@ struct Tracked {
 // === impl Activity ===
 
 impl Activity {
-    /// A new connection, on which the client owes a request header.
+    /// A new connection. The time limit of its first request header starts now.
     pub(super) fn new(response_limit: Duration) -> Self {
         Self {
             running: watch::Sender::default(),
@@ -60,15 +60,15 @@ impl Activity {
         }
     }
 
-    /// Returns when the header of a request has not been complete for that long since its first byte, or since the
-    /// connection was made.
+    /// Returns when a request header is incomplete `limit` after its first byte; for the first request, after the start
+    /// of the connection.
     pub(super) async fn late_header(&self, limit: Duration) {
         let mut header = self.header.subscribe();
         loop {
             // The sender is our own: it does not close.
             let _ = header.wait_for(|header| *header).await;
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = sleep(limit) => return,
                 _ = header.wait_for(|header| !header) => {}
             }
@@ -82,21 +82,21 @@ impl Activity {
         Running { activity: self.clone() }
     }
 
-    /// Returns when no request has run for that long.
+    /// Returns when no request has run for `limit`.
     pub(super) async fn idle(&self, limit: Duration) {
         let mut running = self.running.subscribe();
         loop {
             // The sender is our own: it does not close.
             let _ = running.wait_for(|running| *running == 0).await;
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = sleep(limit) => return,
                 _ = running.changed() => {}
             }
         }
     }
 
-    /// Returns when a response was not taken in time.
+    /// Returns when the client has not read a response in time.
     pub(super) async fn stuck(&self) {
         self.stuck.cancelled().await;
     }

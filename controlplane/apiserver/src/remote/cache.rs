@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 /// Maximum number of acceptances, and of refusals.
-const ENTRIES: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// Responses by the digest of the request. Acceptances and refusals have their own space: clients without permissions
 /// cause refusals only, and must not evict the acceptances of others.
@@ -92,7 +92,7 @@ impl<V: Clone> Entries<V> {
         if self.by_key.insert(key, entry).is_none() {
             self.order.push_back(key);
         }
-        while self.order.len() > ENTRIES {
+        while self.order.len() > MAX_ENTRIES {
             let Some(oldest) = self.order.pop_front() else { return };
             self.by_key.remove(&oldest);
         }
@@ -116,11 +116,11 @@ mod tests {
         assert_eq!((cache.get(&numbered(0)), cache.get(&numbered(1))), (Some(7), None));
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(cache.get(&numbered(0)), None);
-        for number in 0..2 * ENTRIES {
+        for number in 0..2 * MAX_ENTRIES {
             cache.insert(numbered(number), 1, lasts);
         }
         let spaces = cache.spaces.lock().unwrap();
-        assert_eq!((spaces.accepted.by_key.len(), spaces.accepted.order.len()), (ENTRIES, ENTRIES));
+        assert_eq!((spaces.accepted.by_key.len(), spaces.accepted.order.len()), (MAX_ENTRIES, MAX_ENTRIES));
     }
 
     #[tokio::test(start_paused = true)]
@@ -128,17 +128,17 @@ mod tests {
         let cache = AnswerCache::new();
         let lasts = Duration::from_secs(10);
         cache.insert(numbered(0), 7, (Outcome::Accepted, lasts));
-        for number in 1..=2 * ENTRIES {
+        for number in 1..=2 * MAX_ENTRIES {
             cache.insert(numbered(number), 1, (Outcome::Refused, lasts));
         }
         assert_eq!(cache.get(&numbered(0)), Some(7));
-        for turn in 0..2 * ENTRIES {
+        for turn in 0..2 * MAX_ENTRIES {
             let outcome = if turn % 2 == 0 { Outcome::Refused } else { Outcome::Accepted };
             cache.insert(numbered(0), turn, (outcome, lasts));
             assert_eq!(cache.get(&numbered(0)), Some(turn));
         }
         let spaces = cache.spaces.lock().unwrap();
-        assert!(spaces.accepted.order.len() <= ENTRIES && spaces.refused.order.len() <= ENTRIES);
+        assert!(spaces.accepted.order.len() <= MAX_ENTRIES && spaces.refused.order.len() <= MAX_ENTRIES);
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Fixture {
         fixture
     }
 
-    /// The same after a restart.
+    /// The server after a restart.
     async fn again(self) -> Self {
         self.again_with(|_config| {}).await
     }
@@ -111,7 +111,7 @@ impl Fixture {
         self.send(user, Request::get(path).body(Full::default()).unwrap()).await
     }
 
-    /// The first event of a watch, whenever that comes.
+    /// Waits for the first event of a watch.
     async fn first_event(&self, path: &str) -> Value {
         let request = Request::get(path).body(Full::default()).unwrap();
         let mut events = self.api.handle(request, Some(admin())).await.into_body();

@@ -20,12 +20,12 @@ use crate::{
     write::{self, Failed, Part, text},
 };
 
-/// Maximum number of evictions that the controller has not processed yet, as upstream.
-const MOST_DISRUPTED: usize = 2000;
+/// Maximum entries of `status.disruptedPods`: evictions that the disruption controller has not processed. As upstream.
+const MAX_DISRUPTED_PODS: usize = 2000;
 /// Maximum attempts of an eviction while other requests change the pod or its budget, as upstream.
-const RETRIES: usize = 20;
-/// `retryAfterSeconds` of a refusal that ends soon, as upstream.
-const COME_AGAIN_SECONDS: u64 = 10;
+const MAX_ATTEMPTS: usize = 20;
+/// Seconds; `retryAfterSeconds` of a refusal that is expected to end soon, as upstream.
+const RETRY_AFTER_SECONDS: u64 = 10;
 
 /// The decision about an eviction.
 #[derive(Debug, PartialEq)]
@@ -54,19 +54,19 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     let budgets = by_resource("policy", "v1", "poddisruptionbudgets").ok_or_else(ApiError::no_resource)?;
     let mut name = String::new();
-    for _ in 0..RETRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let pod = parent(call).await?;
         // An eviction that fails these checks must change neither the budget nor the pod.
         options.check(&call.kind, &pod)?;
         delete::admit(call, &call.resource.name, &pod).await?;
-        match verdict(budgets, &pod, &covering(call, budgets, &pod)?, &write::now())? {
+        match verdict(budgets, &pod, &budgets_of(call, budgets, &pod)?, &write::now())? {
             Verdict::Delete => return remove(call, options).await,
             Verdict::DeleteUnchanged(budget) => {
                 let pinned = options.clone().at(text(&pod, "resourceVersion"));
                 match (remove(call, &pinned).await, budget) {
                     (Err(error), None) if error.code == 409 && pinned != *options => {}
                     (Err(error), Some(budget)) if error.code == 409 && pinned != *options => {
-                        return Err(come_again(&budget));
+                        return Err(still_processing(&budget));
                     }
                     (done, _) => return done,
                 }
@@ -74,7 +74,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
             Verdict::Spend(_) if options.dry_run() => return remove(call, options).await,
             Verdict::Spend(budget) => {
                 text(&budget, "name").clone_into(&mut name);
-                match spend(call, budgets, &budget).await {
+                match commit_budget(call, budgets, &budget).await {
                     Ok(()) => return remove(call, options).await,
                     Err(Failed::Conflict | Failed::Allocated) => {}
                     Err(Failed::Other(error)) => return Err(error),
@@ -83,11 +83,11 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
         }
     }
     let why = format!("couldn't update PodDisruptionBudget \"{name}\" due to conflicts");
-    Err(ApiError::timeout(why, COME_AGAIN_SECONDS))
+    Err(ApiError::timeout(why, RETRY_AFTER_SECONDS))
 }
 
 /// The disruption budgets that select this pod.
-fn covering(call: &Call, kind: &Resource, pod: &Value) -> Result<Vec<Value>> {
+fn budgets_of(call: &Call, kind: &Resource, pod: &Value) -> Result<Vec<Value>> {
     let prefix = prefix_of(kind, call.namespace());
     let all: Vec<_> = call.state.cache.of(kind)?.lock().under(&prefix).cloned().collect();
     Ok(all.iter().map(|object| object.value()).filter(|budget| covers(budget, pod)).collect())
@@ -123,10 +123,10 @@ fn verdict(kind: &Resource, pod: &Value, budgets: &[Value], now: &str) -> Result
         }
     }
     if count("observedGeneration") < budget["metadata"]["generation"].as_i64().unwrap_or(0) {
-        return Err(come_again(text(budget, "name")));
+        return Err(still_processing(text(budget, "name")));
     }
     let disrupted = budget["status"]["disruptedPods"].as_object().map_or(0, serde_json::Map::len);
-    if disrupted > MOST_DISRUPTED {
+    if disrupted > MAX_DISRUPTED_PODS {
         let why = "DisruptedPods map too big - too many evictions not confirmed by PDB controller";
         return Err(ApiError::forbidden_object(kind, text(budget, "name"), why));
     }
@@ -166,7 +166,7 @@ fn spent(budget: &Value, allowed: i64, pod: &str, now: &str) -> Value {
     budget
 }
 
-/// The error of a budget that allows no disruptions now. It has the reason.
+/// The error of a budget that allows no disruptions. Its message has the reason.
 fn refused(budget: &Value) -> ApiError {
     let (name, status) = (text(budget, "name"), &budget["status"]);
     let count = |field: &str| status[field].as_i64().unwrap_or(0);
@@ -187,12 +187,14 @@ fn refused(budget: &Value) -> ApiError {
     ApiError::disruption_budget(&why, 0)
 }
 
-fn come_again(budget: &str) -> ApiError {
+/// The error of a budget whose specification the disruption controller has not processed yet.
+fn still_processing(budget: &str) -> ApiError {
     let why = format!("The disruption budget {budget} is still being processed by the server.");
-    ApiError::disruption_budget(&why, COME_AGAIN_SECONDS)
+    ApiError::disruption_budget(&why, RETRY_AFTER_SECONDS)
 }
 
-async fn spend(call: &Call, kind: &Resource, budget: &Value) -> std::result::Result<(), Failed> {
+/// Commits the changed status of a budget, if its revision is unchanged.
+async fn commit_budget(call: &Call, kind: &Resource, budget: &Value) -> std::result::Result<(), Failed> {
     let key = crate::cache::key_of(kind, call.namespace(), text(budget, "name"));
     let revision = text(budget, "resourceVersion").parse().unwrap_or(0);
     write::commit(&call.state, kind, &key, Expect::Revision(revision), Some(budget)).await.map(drop)

@@ -35,7 +35,7 @@ impl std::fmt::Display for Address {
 }
 
 /// Maximum time to connect to a kubelet, as upstream. Without it the request would wait as long as its caller.
-const CONNECT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sends a request to the kubelet of a node; upgrades stay possible.
 pub(crate) async fn send(
@@ -56,7 +56,7 @@ pub(crate) async fn send(
         let _ = stream.set_nodelay(true);
         connector.connect(name, stream).await.map_err(|error| failed("no TLS with", &error))
     };
-    let connected = tokio::time::timeout(CONNECT, connecting).await;
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
     let stream = connected.unwrap_or_else(|elapsed| Err(failed("cannot connect to", &elapsed)))?;
     let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
     request.headers_mut().insert(header::HOST, host);

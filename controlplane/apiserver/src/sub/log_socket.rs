@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Maximum bytes of a client's message. Clients send no data.
-const LONGEST_MESSAGE: usize = 4 << 10;
+const MAX_MESSAGE: usize = 4 << 10;
 
 /// The negotiated WebSocket protocol.
 pub(super) struct Agreed {
@@ -73,7 +73,7 @@ impl Agreed {
                     // Cancelling the copy loses no data: the client can read the log again.
                     shutdown.run_until_cancelled(copy(TokioIo::new(connection), log, base64)).await;
                 }
-                Err(error) => tracing::debug!(%error, "a log was not upgraded"),
+                Err(error) => tracing::debug!(%error, "cannot upgrade the connection of a log"),
             }
         });
         reply
@@ -86,9 +86,8 @@ fn words<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> impl Iterator
 }
 
 async fn copy(connection: TokioIo<hyper::upgrade::Upgraded>, mut log: Incoming, base64: bool) {
-    let config = WebSocketConfig::default()
-        .max_message_size(Some(LONGEST_MESSAGE))
-        .max_frame_size(Some(LONGEST_MESSAGE));
+    let config =
+        WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
     let socket = WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await;
     let (mut sink, mut source) = socket.split();
     let sending = async {

@@ -83,7 +83,8 @@ async fn apply(call: &Call) -> Result<Reply> {
     .await
 }
 
-/// The configuration of an apply request, and the replicas that it sets. The decoded form has no 0.
+/// The configuration of an apply request, and the replicas that it sets. The replicas are read before decoding, because
+/// the decoded Scale omits a 0.
 fn config(call: &Call) -> Result<(Value, Option<i64>)> {
     let mut parsed = body::parse_yaml(&call.body)
         .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;

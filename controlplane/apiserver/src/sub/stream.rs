@@ -22,7 +22,7 @@ use crate::{
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Maximum bytes of a kubelet's error message.
-const LONGEST_REFUSAL: usize = 64 << 10;
+const MAX_REFUSAL: usize = 64 << 10;
 
 /// Headers of an upgrade. No other headers are forwarded.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
@@ -73,7 +73,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     Ok(pass(answer))
 }
 
-/// The query as the options object that admission gets. None for logs, which are no connection.
+/// The query as the options object for admission. None for logs: they are read with GET, not connected.
 fn options(call: &Call) -> Option<Value> {
     let (query, mut options) = (&call.info.query, Map::new());
     let declared = call.kind.subresource(&call.resource.subresource)?;
@@ -117,18 +117,18 @@ fn verb_of(call: &Call) -> &str {
 /// Converts a kubelet's plain-text error into a Status: a client of logs must not read the error as a log.
 async fn refusal(answer: Response<Incoming>) -> ApiError {
     let code = answer.status().as_u16();
-    let said = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
+    let said = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
     let said = said.map(|said| said.to_bytes()).unwrap_or_default();
     ApiError::of_node(code, &String::from_utf8_lossy(&said))
 }
 
-/// The kubelet's path for the subresource. None for the container: of the pod.
+/// The kubelet's path for the subresource. Without a container it is a path of the pod, with the unchanged query.
 fn path(call: &Call, container: Option<&str>) -> String {
     let raw = &call.info.query.raw;
     match container {
         None => format!("{}?{raw}", base(call)),
         Some(container) => {
-            let query = as_the_kubelet_reads(raw);
+            let query = kubelet_query(raw);
             format!("{}/{}?{query}", base(call), utf8_percent_encode(container, SEGMENT))
         }
     }
@@ -170,7 +170,7 @@ fn query_of(options: &Value) -> String {
 }
 
 /// The query for the kubelet: its parameters of streams have other names, and only `1` means true.
-fn as_the_kubelet_reads(query: &str) -> String {
+fn kubelet_query(query: &str) -> String {
     let mut words = form_urlencoded::Serializer::new(String::new());
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         let own = match &*key {
@@ -238,7 +238,7 @@ pub(crate) fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::syn
         let (client, node) = match futures::future::try_join(client, node).await {
             Ok(both) => both,
             Err(error) => {
-                tracing::debug!(%error, "a stream to a pod was not upgraded");
+                tracing::debug!(%error, "cannot upgrade the connection of a stream to a pod");
                 return;
             }
         };
@@ -284,8 +284,8 @@ mod tests {
     #[test]
     fn kubelets_are_asked_in_their_own_words() {
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
-        assert_eq!(as_the_kubelet_reads(asked), "command=a+b&command=c&input=1&output=1&tty=1");
-        assert_eq!(as_the_kubelet_reads("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+        assert_eq!(kubelet_query(asked), "command=a+b&command=c&input=1&output=1&tty=1");
+        assert_eq!(kubelet_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Maximum time to connect.
-const CONNECT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An address to which requests may go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +139,8 @@ impl Endpoint {
 
     /// Connects to the address.
     pub(crate) async fn connect(&self) -> Result<TcpStream> {
-        let connected = tokio::time::timeout(CONNECT, TcpStream::connect((self.address, self.port))).await;
+        let connected =
+            tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((self.address, self.port))).await;
         let failed = |error: &dyn std::fmt::Display| {
             ApiError::unavailable(format!("error trying to reach service: dial tcp {self}: {error}"))
         };
@@ -159,7 +160,8 @@ impl Endpoint {
         let failed = |error: &dyn std::fmt::Display| {
             ApiError::unavailable(format!("error trying to reach service: tls: {error}"))
         };
-        let connecting = tokio::time::timeout(CONNECT, TlsConnector::from(tls).connect(name, stream)).await;
+        let connecting =
+            tokio::time::timeout(CONNECT_TIMEOUT, TlsConnector::from(tls).connect(name, stream)).await;
         let stream = connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
         exchange(stream, request, (&self.to_string(), limit)).await
     }

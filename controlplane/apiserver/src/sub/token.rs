@@ -13,9 +13,11 @@ use crate::{
     write::text,
 };
 
+/// Lifetime of a token whose request has none.
 const DEFAULT_SECONDS: i64 = 3600;
-const LEAST_SECONDS: i64 = 600;
-const MOST_SECONDS: i64 = 1 << 32;
+/// Minimum and maximum of the requested lifetime, as upstream.
+const MIN_SECONDS: i64 = 600;
+const MAX_SECONDS: i64 = 1 << 32;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
@@ -23,7 +25,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let account = parent(call).await?;
     let mut request = call.state.admission.admit_subresource(call, Operation::Create, request).await?;
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
-    if !(LEAST_SECONDS..=MOST_SECONDS).contains(&seconds) {
+    if !(MIN_SECONDS..=MAX_SECONDS).contains(&seconds) {
         let causes = validate::token_request(&request);
         return Err(ApiError::invalid_parameters(("TokenRequest", "authentication.k8s.io"), &causes));
     }

@@ -1,4 +1,4 @@
-//! GET of a collection: selectors, pages, and as of which revision.
+//! GET of a collection: selectors, pages, and the revision of the list.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// Lifetime in seconds of the tokens of pages: upstream compacts its history at this interval.
-const LIFETIME: u64 = 300;
+const TOKEN_LIFETIME_SECONDS: u64 = 300;
 
-/// Where the next page starts and as of which revision.
+/// The continue token: where the next page starts, and the revision of the list.
 #[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Continue {
     /// 0 for the newest revision: the list is not consistent.
@@ -184,7 +184,7 @@ impl Continue {
     }
 
     fn is_expired(&self, now: u64) -> bool {
-        now.saturating_sub(self.issued) > LIFETIME
+        now.saturating_sub(self.issued) > TOKEN_LIFETIME_SECONDS
     }
 
     /// The token for the same place at the newest revision.
@@ -201,7 +201,10 @@ mod tests {
     fn an_expired_token_is_replaced_by_one_of_the_newest_revision() {
         let token = Continue { rv: 7, start: "/pods/a".to_owned(), issued: 1000 };
         assert_eq!(Continue::decode(&token.encode().unwrap()).unwrap(), token);
-        assert!(!token.is_expired(1000 + LIFETIME) && token.is_expired(1001 + LIFETIME));
+        assert!(
+            !token.is_expired(1000 + TOKEN_LIFETIME_SECONDS)
+                && token.is_expired(1001 + TOKEN_LIFETIME_SECONDS)
+        );
         // A clock that was set back.
         assert!(!token.is_expired(1));
         let next = Continue::decode(&token.inconsistent().unwrap()).unwrap();

@@ -136,7 +136,7 @@ async fn token(call: &Call, spec: &Value) -> Value {
     }
 }
 
-/// Those of the audiences for which a valid token is. The client trusts each audience in the response.
+/// The audiences for which a valid token is intended. The client trusts each audience in the response.
 async fn accepted(call: &Call, token: &str, audiences: Vec<String>) -> Vec<String> {
     if audiences.len() == 1 {
         return audiences;

@@ -1,4 +1,4 @@
-//! GET with `watch=true`: a stream of events, one JSON object a line.
+//! GET with `watch=true`: a stream of events. Each line is one JSON object.
 
 use std::{sync::Arc, time::Duration};
 

@@ -134,7 +134,7 @@ fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Resu
     let mut compiled = pattern::compile(pattern, FREE_BYTES);
     let mut bytes = FREE_BYTES;
     while compiled.as_ref().is_err_and(|error| error == pattern::TOO_LARGE) && bytes < pattern::MAX_BYTES {
-        // The crate does not tell the size of an expression, so larger and larger limits are tried. Both the time to
+        // The crate does not report the size of an expression, so larger and larger limits are tried. Both the time to
         // compile and, at worst, that of each step of a search grow with the size.
         bytes *= 4;
         let units = u64::try_from(bytes / 1024).unwrap_or(u64::MAX);

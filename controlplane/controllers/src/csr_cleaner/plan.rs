@@ -6,9 +6,10 @@ use jiff::Timestamp;
 
 use crate::object::CertificateSigningRequest;
 
-/// Upstream keeps decided requests for an hour and others for a day.
-const DECIDED: Duration = Duration::from_secs(3600);
-const PENDING: Duration = Duration::from_secs(24 * 3600);
+/// Time after the decision (approved, denied or failed) at which a request is deleted, as upstream.
+const MAX_DECIDED_AGE: Duration = Duration::from_secs(3600);
+/// Time after the creation at which a request without a decision is deleted, as upstream.
+const MAX_PENDING_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// When the request is to be deleted.
 pub(crate) fn end(request: &CertificateSigningRequest) -> Option<Timestamp> {
@@ -20,8 +21,8 @@ pub(crate) fn end(request: &CertificateSigningRequest) -> Option<Timestamp> {
     let decided =
         verdicts.filter_map(|condition| condition.last_update_time.as_ref()).map(|time| time.0).min();
     match decided {
-        Some(since) => since.checked_add(DECIDED).ok(),
-        None => request.metadata.creation_timestamp.as_ref()?.0.checked_add(PENDING).ok(),
+        Some(since) => since.checked_add(MAX_DECIDED_AGE).ok(),
+        None => request.metadata.creation_timestamp.as_ref()?.0.checked_add(MAX_PENDING_AGE).ok(),
     }
 }
 

@@ -18,13 +18,13 @@ const BACKDATE: Duration = Duration::from_secs(300);
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
     /// The CA's certificate or key is invalid.
-    #[error("the authority's certificate and key cannot be used")]
+    #[error("cannot use the authority's certificate and key")]
     Authority(#[source] rcgen::Error),
     /// The request has an unsupported key or unsupported names.
-    #[error("the request cannot be signed")]
+    #[error("cannot sign the certificate request")]
     Request(#[source] rcgen::Error),
     /// The kernel returned no random numbers.
-    #[error("no random serial number")]
+    #[error("cannot generate a serial number")]
     Random,
 }
 

@@ -7,8 +7,9 @@ use jiff::Timestamp;
 
 use crate::object::Key;
 
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(15 * 60);
+/// Back-off after the first failed pod. It doubles with each further failure, up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(15 * 60);
 
 /// Failures by daemon set and node.
 #[derive(Debug, Default)]
@@ -32,10 +33,10 @@ impl Backoff {
     pub(crate) fn failed(&mut self, set: &Key, node: &str, now: Timestamp) {
         let nodes = self.0.entry(set.clone()).or_default();
         let wait = match nodes.get(node) {
-            Some(entry) if now.duration_since(entry.since).unsigned_abs() < LONGEST * 2 => {
-                (entry.wait * 2).min(LONGEST)
+            Some(entry) if now.duration_since(entry.since).unsigned_abs() < MAX_BACKOFF * 2 => {
+                (entry.wait * 2).min(MAX_BACKOFF)
             }
-            Some(_) | None => FIRST,
+            Some(_) | None => FIRST_BACKOFF,
         };
         nodes.insert(node.to_owned(), Entry { wait, since: now });
     }

@@ -1,4 +1,4 @@
-//! A daemon set with its nodes and pods, as the plan sees them, and the actions of the plan.
+//! Input and output of the plan: a daemon set with its nodes and pods, and the actions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -62,7 +62,7 @@ pub(crate) struct Update {
 pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     let Snapshot { deployment, selector, sets, running, now } = snapshot;
     let mut plan = Plan::default();
-    let own = sort_out(deployment, selector, sets, &mut plan);
+    let own = claim_sets(deployment, selector, sets, &mut plan);
     if !plan.adopt.is_empty() || !plan.release.is_empty() {
         // The adoption causes another reconcile, which counts the adopted sets.
         return plan;
@@ -96,7 +96,7 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
 
 /// Returns the controlled sets that match the selector. Plans the release of the others and the adoption of orphans
 /// that match.
-fn sort_out(
+fn claim_sets(
     deployment: &Deployment,
     selector: &LabelSelector,
     sets: Vec<Arc<ReplicaSet>>,

@@ -43,7 +43,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let now = Timestamp::now();
     let verdict = plan::verdict(&budget, &pods, now);
     if verdict.status != budget.status {
-        tell(context, &budget, &verdict, pods.is_empty());
+        record_events(context, &budget, &verdict, pods.is_empty());
         let patch = json!({
             "metadata": {"uid": budget.uid(), "resourceVersion": budget.metadata.resource_version},
             "status": status(&budget, &verdict),
@@ -96,7 +96,7 @@ fn status(budget: &PodDisruptionBudget, verdict: &Verdict) -> Value {
 }
 
 /// Records events for the administrator.
-fn tell(context: &Context, budget: &PodDisruptionBudget, verdict: &Verdict, none: bool) {
+fn record_events(context: &Context, budget: &PodDisruptionBudget, verdict: &Verdict, none: bool) {
     let record = |event| context.record(budget, COMPONENT, event);
     if none {
         record(Event::normal("NoPods", "No matching pods found"));

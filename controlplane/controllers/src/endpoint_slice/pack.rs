@@ -7,7 +7,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort};
 
 use crate::object::EndpointSlice;
 
-/// Maximum endpoints of a slice, the default of the reference's controller.
+/// Maximum endpoints of a slice, as upstream's default.
 pub(crate) const SLICE_MAX: usize = 100;
 
 /// The address type (`IPv4` or `IPv6`) and the ports of a slice.

@@ -10,7 +10,7 @@ use crate::object::{Endpoints, Service};
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
 /// Annotation of Endpoints that are a lock of leader election.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
-/// Maximum mirrored addresses of a subset, as the reference's.
+/// Maximum mirrored addresses of a subset, as upstream's default.
 const ADDRESSES_MAX: usize = 1000;
 
 /// Whether the Endpoints of this service are mirrored.

@@ -55,7 +55,7 @@ pub(crate) struct Graph {
 }
 
 /// Capacity of the list of deleted owners.
-const REMEMBERED: usize = 500;
+const MAX_DELETED_OWNERS: usize = 500;
 
 fn state(meta: &ObjectMeta) -> State {
     let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
@@ -132,7 +132,7 @@ impl Graph {
         let dependents = self.dependents_of(uid);
         if !dependents.is_empty() {
             self.gone.push_back(uid.to_owned());
-            if self.gone.len() > REMEMBERED {
+            if self.gone.len() > MAX_DELETED_OWNERS {
                 self.gone.pop_front();
             }
         }

@@ -63,12 +63,12 @@ pub(crate) async fn run(context: Arc<Context>) {
         removed: Mutex::default(),
         kinds_changed: Notify::new(),
     });
-    let heard = collector.hear(&context);
+    let shared_kinds = collector.register_handlers(&context);
     let mut watches = Watches::default();
-    let listed = watches.update(&context, &collector, &heard);
+    let listed = watches.update(&context, &collector, &shared_kinds);
     context.caches.synced().await;
     // One aggregated server that does not respond must not stop the garbage collection of all kinds.
-    let _late = tokio::time::timeout(FIRST_LISTS, listed.join_all()).await;
+    let _late = tokio::time::timeout(FIRST_LISTS_TIMEOUT, listed.join_all()).await;
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let (own, context) = (collector.clone(), context.clone());
@@ -83,18 +83,18 @@ pub(crate) async fn run(context: Arc<Context>) {
     loop {
         collector.kinds_changed.notified().await;
         // One discovery for all events that arrive within a short time.
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(DISCOVERY_DELAY).await;
         let known = collector.kinds();
         collector.set_kinds(discover(&context, &known).await);
-        let mut listed = watches.update(&context, &collector, &heard);
+        let mut listed = watches.update(&context, &collector, &shared_kinds);
         listed.detach_all();
     }
 }
 
 /// Maximum wait for the first lists, as upstream. Kinds that are listed later are added later.
-const FIRST_LISTS: Duration = Duration::from_secs(30);
+const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between a change of a definition and the discovery.
-const SETTLE: Duration = Duration::from_millis(200);
+const DISCOVERY_DELAY: Duration = Duration::from_millis(200);
 
 /// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still
 /// exist.
@@ -127,7 +127,7 @@ impl Watches {
         &mut self,
         context: &Arc<Context>,
         collector: &Arc<Collector>,
-        heard: &HashSet<String>,
+        shared_kinds: &HashSet<String>,
     ) -> JoinSet<()> {
         let kinds = collector.kinds();
         for (kind, _) in self.running.extract_if(.., |(kind, _)| !kinds.contains(kind)) {
@@ -135,7 +135,7 @@ impl Watches {
         }
         let mut listed = JoinSet::new();
         for kind in kinds.iter().filter(|kind| kind.can(&[verbs::DELETE, verbs::LIST, verbs::WATCH])) {
-            if heard.contains(&kind.name()) || self.running.iter().any(|(known, _)| known == kind) {
+            if shared_kinds.contains(&kind.name()) || self.running.iter().any(|(known, _)| known == kind) {
                 continue;
             }
             let (done, first) = tokio::sync::oneshot::channel();
@@ -169,13 +169,13 @@ async fn watch(
                     drop(first.take());
                 }
                 let is_change = matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone);
-                collector.take_in(&kind, event, &mut seen);
+                collector.apply_event(&kind, event, &mut seen);
                 if is_change && kind.defines_kinds() {
                     collector.kinds_changed.notify_one();
                 }
             }
             Err(error) => {
-                tracing::debug!(kind = %kind.name(), "watch: {error}");
+                tracing::debug!(kind = %kind.name(), %error, "cannot watch a kind");
                 // The kind may have been removed.
                 collector.kinds_changed.notify_one();
                 retry.wait().await;
@@ -256,22 +256,22 @@ impl Collector {
     }
 
     /// Registers handlers at the shared caches. Returns their kinds.
-    fn hear(self: &Arc<Self>, context: &Context) -> HashSet<String> {
+    fn register_handlers(self: &Arc<Self>, context: &Context) -> HashSet<String> {
         let caches = &context.caches;
-        let heard = [
-            self.hear_one(&caches.pods),
-            self.hear_one(&caches.replica_sets),
-            self.hear_one(&caches.deployments),
-            self.hear_one(&caches.nodes),
-            self.hear_one(&caches.namespaces),
-            self.hear_one(&caches.service_accounts),
-            self.hear_one(&caches.services),
-            self.hear_one(&caches.endpoints),
+        let shared_kinds = [
+            self.register_handler(&caches.pods),
+            self.register_handler(&caches.replica_sets),
+            self.register_handler(&caches.deployments),
+            self.register_handler(&caches.nodes),
+            self.register_handler(&caches.namespaces),
+            self.register_handler(&caches.service_accounts),
+            self.register_handler(&caches.services),
+            self.register_handler(&caches.endpoints),
         ];
-        heard.into_iter().flatten().collect()
+        shared_kinds.into_iter().flatten().collect()
     }
 
-    fn hear_one<K: Object>(self: &Arc<Self>, cache: &Arc<Cache<K>>) -> Option<String> {
+    fn register_handler<K: Object>(self: &Arc<Self>, cache: &Arc<Cache<K>>) -> Option<String> {
         let kind = self.kind(&K::group(&()), &K::kind(&()))?;
         let (own, name) = (self.clone(), kind.name());
         cache.on_change_and_now(move |change| {
@@ -293,7 +293,7 @@ impl Collector {
         Some(name)
     }
 
-    fn take_in(&self, kind: &Arc<ApiKind>, event: Event<Meta>, seen: &mut HashSet<String>) {
+    fn apply_event(&self, kind: &Arc<ApiKind>, event: Event<Meta>, seen: &mut HashSet<String>) {
         match event {
             Event::Init => seen.clear(),
             Event::InitApply(object) => {
@@ -526,12 +526,12 @@ mod tests {
             let of_owner = object(
                 json!({"name": child, "namespace": "n", "uid": child, "ownerReferences": [reference]}),
             );
-            collector.take_in(&owners, Event::Apply(owner), &mut seen);
-            collector.take_in(&children, Event::Apply(of_owner), &mut seen);
+            collector.apply_event(&owners, Event::Apply(owner), &mut seen);
+            collector.apply_event(&children, Event::Apply(of_owner), &mut seen);
             if was_deleted {
                 let definition = object(json!({"name": owners.name(), "uid": "definition"}));
-                collector.take_in(&definitions, Event::Apply(definition.clone()), &mut seen);
-                collector.take_in(&definitions, Event::Delete(definition), &mut seen);
+                collector.apply_event(&definitions, Event::Apply(definition.clone()), &mut seen);
+                collector.apply_event(&definitions, Event::Delete(definition), &mut seen);
             }
             collector.forget(&owners);
             assert_eq!(collector.lock().was_deleted_lately(name), was_deleted, "{name}");

@@ -26,7 +26,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let (own, pods) = (queue.clone(), Arc::downgrade(&context.caches.pods));
     context.caches.jobs.on_change(move |change| {
-        // The cache of jobs has no pods below it, so the pods are read by a task.
+        // A handler of jobs must not read the cache of pods (see [`crate::cache`]), so a task reads it.
         let (Some(old), None) = (change.old, change.new) else { return };
         let (Some(pods), own, job) = (pods.upgrade(), own.clone(), old.clone()) else { return };
         tokio::spawn(async move {

@@ -16,9 +16,9 @@ use crate::replica_set::by_dispensability;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
-/// Back-off after the first failed pod. It doubles with each further failure.
+/// Back-off after the first failed pod. It doubles with each further failure, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(10);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(600);
+const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
 /// A change of a job's pods.
 #[derive(Debug)]
@@ -158,7 +158,7 @@ fn next_failures(view: &View<'_>, last: &Pod) -> (i32, i32) {
     }
 }
 
-/// The rest of the back-off after failures in a row. The pods themselves tell how many there were.
+/// The rest of the back-off. It depends on the number of pods that failed since the last success.
 fn backoff(view: &View<'_>) -> Option<Duration> {
     let ended = |is: &dyn Fn(&Pod) -> bool| {
         let times = view.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));
@@ -175,7 +175,7 @@ fn backoff(view: &View<'_>) -> Option<Duration> {
 
 fn remaining(view: &View<'_>, failures: i32, last: Option<jiff::Timestamp>) -> Option<Duration> {
     let exponent = u32::try_from(failures.saturating_sub(1)).unwrap_or_default().min(16);
-    let wait = FIRST_BACKOFF.saturating_mul(2_u32.pow(exponent)).min(LONGEST_BACKOFF);
+    let wait = FIRST_BACKOFF.saturating_mul(2_u32.pow(exponent)).min(MAX_BACKOFF);
     until(last?.checked_add(wait).ok()?, view.now)
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     if key.namespace.is_empty() {
         if let Some(volume) = context.caches.volumes.get(&key) {
-            let_go(context, &volume).await?;
+            release_orphan(context, &volume).await?;
         }
         return Ok(Next::Wait);
     }
@@ -117,7 +117,7 @@ async fn grow(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Re
 }
 
 /// Removes the finalizer of a volume whose node does not exist any more.
-async fn let_go(context: &Context, volume: &PersistentVolume) -> Result<(), Error> {
+async fn release_orphan(context: &Context, volume: &PersistentVolume) -> Result<(), Error> {
     let node = plan::node_of(volume).unwrap_or_default();
     let exists = context.caches.nodes.get(&Key::new("", node)).is_some();
     if !plan::is_orphan(volume, exists) {

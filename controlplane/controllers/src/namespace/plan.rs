@@ -93,12 +93,12 @@ pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp
 
 /// Maximum names in the message of a condition. A tenant chooses the names of finalizers, and an object that is too large
 /// cannot be written.
-const SHOWN: usize = 50;
+const MAX_NAMES: usize = 50;
 
 fn list(counts: &BTreeMap<String, usize>, word: &str) -> String {
     let part = |(name, count): (&String, &usize)| format!("{name} {word} {count} resource instances");
-    let shown = counts.iter().take(SHOWN).map(part).collect::<Vec<_>>().join(", ");
-    match counts.len().saturating_sub(SHOWN) {
+    let shown = counts.iter().take(MAX_NAMES).map(part).collect::<Vec<_>>().join(", ");
+    match counts.len().saturating_sub(MAX_NAMES) {
         0 => shown,
         more => format!("{shown} and {more} more"),
     }

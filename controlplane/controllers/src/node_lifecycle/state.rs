@@ -16,7 +16,7 @@ use crate::queue::Queue;
 
 /// Time for which a node must be not ready before it gets a NoExecute taint: a starting node is not ready for a moment
 /// while it sets up its network.
-const SETTLED: Duration = Duration::from_secs(5);
+const MIN_NOT_READY: Duration = Duration::from_secs(5);
 /// Margin of timers, so that the time has passed when they fire.
 const MARGIN: Duration = Duration::from_millis(1);
 
@@ -111,7 +111,7 @@ impl Lifecycle {
             return allowed;
         }
         let unready = lock(&self.heartbeats).get(node.name()).and_then(|heartbeat| heartbeat.unready);
-        let unsettled = unready.and_then(|since| SETTLED.checked_sub(since.elapsed()));
+        let unsettled = unready.and_then(|since| MIN_NOT_READY.checked_sub(since.elapsed()));
         if let Some(left) = unsettled {
             return Eviction { wait: Some(left + MARGIN), ..denied };
         }

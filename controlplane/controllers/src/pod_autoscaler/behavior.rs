@@ -10,7 +10,7 @@ const DOWN_WINDOW: i32 = 300;
 const SMALLEST_LIMIT: i32 = 4;
 /// Maximum number of recommendations and of scale events that are kept. The longest window is one hour, of one each 15
 /// seconds.
-const LONGEST_HISTORY: usize = 300;
+const MAX_HISTORY: usize = 300;
 
 /// Earlier recommendations and changes of one autoscaler.
 #[derive(Clone, Debug, Default)]
@@ -188,7 +188,7 @@ fn keep(list: &mut Vec<(Timestamp, i32)>, seconds: i32, entry: (Timestamp, i32))
     let longest = SignedDuration::from_secs(seconds.into());
     list.retain(|(time, _)| entry.0.duration_since(*time) < longest);
     list.push(entry);
-    if list.len() > LONGEST_HISTORY {
+    if list.len() > MAX_HISTORY {
         list.remove(0);
     }
 }

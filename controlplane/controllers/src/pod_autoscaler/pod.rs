@@ -12,7 +12,8 @@ use serde::Deserialize;
 
 /// Time after a pod's start in which its CPU usage counts only once it is ready.
 const CPU_INITIALIZATION_SECONDS: i64 = 300;
-/// Time after a pod's start in which readiness that never came counts as the initial state.
+/// Seconds after a pod's start. A pod that is not ready, and whose condition Ready last changed within this time,
+/// counts as never ready.
 const INITIAL_READINESS_SECONDS: i64 = 30;
 
 /// The value of a metric for one pod.

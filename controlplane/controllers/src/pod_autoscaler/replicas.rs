@@ -128,7 +128,7 @@ pub(super) fn by_mean(target: Target<'_>, wanted: i64, value: i64) -> Proposal {
     Proposal { replicas, usage, utilization: None }
 }
 
-/// Rounds up. Values out of range are capped, and 0 stands for the ratio of nothing to nothing.
+/// Rounds up. Values out of range are capped, and NaN (0 divided by 0) becomes 0.
 fn ceil(value: f64) -> i32 {
     value.ceil() as i32
 }

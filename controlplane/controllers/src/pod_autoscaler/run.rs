@@ -27,7 +27,7 @@ use crate::write::{Part, status_patch};
 
 const COMPONENT: &str = "horizontal-pod-autoscaler";
 /// Time between two reconciles of one autoscaler.
-const PERIOD: Duration = Duration::from_secs(15);
+const SYNC_PERIOD: Duration = Duration::from_secs(15);
 
 /// Queues changed autoscalers.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
@@ -52,7 +52,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let reconcile = Reconcile { context, autoscaler: &autoscaler, now: Timestamp::now() };
     let mut conditions = Conditions::new(autoscaler.status.conditions.as_ref(), reconcile.now);
     reconcile.run(&mut conditions).await?;
-    Ok(Next::After(PERIOD))
+    Ok(Next::After(SYNC_PERIOD))
 }
 
 /// One reconcile of one autoscaler.

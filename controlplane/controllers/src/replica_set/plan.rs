@@ -159,9 +159,9 @@ impl Tally {
         /// Minimum number of such pods.
         const MANY: usize = 10;
         const PER_POD: Duration = Duration::from_millis(1);
-        const LONGEST: Duration = Duration::from_millis(100);
+        const MAX_REST: Duration = Duration::from_millis(100);
         let missing = self.replicas.saturating_sub(self.ready);
-        let rest = PER_POD.saturating_mul(u32::try_from(missing).unwrap_or(u32::MAX)).min(LONGEST);
+        let rest = PER_POD.saturating_mul(u32::try_from(missing).unwrap_or(u32::MAX)).min(MAX_REST);
         (missing >= MANY).then_some(rest)
     }
 }

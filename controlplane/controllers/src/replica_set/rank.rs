@@ -21,7 +21,7 @@ fn compare(one: &Pod, other: &Pod, neighbours: &HashMap<String, usize>, now: Tim
         .then_with(|| by(&|pod| i64::from(pod.ready_since().is_some())))
         .then_with(|| by(&cost))
         // Pods on nodes with many pods of the same owner come first.
-        .then_with(|| by(&|pod| -crowd(pod, neighbours)))
+        .then_with(|| by(&|pod| -neighbour_count(pod, neighbours)))
         // Pods that became ready lately come first, in steps that double: two old pods compare as equal.
         .then_with(|| by(&|pod| magnitude(pod.ready_since().flatten().map(|time| time.0), now)))
         .then_with(|| by(&|pod| -i64::from(pod.status.container_statuses.restarts)))
@@ -46,11 +46,13 @@ fn cost(pod: &Pod) -> i64 {
     text.and_then(|(_, cost)| cost.parse::<i32>().ok()).unwrap_or_default().into()
 }
 
-fn crowd(pod: &Pod, neighbours: &HashMap<String, usize>) -> i64 {
+/// Number of active pods of the same owner on the pod's node.
+fn neighbour_count(pod: &Pod, neighbours: &HashMap<String, usize>) -> i64 {
     let node = pod.spec.node_name.as_deref().unwrap_or_default();
     neighbours.get(node).copied().unwrap_or_default().try_into().unwrap_or(i64::MAX)
 }
 
+/// Binary logarithm of the age in nanoseconds; -1 without an age.
 fn magnitude(since: Option<Timestamp>, now: Timestamp) -> i64 {
     let age = since.map_or(0, |since| now.as_nanosecond() - since.as_nanosecond());
     if age > 0 { age.ilog2().into() } else { -1 }

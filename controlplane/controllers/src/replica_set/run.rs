@@ -96,7 +96,7 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
         .as_ref()
         .err()
         .map(|(reason, _, error)| Failure { reason, message: pod_control::reason(error) });
-    let next = show(context, &*set, failure.as_ref()).await?;
+    let next = write_status(context, &*set, failure.as_ref()).await?;
     match outcome {
         Ok(()) => Ok(next),
         Err((_, verb, error)) => Err(control.failed(verb, error)),
@@ -139,7 +139,11 @@ fn new_pod<K: Replicas>(set: &K) -> Value {
 }
 
 /// Writes the set's status if it has changed. Returns when to reconcile next.
-async fn show<K: Replicas>(context: &Context, set: &K, failure: Option<&Failure>) -> Result<Next, Error> {
+async fn write_status<K: Replicas>(
+    context: &Context,
+    set: &K,
+    failure: Option<&Failure>,
+) -> Result<Next, Error> {
     let now = Timestamp::now();
     let tally = if plan::min_ready(set) == 0 {
         context.pod_counts.read(set.namespace(), set.uid(), |groups| Tally::of_groups(set, groups))

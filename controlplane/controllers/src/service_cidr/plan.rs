@@ -14,7 +14,7 @@ use crate::object::{ObjectExt, ServiceCIDR};
 pub(crate) const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 /// Minimum time between the deletion request and the removal of the finalizer: every API server must see the request
 /// before.
-const GRACE: Duration = Duration::from_secs(10);
+const DELETION_GRACE: Duration = Duration::from_secs(10);
 const READY: &str = "Kubernetes Service CIDR is ready";
 const IN_USE: &str =
     "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
@@ -60,8 +60,8 @@ pub(crate) fn plan(
         return status(cidr, ("False", "Terminating", IN_USE), now).into_iter().collect();
     }
     let since = Duration::try_from(now.duration_since(deleted.0)).unwrap_or_default();
-    if since < GRACE {
-        return vec![Action::Wait(GRACE - since)];
+    if since < DELETION_GRACE {
+        return vec![Action::Wait(DELETION_GRACE - since)];
     }
     vec![Action::SetFinalizers(finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect())]
 }

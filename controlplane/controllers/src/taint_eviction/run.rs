@@ -40,7 +40,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at the pods of one node.
+/// Evicts the pods of one node whose toleration has ended. Returns when the next one ends.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(node) = context.caches.nodes.get(&key) else { return Ok(Next::Wait) };
     if !node.taints().iter().any(evicts) {

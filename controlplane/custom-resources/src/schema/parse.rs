@@ -175,7 +175,7 @@ impl Reader {
         }
         let left = MAX_PATTERN_BYTES.saturating_sub(self.pattern_bytes);
         let mut regex = Err(pattern::TOO_LARGE.to_owned());
-        // The crate does not tell the size of an expression, so the smallest limit that is enough counts.
+        // The crate does not report the size of an expression, so the smallest sufficient limit stands for it.
         let mut work = 0;
         for (limit, steps) in [(4 << 10, 30), (64 << 10, 500), (pattern::MAX_BYTES, 8000)] {
             let limit = limit.min(left);

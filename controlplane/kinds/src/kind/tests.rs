@@ -1,4 +1,4 @@
-//! The table holds together.
+//! Consistency of the table: definitions, cells and columns, names.
 
 use super::*;
 use crate::schema::model::schemas;

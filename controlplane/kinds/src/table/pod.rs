@@ -9,7 +9,7 @@ use super::{AGE, Column, NAME, created, items, name, or_none, string, wide};
 pub(crate) const COLUMNS: &[Column] = &[
     NAME,
     string("Ready", "Containers that are ready, of all containers."),
-    string("Status", "What the pod is doing, as its containers tell."),
+    string("Status", "The state of the pod, derived from the states of its containers."),
     string("Restarts", "How often containers of the pod were started again, and when last."),
     AGE,
     wide(string("IP", "Address of the pod.")),

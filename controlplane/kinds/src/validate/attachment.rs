@@ -9,9 +9,10 @@ use super::storage::{parameters, provisioner};
 use super::{Causes, Path, entries, format, items, text};
 use coracle_values::Quantity;
 
-/// Maximum bytes of an attachment's metadata and of an error message.
-const LONGEST_METADATA: usize = 256;
-const LONGEST_MESSAGE: usize = 1024;
+/// Maximum bytes of an attachment's metadata.
+const MAX_METADATA: usize = 256;
+/// Maximum bytes of an error message.
+const MAX_MESSAGE: usize = 1024;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
 const LIFECYCLE_MODES: &[&str] = &["Persistent", "Ephemeral"];
 
@@ -35,13 +36,13 @@ pub(super) fn attachment_status(causes: &mut Causes, status: &Value) {
     let path = Path::root("status");
     let metadata = &status["attachmentMetadata"];
     let size: usize = entries(metadata).map(|(key, value)| key.len() + text(value).len()).sum();
-    if size > LONGEST_METADATA {
-        causes.too_long(&path.field("attachmentMetadata"), LONGEST_METADATA);
+    if size > MAX_METADATA {
+        causes.too_long(&path.field("attachmentMetadata"), MAX_METADATA);
     }
     for name in ["attachError", "detachError"] {
         let here = path.field(name);
-        if text(&status[name]["message"]).len() > LONGEST_MESSAGE {
-            causes.too_long(&here.field("message"), LONGEST_MESSAGE);
+        if text(&status[name]["message"]).len() > MAX_MESSAGE {
+            causes.too_long(&here.field("message"), MAX_MESSAGE);
         }
         causes.in_range(&here.field("errorCode"), &status[name]["errorCode"], 0..=i64::from(i32::MAX));
     }

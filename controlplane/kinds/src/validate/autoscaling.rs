@@ -5,8 +5,10 @@ use serde_json::Value;
 
 use super::{Causes, Path, format, items, resources, text};
 
-const LONGEST_WINDOW: i64 = 3600;
-const LONGEST_PERIOD: i64 = 1800;
+/// Maximum of a stabilization window.
+const MAX_WINDOW_SECONDS: i64 = 3600;
+/// Maximum of the period of a scaling policy.
+const MAX_PERIOD_SECONDS: i64 = 1800;
 /// The kind of the core group that has a scale.
 const CORE_SCALE: &str = "ReplicationController";
 /// Types of metrics, and the field of each.
@@ -195,8 +197,8 @@ fn scaling_rules(causes: &mut Causes, path: &Path, rules: &Value) {
     let (here, window) = (path.field("stabilizationWindowSeconds"), &rules["stabilizationWindowSeconds"]);
     match window.as_i64().unwrap_or(0) {
         ..0 => causes.invalid(&here, window, "must be greater than or equal to zero"),
-        seconds if seconds > LONGEST_WINDOW => {
-            causes.invalid(&here, window, &format!("must be less than or equal to {LONGEST_WINDOW}"));
+        seconds if seconds > MAX_WINDOW_SECONDS => {
+            causes.invalid(&here, window, &format!("must be less than or equal to {MAX_WINDOW_SECONDS}"));
         }
         _ => {}
     }
@@ -226,8 +228,8 @@ fn scaling_policy(causes: &mut Causes, path: &Path, policy: &Value) {
             causes.invalid(&path.field(field), &policy[field], "must be greater than zero");
         }
     }
-    if policy["periodSeconds"].as_i64().is_some_and(|seconds| seconds > LONGEST_PERIOD) {
-        let detail = format!("must be less than or equal to {LONGEST_PERIOD}");
+    if policy["periodSeconds"].as_i64().is_some_and(|seconds| seconds > MAX_PERIOD_SECONDS) {
+        let detail = format!("must be less than or equal to {MAX_PERIOD_SECONDS}");
         causes.invalid(&path.field("periodSeconds"), &policy["periodSeconds"], &detail);
     }
 }

@@ -7,11 +7,14 @@ use super::workload::selected_template;
 use super::{Causes, Path, batch_policy, format, items, meta, pod, text};
 use coracle_values::schedule::{Schedule, TimeZone};
 
+/// Maximum parallelism of a job with the completion mode Indexed.
 const MAX_INDEXED_PARALLELISM: i64 = 100_000;
 const MAX_FAILED_INDEXES: i64 = 100_000;
 /// Number of completions above which back-off per index has narrower limits.
 const MANY_COMPLETIONS: i64 = 100_000;
+/// Maximum parallelism and failed indexes of such a job.
 const MANY_COMPLETIONS_LIMIT: i64 = 10_000;
+/// Maximum bytes of the name in `managedBy`.
 const MAX_MANAGED_BY: usize = 63;
 /// Maximum length of a cron job's name: its jobs' names have eleven characters more.
 const MAX_CRON_JOB_NAME: usize = 52;

@@ -34,7 +34,7 @@ const USAGES: &[&str] = &[
     "signing",
     "timestamping",
 ];
-const LEAST_SECONDS: i64 = 600;
+const MIN_SECONDS: i64 = 600;
 
 pub(crate) fn signing_request(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
@@ -44,7 +44,7 @@ pub(crate) fn signing_request(causes: &mut Causes, object: &Value, old: Option<&
     usages(causes, &path.field("usages"), &spec["usages"]);
     signer(causes, &path.field("signerName"), &spec["signerName"]);
     let seconds = &spec["expirationSeconds"];
-    if seconds.as_i64().is_some_and(|seconds| seconds < LEAST_SECONDS) {
+    if seconds.as_i64().is_some_and(|seconds| seconds < MIN_SECONDS) {
         let detail = "may not specify a duration less than 600 seconds (10 minutes)";
         causes.invalid(&path.field("expirationSeconds"), seconds, detail);
     }

@@ -4,8 +4,10 @@ use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
 
-const LONGEST_REASON: usize = 1024;
-const LONGEST_MESSAGE: usize = 32768;
+/// Maximum bytes of the reason of a condition.
+const MAX_REASON: usize = 1024;
+/// Maximum bytes of the message of a condition.
+const MAX_MESSAGE: usize = 32768;
 const REASON: &str = "a condition reason must start with alphabetic character, optionally followed by a string of \
     alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  \
     or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is \
@@ -42,11 +44,11 @@ fn one(causes: &mut Causes, here: &Path, condition: &Value) {
         causes.required(&here.field("reason"), "must be set");
     } else if !is_reason(reason) {
         causes.invalid(&here.field("reason"), &reason.into(), REASON);
-    } else if reason.len() > LONGEST_REASON {
-        causes.too_long(&here.field("reason"), LONGEST_REASON);
+    } else if reason.len() > MAX_REASON {
+        causes.too_long(&here.field("reason"), MAX_REASON);
     }
-    if text(&condition["message"]).len() > LONGEST_MESSAGE {
-        causes.too_long(&here.field("message"), LONGEST_MESSAGE);
+    if text(&condition["message"]).len() > MAX_MESSAGE {
+        causes.too_long(&here.field("message"), MAX_MESSAGE);
     }
 }
 
@@ -82,7 +84,7 @@ mod tests {
             ("reason", json!("")),
             ("reason", json!("1a")),
             ("reason", json!("a,")),
-            ("message", json!("m".repeat(LONGEST_MESSAGE + 1))),
+            ("message", json!("m".repeat(MAX_MESSAGE + 1))),
         ] {
             assert_eq!(said(field, value), [format!("c[0].{field}")]);
         }

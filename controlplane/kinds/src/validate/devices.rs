@@ -13,10 +13,14 @@ const MAX_CONFIGS: usize = 32;
 const MAX_SELECTORS: usize = 32;
 const MAX_ALTERNATIVES: usize = 8;
 const MAX_RESERVED: usize = 256;
-const LONGEST_EXPRESSION: usize = 10 << 10;
-const LONGEST_DRIVER: usize = 63;
-const LONGEST_POOL: usize = 253;
-const LONGEST_PARAMETERS: usize = 10 << 10;
+/// Maximum bytes of the CEL expression of a selector.
+const MAX_EXPRESSION: usize = 10 << 10;
+/// Maximum bytes of the name of a driver.
+const MAX_DRIVER: usize = 63;
+/// Maximum bytes of the name of a pool.
+const MAX_POOL: usize = 253;
+/// Maximum bytes of the opaque parameters of a configuration, as JSON.
+const MAX_PARAMETERS: usize = 10 << 10;
 const ONE_REQUEST: &str = "exactly one of `exactly` or `firstAvailable` is required";
 const ONE_PLACE: &str =
     "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
@@ -168,8 +172,8 @@ fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
         let expression = text(&selector["cel"]["expression"]);
         if !selector["cel"].is_object() {
             causes.required(&here, "");
-        } else if expression.len() > LONGEST_EXPRESSION {
-            causes.too_long(&here.field("expression"), LONGEST_EXPRESSION);
+        } else if expression.len() > MAX_EXPRESSION {
+            causes.too_long(&here.field("expression"), MAX_EXPRESSION);
         } else if let Some(problem) = selector::problem(expression) {
             causes.invalid(&here.field("expression"), &expression.into(), &problem);
         }
@@ -185,8 +189,8 @@ fn config(causes: &mut Causes, path: &Path, config: &Value) {
     let (here, parameters) = (path.field("parameters"), &opaque["parameters"]);
     match parameters {
         Value::Null => causes.required(&here, ""),
-        Value::Object(_) if parameters.to_string().len() > LONGEST_PARAMETERS => {
-            causes.too_long(&here, LONGEST_PARAMETERS);
+        Value::Object(_) if parameters.to_string().len() > MAX_PARAMETERS => {
+            causes.too_long(&here, MAX_PARAMETERS);
         }
         Value::Object(_) => {}
         _ => causes.invalid(&here, parameters, "must be a valid JSON object"),
@@ -214,8 +218,8 @@ fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
     let (here, name) = (path.field("name"), text(&pool["name"]));
     if name.is_empty() {
         causes.required(&here, "");
-    } else if name.len() > LONGEST_POOL {
-        causes.too_long(&here, LONGEST_POOL);
+    } else if name.len() > MAX_POOL {
+        causes.too_long(&here, MAX_POOL);
     } else {
         for part in name.split('/') {
             causes.format(&here, part, format::dns1123_subdomain(part));
@@ -314,8 +318,8 @@ fn driver(causes: &mut Causes, path: &Path, value: &Value) {
     if name.is_empty() {
         return causes.required(path, "");
     }
-    if name.len() > LONGEST_DRIVER {
-        causes.too_long(path, LONGEST_DRIVER);
+    if name.len() > MAX_DRIVER {
+        causes.too_long(path, MAX_DRIVER);
     }
     causes.format(path, name, format::dns1123_subdomain(&name.to_ascii_lowercase()));
 }

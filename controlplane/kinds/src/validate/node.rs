@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Causes, Path, format, items, text};
 
 /// Maximum bytes of a storage driver's node id.
-const LONGEST_NODE_ID: usize = 192;
+const MAX_NODE_ID: usize = 192;
 
 pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &node["spec"]);
@@ -55,8 +55,8 @@ pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>)
         }
         if text(&driver["nodeID"]).is_empty() {
             causes.required(&here.field("nodeID"), "");
-        } else if text(&driver["nodeID"]).len() > LONGEST_NODE_ID {
-            causes.too_long(&here.field("nodeID"), LONGEST_NODE_ID);
+        } else if text(&driver["nodeID"]).len() > MAX_NODE_ID {
+            causes.too_long(&here.field("nodeID"), MAX_NODE_ID);
         }
         causes.not_negative(&here.field("allocatable").field("count"), &driver["allocatable"]["count"]);
         let mut keys = HashSet::new();

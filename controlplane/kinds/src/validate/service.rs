@@ -13,7 +13,7 @@ const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 /// Maximum time of session affinity in seconds.
 const MAX_AFFINITY_SECONDS: i64 = 86_400;
 /// Maximum zones or nodes in the hints of one endpoint.
-const MOST_HINTS: usize = 8;
+const MAX_HINTS: usize = 8;
 const POLICIES: &[&str] = &["Cluster", "Local"];
 const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
 const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
@@ -289,8 +289,8 @@ fn endpoint(causes: &mut Causes, path: &Path, endpoint: &Value) {
         let here = path.field("hints").field(list);
         let hints = &endpoint["hints"][list];
         let count = items(hints).count();
-        if count > MOST_HINTS {
-            causes.too_many(&here, count, MOST_HINTS);
+        if count > MAX_HINTS {
+            causes.too_many(&here, count, MAX_HINTS);
         }
         let mut seen = HashSet::new();
         for (index, hint) in items(hints) {

@@ -24,9 +24,9 @@ const NO_SOURCES: &[&str] = &[
     "nodeAffinity",
     "volumeAttributesClassName",
 ];
-const MOST_PARAMETERS: usize = 512;
+const MAX_PARAMETERS: usize = 512;
 /// Maximum bytes of all parameters of a class.
-const PARAMETERS_SIZE: usize = 256 * 1024;
+const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
 pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -203,15 +203,15 @@ pub(super) fn provisioner(causes: &mut Causes, path: &Path, name: &Value) {
 /// Checks the number and the size of parameters.
 pub(super) fn parameters(causes: &mut Causes, parameters: &Value) {
     let path = Path::root("parameters");
-    if entries(parameters).count() > MOST_PARAMETERS {
-        return causes.too_long(&path, MOST_PARAMETERS);
+    if entries(parameters).count() > MAX_PARAMETERS {
+        return causes.too_long(&path, MAX_PARAMETERS);
     }
     if entries(parameters).any(|(key, _)| key.is_empty()) {
         causes.invalid(&path, &"".into(), "field can not be empty.");
     }
     let size: usize = entries(parameters).map(|(key, value)| key.len() + text(value).len()).sum();
-    if size > PARAMETERS_SIZE {
-        causes.too_long(&path, PARAMETERS_SIZE);
+    if size > MAX_PARAMETERS_SIZE {
+        causes.too_long(&path, MAX_PARAMETERS_SIZE);
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) type Volumes<'a> = HashSet<&'a str>;
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 /// Maximum bytes of the name of a storage driver.
-const LONGEST_DRIVER: usize = 63;
+const MAX_DRIVER: usize = 63;
 const VOLUME_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
@@ -108,8 +108,8 @@ fn provisioner_name(causes: &mut Causes, path: &Path, name: &str) {
     if name.is_empty() {
         return causes.required(path, "");
     }
-    if name.len() > LONGEST_DRIVER {
-        causes.too_long(path, LONGEST_DRIVER);
+    if name.len() > MAX_DRIVER {
+        causes.too_long(path, MAX_DRIVER);
     }
     causes.format(path, name, format::dns1123_subdomain(&name.to_lowercase()));
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::{Profile, Weights};
 
 /// Maximum of a score's weight, as upstream.
-const LARGEST_WEIGHT: i64 = i64::MAX / 100 / 64;
+const MAX_WEIGHT: i64 = i64::MAX / 100 / 64;
 
 /// The plugins that filter, in upstream's order.
 pub(super) const FILTERS: [&str; 12] = [
@@ -172,7 +172,7 @@ fn disable_score(weights: &mut Weights, name: &str) {
 /// Sets the weight of a score; without a weight it is 1.
 pub(super) fn set_weight(profile: &mut Profile, name: &str, weight: Option<i64>) -> Result<(), String> {
     let weight = weight.unwrap_or(1);
-    if !(1..=LARGEST_WEIGHT).contains(&weight) {
+    if !(1..=MAX_WEIGHT).contains(&weight) {
         return Err(format!("plugins.score.enabled {name}: invalid weight {weight}"));
     }
     let own = profile.weights.of(name);

@@ -17,9 +17,9 @@ use super::{DeviceId, expression, is_reachable};
 use crate::snapshot::Facts;
 
 /// Maximum number of devices of a claim, as in the API.
-const MOST_DEVICES: usize = 32;
+const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
-const MOST_STEPS: usize = 20_000;
+const MAX_STEPS: usize = 20_000;
 
 /// A device that can be allocated.
 #[derive(Clone, Copy)]
@@ -171,7 +171,7 @@ impl<'a> Allocator<'a> {
         }
         for place in from..step.selected.len() {
             self.steps += 1;
-            if self.steps > MOST_STEPS {
+            if self.steps > MAX_STEPS {
                 return Err("search for devices exceeded its limit; simplify the claims".to_owned());
             }
             let candidate = step.selected[place];
@@ -182,7 +182,7 @@ impl<'a> Allocator<'a> {
                 .any(|one| one.candidate.id() == candidate.id() && (!is_admin || one.claim == claim));
             let is_taken =
                 is_chosen || (!is_admin && self.in_use.has(&candidate.id(), node_of(candidate.slice)));
-            if is_taken || chosen.iter().filter(|one| one.claim == claim).count() >= MOST_DEVICES {
+            if is_taken || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
             }
             chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });

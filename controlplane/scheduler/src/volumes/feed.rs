@@ -26,7 +26,7 @@ pub(crate) async fn run(client: Client, volumes: Volumes) {
     );
 }
 
-/// Applies the events of one kind by `apply`, which returns whether something of all pods changed.
+/// Applies the events of one kind. `apply` returns whether the change may help any pod with claims.
 async fn feed<K, I>(
     mut events: BoxStream<'static, Event<K>>,
     volumes: &Volumes,

@@ -22,10 +22,11 @@ use super::{
 use crate::Error;
 
 /// Maximum bytes of the file.
-const LIMIT: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Default of a plugin's timeout, as upstream.
-const TIMEOUT: Duration = Duration::from_secs(3);
-const MAX_TIMEOUT: u64 = 60;
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum of a plugin's timeout.
+const MAX_TIMEOUT_SECONDS: u64 = 60;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -214,7 +215,7 @@ impl KmsEntry {
             self.endpoint.strip_prefix("unix://").map(PathBuf::from).filter(|path| path.is_absolute());
         let socket =
             socket.ok_or_else(|| format!("kms.endpoint: {:?} must be unix:///path", self.endpoint))?;
-        let timeout = self.timeout.map_or(Ok(TIMEOUT), |text| seconds(&text))?;
+        let timeout = self.timeout.map_or(Ok(DEFAULT_TIMEOUT), |text| seconds(&text))?;
         Ok(KmsSettings { name: self.name, socket, timeout })
     }
 }
@@ -227,7 +228,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
         number.checked_mul(*scale)
     });
     match parsed {
-        Some(millis) if millis > 0 && millis <= MAX_TIMEOUT * 1000 => Ok(Duration::from_millis(millis)),
+        Some(millis) if millis > 0 && millis <= MAX_TIMEOUT_SECONDS * 1000 => {
+            Ok(Duration::from_millis(millis))
+        }
         _ => Err(format!("kms.timeout: {text:?} must be a duration such as 3s, at most 1m")),
     }
 }
@@ -266,8 +269,8 @@ fn read(path: &Path) -> Result<String, Error> {
         return Err(Error::Exposed { path: path.to_owned(), mode, owner: metadata.uid(), user });
     }
     let mut text = String::new();
-    file.take(LIMIT + 1).read_to_string(&mut text).map_err(failed)?;
-    match text.len() as u64 > LIMIT {
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    match text.len() as u64 > MAX_FILE_BYTES {
         true => Err(failed(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "larger than 1 MiB"))),
         false => Ok(text),
     }

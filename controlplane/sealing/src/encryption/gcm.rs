@@ -25,7 +25,7 @@ pub(super) fn seal(key: &LessSafeKey, plain: &[u8], context: &[u8]) -> Result<Ve
     Ok(sealed)
 }
 
-/// The plaintext, if key and context are those of the sealing.
+/// Decrypts. `None` if the key or the context is another one, or the bytes were changed.
 pub(super) fn open(key: &LessSafeKey, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
     let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
     let mut text = text.to_vec();

@@ -40,18 +40,21 @@ mod v2 {
     tonic::include_proto!("v2");
 }
 
-/// Bytes of a seed, and of the random bytes that a key is derived with.
-const SEED: usize = 32;
-const INFO: usize = 32;
+/// Bytes of a seed.
+const SEED_BYTES: usize = 32;
+/// Number of random bytes of each value. Its key is derived from them and from the seed.
+const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
-const SEEDS: usize = 1000;
-/// Maximum number of callers that wait for the plugin. Each keeps a thread; more of them get an error at once.
+const MAX_CACHED_SEEDS: usize = 1000;
+/// Maximum number of callers that wait for the plugin. Each occupies a thread. Further callers get an error at once.
 const WAITING: usize = 32;
 /// Interval of key checks. The first write after it requests the plugin's key id, in the background.
-const CHECK: Duration = Duration::from_secs(60);
-/// Maximum bytes of the parts of a response, as upstream.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum bytes of the key id in a response, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;
+/// Maximum bytes of an encrypted seed, as upstream.
 const MAX_SOURCE: usize = 1 << 10;
+/// Maximum bytes of all annotations of an encrypted seed, as upstream.
 const MAX_ANNOTATIONS: usize = 32 << 10;
 
 /// The settings of a plugin.
@@ -151,10 +154,10 @@ impl Kms {
     }
 
     pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
-        self.check_sometimes();
+        self.check_if_due();
         let current = self.shared.current.load();
         let current = current.as_ref().as_ref().ok_or(Error::Cipher)?;
-        let info: [u8; INFO] = random()?;
+        let info: [u8; INFO_BYTES] = random()?;
         let key = current.source.key(&info).ok_or(Error::Cipher)?;
         let mut data = info.to_vec();
         data.extend(gcm::seal(&key, plain, context)?);
@@ -181,7 +184,7 @@ impl Kms {
         let opened = match &*source {
             Source::Key(key) => gcm::open(key, &data, context),
             Source::Seed(_) => data
-                .split_first_chunk::<INFO>()
+                .split_first_chunk::<INFO_BYTES>()
                 .and_then(|(info, text)| gcm::open(&source.key(info)?, text, context)),
         };
         opened.ok_or_else(damaged)
@@ -221,9 +224,9 @@ impl Kms {
     }
 
     /// Starts a check of the plugin's key, if one is due. Does not wait.
-    fn check_sometimes(&self) {
+    fn check_if_due(&self) {
         let mut checked = self.shared.checked.lock().unwrap_or_else(PoisonError::into_inner);
-        if checked.elapsed() > CHECK {
+        if checked.elapsed() > CHECK_INTERVAL {
             *checked = Instant::now();
             // If the thread has ended, the next decryption reports it.
             let _ = self.calls.send(Call::Check(None));
@@ -328,7 +331,7 @@ async fn renew(shared: &Shared, client: &Client) -> Result<(), String> {
     if is_current(&shared.current.load_full()) {
         return Ok(());
     }
-    let seed: [u8; SEED] = random().map_err(|error| error.to_string())?;
+    let seed: [u8; SEED_BYTES] = random().map_err(|error| error.to_string())?;
     let answer = client.encrypt(seed.to_vec()).await?;
     let source = Arc::new(Source::of(&seed, true).ok_or("a seed has a wrong size")?);
     shared.keep((true, answer.ciphertext.clone()), source.clone());
@@ -355,7 +358,7 @@ impl Shared {
 
     fn keep(&self, encrypted: Encrypted, source: Arc<Source>) {
         let mut seeds = self.seeds();
-        if seeds.len() >= SEEDS {
+        if seeds.len() >= MAX_CACHED_SEEDS {
             seeds.clear();
         }
         seeds.insert(encrypted, source);
@@ -367,7 +370,7 @@ impl Shared {
 impl Source {
     fn of(plain: &[u8], is_seed: bool) -> Option<Self> {
         match (is_seed, plain.len()) {
-            (true, SEED) => Some(Self::Seed(hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, plain))),
+            (true, SEED_BYTES) => Some(Self::Seed(hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, plain))),
             (false, 16 | 32) => gcm::key(plain).map(|key| Self::Key(Box::new(key))),
             _ => None,
         }

@@ -13,8 +13,8 @@ use super::gcm::{self, random};
 use super::kms::Kms;
 use crate::Error;
 
-const CBC_BLOCK: usize = 16;
-const SECRETBOX_NONCE: usize = 24;
+const CBC_BLOCK_BYTES: usize = 16;
+const SECRETBOX_NONCE_BYTES: usize = 24;
 
 /// One provider.
 pub(super) enum Provider {
@@ -132,13 +132,13 @@ impl Key {
         match self {
             Self::Gcm(key) => gcm::seal(key, plain, context),
             Self::Cbc(key) => {
-                let iv: [u8; CBC_BLOCK] = random()?;
+                let iv: [u8; CBC_BLOCK_BYTES] = random()?;
                 let mut sealed = iv.to_vec();
                 sealed.extend(encrypt_cbc(key, &iv, plain).ok_or(Error::Cipher)?);
                 Ok(sealed)
             }
             Self::Secretbox(cipher) => {
-                let nonce: [u8; SECRETBOX_NONCE] = random()?;
+                let nonce: [u8; SECRETBOX_NONCE_BYTES] = random()?;
                 let text = cipher.encrypt(GenericArray::from_slice(&nonce), plain);
                 let mut sealed = nonce.to_vec();
                 sealed.extend(text.map_err(|_failed| Error::Cipher)?);
@@ -151,11 +151,11 @@ impl Key {
         match self {
             Self::Gcm(key) => gcm::open(key, sealed, context),
             Self::Cbc(key) => {
-                let (iv, text) = sealed.split_first_chunk::<CBC_BLOCK>()?;
+                let (iv, text) = sealed.split_first_chunk::<CBC_BLOCK_BYTES>()?;
                 decrypt_cbc(key, iv, text)
             }
             Self::Secretbox(cipher) => {
-                let (nonce, text) = sealed.split_first_chunk::<SECRETBOX_NONCE>()?;
+                let (nonce, text) = sealed.split_first_chunk::<SECRETBOX_NONCE_BYTES>()?;
                 cipher.decrypt(GenericArray::from_slice(nonce), text).ok()
             }
         }

@@ -18,7 +18,7 @@ use super::engine::{Engine, Undo};
 use crate::{Error, vault::Vault};
 
 /// Bytes in one batch of the copy.
-const BATCH: usize = 1 << 20;
+const BATCH_BYTES: usize = 1 << 20;
 
 /// The copy's directory, beside the store's.
 pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -73,7 +73,7 @@ fn fill(path: &Path, engine: &Engine, copy: &Path, vault: &Arc<Vault>) -> Result
         let bytes = vault.resealed(key, bytes)?.unwrap_or_else(|| bytes.to_vec());
         size += key.len() + bytes.len();
         batch.push((key.into(), Some(bytes)));
-        if size > BATCH {
+        if size > BATCH_BYTES {
             new.restore(&batch).map_err(failed)?;
             batch.clear();
             size = 0;

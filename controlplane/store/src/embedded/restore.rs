@@ -26,7 +26,7 @@ pub(super) const RESTORING: &str = ".restoring";
 /// Suffix of the replaced store.
 const REPLACED: &str = ".replaced";
 /// Bytes in one batch.
-const BATCH: usize = 1 << 20;
+const BATCH_BYTES: usize = 1 << 20;
 /// Revisions that are skipped. The replaced store may have had commits after the backup, and clients that have seen their
 /// revisions must list again. etcd's documentation recommends the same number.
 const SKIPPED: u64 = 1_000_000_000;
@@ -75,7 +75,7 @@ fn fill(new: &Path, vault: &Arc<Vault>, backup: impl BufRead) -> Result<BackupSu
         vault.decode(name, &value)?;
         size += key.len() + value.len();
         batch.push((name.into(), Some(value.into_vec())));
-        if size > BATCH {
+        if size > BATCH_BYTES {
             engine.restore(&batch).map_err(failed)?;
             (size, batch) = (0, Vec::new());
         }

@@ -17,7 +17,7 @@ use super::migrate::beside;
 use crate::Health;
 
 /// Maximum bytes of the journal that are allocated ahead.
-const AHEAD: u64 = 32 << 20;
+const MAX_ALLOCATED_AHEAD: u64 = 32 << 20;
 /// Written bytes after which the journal is checked again.
 const STEP: u64 = 1 << 20;
 /// Bounds in bytes of the free space below which the store refuses new objects: 1/32 of the disk within these bounds.
@@ -33,7 +33,7 @@ pub(super) struct Space {
     /// Allocated bytes of the journal.
     allocated: u64,
     /// Size of the journal at which it is checked again.
-    next_look: u64,
+    next_check: u64,
     is_full: bool,
 }
 
@@ -56,10 +56,10 @@ impl Space {
             journal: PathBuf::new(),
             position: 0,
             allocated: 0,
-            next_look: 0,
+            next_check: 0,
             is_full: false,
         };
-        space.look();
+        space.check_journal();
         space.refill();
         space
     }
@@ -82,14 +82,14 @@ impl Space {
 
     /// Whether updates are refused too: the blocks that are allocated ahead are kept for deletions.
     pub(super) fn is_exhausted(&self) -> bool {
-        self.allocated.saturating_sub(self.position) < AHEAD / 32
+        self.allocated.saturating_sub(self.position) < MAX_ALLOCATED_AHEAD / 32
     }
 
     /// Records that the journal grew.
     pub(super) fn wrote(&mut self, bytes: u64) {
         self.position += bytes;
-        if self.position >= self.next_look {
-            self.look();
+        if self.position >= self.next_check {
+            self.check_journal();
         }
     }
 
@@ -117,8 +117,8 @@ impl Space {
     }
 
     /// Finds the journal and allocates ahead of it.
-    fn look(&mut self) {
-        self.next_look = self.position + STEP;
+    fn check_journal(&mut self) {
+        self.next_check = self.position + STEP;
         if let Err(error) = self.allocate() {
             tracing::debug!(%error, "cannot allocate ahead of the journal");
         }
@@ -130,10 +130,10 @@ impl Space {
         if journal != self.journal {
             // A new journal has a length but no blocks; a reopened one ends behind its last entry.
             self.position = metadata.len().min(metadata.blocks() * 512);
-            (self.allocated, self.next_look) = (self.position, self.position + STEP);
+            (self.allocated, self.next_check) = (self.position, self.position + STEP);
             self.journal = journal;
         }
-        let wanted = AHEAD.min(Room::of(&self.path)?.free / 8);
+        let wanted = MAX_ALLOCATED_AHEAD.min(Room::of(&self.path)?.free / 8);
         if self.position + wanted / 2 > self.allocated {
             let file = File::options().write(true).open(&self.journal)?;
             fallocate(file, FallocateFlags::KEEP_SIZE, self.position, wanted)?;

@@ -16,7 +16,7 @@ const EXPIRY_STEP: Duration = Duration::from_secs(60);
 
 /// Maximum bytes of the values of recent commits: large objects that change often would otherwise take hundreds of
 /// megabytes.
-const HISTORY_BYTES: usize = 4 << 20;
+const MAX_HISTORY_BYTES: usize = 4 << 20;
 
 fn weight(commit: &Commit) -> usize {
     commit.value.as_ref().map_or(0, |value| value.len())
@@ -115,7 +115,7 @@ impl State {
         });
         self.recent_bytes += weight(&commit);
         self.recent.push_back(commit);
-        while self.recent.len() > self.history || self.recent_bytes > HISTORY_BYTES {
+        while self.recent.len() > self.history || self.recent_bytes > MAX_HISTORY_BYTES {
             let Some(oldest) = self.forget_oldest() else { break };
             self.compacted = oldest.revision;
         }

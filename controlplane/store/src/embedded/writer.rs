@@ -19,7 +19,7 @@ use crate::{Commit, Error, Expect, Tier, Write, vault::Revisions};
 use recover::Failure;
 
 /// Maximum number of writes that share one sync, so that the first of them does not wait too long.
-const BATCH: usize = 256;
+const MAX_BATCH: usize = 256;
 /// Pause between attempts to recover. Only a failed store uses this timer.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -57,7 +57,7 @@ impl<'a> Writer<'a> {
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             };
             self.recover_if_due();
-            let jobs: Vec<Job> = first.into_iter().chain(queue.try_iter().take(BATCH)).collect();
+            let jobs: Vec<Job> = first.into_iter().chain(queue.try_iter().take(MAX_BATCH)).collect();
             self.commit(jobs);
         }
     }

@@ -27,14 +27,15 @@ use super::{
 use crate::{Error, Health};
 
 /// Maximum duration of a request. The timeout of etcd itself is seven seconds.
-const REQUEST: Duration = Duration::from_secs(8);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum duration of connecting.
-const CONNECT: Duration = Duration::from_secs(3);
-/// Pings on a connection, and the time for the answer: a member behind a broken network is noticed.
-const PING: Duration = Duration::from_secs(10);
-const PONG: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval of pings. They detect a member behind a broken network.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum time for the answer to a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of a response: a page of the largest objects that etcd accepts.
-const RESPONSE: usize = 1 << 30;
+const MAX_RESPONSE: usize = 1 << 30;
 
 /// The members of etcd.
 pub(super) struct Connection {
@@ -70,7 +71,7 @@ impl Connection {
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Error> {
         let call = |channel| {
             let request = request.clone();
-            async move { KvClient::new(channel).max_decoding_message_size(RESPONSE).range(request).await }
+            async move { KvClient::new(channel).max_decoding_message_size(MAX_RESPONSE).range(request).await }
         };
         self.call(true, call).await
     }
@@ -100,7 +101,7 @@ impl Connection {
         let mut last = None;
         for _ in &self.channels {
             let (index, channel) = self.channel();
-            let outcome = tokio::time::timeout(REQUEST, call(channel)).await;
+            let outcome = tokio::time::timeout(REQUEST_TIMEOUT, call(channel)).await;
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
             match outcome {
                 Ok(response) => {
@@ -220,10 +221,10 @@ fn channel(server: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel, Error
     };
     let endpoint = Endpoint::from_shared(server.to_owned()).map_err(|error| failed(&error))?;
     let endpoint = endpoint
-        .connect_timeout(CONNECT)
+        .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING)
-        .keep_alive_timeout(PONG);
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT);
     let is_tls = endpoint.uri().scheme_str() == Some("https");
     let endpoint = match tls {
         Some(tls) if is_tls => endpoint.tls_config(tls.clone()).map_err(|error| failed(&error))?,

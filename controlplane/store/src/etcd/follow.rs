@@ -24,13 +24,13 @@ use super::{
 use crate::{Commit, Error, Event, Health, Range};
 
 /// Maximum bytes of the events of one response.
-const RESPONSE: usize = 1 << 30;
+const MAX_RESPONSE: usize = 1 << 30;
 /// Maximum duration until etcd confirms a watch.
-const OPEN: Duration = Duration::from_secs(5);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses between attempts to connect: doubled up to the second.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// Pause between requests for progress while a reader waits.
-const PROGRESS: Duration = Duration::from_millis(50);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The state of a watch.
 pub(super) struct Follower {
@@ -86,7 +86,7 @@ impl Follower {
             }
             tracing::debug!(%error, "the watch of etcd is interrupted");
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = tokio::time::sleep(pause) => {}
                 () = self.events.closed() => return,
             }
@@ -122,17 +122,17 @@ impl Follower {
                     Ok(None) => return End::Failed(Error::Unavailable { detail: "the watch ended".to_owned() }),
                     Err(status) => return End::Failed(failed(&status)),
                 },
-                // Waits only.
+                // Cancel-safe: the future only waits.
                 () = progress => {
                     if waits {
-                        asked = Instant::now() + PROGRESS;
+                        asked = Instant::now() + PROGRESS_INTERVAL;
                         let _ = requests.try_send(request(RequestUnion::ProgressRequest(WatchProgressRequest {})));
                     } else {
                         // A commit usually arrives on its own, before a request for progress is worth it.
-                        asked = Instant::now() + PROGRESS / 5;
+                        asked = Instant::now() + PROGRESS_INTERVAL / 5;
                     }
                 }
-                // Waits only.
+                // Cancel-safe: the future only waits.
                 () = self.events.closed() => return End::Unused,
             }
         }
@@ -152,7 +152,7 @@ impl Follower {
         let mut request = Request::new(stream);
         // A member without a leader ends the watch, and does not serve an old state forever.
         request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
-        let mut client = client.max_decoding_message_size(RESPONSE);
+        let mut client = client.max_decoding_message_size(MAX_RESPONSE);
         let opened = async {
             let mut responses = client.watch(request).await?.into_inner();
             match responses.message().await? {
@@ -161,7 +161,7 @@ impl Follower {
                 None => Err(Status::unavailable("the watch ended")),
             }
         };
-        let opened = timeout(OPEN, opened).await;
+        let opened = timeout(OPEN_TIMEOUT, opened).await;
         let opened = opened.unwrap_or_else(|_elapsed| Err(Status::unavailable("opening a watch timed out")));
         let responses = opened.map_err(|status| failed(&status))?;
         self.shared.connection.record(Health::Good);

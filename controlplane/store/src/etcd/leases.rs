@@ -9,9 +9,9 @@ use super::{api::LeaseGrantRequest, connection::Connection};
 use crate::Error;
 
 /// Maximum time during which a lease is attached to new entries. An entry can outlive its TTL by at most this time.
-const SHARED: Duration = Duration::from_secs(60);
+const MAX_SHARED: Duration = Duration::from_secs(60);
 /// Maximum number of entries of a lease.
-const ENTRIES: usize = 1000;
+const MAX_ENTRIES: usize = 1000;
 
 /// The current lease of each time to live.
 #[derive(Default)]
@@ -31,12 +31,12 @@ impl Leases {
         let mut leases = self.0.lock().await;
         if let Some(lease) = leases.get_mut(&ttl)
             && lease.until > Instant::now()
-            && lease.entries < ENTRIES
+            && lease.entries < MAX_ENTRIES
         {
             lease.entries += 1;
             return Ok(lease.id);
         }
-        let shared = SHARED.min(ttl / 20);
+        let shared = MAX_SHARED.min(ttl / 20);
         let seconds = (ttl + shared).as_secs().max(1);
         let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
         let until = Instant::now() + shared;

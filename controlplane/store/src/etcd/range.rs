@@ -13,7 +13,7 @@ use crate::{Entry, Error, Page, Range};
 pub(super) type Unreadable = (Arc<str>, Error);
 
 /// Entries in one response of etcd. A response of more entries could take gigabytes.
-const PAGE: usize = 500;
+const PAGE_ENTRIES: usize = 500;
 /// Attempts of a list whose revision is compacted meanwhile.
 const ATTEMPTS: usize = 3;
 
@@ -66,7 +66,7 @@ impl Shared {
         let (mut name, mut revision) = (self.keys.outer(start), 0);
         let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
         loop {
-            let count = PAGE.min(limit - entries.len());
+            let count = PAGE_ENTRIES.min(limit - entries.len());
             let response = self.connection.range(RangeRequest {
                 key: name,
                 range_end: end.clone(),

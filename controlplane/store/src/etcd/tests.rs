@@ -159,7 +159,7 @@ async fn a_watch_that_missed_compacted_commits_lists_again() {
     let mut watch = store.watch("/w/", store.revision().await.unwrap()).await.unwrap();
     let first = store.write(put("/w/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
     assert_eq!(commit(&mut watch).await.revision, first);
-    // The watch is away, and a second store compacts what it misses.
+    // While the watch is disconnected, a second store compacts the commits that the watch has missed.
     server.kill();
     eventually_async("the watch to notice", 10, async || store.health() != Health::Good).await;
     let port = server.ports[0];

@@ -16,9 +16,10 @@ use crate::{
     server::State,
 };
 
-/// Maximum pods that are checked when a namespace's policy becomes stricter. Upstream's limits.
+/// Maximum pods that are checked when a namespace's policy becomes stricter, as upstream.
 const MAX_PODS: usize = 3000;
-const MAX_TIME: Duration = Duration::from_secs(1);
+/// Maximum duration of that check, as upstream.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn validate(
     config: &PodSecurityConfig,
@@ -71,7 +72,7 @@ fn warn_about_pods(
     enforce: LevelVersion,
 ) {
     let pods = pods(config, state, attributes.name);
-    let deadline = Instant::now() + MAX_TIME;
+    let deadline = Instant::now() + CHECK_TIMEOUT;
     let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut checked = 0;
     for pod in pods.iter().take(MAX_PODS) {

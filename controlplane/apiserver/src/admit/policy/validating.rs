@@ -34,7 +34,7 @@ impl Admit for ValidatingPolicies {
         }
         let mut first = None;
         for bound in policies.iter() {
-            let found = judge(state, bound, attributes, object).await?;
+            let found = evaluate_policy(state, bound, attributes, object).await?;
             first = first.or(found);
         }
         first.map_or(Ok(()), Err)
@@ -46,7 +46,7 @@ impl Admit for ValidatingPolicies {
 }
 
 /// Evaluates a policy for each of its bindings and parameters. Returns the first denial.
-async fn judge(
+async fn evaluate_policy(
     state: &State,
     bound: &Bound<ValidatingPolicy>,
     attributes: &Attributes<'_>,

@@ -8,7 +8,7 @@ use super::{
     expression::Expression,
 };
 
-/// Claims that make no user.
+/// Why the claims of a token do not give a user.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ClaimError {
     #[error("the claim {0:?} is missing or empty")]

@@ -32,11 +32,11 @@ pub(crate) struct AuthenticationConfig {
 /// Anonymous authentication: the paths on which requests without credentials are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum AnonymousConfig {
-    /// All of them.
+    /// Anonymous requests are accepted on all paths.
     #[default]
     Enabled,
     Disabled,
-    /// Requests with one of these paths.
+    /// Anonymous requests are accepted on these paths only.
     Paths(Vec<String>),
 }
 

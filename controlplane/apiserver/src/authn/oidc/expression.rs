@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::User;
 
 /// Maximum cost of one expression.
-const BUDGET: u64 = 1_000_000;
+const MAX_COST: u64 = 1_000_000;
 
 static CLAIMS: LazyLock<Type> = LazyLock::new(|| Type::Map(Arc::new(Type::Dyn)));
 static USER: LazyLock<Type> = LazyLock::new(user_type);
@@ -89,7 +89,7 @@ impl Expression {
 
     fn evaluate(&self, variable: (&str, Cel<'_>)) -> Result<Value, String> {
         let session = Session::new(vec![variable], &NONE);
-        let (result, _cost) = session.evaluate(&self.program, BUDGET);
+        let (result, _cost) = session.evaluate(&self.program, MAX_COST);
         let failed = |why: &str| format!("expression {:?}: {why}", self.source);
         let value = result.map_err(|error| failed(&error.to_string()))?;
         value.to_limited_json().ok_or_else(|| failed("the result is too large"))

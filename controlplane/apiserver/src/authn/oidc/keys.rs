@@ -13,16 +13,16 @@ use tokio::{sync::Mutex, time::Instant};
 use super::config::IssuerConfig;
 
 /// Maximum bytes of a document of the issuer.
-const LIMIT: usize = 1 << 20;
+const MAX_DOCUMENT: usize = 1 << 20;
 /// Maximum duration of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two fetches. Anyone can send tokens with unknown keys.
-const INTERVAL: Duration = Duration::from_secs(10);
+const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum age of keys. The next token after it fetches the keys again, so that keys the issuer removed are rejected.
 /// If the issuer does not respond, the old keys are kept.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
-const KEYS: usize = 100;
+const MAX_KEYS: usize = 100;
 
 pub(super) struct Keys {
     http: Client,
@@ -71,7 +71,9 @@ impl Keys {
         };
         // Another request may have fetched it in the meantime.
         let key = self.known(id);
-        if (key.is_some() && !self.is_old()) || fetched.is_some_and(|last| last.elapsed() < INTERVAL) {
+        if (key.is_some() && !self.is_old())
+            || fetched.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL)
+        {
             return Ok(key);
         }
         *fetched = Some(Instant::now());
@@ -112,7 +114,7 @@ impl Keys {
         let set = self.get(place).await?;
         let keys = set["keys"].as_array().ok_or("the key set has no keys")?;
         // A key of an unknown type is skipped: the set can have keys for other clients.
-        Ok(keys.iter().take(KEYS).filter_map(|key| serde_json::from_value(key.clone()).ok()).collect())
+        Ok(keys.iter().take(MAX_KEYS).filter_map(|key| serde_json::from_value(key.clone()).ok()).collect())
     }
 
     async fn get(&self, url: &str) -> Result<Value, String> {
@@ -121,8 +123,8 @@ impl Keys {
             self.http.get(url).send().await.and_then(reqwest::Response::error_for_status).map_err(failed)?;
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
-            if body.len() + chunk.len() > LIMIT {
-                return Err(format!("GET {url}: the answer is larger than {LIMIT} bytes"));
+            if body.len() + chunk.len() > MAX_DOCUMENT {
+                return Err(format!("GET {url}: the answer is larger than {MAX_DOCUMENT} bytes"));
             }
             body.extend_from_slice(&chunk);
         }

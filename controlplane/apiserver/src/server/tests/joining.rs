@@ -95,7 +95,7 @@ async fn a_token_for_one_machine_that_was_used_makes_no_other() {
         let asked = request(name, NODE_CLIENT, (&format!("system:node:{node}"), "system:nodes"));
         server.send_as(bootstrapper(), "POST", REQUESTS, asked).await
     };
-    // Without the mark, as kubeadm makes them, it is for all.
+    // Without `usage-single-node`, as in kubeadm's tokens, several machines can use the token.
     assert_eq!(asks("a", "n2").await.code, 201);
     let marked = json!({"stringData": {"usage-single-node": "true"}});
     assert_eq!(server.merge(&format!("{secrets}/bootstrap-token-abcdef"), marked).await.code, 200);
@@ -119,7 +119,7 @@ async fn a_request_carries_who_asked_and_only_approvers_decide() {
     let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "x"}]}});
     let approval = format!("{REQUESTS}/a/approval");
     assert_eq!(server.send_as(bootstrapper(), "PATCH", &approval, approved.clone()).await.code, 403);
-    // Approval is not for the other ways of writing.
+    // Only the subresource `approval` can approve: other writes ignore the condition.
     for path in [format!("{REQUESTS}/a"), format!("{REQUESTS}/a/status")] {
         let answer = server.merge(&path, approved.clone()).await;
         assert_eq!((answer.code, &answer.body["status"]["conditions"]), (200, &Value::Null), "{path}");
@@ -303,7 +303,7 @@ async fn a_node_sees_and_touches_its_own_pods_only() {
     let account = "/api/v1/namespaces/default/serviceaccounts/default";
     assert_eq!(server.get_as(node("n1"), account).await.code, 200);
     assert_eq!(server.get_as(node("n2"), account).await.code, 403);
-    // A pod of the node's own making uses nothing of the cluster's.
+    // A mirror pod, which the node creates, must not refer to objects of the cluster.
     let mut mirror = pod("m");
     mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
     mirror["spec"]["nodeName"] = "n1".into();

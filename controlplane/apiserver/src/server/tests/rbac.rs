@@ -97,7 +97,7 @@ async fn nobody_gives_away_what_it_does_not_have() {
     server.role("default", "pods", json!([rule(&["get"], &["pods"])])).await;
     server.bind("default", ("Role", "manager"), "ann").await;
     let (roles, bindings) = (at("default", "roles"), at("default", "rolebindings"));
-    // It may do everything with roles, `escalate` and `bind` among it; without these two it is bound by what it has.
+    // The wildcard includes `escalate` and `bind`. Without these verbs a user can grant only rules that the user has.
     let path = format!("{roles}/manager");
     let plain = json!({"rules": [
         rule(&["create", "get", "update", "patch"], &["roles", "rolebindings"]), rule(&["get"], &["pods"])]});
@@ -120,16 +120,16 @@ async fn nobody_gives_away_what_it_does_not_have() {
     );
     assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "gone"), "ben")).await.code, 404);
     assert_eq!(server.code(User::new("ben", &[]), "/api/v1/namespaces/default/pods/p").await, 404);
-    // A binding of what it may bind.
+    // With the verb `bind` for one role the user can bind that role.
     let mut bind = rule(&["bind"], &["roles"]);
     bind["resourceNames"] = json!(["secrets"]);
     server.role("default", "binder", json!([bind])).await;
     server.bind("default", ("Role", "binder"), "ann").await;
     assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "secrets"), "ben")).await.code, 201);
-    // The garbage collector's fields may be changed by all.
+    // An update of finalizers needs no check of the rules.
     let finalizers = json!({"metadata": {"finalizers": ["example.com/f"]}});
     assert_eq!(server.merge_as(ann(), &format!("{roles}/secrets"), finalizers).await.code, 200);
-    // Labels may not, because they add the rules of a role to an aggregated role.
+    // An update of labels is checked, because labels add the rules of a role to an aggregated role.
     let labels = json!({"metadata": {"labels": {"a": "b"}}});
     assert_eq!(server.merge_as(ann(), &format!("{roles}/secrets"), labels.clone()).await.code, 403);
     assert_eq!(server.merge_as(ann(), &format!("{roles}/pods"), labels).await.code, 200);
@@ -149,7 +149,7 @@ async fn aggregation_gives_no_rights_that_the_writer_does_not_have() {
     assert_eq!(server.post(&roles, selects).await.code, 201);
     let labels = json!({"metadata": {"labels": {"a": "b"}}});
     assert_eq!(server.merge_as(ann(), &format!("{roles}/secrets"), labels).await.code, 403);
-    // A role without its aggregation rule would keep rules of which the cluster's owner deprives others.
+    // Without its aggregation rule the role would keep rules that the administrator removes later.
     let fixed = json!({"aggregationRule": null, "rules": []});
     assert_eq!(server.merge_as(ann(), &format!("{roles}/all"), fixed).await.code, 403);
 }

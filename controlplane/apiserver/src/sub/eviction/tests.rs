@@ -1,4 +1,4 @@
-//! Pods and budgets as data; the way through the server is tested where the server is.
+//! Decisions about pods and budgets as data. Evictions by requests are tested in `server/tests/disruption.rs`.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn look(pod: &Value, budgets: &[Value]) -> Result<Verdict> {
     verdict(by_resource("policy", "v1", "poddisruptionbudgets").unwrap(), pod, budgets, NOW)
 }
 
-/// Code and, where there is one, the cause.
+/// HTTP code of the error, and its cause; without a cause its message.
 fn error(pod: &Value, budgets: &[Value]) -> (u16, String) {
     let error = look(pod, budgets).unwrap_err();
     let cause = error.details["causes"][0]["message"].as_str();

@@ -101,7 +101,8 @@ fn a_failed_pod_is_replaced_after_its_back_off() {
 #[test]
 fn a_pod_is_counted_once_whatever_step_the_process_dies_after() {
     let spec = || json!({"parallelism": 2, "completions": 2});
-    // The uid is written first; then the finalizer goes; then the counter rises as the uid goes.
+    // First the uid is written, then the finalizer is removed. Then one write removes the uid and increments the
+    // counter.
     let (first, finalize) = updated(&job(spec(), json!({})), "1+ 2");
     assert_eq!((&first["uncountedTerminatedPods"], finalize.as_str()), (&json!({"succeeded": ["1"]}), "1"));
     assert_eq!(first["succeeded"], Value::Null);

@@ -1,5 +1,5 @@
-//! Dynamic resource allocation: device classes, claims, claim templates, slices. They are stored and validated; no
-//! driver prepares devices, so pods with claims are refused.
+//! Dynamic resource allocation: device classes, claims, claim templates, slices. The scheduler allocates devices. Our
+//! agent has no device drivers and refuses pods with claims; Kubernetes' kubelet can run them.
 
 use serde_json::json;
 

@@ -16,8 +16,10 @@ const MAX_ATTRIBUTES: usize = 32;
 const MAX_ATTRIBUTE_VALUES: usize = 48;
 const MAX_TAINTS: usize = 16;
 const MAX_CONDITIONS: usize = 4;
-const LONGEST_IDENTIFIER: usize = 32;
-const LONGEST_VALUE: usize = 64;
+/// Maximum bytes of a C identifier.
+const MAX_IDENTIFIER: usize = 32;
+/// Maximum bytes of a value of the type string or version.
+const MAX_VALUE: usize = 64;
 const IDENTIFIER: &str = "a valid C identifier must start with alphabetic character or '_', followed by a string of \
     alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is \
     '[A-Za-z_][A-Za-z0-9_]*')";
@@ -125,8 +127,8 @@ fn value(causes: &mut Causes, path: &Path, value: &Value, is_version: bool) {
     if is_version && !is_semantic_version(text) {
         causes.invalid(path, value, "must be a string compatible with semver.org spec 2.0.0");
     }
-    if text.len() > LONGEST_VALUE {
-        causes.too_long(path, LONGEST_VALUE);
+    if text.len() > MAX_VALUE {
+        causes.too_long(path, MAX_VALUE);
     }
 }
 
@@ -171,8 +173,8 @@ pub(super) fn qualified(causes: &mut Causes, path: &Path, name: &str) {
 }
 
 fn identifier(causes: &mut Causes, path: &Path, name: &str) {
-    if name.len() > LONGEST_IDENTIFIER {
-        causes.too_long(path, LONGEST_IDENTIFIER);
+    if name.len() > MAX_IDENTIFIER {
+        causes.too_long(path, MAX_IDENTIFIER);
     }
     let is_letter = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     let fits = name.bytes().next().is_some_and(is_letter)

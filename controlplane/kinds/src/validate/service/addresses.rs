@@ -11,7 +11,7 @@ use super::super::{Cause, Causes, Path, format, items, text};
 const FAMILIES: &[&str] = &["IPv4", "IPv6"];
 const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
 /// One address of each family.
-const MOST: usize = 2;
+const MAX_FAMILIES: usize = 2;
 
 /// Violations in the cluster IPs, families and policy of a Service. The API server calls this before it allocates
 /// addresses.
@@ -49,7 +49,7 @@ pub(super) fn check(causes: &mut Causes, spec: &Value) {
         }
     }
     let are_valid = causes.count() == before;
-    if count > MOST {
+    if count > MAX_FAMILIES {
         causes.invalid(&here, all, "may only hold up to 2 values");
     }
     if are_valid {

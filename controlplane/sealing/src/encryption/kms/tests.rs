@@ -152,7 +152,7 @@ async fn a_plugin_that_does_not_answer_blocks_no_worker_and_is_asked_once() {
     let socket = directory.path().join("kms.sock");
     let behaviour = plugin(&socket);
     let sealed = start(&socket).unwrap().seal(b"value", b"name").unwrap();
-    // The seed of this one is another, so the plugin must decrypt the value's.
+    // This client has a new seed, so the plugin must decrypt the seed of the value.
     let kms = Arc::new(start(&socket).unwrap());
     behaviour.lock().unwrap().hangs = true;
     let opening: Vec<_> = (0..4)
