@@ -175,6 +175,8 @@ impl ServiceCache {
         let (mut pause, mut refused) = (FIRST_PAUSE, false);
         while let Some(event) = events.next().await {
             match event {
+                // The watcher begins a list before it sends the request, which may fail.
+                Ok(event @ Event::Init) => learn(event),
                 Ok(event) => {
                     pause = FIRST_PAUSE;
                     self.shared.health.answered();

@@ -5,11 +5,34 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # Parts of the output that depend on the time, on the object or on the server.
 VARYING = [
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID"),
-    (r'("?resourceVersion"?: )"?\d+"?', r"\1N"),
+    (r'("?resourceVersion"?: ?)"?\d+"?', r"\1N"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ [+-]\d{4}", "TIME"),
+    (r"(?m)^([IWE])\d{4} [\d:.]+ +\d+ ", r"\1 "),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),
     (r"/tmp/[A-Za-z]+-\d+/", "/tmp/"),
     (r"\b\d+(s|ms)\b", "AGE"),
 ]
+# Fields that Kubernetes has since v1.37, the version of our definitions.
+YOUNGER = """ClusterTrustBundleProjection.user ConfigMapVolumeSource.defaultUser DownwardAPIVolumeFile.user
+    DownwardAPIVolumeSource.defaultUser EmptyDirVolumeSource.mode GRPCAction.mode HTTPGetAction.protocol
+    HorizontalPodAutoscalerCondition.observedGeneration KeyToPath.user NodeSpec.podPreemptionPolicy
+    NodeSystemInfo.runningInUserNamespace PodCertificateProjection.user PodSpec.evictionResponders PodStatus.volumeHealth
+    NodeAllocatableResourceClaimStatus.mapping NodeAllocatableResourceClaimStatus.overhead
+    ProjectedVolumeSource.defaultUser SecretVolumeSource.defaultUser ServiceAccountTokenProjection.user
+    VolumeMount.bindMountOptions""".split()
+# Fields that Kubernetes has no longer since v1.37.
+OLDER = ["NodeAllocatableResourceClaimStatus.resources"]
+FIELD = re.compile(r"( +)(\w+)\t<(?:\[\]|map\[string\])*(\w+)>")
+# Intended differences: the name of the command, and the line with its sign (- for kube-apiserver, + for us).
+INTENDED = [(re.compile(name), re.compile(line)) for name, line in [
+    # docs/limitations.md has the two kinds; metrics are served without metrics-server.
+    ("^api-resources$", r"^-(bindings|componentstatuses) "),
+    ("^api-(resources|versions)$", r"^\+.*\bmetrics\.k8s\.io/v1beta1\b"),
+    # Required since v1.37.
+    ("^explain deployments", r"^[-+]  spec\t<DeploymentSpec>( -required-)?$"),
+    # Upstream repeats the patch.
+    ("^apply, an unknown field$", r'^[-+]The request is invalid: patch: Invalid value: ("map.*": )?strict decoding error: unknown field "dta"$'),
+]]
 OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "labels": {"app": "compare"}}, "data": {"a": "1"}}
 DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "labels": {"app": "compare"}},
               "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "d"}},
@@ -20,6 +43,35 @@ def shown(text):
     for pattern, name in VARYING:
         text = re.sub(pattern, name, text)
     return text
+
+
+def without(text, fields):
+    """The output of `explain --recursive` without some fields, and all below them."""
+    kept, parents, skipped = [], [], None
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if skipped is not None and indent > skipped:
+            continue
+        skipped = None
+        if found := FIELD.match(line):
+            while parents and parents[-1][0] >= indent:
+                parents.pop()
+            if parents and f"{parents[-1][1]}.{found[2]}" in fields:
+                skipped = indent
+                continue
+            parents.append((indent, found[3]))
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def differences(name, ours, theirs):
+    """Lines of the comparison that are not intended."""
+    if name.startswith("explain "):
+        ours, theirs = without(ours, YOUNGER), without(theirs, OLDER)
+    lines = difflib.unified_diff(shown(theirs).splitlines(), shown(ours).splitlines(), "kube-apiserver", "coracle",
+                                 lineterm="", n=0)
+    changes = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    return [line for line in changes if not any(of.search(name) and intended.search(line) for of, intended in INTENDED)]
 
 
 def commands():
@@ -78,11 +130,10 @@ def compare(check, kubectls, ours, theirs):
                 environment = {**os.environ, "KUBECONFIG": config, "HOME": f"{home}/{os.path.basename(config)}"}
                 done = subprocess.run([kubectl, *words], input=json.dumps(body) if body else None, capture_output=True,
                                       text=True, env=environment)
-                found.append(shown(f"{done.stdout}{done.stderr}exit {done.returncode}\n").splitlines())
-            different = list(difflib.unified_diff(found[1], found[0], "kube-apiserver", "coracle", lineterm="", n=0))
+                found.append(f"{done.stdout}{done.stderr}exit {done.returncode}\n")
+            different = differences(name, *found)
             check(f"kubectl {version} {name}", not different, "\n".join(different[:60]))
-        found = [shown(watch(kubectl, config)).splitlines() for config in (ours, theirs)]
-        different = list(difflib.unified_diff(found[1], found[0], "kube-apiserver", "coracle", lineterm="", n=0))
+        different = differences("get --watch", *(watch(kubectl, config) for config in (ours, theirs)))
         check(f"kubectl {version} get --watch -o json", not different, "\n".join(different[:60]))
         for config in (ours, theirs):
             subprocess.run([kubectl, "delete", "cm,deploy", "--all"], env={**os.environ, "KUBECONFIG": config}, capture_output=True)

@@ -8,6 +8,7 @@ import compare
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOOLS = json.loads(sys.argv[1])
 PARTS = sys.argv[2:] or ["helm", "operators", "certmanager", "watches", "aggregator"]
+OURS = "https://127.0.0.1:16443"
 failures = []
 
 
@@ -167,8 +168,9 @@ def watches_part():
     succeeds("a CRD for watches", kubectl("apply", "-f", HERE + "/bucket.yaml"))
     kubectl("wait", "--for=condition=Established", "crd/buckets.clients.example.com", "--timeout=30s")
     bucket("0")
-    version = kubectl("get", "buckets", "-o", "jsonpath={.metadata.resourceVersion}").stdout
-    path = f"/apis/clients.example.com/v1/namespaces/default/buckets?watch=true&resourceVersion={version}&timeoutSeconds=60"
+    path = "/apis/clients.example.com/v1/namespaces/default/buckets"
+    version = json.loads(kubectl("get", "--raw", path).stdout)["metadata"]["resourceVersion"]
+    path = f"{path}?watch=true&resourceVersion={version}&timeoutSeconds=60"
     proxy = subprocess.Popen([TOOLS["kubectl"], "proxy", "--port=18001"], stdout=subprocess.DEVNULL)
     time.sleep(1)
     address = "http://127.0.0.1:18001"
@@ -269,7 +271,10 @@ def aggregator_part():
         becomes("without its server it is unavailable", "False", *available, seconds=90)
         start = time.monotonic()
         resources = kubectl("api-resources")
-        check("kubectl names the group version as failed", "stale GroupVersion discovery: wardle" in resources.stderr, resources.stderr)
+        discovery = run("curl", "-sk", "-H", "Authorization: Bearer clients", "-H",
+                        "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", OURS + "/apis").stdout
+        groups = [group for group in json.loads(discovery)["items"] if group["metadata"]["name"] == "wardle.example.com"]
+        check("discovery marks its group version as stale", "Stale" in json.dumps(groups), groups)
         check("and finds all others at once", "deployments" in resources.stdout and time.monotonic() - start < 20)
         kubectl("delete", "namespace", "short", "--wait=false")
         becomes("a namespace that may have objects there waits, and says so", "True DiscoveryFailed", "get", "namespace/short", "-o",

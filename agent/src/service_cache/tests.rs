@@ -11,14 +11,18 @@ fn service(namespace: &str, name: &str, ip: &str) -> Service {
 
 /// A cache whose API server never answers.
 fn cache(dir: &std::path::Path) -> ServiceCache {
+    let silent = tower::service_fn(|_request: http::Request<kube::client::Body>| {
+        std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+    });
+    cache_of(dir, Client::new(silent, "default"))
+}
+
+fn cache_of(dir: &std::path::Path, client: Client) -> ServiceCache {
     let checkpoint = Checkpoint::open(&dir.join("agent"), &dir.join("sealing.key")).unwrap();
     let pod =
         serde_json::from_value(json!({"metadata": {"namespace": "ns"}, "spec": {"containers": []}})).unwrap();
     checkpoint.own("u", references(&pod));
-    let silent = tower::service_fn(|_request: http::Request<kube::client::Body>| {
-        std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
-    });
-    ServiceCache::new(Client::new(silent, "default"), checkpoint, ApiHealth::default())
+    ServiceCache::new(client, checkpoint, ApiHealth::default())
 }
 
 fn list(cache: &ServiceCache, services: Vec<Service>) {
@@ -30,6 +34,27 @@ fn list(cache: &ServiceCache, services: Vec<Service>) {
 
 fn names(services: &[Arc<Service>]) -> Vec<String> {
     services.iter().map(|service| service.metadata.name.clone().unwrap()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_watch_is_retried_with_growing_pauses() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counter = requests.clone();
+    let refusing = tower::service_fn(move |_request: http::Request<kube::client::Body>| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden",
+            "message": "no", "code": 403});
+        let body = kube::client::Body::from(status.to_string().into_bytes());
+        let response = http::Response::builder().status(403).body(body).unwrap();
+        std::future::ready(Ok::<_, std::convert::Infallible>(response))
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let watching = cache_of(dir.path(), Client::new(refusing, "default")).run(false);
+    tokio::time::timeout(std::time::Duration::from_secs(60), watching).await.unwrap_err();
+    // Pauses of 0.1 s to 6.4 s, each twice the former one, and then of 10 s.
+    let count = requests.load(Ordering::Relaxed);
+    assert!((8..=14).contains(&count), "{count} requests");
 }
 
 #[tokio::test(start_paused = true)]

@@ -42,6 +42,11 @@ pub(crate) struct Warnings(Mutex<Vec<String>>);
 // === impl Warnings ===
 
 impl Warnings {
+    /// The warning that the version is deprecated, if it is.
+    pub(crate) fn about(kind: &Resource) -> Self {
+        Self(Mutex::new(kind.deprecation.iter().map(|text| text.clone().into_owned()).collect()))
+    }
+
     pub(crate) fn add(&self, text: String) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if list.len() < MAX_WARNINGS && !list.contains(&text) {

@@ -19,6 +19,7 @@ mod authz;
 mod backup;
 mod body;
 mod bootstrap;
+mod bundle_verifier;
 mod cache;
 mod call;
 mod compression;

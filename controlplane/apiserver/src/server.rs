@@ -410,7 +410,7 @@ impl Apiserver {
         let Some((_, kind)) = kind else { return route::nowhere(&info.path) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         freshness::wait(state, info.verb, info.query.get("resourceVersion")).await?;
-        let warnings = Warnings::default();
+        let warnings = Warnings::about(&kind);
         let audit = record;
         let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings, audit };
         if let Some(record) = &call.audit {

@@ -2,19 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use coracle_kinds::kind::by_resource;
 use http::{Request, header};
 use http_body_util::Full;
 use hyper_util::rt::TokioIo;
-use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::{
     body,
+    bundle_verifier::BundleVerifier,
     in_flight::BodyMemory,
     offload::{self, LARGE},
     server::State,
@@ -53,18 +53,14 @@ fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
     if ca_bundle.is_empty() {
         return Err("clientConfig.caBundle is not set, and there are no system roots".to_owned());
     }
-    let pem =
-        BASE64_STANDARD.decode(ca_bundle).map_err(|error| format!("caBundle is not base64: {error}"))?;
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| format!("caBundle is not PEM: {error}"))?;
-        roots.add(certificate).map_err(|error| format!("caBundle has an invalid certificate: {error}"))?;
-    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = BundleVerifier::read(ca_bundle, provider.clone())?;
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?;
-    Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
+        .map_err(|error| error.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    Ok(Arc::new(builder.with_no_client_auth()))
 }
 
 /// Sends a review to a webhook, within its timeout.

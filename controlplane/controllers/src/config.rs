@@ -25,7 +25,7 @@ pub struct ControllersConfig {
     /// Signer of the tokens in service account Secrets. None: Secrets get no tokens.
     pub account_tokens: Option<AccountTokenSigner>,
     /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`.
-    /// None: not published.
+    /// None: not published; a published one is signed.
     pub server: Option<String>,
     /// The API server's DNS names. No node gets a certificate for them.
     pub server_names: Vec<String>,

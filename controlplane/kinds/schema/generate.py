@@ -6,6 +6,7 @@ Run by hand when Kubernetes has a new minor version or the crate a new kind (add
 
     generate.py PATH/kubernetes_validate-*.whl VERSION PATH/k8s-pb-*/src PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3
     (cd integration/differential && go run ./fields) | generate.py fields
+    generate.py values FOLDER
 
 The first is the Python wheel "kubernetes-validate", whose JSON schemas keep every marker of upstream's OpenAPI
 definitions; its rewrites for JSON Schema are undone here. The third is the source of the Rust crate "k8s-pb", whose
@@ -17,6 +18,9 @@ The second form writes presence.json.deflate and types.json.deflate, for the def
 for each definition one letter for each field, in the order of their names; integration/differential/fields describes the
 letters. The latter has the fields whose Go type does not follow from their schema, or that are in an embedded struct: the
 type, a space, and the path of the embedded structs.
+
+The third form completes the definitions of the first form by what only a running kube-apiserver publishes: the values of
+fields, and the scalars of quantities and of IntOrString. FOLDER has its OpenAPI v3 documents, each in a file `*.json`.
 """
 
 import json
@@ -347,7 +351,40 @@ def write_fields(here, fields):
     write(here / "types.json.deflate", types)
 
 
+POSSIBLE = "\n\nPossible enum values:\n"
+
+
+def add_values(definition, published):
+    """Adds the values of the fields, with their descriptions."""
+    for field, property in published.get("properties", {}).items():
+        known = definition.get("properties", {}).get(field)
+        if known is None:
+            continue
+        for inner in (None, "items", "additionalProperties"):
+            source, target = (property, known) if inner is None else (property.get(inner), known.get(inner))
+            if isinstance(source, dict) and isinstance(target, dict) and "enum" in source:
+                target["enum"] = source["enum"]
+        _, found, values = property.get("description", "").partition(POSSIBLE)
+        if found:
+            known["description"] = known.get("description", "").partition(POSSIBLE)[0] + found + values
+
+
+def write_values(here, folder):
+    """Completes the definitions by those that a server publishes."""
+    path = here / "definitions.json.deflate"
+    file = json.loads(zlib.decompress(path.read_bytes(), -15))
+    for document in sorted(pathlib.Path(folder).glob("*.json")):
+        for name, published in json.loads(document.read_text())["components"]["schemas"].items():
+            if name in (QUANTITY, INT_OR_STRING):
+                file["definitions"][name] = published
+            elif name in file["definitions"]:
+                add_values(file["definitions"][name], published)
+    write(path, file)
+
+
 def main():
+    if sys.argv[1:2] == ["values"]:
+        return write_values(pathlib.Path(__file__).parent, sys.argv[2])
     if sys.argv[1:] == ["fields"]:
         return write_fields(pathlib.Path(__file__).parent, json.load(sys.stdin))
     wheel, version, source, openapi = sys.argv[1:]

@@ -28,6 +28,8 @@ pub struct Kind {
     pub short_names: &'static [&'static str],
     /// Categories for clients: `all`.
     pub categories: &'static [&'static str],
+    /// Warning about the use of a deprecated version.
+    pub deprecation: Option<&'static str>,
     /// Whether the kind is namespaced.
     pub namespaced: bool,
     /// Verbs of the resource, without its subresources.

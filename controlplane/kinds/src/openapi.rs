@@ -252,4 +252,14 @@ mod tests {
         let image = &core["components"]["schemas"]["io.k8s.api.core.v1.Container"]["properties"]["image"];
         assert!(image["description"].as_str().unwrap().contains("image name"));
     }
+
+    #[test]
+    fn fields_have_their_values_and_scalars_their_types() {
+        let schemas = &read("api/v1")["components"]["schemas"];
+        let policy = &schemas["io.k8s.api.core.v1.Container"]["properties"]["imagePullPolicy"];
+        assert_eq!(policy["enum"], json!(["Always", "IfNotPresent", "Never"]));
+        assert!(policy["description"].as_str().unwrap().contains("Possible enum values"));
+        let scalars = &schemas["io.k8s.apimachinery.pkg.util.intstr.IntOrString"];
+        assert_eq!(scalars["oneOf"], json!([{"type": "integer"}, {"type": "string"}]));
+    }
 }

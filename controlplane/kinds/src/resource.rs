@@ -24,7 +24,7 @@ use serde_json::Value;
 pub use self::built_in::{built_in, by_kind, by_resource};
 pub use self::convert::{ConversionError, Convert, Converting};
 pub use self::field::{FieldValue, SelectableField};
-pub use self::set::{GroupVersion, Resources, Taken};
+pub use self::set::{GroupVersion, Resources, Taken, version_preference};
 pub use crate::kind::NameRule;
 use crate::schema::{FieldValidation, Parsed, SchemaError};
 use crate::validate::Causes;
@@ -56,6 +56,8 @@ pub struct Resource {
     pub categories: Vec<Text>,
     /// Whether the resource is namespaced.
     pub namespaced: bool,
+    /// Warning about the use of a deprecated version.
+    pub deprecation: Option<Text>,
     /// Verbs of the resource, without its subresources.
     pub verbs: Vec<Text>,
     /// Subresources.
@@ -195,6 +197,7 @@ impl Resource {
             short_names: Vec::new(),
             categories: Vec::new(),
             namespaced: true,
+            deprecation: None,
             verbs: ALL_VERBS.iter().map(|verb| Text::from(*verb)).collect(),
             subresources: Vec::new(),
             schema: schema.into(),

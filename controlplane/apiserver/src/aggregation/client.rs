@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use rustls::{client::danger::ServerCertVerifier, crypto::CryptoProvider};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::Value;
 
-use crate::sub::target::AnyCertificate;
+use crate::{bundle_verifier::BundleVerifier, sub::target::AnyCertificate};
 
 /// The identity of this server towards aggregated servers, in PEM.
 #[derive(Clone, Default)]
@@ -27,11 +27,7 @@ pub(super) fn tls(proxy: &FrontProxy, spec: &Value) -> Result<Arc<rustls::Client
     let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
-    let builder = if spec["insecureSkipTLSVerify"] == true {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate::new(provider)))
-    } else {
-        builder.with_root_certificates(roots(spec["caBundle"].as_str().unwrap_or_default())?)
-    };
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier(spec, provider)?);
     if proxy.certificate.is_empty() {
         return Ok(Arc::new(builder.with_no_client_auth()));
     }
@@ -43,15 +39,13 @@ pub(super) fn tls(proxy: &FrontProxy, spec: &Value) -> Result<Arc<rustls::Client
     Ok(Arc::new(config))
 }
 
-fn roots(bundle: &str) -> Result<rustls::RootCertStore, String> {
+fn verifier(spec: &Value, provider: Arc<CryptoProvider>) -> Result<Arc<dyn ServerCertVerifier>, String> {
+    if spec["insecureSkipTLSVerify"] == true {
+        return Ok(Arc::new(AnyCertificate::new(provider)));
+    }
+    let bundle = spec["caBundle"].as_str().unwrap_or_default();
     if bundle.is_empty() {
         return Err("spec.caBundle is not set, and there are no system roots".to_owned());
     }
-    let pem = BASE64_STANDARD.decode(bundle).map_err(|error| format!("caBundle is not base64: {error}"))?;
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| format!("caBundle is not PEM: {error}"))?;
-        roots.add(certificate).map_err(|error| format!("caBundle has an invalid certificate: {error}"))?;
-    }
-    Ok(roots)
+    Ok(Arc::new(BundleVerifier::read(bundle, provider)?))
 }

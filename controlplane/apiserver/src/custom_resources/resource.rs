@@ -8,7 +8,7 @@ use coracle_custom_resources::json_path::JsonPath;
 use coracle_custom_resources::schema::SchemaError;
 use coracle_custom_resources::{CustomResource, publish};
 use coracle_kinds::Resource;
-use coracle_kinds::resource::{Convert, ScalePaths, SelectableField, Subresource, Text};
+use coracle_kinds::resource::{Convert, ScalePaths, SelectableField, Subresource, Text, version_preference};
 use serde_json::{Value, json};
 
 use super::conversion::WebhookConversion;
@@ -57,6 +57,7 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
     resource.short_names = names.short_names.iter().cloned().map(Text::from).collect();
     resource.categories = names.categories.iter().cloned().map(Text::from).collect();
     resource.namespaced = definition.namespaced();
+    resource.deprecation = deprecation(definition, version);
     resource.definition = Some(Arc::new(publish::v3(definition, version)));
     resource.definition_v2 = Some(Arc::new(publish::v2(definition, version)));
     resource.unconditional_update = false;
@@ -72,6 +73,21 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
         resource.verbs.retain(|verb| verb != "create");
     }
     Ok(resource)
+}
+
+/// The warning about a deprecated version. It names the preferred version of those that are not deprecated.
+fn deprecation(definition: &Definition, version: &Version) -> Option<Text> {
+    let (group, kind) = (&definition.spec.group, &definition.spec.names.kind);
+    let text = version.warning(group, kind)?;
+    let rank = |version: &Version| version_preference(&version.name);
+    let newer = definition.spec.versions.iter().filter(|other| other.served && !other.deprecated);
+    let newer = newer.filter(|other| rank(other) < rank(version)).min_by_key(|other| rank(other));
+    match newer {
+        Some(newer) if version.deprecation_warning.is_none() => {
+            Some(format!("{text}; use {group}/{} {kind}", newer.name).into())
+        }
+        _ => Some(text.into()),
+    }
 }
 
 fn subresources(definition: &Definition, version: &Version) -> Vec<Subresource> {
@@ -123,4 +139,27 @@ fn column_definitions(columns: &[PrinterColumn]) -> Value {
         })
     });
     Value::Array(std::iter::once(name).chain(others).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deprecated_version_names_the_newest_one() {
+        let version = |name: &str, served: bool, deprecated: bool| json!({"name": name, "served": served, "deprecated": deprecated});
+        let mut object = json!({"spec": {"group": "a.example", "names": {"kind": "Cup"}, "versions": [
+            version("v1alpha1", true, true), version("v1beta1", true, false), version("v1", true, false),
+            version("v2", false, false), version("v3", true, true)]}});
+        let warning = |object: &Value, name: &str| {
+            let definition = Definition::parse(object).unwrap();
+            deprecation(&definition, definition.version(name).unwrap()).map(Text::into_owned)
+        };
+        let newest = "a.example/v1alpha1 Cup is deprecated; use a.example/v1 Cup";
+        assert_eq!(warning(&object, "v1alpha1").as_deref(), Some(newest));
+        assert_eq!(warning(&object, "v1"), None);
+        assert_eq!(warning(&object, "v3").as_deref(), Some("a.example/v3 Cup is deprecated"));
+        object["spec"]["versions"][0]["deprecationWarning"] = "use cups".into();
+        assert_eq!(warning(&object, "v1alpha1").as_deref(), Some("use cups"));
+    }
 }

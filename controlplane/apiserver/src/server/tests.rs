@@ -344,12 +344,24 @@ async fn bad_bodies_are_told_where_they_are_bad_and_nothing_is_stored() {
     assert_eq!((warned.code, &warned.body["dat"]), (201, &Value::Null));
     let warning = warned.headers.get("warning").unwrap().to_str().unwrap();
     assert!(warning.starts_with("299 - \"") && warning.contains("dat"), "{warning}");
+    let patched = server.merge(&format!("{CONFIG_MAPS}/a?fieldValidation=Strict"), json!({"dat": {}})).await;
+    let message = " \"\" is invalid: patch: Invalid value: strict decoding error: unknown field \"dat\"";
+    assert_eq!((patched.code, &patched.body["message"]), (422, &json!(message)));
     let nameless = server.post(CONFIG_MAPS, json!({"metadata": {}})).await;
     assert_eq!((nameless.code, &nameless.body["reason"]), (422, &json!("Invalid")));
     let elsewhere = json!({"metadata": {"name": "x", "namespace": "other"}});
     assert_eq!(server.post(CONFIG_MAPS, elsewhere).await.code, 400);
     let wrong_kind = server.post(CONFIG_MAPS, json!({"kind": "Pod", "metadata": {"name": "x"}})).await;
     assert_eq!(wrong_kind.code, 400);
+}
+
+#[tokio::test]
+async fn deprecated_kinds_are_served_with_a_warning() {
+    let server = Fixture::new().await;
+    let endpoints = server.get("/api/v1/namespaces/default/endpoints").await;
+    let text = "299 - \"v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice\"";
+    assert_eq!(endpoints.headers.get("warning").unwrap(), text);
+    assert!(server.get(CONFIG_MAPS).await.headers.get("warning").is_none());
 }
 
 #[tokio::test]

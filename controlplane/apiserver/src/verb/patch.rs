@@ -21,6 +21,8 @@ use crate::{
 
 /// The fields of an operation of a JSON patch.
 const OPERATION_FIELDS: [&str; 4] = ["op", "path", "from", "value"];
+/// Start of the errors about unknown and duplicate fields.
+const STRICT: &str = "strict decoding error: ";
 /// Maximum warnings about the operations of one patch.
 const MAX_NOTES: usize = 100;
 
@@ -48,7 +50,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         same_identity(call, old, &patched)?;
         let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
         body::check(parsed, &expected, validation).map_err(|error| match error.code {
-            400 => ApiError::invalid_patch(&error.message),
+            400 => ApiError::invalid_patch(problem(&error.message)),
             _ => error,
         })
     };
@@ -103,7 +105,7 @@ impl Patch {
         });
         let notes: Vec<String> = fields.take(MAX_NOTES).collect();
         if validation == FieldValidation::Strict && !notes.is_empty() {
-            return Err(ApiError::invalid_patch(&format!("strict decoding error: {}", notes.join(", "))));
+            return Err(ApiError::invalid_patch(&format!("{STRICT}{}", notes.join(", "))));
         }
         Ok(notes)
     }
@@ -129,6 +131,11 @@ impl Patch {
             PatchError::TooLarge(message) => ApiError::entity_too_large(message),
         })
     }
+}
+
+/// The part of a decoding error that upstream shows: errors of strict decoding do not name the kind.
+fn problem(message: &str) -> &str {
+    message.find(STRICT).and_then(|at| message.get(at..)).unwrap_or(message)
 }
 
 fn same_identity(call: &Call, old: &Value, new: &Value) -> Result<()> {

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use jiff::Timestamp;
 use ring::hmac;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::object::Secret;
 
@@ -16,13 +16,7 @@ pub(crate) const KUBECONFIG: &str = "kubeconfig";
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
 /// The desired data: the kubeconfig, and one signature for each signing token that has not expired.
-pub(crate) fn desired(
-    server: &str,
-    authority: &str,
-    tokens: &[Arc<Secret>],
-    now: Timestamp,
-) -> BTreeMap<String, String> {
-    let content = kubeconfig(server, authority);
+pub(crate) fn desired(content: String, tokens: &[Arc<Secret>], now: Timestamp) -> BTreeMap<String, String> {
     let mut data = BTreeMap::new();
     for token in tokens {
         if let Some((id, secret)) = signing(token, now) {
@@ -31,6 +25,17 @@ pub(crate) fn desired(
     }
     data.insert(KUBECONFIG.to_owned(), content);
     data
+}
+
+/// The merge patch of the data. It deletes signatures without a token, and keeps other keys.
+pub(crate) fn change(
+    old: &BTreeMap<String, String>,
+    desired: &BTreeMap<String, String>,
+) -> Map<String, Value> {
+    let is_stale = |name: &&String| name.starts_with(SIGNATURE_PREFIX) && !desired.contains_key(*name);
+    let stale = old.keys().filter(is_stale).map(|name| (name.clone(), Value::Null));
+    let new = desired.iter().filter(|(name, text)| old.get(*name) != Some(text));
+    stale.chain(new.map(|(name, text)| (name.clone(), text.as_str().into()))).collect()
 }
 
 /// Id and secret of a token with the usage `signing`.
@@ -46,7 +51,7 @@ fn signing(token: &Secret, now: Timestamp) -> Option<(&str, &str)> {
 }
 
 /// A kubeconfig with the cluster's address and CA, without credentials.
-fn kubeconfig(server: &str, authority: &str) -> String {
+pub(crate) fn kubeconfig(server: &str, authority: &str) -> String {
     let authority = BASE64_STANDARD.encode(authority);
     format!(
         "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {authority}\n    server: {server}\n  \
@@ -80,7 +85,7 @@ mod tests {
 
     fn keys(tokens: &[Arc<Secret>]) -> Vec<String> {
         let now = "2029-01-01T00:00:00Z".parse().unwrap();
-        desired("https://192.0.2.1:6443", "pem", tokens, now).into_keys().collect()
+        desired("content".to_owned(), tokens, now).into_keys().collect()
     }
 
     #[test]
@@ -88,6 +93,16 @@ mod tests {
         assert_eq!(keys(&[token(|_| {})]), ["jws-kubeconfig-abcdef", "kubeconfig"]);
         assert_eq!(keys(&[token(|d| d["usage-bootstrap-signing"] = "false".into())]), ["kubeconfig"]);
         assert_eq!(keys(&[token(|d| d["expiration"] = "2028-01-01T00:00:00Z".into())]), ["kubeconfig"]);
+    }
+
+    #[test]
+    fn stale_signatures_are_deleted_and_other_keys_are_kept() {
+        let data = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), "x".to_owned())).collect();
+        let desired = data(&["kubeconfig", "jws-kubeconfig-abcdef"]);
+        let old = data(&["kubeconfig", "jws-kubeconfig-ffffff", "note"]);
+        let found = Value::from(change(&old, &desired));
+        assert_eq!(found, json!({"jws-kubeconfig-ffffff": null, "jws-kubeconfig-abcdef": "x"}));
+        assert!(change(&desired, &desired).is_empty());
     }
 
     #[test]

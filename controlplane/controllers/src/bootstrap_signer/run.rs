@@ -1,9 +1,10 @@
 //! Writes the config map `cluster-info`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::plan;
 use crate::caches::CLUSTER_INFO_NAME;
@@ -41,12 +42,17 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles the config map. No timer for expiring tokens: their deletion is a change of the Secret.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let config = &context.config;
-    let (Some(server), Some(authority)) = (&config.server, &config.root_ca_pem) else {
-        return Ok(Next::Wait);
+    let found = context.caches.cluster_infos.get(&key);
+    let data = found.as_ref().and_then(|found| found.data.as_ref());
+    // The content for another API server is written by its installer, such as kubeadm.
+    let content = match (&config.server, &config.root_ca_pem) {
+        (Some(server), Some(authority)) => Some(plan::kubeconfig(server, authority)),
+        _ => data.and_then(|data| data.get(plan::KUBECONFIG).cloned()),
     };
-    let desired = plan::desired(server, authority, &context.caches.tokens.all(), Timestamp::now());
+    let Some(content) = content else { return Ok(Next::Wait) };
+    let desired = plan::desired(content, &context.caches.tokens.all(), Timestamp::now());
     let writer = context.writer(&context.caches.cluster_infos);
-    let Some(found) = context.caches.cluster_infos.get(&key) else {
+    let Some(found) = &found else {
         let object = json!({"metadata": {"name": key.name, "namespace": key.namespace}, "data": desired});
         return match writer.create(&key.namespace, object).await {
             Err(error) if !is_already_exists(&error) => {
@@ -56,13 +62,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             Ok(_) | Err(_) => Ok(Next::Wait),
         };
     };
-    let old = found.data.clone().unwrap_or_default();
-    if old == desired {
+    let data = plan::change(found.data.as_ref().unwrap_or(&BTreeMap::new()), &desired);
+    if data.is_empty() {
         return Ok(Next::Wait);
     }
-    // A merge patch deletes a key only if it names it with null.
-    let mut data: serde_json::Map<String, Value> = old.into_keys().map(|name| (name, Value::Null)).collect();
-    data.extend(desired.into_iter().map(|(name, text)| (name, text.into())));
     writer.merge(&key, Part::Main, json!({"data": data})).await?;
     Ok(Next::Wait)
 }

@@ -49,6 +49,7 @@ const KIND: Kind = Kind {
     singular: "",
     short_names: &[],
     categories: &[],
+    deprecation: None,
     namespaced: true,
     verbs: ALL,
     subresources: &[],
@@ -253,6 +254,7 @@ const ENDPOINTS: Kind = Kind {
     plural: "endpoints",
     singular: "endpoints",
     short_names: &["ep"],
+    deprecation: Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
     schema: "io.k8s.api.core.v1.Endpoints",
     rules: Rules {
         defaults: defaults::service::endpoints,

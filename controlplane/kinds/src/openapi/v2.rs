@@ -65,6 +65,10 @@ fn schema_of(schema: &Value) -> Value {
                     ("allOf", Some(reference)) => {
                         found.insert("$ref".to_owned(), reference_of(reference));
                     }
+                    // Scalars of several types have the type of their text.
+                    ("oneOf", _) if value.is_array() => {
+                        found.insert("type".to_owned(), "string".into());
+                    }
                     // A property may have this name, as in JSONSchemaProps.
                     ("$ref", _) if value.is_string() => {
                         found.insert("$ref".to_owned(), reference_of(value));
@@ -185,6 +189,7 @@ fn encoded(schema: &Value) -> Message {
         message.message(5, any(&schema["default"]));
     }
     items(&schema["required"]).for_each(|name| message.text(19, name));
+    items(&schema["enum"]).for_each(|value| message.message(20, any(value)));
     if schema["additionalProperties"].is_object() {
         message.message(21, only(1, encoded(&schema["additionalProperties"])));
     }
@@ -271,6 +276,16 @@ mod tests {
         {
             assert!(document["definitions"].get(name).is_some(), "{name}");
         }
+    }
+
+    #[test]
+    fn scalars_have_the_type_of_their_text() {
+        let document = json(built_in());
+        let scalars = &document["definitions"]["io.k8s.apimachinery.pkg.util.intstr.IntOrString"];
+        assert_eq!((&scalars["type"], &scalars["format"]), (&"string".into(), &"int-or-string".into()));
+        let policy =
+            &document["definitions"]["io.k8s.api.core.v1.Container"]["properties"]["imagePullPolicy"];
+        assert_eq!(under(&encoded(policy).0, 20).len(), 3);
     }
 
     #[test]

@@ -79,6 +79,7 @@ fn of_kind(kind: &'static Kind) -> Resource {
     resource.short_names = texts(kind.short_names);
     resource.categories = texts(kind.categories);
     resource.namespaced = kind.namespaced;
+    resource.deprecation = kind.deprecation.map(Text::from);
     resource.verbs = texts(kind.verbs);
     resource.subresources = kind
         .subresources

@@ -139,8 +139,9 @@ impl Resources {
                 same.cloned().unwrap_or_else(made)
             })
             .collect();
-        set.versions
-            .sort_by(|a, b| (&a.group, preference(&a.version)).cmp(&(&b.group, preference(&b.version))));
+        set.versions.sort_by(|a, b| {
+            (&a.group, version_preference(&a.version)).cmp(&(&b.group, version_preference(&b.version)))
+        });
         set
     }
 }
@@ -160,9 +161,9 @@ fn are_same(a: &[Arc<Resource>], b: &[Arc<Resource>]) -> bool {
 
 /// Sort key of a version, the preferred one first: GA, beta, alpha, each with the highest number first, then other
 /// names. Source: `k8s.io/apimachinery/pkg/version.CompareKubeAwareVersionStrings`.
-fn preference(version: &str) -> (u8, std::cmp::Reverse<u64>, std::cmp::Reverse<u64>, Box<str>) {
+pub fn version_preference(version: &str) -> impl Ord + use<> {
     use std::cmp::Reverse;
-    let other = || (3, Reverse(0), Reverse(0), version.into());
+    let other = || (3_u8, Reverse(0_u64), Reverse(0_u64), Box::<str>::from(version));
     let Some(rest) = version.strip_prefix('v') else { return other() };
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     let (major, rest) = rest.split_at(digits);
@@ -180,12 +181,12 @@ fn preference(version: &str) -> (u8, std::cmp::Reverse<u64>, std::cmp::Reverse<u
 
 #[cfg(test)]
 mod tests {
-    use super::preference;
+    use super::version_preference;
 
     #[test]
     fn versions_are_ordered_by_stability_and_number() {
         let mut versions = ["v1alpha1", "v1", "foo1", "v11beta2", "v2", "v1beta1", "v10beta3", "v3alpha1"];
-        versions.sort_by_key(|version| preference(version));
+        versions.sort_by_key(|version| version_preference(version));
         assert_eq!(versions, ["v2", "v1", "v11beta2", "v10beta3", "v1beta1", "v3alpha1", "v1alpha1", "foo1"]);
     }
 }

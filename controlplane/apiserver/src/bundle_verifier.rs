@@ -1,0 +1,172 @@
+//! Verification of a server's certificate by a bundle of certificates, such as the `caBundle` of a webhook.
+//!
+//! As in Go, the bundle may contain the server's own certificate, even if it is an authority, which is the default of
+//! `openssl req -x509`. The WebPKI rules refuse such a certificate as a server's.
+
+use std::sync::Arc;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    crypto::CryptoProvider,
+    server::ParsedCertificate,
+};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _};
+
+/// Accepts certificates of the bundle, and those that an authority of the bundle signed.
+#[derive(Debug)]
+pub(crate) struct BundleVerifier {
+    certificates: Vec<CertificateDer<'static>>,
+    web: Arc<WebPkiServerVerifier>,
+}
+
+// === impl BundleVerifier ===
+
+impl BundleVerifier {
+    /// Reads a `caBundle`: PEM in base64.
+    ///
+    /// # Errors
+    /// It is not PEM in base64, or has no certificate, or an invalid one.
+    pub(crate) fn read(bundle: &str, provider: Arc<CryptoProvider>) -> Result<Self, String> {
+        let pem =
+            BASE64_STANDARD.decode(bundle).map_err(|error| format!("caBundle is not base64: {error}"))?;
+        let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+        let certificates = certificates.map_err(|error| format!("caBundle is not PEM: {error}"))?;
+        let mut roots = RootCertStore::empty();
+        for certificate in &certificates {
+            roots
+                .add(certificate.clone())
+                .map_err(|error| format!("caBundle has an invalid certificate: {error}"))?;
+        }
+        let web = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map_err(|error| format!("caBundle cannot be used: {error}"))?;
+        Ok(Self { certificates, web })
+    }
+}
+
+impl ServerCertVerifier for BundleVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match self.web.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+            Err(_) if self.certificates.iter().any(|known| known.as_ref() == end_entity.as_ref()) => {
+                verify_known(end_entity, name, now)
+            }
+            verdict => verdict,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.web.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.web.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.web.supported_verify_schemes()
+    }
+}
+
+/// Verifies a certificate of the bundle itself: its name, its dates and its purpose.
+fn verify_known(
+    end_entity: &CertificateDer<'_>,
+    name: &ServerName<'_>,
+    now: UnixTime,
+) -> Result<ServerCertVerified, Error> {
+    verify_server_name(&ParsedCertificate::try_from(end_entity)?, name)?;
+    let (_, certificate) = x509_parser::parse_x509_certificate(end_entity)
+        .map_err(|_error| Error::InvalidCertificate(CertificateError::BadEncoding))?;
+    let (now, dates) = (i64::try_from(now.as_secs()).unwrap_or(i64::MAX), certificate.validity());
+    if now < dates.not_before.timestamp() {
+        return Err(Error::InvalidCertificate(CertificateError::NotValidYet));
+    }
+    if now > dates.not_after.timestamp() {
+        return Err(Error::InvalidCertificate(CertificateError::Expired));
+    }
+    match certificate.extended_key_usage() {
+        Ok(Some(usage)) if !usage.value.any && !usage.value.server_auth => {
+            Err(Error::InvalidCertificate(CertificateError::InvalidPurpose))
+        }
+        Ok(_) => Ok(ServerCertVerified::assertion()),
+        Err(_) => Err(Error::InvalidCertificate(CertificateError::BadEncoding)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+
+    use super::*;
+
+    const NOW: u64 = 1_800_000_000;
+
+    /// A self-signed authority for `hook.far.svc`.
+    fn authority(change: impl FnOnce(&mut CertificateParams)) -> rcgen::Certificate {
+        let mut params = CertificateParams::new(vec!["hook.far.svc".to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        change(&mut params);
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap()
+    }
+
+    fn verdict(bundle: &rcgen::Certificate, shown: &rcgen::Certificate, name: &str) -> Result<(), Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = BundleVerifier::read(&BASE64_STANDARD.encode(bundle.pem()), provider).unwrap();
+        let name = ServerName::try_from(name.to_owned()).unwrap();
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(NOW));
+        verifier.verify_server_cert(shown.der(), &[], &name, &[], now).map(drop)
+    }
+
+    #[test]
+    fn an_authority_is_the_certificate_of_a_server_if_the_bundle_has_it() {
+        let own = authority(|_| ());
+        assert_eq!(verdict(&own, &own, "hook.far.svc"), Ok(()));
+        assert!(verdict(&own, &own, "other.far.svc").is_err());
+        assert!(verdict(&own, &authority(|_| ()), "hook.far.svc").is_err());
+    }
+
+    #[test]
+    fn dates_and_purposes_of_such_a_certificate_are_checked() {
+        let old = authority(|params| params.not_after = rcgen::date_time_ymd(2020, 1, 1));
+        let invalid = |error| Err(Error::InvalidCertificate(error));
+        assert_eq!(verdict(&old, &old, "hook.far.svc"), invalid(CertificateError::Expired));
+        let early = authority(|params| params.not_before = rcgen::date_time_ymd(2100, 1, 1));
+        assert_eq!(verdict(&early, &early, "hook.far.svc"), invalid(CertificateError::NotValidYet));
+        let usages = |usage| authority(|params| params.extended_key_usages = vec![usage]);
+        let client = usages(ExtendedKeyUsagePurpose::ClientAuth);
+        assert_eq!(verdict(&client, &client, "hook.far.svc"), invalid(CertificateError::InvalidPurpose));
+        let server = usages(ExtendedKeyUsagePurpose::ServerAuth);
+        assert_eq!(verdict(&server, &server, "hook.far.svc"), Ok(()));
+    }
+
+    #[test]
+    fn a_bundle_without_a_certificate_is_refused() {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        assert!(BundleVerifier::read("", provider.clone()).is_err());
+        assert!(BundleVerifier::read("%", provider).is_err());
+    }
+}
