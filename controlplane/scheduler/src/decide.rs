@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::config::{FEWEST_NODES, Profile};
 use crate::devices::PodDevices;
+use crate::extender::consult::Advice;
 use crate::filter::{self, Refused, node_affinity};
 use crate::hint::Changes;
 use crate::object::Pod;
@@ -55,6 +56,47 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     best.map(|place| found.fitting[place].facts.name.clone()).ok_or_else(|| found.unschedulable())
 }
 
+/// The nodes for a pod before extenders are asked.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ranked {
+    /// The nodes that can run the pod, with their total scores and numbers of pods.
+    pub(crate) nodes: Vec<(String, i64, i128)>,
+    refused: BTreeMap<String, Refused>,
+}
+
+/// The nodes for a pod with their scores. The error is the reason why no node can run the pod.
+pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<Ranked, Unschedulable> {
+    let promised = refused_beside_nominated(pod, profile, snapshot);
+    let snapshot = &*snapshot;
+    let found = filter(pod, profile, snapshot, promised)?;
+    if found.fitting.is_empty() {
+        return Err(found.unschedulable());
+    }
+    let totals = score::totals(pod, profile, (&found.prepared.topology, snapshot), &found.fitting);
+    let nodes = found.fitting.iter().zip(totals);
+    let nodes = nodes.map(|(node, total)| (node.facts.name.clone(), total, node.info.requested.pods));
+    let nodes = nodes.collect();
+    let refused = found.refused.into_iter().map(|(name, refused)| (name.to_owned(), refused)).collect();
+    Ok(Ranked { nodes, refused })
+}
+
+/// The first of these nodes that can run the pod now.
+pub(crate) fn first_fitting(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    nodes: Vec<String>,
+) -> Option<String> {
+    let promised = refused_beside_nominated(pod, profile, snapshot);
+    let snapshot = &*snapshot;
+    let prepared = prepare(pod, profile, snapshot).ok()?;
+    let fits = |name: &String| {
+        let node = snapshot.candidate(name).filter(|_| !promised.contains_key(name));
+        node.is_some_and(|node| refuse(pod, profile, &prepared, (node, snapshot)).is_none())
+    };
+    nodes.into_iter().find(fits)
+}
+
 /// Filters the nodes that are not refused yet. The error is the reason why no node can run the pod.
 pub(crate) fn filter<'a>(
     pod: &Pod,
@@ -104,10 +146,11 @@ pub(crate) fn filter<'a>(
 
 /// Number of nodes that fit at which the search ends.
 fn wanted_nodes(percentage: u8, total: usize) -> usize {
-    match percentage {
-        0 => total,
-        percentage => (total * usize::from(percentage) / 100).max(FEWEST_NODES),
-    }
+    let percentage = match percentage {
+        0 => 50_usize.saturating_sub(total / 125).max(5),
+        percentage => percentage.into(),
+    };
+    (total * percentage / 100).max(FEWEST_NODES)
 }
 
 /// Computes the input of the filters. The error is the reason why no node can run the pod.
@@ -189,15 +232,44 @@ pub(crate) fn sentence<'a>(total: usize, reasons: impl Iterator<Item = &'a str>)
 impl Filtered<'_> {
     /// A refusal by a pre-filter: no node can run the pod.
     pub(crate) fn unschedulable(&self) -> Unschedulable {
-        let reasons = self.refused.values().flat_map(|refused| refused.reasons.iter().map(String::as_str));
-        let resolvable = self.refused.iter().filter(|(_, refused)| refused.resolvable);
-        Unschedulable {
-            message: sentence(self.refused.len() + self.fitting.len(), reasons),
-            // A new node may run any pod.
-            helped_by: self.refused.values().fold(Changes::NODE, |all, refused| all | refused.helped_by),
-            resolvable: resolvable.map(|(name, _)| (*name).to_owned()).collect(),
-            is_early: false,
-        }
+        let refused = self.refused.iter().map(|(name, refused)| (*name, refused));
+        unschedulable(self.refused.len() + self.fitting.len(), refused)
+    }
+}
+
+// === impl Ranked ===
+
+impl Ranked {
+    /// The accepted nodes, the best first. Of equal nodes the one with the fewest pods comes first.
+    pub(crate) fn order(&self, advice: &Advice) -> Vec<String> {
+        let scored = |(name, total, pods): &(String, i64, i128)| {
+            let score = advice.scores.get(name)?;
+            Some((std::cmp::Reverse(total.saturating_add(*score)), *pods, name.clone()))
+        };
+        let mut nodes: Vec<_> = self.nodes.iter().filter_map(scored).collect();
+        nodes.sort();
+        nodes.into_iter().map(|(_, _, name)| name).collect()
+    }
+
+    /// The refusals by filters and extenders, if the extenders accept no node.
+    pub(crate) fn unschedulable(mut self, advice: Advice) -> Unschedulable {
+        self.refused.extend(advice.refused);
+        unschedulable(self.refused.len(), self.refused.iter().map(|(name, refused)| (name.as_str(), refused)))
+    }
+}
+
+fn unschedulable<'a>(
+    total: usize,
+    refused: impl Iterator<Item = (&'a str, &'a Refused)> + Clone,
+) -> Unschedulable {
+    let reasons = refused.clone().flat_map(|(_, refused)| refused.reasons.iter().map(String::as_str));
+    let resolvable = refused.clone().filter(|(_, refused)| refused.resolvable);
+    Unschedulable {
+        message: sentence(total, reasons),
+        resolvable: resolvable.map(|(name, _)| name.to_owned()).collect(),
+        // A new node may run any pod.
+        helped_by: refused.fold(Changes::NODE, |all, (_, refused)| all | refused.helped_by),
+        is_early: false,
     }
 }
 
@@ -254,6 +326,44 @@ mod tests {
     }
 
     #[test]
+    fn the_advice_of_extenders_changes_the_order_and_the_message() {
+        let mut snapshot = fixture::snapshot(&[
+            fixture::node("a", json!({})),
+            fixture::node("b", json!({})),
+            fixture::node("c", json!({"/spec/unschedulable": true})),
+        ]);
+        let (pod, profile) = (fixture::pod("p", json!({})), Profile::default());
+        let ranked = rank(&pod, &profile, &mut snapshot).unwrap();
+        let advice = |scores: &[(&str, i64)]| Advice {
+            scores: scores.iter().map(|(node, score)| ((*node).to_owned(), *score)).collect(),
+            refused: BTreeMap::new(),
+        };
+        assert_eq!(ranked.order(&advice(&[("a", 0), ("b", 0)])), ["a", "b"]);
+        assert_eq!(ranked.order(&advice(&[("a", 0), ("b", 10)])), ["b", "a"]);
+        assert_eq!(ranked.order(&advice(&[("a", 0), ("c", 10)])), ["a"], "only nodes that fit");
+        snapshot.place(
+            &fixture::pod("big", json!({"containers": [{"resources": {"requests": {"cpu": "4"}}}]})),
+            "b",
+        );
+        let needs = fixture::pod("p", json!({"containers": [{"resources": {"requests": {"cpu": "1"}}}]}));
+        let order = vec!["b".to_owned(), "a".to_owned()];
+        assert_eq!(
+            first_fitting(&needs, &profile, &mut snapshot, order).as_deref(),
+            Some("a"),
+            "b is full now"
+        );
+        let by = |reason: &str, resolvable| Refused {
+            reasons: vec![reason.to_owned()],
+            resolvable,
+            helped_by: Changes::ALL,
+        };
+        let refused = [("a".to_owned(), by("no licence", true)), ("b".to_owned(), by("no licence", false))];
+        let refused = ranked.unschedulable(Advice { refused: refused.into(), ..Advice::default() });
+        let message = "0/3 nodes are available: 1 node(s) were unschedulable, 2 no licence.";
+        assert_eq!((refused.message.as_str(), refused.resolvable), (message, ["a".to_owned()].into()));
+    }
+
+    #[test]
     fn a_search_ends_early_and_goes_on_where_it_ended() {
         let nodes: Vec<_> =
             (0..250).map(|number| fixture::node(&format!("n{number:03}"), json!({}))).collect();
@@ -267,7 +377,9 @@ mod tests {
         assert_eq!(first(), (125, "n000".to_owned()));
         assert_eq!(first(), (125, "n125".to_owned()));
         assert_eq!(first(), (125, "n000".to_owned()));
-        assert_eq!((wanted_nodes(1, 250), wanted_nodes(0, 250)), (100, 250));
+        assert_eq!((wanted_nodes(1, 250), wanted_nodes(100, 250)), (100, 250));
+        let by_default = [90, 250, 1000, 5000, 10_000].map(|nodes| wanted_nodes(0, nodes));
+        assert_eq!(by_default, [100, 120, 420, 500, 500]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ops::BitOr;
 
 /// A set of changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Changes(u8);
 
 impl Changes {
@@ -17,6 +17,9 @@ impl Changes {
     pub(crate) const NAMESPACE: Self = Self(8);
     /// Devices were released, or the devices of nodes or their classes changed.
     pub(crate) const DEVICES: Self = Self(16);
+    /// The types of changes.
+    pub(crate) const TYPES: [Self; 5] =
+        [Self::NODE, Self::POD_GONE, Self::POD_PLACED, Self::NAMESPACE, Self::DEVICES];
     /// Every change.
     pub(crate) const ALL: Self = Self(31);
 

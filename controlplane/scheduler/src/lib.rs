@@ -13,6 +13,7 @@ mod budget;
 mod config;
 mod decide;
 mod devices;
+mod extender;
 mod filter;
 #[cfg(test)]
 mod fixture;

@@ -8,13 +8,14 @@ use k8s_openapi::api::core::v1::{
     PodSchedulingGate, ResourceRequirements, Taint, Toleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
-use serde::Deserialize;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
+use serde::{Deserialize, Deserializer};
 
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Pod {
+    #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: PodSpec,
     pub(crate) status: PodStatus,
@@ -40,6 +41,36 @@ pub(crate) struct PodSpec {
     pub(crate) topology_spread_constraints: Option<Vec<TopologySpreadConstraint>>,
     pub(crate) volumes: Vec<PodVolume>,
     pub(crate) resource_claims: Vec<PodResourceClaim>,
+}
+
+/// The fields of the metadata that the scheduler and its watches read.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ReadMeta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    labels: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+    deletion_timestamp: Option<Time>,
+}
+
+/// The metadata with the fields of [`ReadMeta`]. The managed fields, a third of a pod, would become a tree of values.
+fn without_managed_fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    let read = ReadMeta::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        name: read.name,
+        namespace: read.namespace,
+        uid: read.uid,
+        resource_version: read.resource_version,
+        generation: read.generation,
+        labels: read.labels,
+        owner_references: read.owner_references,
+        deletion_timestamp: read.deletion_timestamp,
+        ..ObjectMeta::default()
+    })
 }
 
 /// A claim of devices of a pod: an object, or one that a controller makes from a template.
@@ -110,6 +141,7 @@ pub(crate) struct ContainerStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Node {
+    #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: NodeSpec,
     pub(crate) status: NodeStatus,
@@ -202,5 +234,23 @@ impl Pod {
         self.spec == other.spec
             && self.metadata.labels == other.metadata.labels
             && self.status.resource_claim_statuses == other.status.resource_claim_statuses
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn metadata_is_read_without_managed_fields() {
+        let read = json!({"name": "p", "namespace": "d", "uid": "u", "resourceVersion": "7", "generation": 2,
+            "labels": {"a": "b"}, "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "o", "uid": "1"}]});
+        let mut whole = read.clone();
+        whole["managedFields"] = json!([{"manager": "m", "fieldsV1": {"f:spec": {}}}]);
+        let pod: Pod = serde_json::from_value(json!({"metadata": whole})).unwrap();
+        assert_eq!(serde_json::to_value(&pod.metadata).unwrap(), read);
     }
 }

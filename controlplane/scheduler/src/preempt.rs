@@ -4,7 +4,7 @@
 //! A victim violates a disruption budget only if no other choice of victims makes room.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
@@ -25,7 +25,20 @@ pub(crate) struct Victim {
     pub(crate) priority: i32,
     started: Option<Timestamp>,
     /// Whether its removal violates a disruption budget.
-    violates: bool,
+    pub(crate) violates: bool,
+}
+
+impl Victim {
+    fn of(uid: &str, placed: &Placed, violates: bool) -> Self {
+        Self {
+            uid: uid.to_owned(),
+            namespace: placed.namespace.clone(),
+            name: placed.name.clone(),
+            priority: placed.priority,
+            started: placed.started,
+            violates,
+        }
+    }
 }
 
 /// The node of a preemption and its victims.
@@ -53,6 +66,22 @@ pub(crate) fn preempt(
     snapshot: &mut Snapshot,
     resolvable: &BTreeSet<String>,
 ) -> Result<Preemption, String> {
+    let found = search(pod, profile, snapshot, resolvable)?;
+    best(found).ok_or_else(String::new)
+}
+
+/// The node with the least important victims.
+pub(crate) fn best(found: Vec<Preemption>) -> Option<Preemption> {
+    found.into_iter().min_by_key(|preemption| harm(&preemption.victims))
+}
+
+/// The nodes on which preemption helps: at least one. The error is upstream's message.
+pub(crate) fn search(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    resolvable: &BTreeSet<String>,
+) -> Result<Vec<Preemption>, String> {
     if pod.spec.preemption_policy.as_deref() == Some("Never") {
         return Err("preemption: not eligible due to preemptionPolicy=Never.".to_owned());
     }
@@ -61,13 +90,32 @@ pub(crate) fn preempt(
         return Err(message.to_owned());
     }
     let (found, hopeless) = candidates(pod, profile, snapshot, resolvable);
-    let best = found.into_iter().min_by_key(|preemption| harm(&preemption.victims));
-    best.ok_or_else(|| {
-        let total = snapshot.candidates().count();
-        let useless = std::iter::repeat_n(NOT_HELPFUL, total.saturating_sub(resolvable.len()));
-        let reasons = hopeless.iter().map(String::as_str).chain(useless);
-        format!("preemption: {}", sentence(total, reasons))
-    })
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let total = snapshot.candidates().count();
+    let useless = std::iter::repeat_n(NOT_HELPFUL, total.saturating_sub(resolvable.len()));
+    let reasons = hopeless.iter().map(String::as_str).chain(useless);
+    Err(format!("preemption: {}", sentence(total, reasons)))
+}
+
+/// The pods of lower priority on the nodes of these preemptions. The victims are the same as there.
+pub(crate) fn removable(
+    pod: &Pod,
+    snapshot: &Snapshot,
+    found: &[Preemption],
+) -> BTreeMap<String, Vec<Victim>> {
+    let priority = pod.spec.priority.unwrap_or_default();
+    let of_node = |one: &Preemption| {
+        let lower = snapshot.lower_on(&one.node, priority);
+        let violations = snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
+        let pods = lower.iter().zip(violations).map(|((uid, placed), violates)| {
+            let known = one.victims.iter().find(|victim| victim.uid == *uid);
+            known.cloned().unwrap_or_else(|| Victim::of(uid, placed, violates))
+        });
+        (one.node.clone(), pods.collect())
+    };
+    found.iter().map(of_node).collect()
 }
 
 /// The nodes on which preemption helps, and the reasons of the other nodes.
@@ -83,6 +131,8 @@ pub(crate) fn candidates(
     let mut trial = Trial { pod, profile, prepared, snapshot };
     for node in nodes {
         match victims(&mut trial, node, beside.contains(node)) {
+            // Only an extender refuses the node: the removal of pods does not help by our filters.
+            Ok(victims) if victims.is_empty() => hopeless.push(NO_VICTIMS.to_owned()),
             Ok(victims) => found.push(Preemption { node: node.clone(), victims }),
             Err(reasons) => hopeless.extend(reasons),
         }
@@ -196,14 +246,7 @@ fn victims(trial: &mut Trial<'_>, node: &str, beside: bool) -> Result<Vec<Victim
         trial.restore(node, &uid, placed.clone());
         if refused.is_none() && trial.refuse(node, beside).is_some() {
             trial.remove(node, &uid);
-            victims.push(Victim {
-                uid: uid.clone(),
-                namespace: placed.namespace.clone(),
-                name: placed.name.clone(),
-                priority: placed.priority,
-                started: placed.started,
-                violates,
-            });
+            victims.push(Victim::of(&uid, &placed, violates));
             removed.push((uid, placed));
         }
     }

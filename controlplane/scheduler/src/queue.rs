@@ -41,7 +41,9 @@ struct Entry {
     refusals: u32,
     /// End of the back-off.
     rest_until: Option<Instant>,
-    /// Changes while the pod was in flight.
+    /// Number of changes when the pod was popped.
+    popped_at: u64,
+    /// Changes of its own volumes and devices while the pod was in flight.
     meanwhile: Changes,
     /// The changes that may help a refused pod.
     helped_by: Changes,
@@ -54,9 +56,12 @@ pub(crate) struct Queue {
     entries: HashMap<String, Entry>,
     ready: BTreeMap<Turn, String>,
     held_back: BTreeMap<(Instant, u64), String>,
-    unschedulable: HashSet<String>,
-    /// Pods in flight.
-    tried: HashSet<String>,
+    /// Unschedulable pods by the changes that may help them.
+    unschedulable: HashMap<Changes, HashSet<String>>,
+    /// Number of changes so far.
+    changes: u64,
+    /// The number of the last change of each type.
+    last_change: [u64; Changes::TYPES.len()],
     /// Pods that use claims of devices.
     with_devices: HashSet<String>,
     /// Pods that use claims of volumes.
@@ -72,8 +77,9 @@ impl Queue {
             entries: HashMap::new(),
             ready: BTreeMap::new(),
             held_back: BTreeMap::new(),
-            unschedulable: HashSet::new(),
-            tried: HashSet::new(),
+            unschedulable: HashMap::new(),
+            changes: 0,
+            last_change: [0; Changes::TYPES.len()],
             with_devices: HashSet::new(),
             with_claims: HashSet::new(),
             serial: 0,
@@ -98,6 +104,7 @@ impl Queue {
                 came: self.serial,
                 refusals: 0,
                 rest_until: None,
+                popped_at: 0,
                 meanwhile: Changes::default(),
                 helped_by: Changes::ALL,
             };
@@ -130,7 +137,7 @@ impl Queue {
         let (_, uid) = self.ready.pop_first()?;
         let entry = self.entries.get_mut(&uid)?;
         entry.place = Place::Tried;
-        self.tried.insert(uid.clone());
+        entry.popped_at = self.changes;
         entry.meanwhile = Changes::default();
         Some(entry.pod.clone())
     }
@@ -145,14 +152,15 @@ impl Queue {
 
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
+        self.leave(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
         entry.refusals += 1;
         entry.rest_until = Some(now + wait(self.backoff, entry.refusals));
         entry.place = Place::Unschedulable;
-        self.tried.remove(uid);
         entry.helped_by = helped_by;
-        let meanwhile = entry.meanwhile;
-        self.unschedulable.insert(uid.to_owned());
+        let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
+        let meanwhile = newer.fold(entry.meanwhile, |all, (one, _)| all | one);
+        self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
         self.help(uid, meanwhile, now);
     }
 
@@ -162,10 +170,16 @@ impl Queue {
         self.help(uid, Changes::ALL, now);
     }
 
-    /// Records changes that may make refused pods schedulable.
+    /// Records changes that may make refused pods schedulable. Only the pods that they may help are read.
     pub(crate) fn change(&mut self, changes: Changes, now: Instant) {
-        let waiting: Vec<String> = self.unschedulable.iter().chain(&self.tried).cloned().collect();
-        for uid in waiting {
+        self.changes += 1;
+        for (one, last) in Changes::TYPES.into_iter().zip(&mut self.last_change) {
+            if changes.overlaps(one) {
+                *last = self.changes;
+            }
+        }
+        let helped = self.unschedulable.iter().filter(|(helped_by, _)| helped_by.overlaps(changes));
+        for uid in helped.flat_map(|(_, uids)| uids).cloned().collect::<Vec<_>>() {
             self.help(&uid, changes, now);
         }
     }
@@ -195,6 +209,16 @@ impl Queue {
         }
     }
 
+    /// A pod that was popped and is neither refused nor removed yet.
+    pub(crate) fn in_flight(&self, uid: &str) -> Option<&Pod> {
+        self.entries.get(uid).filter(|entry| entry.place == Place::Tried).map(|entry| &entry.pod)
+    }
+
+    /// Retries a refused pod, as after a change that helps it.
+    pub(crate) fn retry(&mut self, uid: &str, now: Instant) {
+        self.help(uid, Changes::ALL, now);
+    }
+
     /// The uids of all pods in the queue.
     pub(crate) fn uids(&self) -> Vec<String> {
         self.entries.keys().cloned().collect()
@@ -205,9 +229,10 @@ impl Queue {
         match (entry.place, entry.rest_until) {
             (Place::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}
             (Place::Unschedulable, Some(until)) if until > now => {
-                entry.place = Place::HeldBack(until, entry.came);
-                self.held_back.insert((until, entry.came), uid.to_owned());
-                self.unschedulable.remove(uid);
+                let (came, helped_by) = (entry.came, entry.helped_by);
+                entry.place = Place::HeldBack(until, came);
+                self.held_back.insert((until, came), uid.to_owned());
+                self.forget_unschedulable(uid, helped_by);
             }
             (Place::Unschedulable, _) => self.put_ready(uid),
             (Place::Tried, _) => entry.meanwhile = entry.meanwhile | changes,
@@ -224,12 +249,20 @@ impl Queue {
     }
 
     fn leave(&mut self, uid: &str) {
-        match self.entries.get(uid).map(|entry| entry.place) {
-            Some(Place::Ready(turn)) => drop(self.ready.remove(&turn)),
-            Some(Place::HeldBack(due, came)) => drop(self.held_back.remove(&(due, came))),
-            Some(Place::Unschedulable) => drop(self.unschedulable.remove(uid)),
-            Some(Place::Tried) => drop(self.tried.remove(uid)),
-            None => {}
+        match self.entries.get(uid).map(|entry| (entry.place, entry.helped_by)) {
+            Some((Place::Ready(turn), _)) => drop(self.ready.remove(&turn)),
+            Some((Place::HeldBack(due, came), _)) => drop(self.held_back.remove(&(due, came))),
+            Some((Place::Unschedulable, helped_by)) => self.forget_unschedulable(uid, helped_by),
+            Some((Place::Tried, _)) | None => {}
+        }
+    }
+
+    fn forget_unschedulable(&mut self, uid: &str, helped_by: Changes) {
+        if let Some(uids) = self.unschedulable.get_mut(&helped_by) {
+            uids.remove(uid);
+            if uids.is_empty() {
+                self.unschedulable.remove(&helped_by);
+            }
         }
     }
 }
@@ -332,6 +365,29 @@ mod tests {
         queue.change(Changes::NODE, now);
         queue.refused("p", Changes::NODE, now);
         assert_eq!(pop(&mut queue, now + Duration::from_secs(1)), "p");
+    }
+
+    #[tokio::test]
+    async fn a_change_is_compared_with_the_pods_that_it_may_help() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for (name, helped_by) in [("node", Changes::NODE), ("gone", Changes::POD_GONE)] {
+            queue.add(pod(name, json!({})));
+            assert_eq!(pop(&mut queue, now), name);
+            queue.refused(name, helped_by, now);
+        }
+        queue.add(pod("later", json!({})));
+        queue.change(Changes::POD_GONE, now);
+        assert_eq!(pop(&mut queue, now), "later");
+        queue.refused("later", Changes::POD_GONE, now);
+        let end = now + Duration::from_secs(1);
+        assert_eq!(
+            [pop(&mut queue, end), pop(&mut queue, end)],
+            ["gone", ""],
+            "the change came before the pop"
+        );
+        queue.remove("node");
+        queue.remove("later");
+        assert!(queue.unschedulable.is_empty());
     }
 
     #[tokio::test]

@@ -1,13 +1,17 @@
 //! The task that owns queue and snapshot: it receives watch events and sends bindings.
 
+mod consulting;
+mod refused;
+
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -15,16 +19,17 @@ use tokio_util::sync::CancellationToken;
 use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
-use crate::decide::{Unschedulable, decide, reserve_failed};
+use crate::decide::{decide, reserve_failed};
 use crate::devices::{self, Reservations};
+use crate::extender::consult;
 use crate::hint::Changes;
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
-use crate::preempt::{Preemption, Victim, preempt, with_outcome};
 use crate::queue::Queue;
 use crate::selectors;
 use crate::snapshot::Snapshot;
 use crate::volumes::bind::BindError;
 use crate::volumes::{self, Choice};
+use consulting::Consulting;
 use coracle_events::{Event, Recorder};
 use coracle_values::object::{Key, ObjectExt};
 
@@ -32,6 +37,9 @@ use coracle_values::object::{Key, ObjectExt};
 const WATCH_TIMEOUT_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(10);
+/// Maximum number of concurrent binding requests. The store syncs concurrent writes together; more requests only need
+/// more memory and, towards another server, more connections.
+const MAX_BINDINGS: usize = 32;
 
 /// The result of a binding.
 struct Bound {
@@ -46,14 +54,17 @@ struct Bound {
 
 struct Scheduler {
     client: Client,
-    config: SchedulerConfig,
+    config: Arc<SchedulerConfig>,
     recorder: Recorder,
     queue: Queue,
     snapshot: Snapshot,
     /// Pods with a binding request in flight.
     assumed: HashSet<String>,
     bindings: JoinSet<Bound>,
+    /// Permits of concurrent binding requests.
+    requests: Arc<Semaphore>,
     marks: JoinSet<()>,
+    consulting: Consulting,
     pods: Listing,
     nodes: Listing,
     namespaces: Listing,
@@ -81,21 +92,12 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     let mut namespaces = stream::<Namespace>(&client, watch_config());
     let mut budgets = stream::<PodDisruptionBudget>(&client, watch_config());
     let mut sending = JoinSet::from_iter([events.run()]);
-    let mut scheduler = Scheduler {
-        client,
-        queue: Queue::new(config.first_backoff, config.longest_backoff),
-        config,
-        recorder,
-        snapshot: Snapshot::default(),
-        assumed: HashSet::new(),
-        bindings: JoinSet::new(),
-        marks: JoinSet::new(),
-        pods: Listing::default(),
-        nodes: Listing::default(),
-        namespaces: Listing::default(),
-        budgets: Listing::default(),
-        listed_budgets: Budgets::default(),
+    let consulting = match Consulting::new(&config) {
+        Ok(consulting) => consulting,
+        // The configuration was checked when it was read.
+        Err(error) => return tracing::error!(error, "scheduler stopped: an extender cannot be used"),
     };
+    let mut scheduler = Scheduler::new(client, config, recorder, consulting);
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
     sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
     let mut device_changes = scheduler.snapshot.devices.changes();
@@ -121,14 +123,21 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
+            event = scheduler.consulting.next() => scheduler.consulted(event),
             Some(_) = sending.join_next() => return,
-            () = wait_until(due) => scheduler.schedule_next(),
+            () = wait_until(due) => {
+                scheduler.schedule_next();
+                // The binding and the watches run before the next decision.
+                tokio::task::yield_now().await;
+            }
         }
     }
 }
 
+/// A time that has come needs no timer: timers have milliseconds, and each event would start another one.
 async fn wait_until(due: Option<Instant>) {
     match due {
+        Some(due) if due <= Instant::now() => {}
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
@@ -177,6 +186,26 @@ fn is_unserved(error: &watcher::Error) -> bool {
 // === impl Scheduler ===
 
 impl Scheduler {
+    fn new(client: Client, config: SchedulerConfig, recorder: Recorder, consulting: Consulting) -> Self {
+        Self {
+            client,
+            queue: Queue::new(config.first_backoff, config.longest_backoff),
+            config: Arc::new(config),
+            recorder,
+            snapshot: Snapshot::default(),
+            assumed: HashSet::new(),
+            bindings: JoinSet::new(),
+            requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
+            marks: JoinSet::new(),
+            consulting,
+            pods: Listing::default(),
+            nodes: Listing::default(),
+            namespaces: Listing::default(),
+            budgets: Listing::default(),
+            listed_budgets: Budgets::default(),
+        }
+    }
+
     /// When the next pod is to be scheduled. Not before all kinds are listed.
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
@@ -310,16 +339,25 @@ impl Scheduler {
 
     fn schedule_next(&mut self) {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
-        let Some(profile) = self.config.profile(pod.scheduler()).cloned() else { return };
-        match decide(&pod, &profile, &mut self.snapshot) {
-            Ok(node) => match self.reserve(&pod, &profile, &node) {
-                Ok(reserved) => self.assume(pod, node, reserved),
-                Err(message) => {
-                    self.queue.failed(pod.uid(), Instant::now());
-                    self.record(&pod, Event::warning("FailedScheduling", message));
-                }
-            },
-            Err(refused) => self.refused(&pod, &profile, refused),
+        let config = self.config.clone();
+        let Some(profile) = config.profile(pod.scheduler()) else { return };
+        if self.consulting.concerns(&pod) {
+            return self.consult(&pod);
+        }
+        match decide(&pod, profile, &mut self.snapshot) {
+            Ok(node) => self.place_on(pod, profile, node),
+            Err(refused) => self.refused(&pod, profile, &refused),
+        }
+    }
+
+    /// Reserves what a pod needs on a node, and starts the binding.
+    fn place_on(&mut self, pod: Pod, profile: &Profile, node: String) {
+        match self.reserve(&pod, profile, &node) {
+            Ok(reserved) => self.assume(pod, node, reserved),
+            Err(message) => {
+                self.queue.failed(pod.uid(), Instant::now());
+                self.record(&pod, Event::warning("FailedScheduling", message));
+            }
         }
     }
 
@@ -342,72 +380,21 @@ impl Scheduler {
         self.changed(changes);
         self.assumed.insert(pod.uid().to_owned());
         let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
-        let devices = self.snapshot.devices.clone();
+        let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
+        let extenders = self.consulting.extenders.clone();
         self.bindings.spawn(async move {
             let result = async {
                 volumes::bind::bind(&client, &volumes, &chosen, &node).await?;
                 devices::bind::bind(&client, &devices, &pod, &reserved).await?;
+                if let Some(bound) = consult::bind(&extenders, &pod, &node).await {
+                    return bound.map_err(BindError::Extender);
+                }
+                // The semaphore is never closed. Volumes and devices are waited for without a permit.
+                let _permit = requests.acquire().await;
                 bind::bind(client, &pod, &node).await.map_err(BindError::Request)
             };
             let result = result.await;
             Bound { pod, node, volumes: chosen, devices: reserved, result }
-        });
-    }
-
-    /// Handles a pod that no node can run: pods of lower priority may make room for it.
-    fn refused(&mut self, pod: &Pod, profile: &Profile, refused: Unschedulable) {
-        let preemption = if profile.preempts {
-            preempt(pod, profile, &mut self.snapshot, &refused.resolvable)
-        } else {
-            Err(String::new())
-        };
-        let mut message = refused.message.clone();
-        self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
-        let nominated = match preemption {
-            Ok(Preemption { node, victims }) => {
-                self.snapshot.nominate(pod, &node);
-                for victim in victims {
-                    self.evict(pod, victim, &node);
-                }
-                Some(node)
-            }
-            Err(why) => {
-                message = with_outcome(&refused, &why);
-                // A pod that still waits for its victims keeps its node.
-                pod.status.nominated_node_name.clone().filter(|_| self.snapshot.is_nominated(pod.uid()))
-            }
-        };
-        self.record(pod, Event::warning("FailedScheduling", message.clone()));
-        let (client, pod) = (self.client.clone(), pod.clone());
-        self.marks.spawn(async move {
-            let marked = bind::mark_unschedulable(client, &pod, &message, nominated.as_deref()).await;
-            if let Err(error) = marked {
-                tracing::debug!(
-                    pod = pod.name(),
-                    namespace = pod.namespace(),
-                    %error,
-                    "cannot write the condition PodScheduled"
-                );
-            }
-        });
-    }
-
-    fn evict(&mut self, pod: &Pod, victim: Victim, node: &str) {
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(victim.name.clone()),
-            namespace: Some(victim.namespace.clone()),
-            uid: Some(victim.uid.clone()),
-            ..ObjectReference::default()
-        };
-        let message = format!("Preempted by pod {} on node {node}", pod.uid());
-        self.recorder.record(about, pod.scheduler().to_owned(), Event::normal("Preempted", message));
-        let (client, name) = (self.client.clone(), pod.scheduler().to_owned());
-        self.marks.spawn(async move {
-            if let Err(error) = bind::evict(client, &victim, &name).await {
-                tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
-            }
         });
     }
 
@@ -437,13 +424,15 @@ impl Scheduler {
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
 
-    /// Queues a pod again whose volumes or devices could not be bound.
+    /// Queues a pod again whose volumes or devices could not be bound, or that its extender did not bind.
     fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
         tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
         self.queue.failed(pod.uid(), Instant::now());
-        let plugin =
-            if matches!(error, BindError::Devices(_)) { "DynamicResources" } else { "VolumeBinding" };
-        let message = format!("running PreBind plugin \"{plugin}\": {error}");
+        let message = match error {
+            BindError::Extender(_) => format!("running Bind for node \"{node}\": {error}"),
+            BindError::Devices(_) => format!("running PreBind plugin \"DynamicResources\": {error}"),
+            _ => format!("running PreBind plugin \"VolumeBinding\": {error}"),
+        };
         self.record(pod, Event::warning("FailedScheduling", message));
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
@@ -455,7 +444,17 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_ready_pod_does_not_wait_for_a_timer() {
+        let now = Instant::now();
+        assert!(wait_until(Some(now)).now_or_never().is_some());
+        assert!(wait_until(Some(now + MAX_DELAY)).now_or_never().is_none());
+        assert!(wait_until(None).now_or_never().is_none());
+    }
 
     #[test]
     fn only_a_kind_that_is_not_served_counts_as_listed() {

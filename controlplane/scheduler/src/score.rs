@@ -52,14 +52,25 @@ pub(crate) fn best(
     if nodes.len() < 2 {
         return nodes.len().checked_sub(1);
     }
+    let totals = totals(pod, profile, from, nodes);
+    (0..nodes.len())
+        .min_by_key(|place| (std::cmp::Reverse(totals[*place]), nodes[*place].info.requested.pods))
+}
+
+/// The sum of the weighted scores of each node.
+pub(crate) fn totals(
+    pod: &Pod,
+    profile: &Profile,
+    from: (&Topology, &Snapshot),
+    nodes: &[Candidate<'_>],
+) -> Vec<i64> {
     let mut totals = vec![0_i64; nodes.len()];
     for (_, scores) in scores(pod, profile, from, nodes) {
         for (total, score) in totals.iter_mut().zip(scores) {
             *total = total.saturating_add(score);
         }
     }
-    (0..nodes.len())
-        .min_by_key(|place| (std::cmp::Reverse(totals[*place]), nodes[*place].info.requested.pods))
+    totals
 }
 
 /// `part` of `whole` on the scale from 0 to [`BEST`], rounded down; `whole` is above 0.

@@ -105,7 +105,7 @@ fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> 
 }
 
 fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
-    let profile = Profile::default();
+    let profile = Profile { percentage: 100, ..Profile::default() };
     let mut decision = Decision { pod: pod.name().to_owned(), ..Decision::default() };
     let promised = refused_beside_nominated(pod, &profile, snapshot);
     let refused = match filter(pod, &profile, snapshot, promised) {

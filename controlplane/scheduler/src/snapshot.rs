@@ -262,11 +262,10 @@ impl Snapshot {
     /// Adds a pod to a node, and removes it from its previous one. Returns changes that may help waiting pods: the pod
     /// is new on the node or has other labels, or it requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
-        let labels = pod.metadata.labels.clone().unwrap_or_default();
-        let requests = of_pod(pod);
+        let placed = Placed::of(pod);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
-        let is_new = before.is_none_or(|before| before.labels != labels);
-        let is_smaller = before.is_some_and(|before| before.requests.exceeds(&requests));
+        let is_new = before.is_none_or(|before| before.labels != placed.labels);
+        let is_smaller = before.is_some_and(|before| before.requests.exceeds(&placed.requests));
         let mut changes = Changes::default();
         if is_new {
             changes = changes | Changes::POD_PLACED;
@@ -275,7 +274,6 @@ impl Snapshot {
             changes = changes | Changes::POD_GONE;
         }
         self.remove(pod.uid());
-        let placed = Placed { requests, labels, ..Placed::of(pod) };
         self.restore(pod.uid(), node, placed);
         changes
     }

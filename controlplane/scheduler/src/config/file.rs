@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::extenders::{self, FileExtender};
 use super::plugins::Plugins;
 use super::{AffinityArgs, Fit, Profile, SchedulerConfig, SpreadDefaults, Strategy, policy};
 
@@ -31,6 +32,8 @@ struct File {
     percentage_of_nodes_to_score: Option<u8>,
     #[serde(default)]
     profiles: Vec<FileProfile>,
+    #[serde(default)]
+    extenders: Vec<FileExtender>,
 }
 
 #[derive(Default, Deserialize)]
@@ -165,6 +168,7 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
             return Err(format!("profiles[{place}].schedulerName: Duplicate value: \"{}\"", profile.name));
         }
     }
+    extenders::apply(file.extenders, &mut config)?;
     Ok(config)
 }
 
@@ -378,7 +382,7 @@ profiles:
     #[test]
     fn unsupported_fields_are_refused() {
         let error = |rest: &str| with(rest).unwrap_err();
-        assert!(error("extenders: []").contains("extenders"));
+        assert!(error("extenders: [{urlPrefix: 'file:///x'}]").contains("extenders[0]: urlPrefix"));
         assert!(error("profiles: [{plugins: {permit: {}}}]").contains("permit"));
         assert!(error("percentageOfNodesToScore: 101").contains("range 0-100"));
         assert!(

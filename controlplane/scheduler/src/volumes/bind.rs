@@ -25,6 +25,9 @@ pub(crate) enum BindError {
     /// A claim of devices changed, so that the choice of devices is void.
     #[error("allocating devices: {0}")]
     Devices(String),
+    /// The extender that binds the pod failed.
+    #[error("{0}")]
+    Extender(String),
 }
 
 /// Writes the choices, and waits until every claim is bound.

@@ -1,0 +1,99 @@
+//! Extenders: HTTP servers that take part in scheduling. Source: upstream's `extender.go` and `extender/v1`.
+//!
+//! An extender filters the nodes that our filters accept, scores them, chooses victims of a preemption, or binds the pod.
+//! It is asked outside of the scheduling task (`consult`), because it may be slow.
+
+pub(crate) mod client;
+pub(crate) mod consult;
+mod wire;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
+
+use crate::object::Pod;
+
+/// An extender of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extender {
+    /// The URL below which the verbs are. It names the extender in messages.
+    pub(crate) url: String,
+    /// The path of each verb; `None` if the extender does not have it.
+    pub(crate) filter: Option<String>,
+    pub(crate) prioritize: Option<String>,
+    pub(crate) preempt: Option<String>,
+    pub(crate) bind: Option<String>,
+    /// The weight of its scores, above 0.
+    pub(crate) weight: i64,
+    pub(crate) tls: Tls,
+    /// Maximum time of a request with its response.
+    pub(crate) timeout: Duration,
+    /// Whether it gets the names of the nodes instead of the nodes.
+    pub(crate) knows_nodes: bool,
+    /// It is asked only about pods with one of these resources; empty: about all pods.
+    pub(crate) resources: BTreeSet<String>,
+    /// Whether pods are scheduled without it while it fails.
+    pub(crate) ignorable: bool,
+}
+
+/// TLS settings of an extender. The certificates and the key are PEM.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Tls {
+    /// Whether the server's certificate is not verified.
+    pub(crate) insecure: bool,
+    /// The name in the server's certificate; `None` is that of the URL.
+    pub(crate) server_name: Option<String>,
+    /// The authorities of the server; `None` are those of the machine.
+    pub(crate) authorities: Option<Vec<u8>>,
+    /// The certificate and the key of the scheduler.
+    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Tls {
+    /// Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls")
+            .field("insecure", &self.insecure)
+            .field("server_name", &self.server_name)
+            .finish()
+    }
+}
+
+impl Extender {
+    /// Whether the extender is asked about a pod.
+    pub(crate) fn is_interested(&self, pod: &Pod) -> bool {
+        let names = |list: &Option<ResourceRequirements>| {
+            let maps = list.iter().flat_map(|one| [&one.requests, &one.limits]);
+            maps.flatten().any(|amounts| amounts.keys().any(|name| self.resources.contains(name)))
+        };
+        let mut containers = pod.spec.containers.iter().chain(pod.spec.init_containers.iter().flatten());
+        self.resources.is_empty() || containers.any(|container| names(&container.resources))
+    }
+
+    /// Whether it takes part in the choice of the node.
+    pub(crate) fn chooses(&self) -> bool {
+        self.filter.is_some() || self.prioritize.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn an_extender_with_resources_is_asked_about_pods_that_have_them() {
+        let pod = |resources| fixture::pod("p", json!({"containers": [{"resources": resources}]}));
+        let plain = pod(json!({"requests": {"cpu": "1"}}));
+        let all = Extender::default();
+        assert!(all.is_interested(&plain));
+        let one = Extender { resources: ["x.io/gpu".to_owned()].into(), ..Extender::default() };
+        assert!(!one.is_interested(&plain));
+        assert!(one.is_interested(&pod(json!({"limits": {"x.io/gpu": "1"}}))));
+        let of_init = json!({"initContainers": [{"resources": {"requests": {"x.io/gpu": "1"}}}]});
+        assert!(one.is_interested(&fixture::pod("p", of_init)));
+    }
+}

@@ -1,0 +1,192 @@
+//! Pods that extenders are asked about. One pod at a time: the extenders see the pods in the order of the queue. Other pods
+//! are scheduled meanwhile, so that a slow extender delays only its own pods.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::Scheduler;
+use crate::config::{Profile, SchedulerConfig};
+use crate::decide::{Ranked, Unschedulable, first_fitting, rank};
+use crate::extender::client::Remote;
+use crate::extender::consult::{self, Advice};
+use crate::object::Pod;
+use crate::preempt::{self, Preemption};
+use coracle_events::Event;
+use coracle_values::object::ObjectExt;
+
+/// Time after which a pod that extenders refused is tried again: no event reports a change of an extender. As upstream's
+/// pods that are unschedulable.
+const RETRY: Duration = Duration::from_secs(300);
+
+/// The extenders and the pods that wait for them.
+pub(super) struct Consulting {
+    pub(super) extenders: Arc<[Remote]>,
+    /// The uids of popped pods, in order.
+    awaiting: VecDeque<String>,
+    /// The question in flight.
+    asked: JoinSet<Answer>,
+    retries: JoinSet<String>,
+    /// The pods with a retry.
+    retried: HashSet<String>,
+}
+
+/// The answer to a question. The error is that of an extender.
+pub(super) enum Answer {
+    Nodes { pod: Pod, ranked: Ranked, advice: Result<Advice, String> },
+    Preemption { pod: Pod, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
+}
+
+/// An event of the extenders.
+pub(super) enum Consulted {
+    Answered(Box<Answer>),
+    Retry(String),
+}
+
+impl Consulting {
+    pub(super) fn new(config: &SchedulerConfig) -> Result<Self, String> {
+        let extenders = config.extenders.iter().cloned().map(Remote::new).collect::<Result<_, _>>()?;
+        Ok(Self {
+            extenders,
+            awaiting: VecDeque::new(),
+            asked: JoinSet::new(),
+            retries: JoinSet::new(),
+            retried: HashSet::new(),
+        })
+    }
+
+    /// The next event. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Consulted {
+        tokio::select! {
+            Some(Ok(answer)) = self.asked.join_next() => Consulted::Answered(Box::new(answer)),
+            Some(Ok(uid)) = self.retries.join_next() => Consulted::Retry(uid),
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Whether an extender is asked about the pod before it is bound.
+    pub(super) fn concerns(&self, pod: &Pod) -> bool {
+        let asks = |one: &Remote| one.extender.chooses() || one.extender.preempt.is_some();
+        self.extenders.iter().any(|one| asks(one) && one.extender.is_interested(pod))
+    }
+
+    fn preempts(&self, pod: &Pod) -> bool {
+        self.extenders.iter().any(|one| one.extender.preempt.is_some() && one.extender.is_interested(pod))
+    }
+
+    fn retry_later(&mut self, pod: &Pod) {
+        let uid = pod.uid().to_owned();
+        if self.retried.insert(uid.clone()) {
+            self.retries.spawn(async move {
+                tokio::time::sleep(RETRY).await;
+                uid
+            });
+        }
+    }
+}
+
+impl Scheduler {
+    /// Schedules a popped pod that concerns extenders.
+    pub(super) fn consult(&mut self, pod: &Pod) {
+        self.consulting.awaiting.push_back(pod.uid().to_owned());
+        self.consult_next();
+    }
+
+    pub(super) fn consulted(&mut self, event: Consulted) {
+        match event {
+            Consulted::Answered(answer) => {
+                self.answered(*answer);
+                self.consult_next();
+            }
+            Consulted::Retry(uid) => {
+                self.consulting.retried.remove(&uid);
+                self.queue.retry(&uid, Instant::now());
+            }
+        }
+    }
+
+    /// Asks about the next pod unless a question is in flight.
+    fn consult_next(&mut self) {
+        while self.consulting.asked.is_empty() {
+            let Some(uid) = self.consulting.awaiting.pop_front() else { return };
+            let Some(pod) = self.is_undecided(&uid) else { continue };
+            let config = self.config.clone();
+            let Some(profile) = config.profile(pod.scheduler()) else { continue };
+            match rank(&pod, profile, &mut self.snapshot) {
+                Err(refused) => self.refused_by_extenders(pod, profile, refused),
+                Ok(ranked) => {
+                    let (client, extenders) = (self.client.clone(), self.consulting.extenders.clone());
+                    let nodes = ranked.nodes.iter().map(|(name, ..)| name.clone()).collect();
+                    self.consulting.asked.spawn(async move {
+                        let advice = consult::nodes(&client, &extenders, &pod, nodes).await;
+                        Answer::Nodes { pod, ranked, advice }
+                    });
+                }
+            }
+        }
+    }
+
+    /// The pod if it is popped and neither refused nor assumed on a node. It may be deleted while an extender is asked.
+    fn is_undecided(&self, uid: &str) -> Option<Pod> {
+        self.queue.in_flight(uid).filter(|_| !self.assumed.contains(uid)).cloned()
+    }
+
+    fn answered(&mut self, answer: Answer) {
+        let (Answer::Nodes { pod, .. } | Answer::Preemption { pod, .. }) = &answer;
+        if self.is_undecided(pod.uid()).is_none() {
+            return;
+        }
+        let config = self.config.clone();
+        let Some(profile) = config.profile(pod.scheduler()) else { return };
+        match answer {
+            Answer::Nodes { pod, advice: Err(why), .. } | Answer::Preemption { pod, found: Err(why), .. } => {
+                tracing::warn!(pod = pod.name(), namespace = pod.namespace(), "scheduling failed: {why}");
+                self.queue.failed(pod.uid(), Instant::now());
+                self.record(&pod, Event::warning("FailedScheduling", why));
+            }
+            Answer::Nodes { pod, ranked, advice: Ok(advice) } => self.advised(pod, profile, ranked, advice),
+            Answer::Preemption { pod, refused, found: Ok(found) } => {
+                let none = || "preemption: the extenders accept no node".to_owned();
+                self.settle(&pod, &refused, preempt::best(found).ok_or_else(none));
+                self.consulting.retry_later(&pod);
+            }
+        }
+    }
+
+    fn advised(&mut self, pod: Pod, profile: &Profile, ranked: Ranked, advice: Advice) {
+        let order = ranked.order(&advice);
+        if order.is_empty() {
+            return self.refused_by_extenders(pod, profile, ranked.unschedulable(advice));
+        }
+        // Other pods were placed while the extenders were asked.
+        match first_fitting(&pod, profile, &mut self.snapshot, order) {
+            Some(node) => self.place_on(pod, profile, node),
+            None => self.queue.failed(pod.uid(), Instant::now()),
+        }
+    }
+
+    /// Handles a pod that no node can run, with the extenders that take part in preemption.
+    fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
+        if !profile.preempts || !self.consulting.preempts(&pod) {
+            self.refused(&pod, profile, &refused);
+            return self.consulting.retry_later(&pod);
+        }
+        match preempt::search(&pod, profile, &mut self.snapshot, &refused.resolvable) {
+            Err(why) => {
+                self.settle(&pod, &refused, Err(why));
+                self.consulting.retry_later(&pod);
+            }
+            Ok(found) => {
+                let removable = preempt::removable(&pod, &self.snapshot, &found);
+                let (client, extenders) = (self.client.clone(), self.consulting.extenders.clone());
+                self.consulting.asked.spawn(async move {
+                    let found = consult::preemption(&client, &extenders, &pod, found, &removable).await;
+                    Answer::Preemption { pod, refused, found }
+                });
+            }
+        }
+    }
+}
