@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, Cached, Question};
 use crate::exchange::exchange;
@@ -144,6 +144,7 @@ impl Upstream {
         for server in self.servers.of(&question.0) {
             self.probe(&server);
             self.metrics.forwarded();
+            let asked = Instant::now();
             match timeout(ANSWER, exchange(server.address, question)).await {
                 Ok(Ok((message, bytes))) => {
                     server.succeeded();
@@ -154,20 +155,18 @@ impl Upstream {
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(server = %server.address, %error, "cannot query a DNS server");
-                    self.failed(&server);
+                    server.failed();
+                    self.metrics.upstream_failed();
                 }
                 Err(_elapsed) => {
                     tracing::debug!(server = %server.address, "no response of a DNS server");
-                    self.failed(&server);
+                    if server.timed_out(asked) {
+                        self.metrics.upstream_failed();
+                    }
                 }
             }
         }
         server_failure()
-    }
-
-    fn failed(&self, server: &Server) {
-        server.failed();
-        self.metrics.upstream_failed();
     }
 
     /// Probes once whether a server forwards queries to this server.

@@ -7,6 +7,7 @@
 //! Invariants:
 //! - names of the cluster are never forwarded;
 //! - it answers only pods of this node and the node itself, so it amplifies nothing towards others;
+//! - clients take turns, so that a flood of one client delays no other client;
 //! - connections, forwarded queries and cached answers are limited, in total and for each client.
 
 mod cache;
@@ -20,6 +21,7 @@ mod reply;
 mod server;
 mod servers;
 mod tcp;
+mod turns;
 mod zone;
 
 pub use forward::Upstream;

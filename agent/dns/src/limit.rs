@@ -25,12 +25,13 @@ impl Limit {
         Self { total, each, counts: Arc::default() }
     }
 
-    /// A permit for the client, unless a limit is reached.
+    /// A permit for the client, unless a limit is reached. As the total is used up, each client may have fewer permits,
+    /// so that some remain for other clients.
     pub(crate) fn take(&self, client: IpAddr) -> Option<Permit> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let (total, clients) = &mut *counts;
         let own = clients.get(&client).copied().unwrap_or_default();
-        if *total >= self.total || own >= self.each {
+        if own >= self.each.min(self.total.saturating_sub(*total)) {
             return None;
         }
         *total += 1;
@@ -70,5 +71,17 @@ mod tests {
         assert!(limit.take(one).is_some());
         drop(other);
         assert!(limit.counts.lock().unwrap().1.is_empty());
+    }
+
+    #[test]
+    fn many_clients_leave_permits_for_others() {
+        let limit = Limit::new(1024, 128);
+        let client = |number: u8| IpAddr::from([10, 0, 0, number]);
+        let mut held = Vec::new();
+        for _ in 0..128 {
+            held.extend((0..50).filter_map(|number| limit.take(client(number))));
+        }
+        assert!(limit.take(client(0)).is_none());
+        assert!(limit.take(client(99)).is_some());
     }
 }

@@ -19,6 +19,7 @@ use crate::limit::Limit;
 use crate::metrics::{CacheSize, Received};
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::tcp;
+use crate::turns::Turns;
 use crate::zone::Zone;
 
 /// Largest query that is read.
@@ -27,6 +28,13 @@ const QUERY_MAX: usize = 4096;
 const FORWARDS: (usize, usize) = (1024, 128);
 /// Maximum TCP connections: in total, and of each client.
 const CONNECTIONS: (usize, usize) = (256, 16);
+/// Maximum queries that are received before some of them are answered.
+const RECEIVED_MAX: usize = 1024;
+/// Maximum replies before the socket is read again. The kernel drops queries that arrive while its buffer is full,
+/// whichever client sends them.
+const REPLIES_MAX: usize = 16;
+/// Size of the kernel's buffer for queries, in bytes.
+const KERNEL_BUFFER: usize = 1 << 20;
 /// Pause after an error of a socket.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -93,39 +101,66 @@ impl Server {
     }
 
     async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>) {
-        let own = socket.local_addr().map(|address| address.ip());
+        let own = socket.local_addr().map(|address| address.ip()).ok();
         let mut buffer = vec![0; QUERY_MAX];
+        let mut turns = Turns::new();
         loop {
-            let (size, client) = match socket.recv_from(&mut buffer).await {
-                Ok(received) => received,
-                Err(error) => {
-                    tracing::debug!(%error, "cannot receive a DNS query");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
+            let received = match turns.is_empty() {
+                true => socket.readable().await,
+                false => Ok(()),
             };
-            let Some(query) = buffer.get(..size).filter(|_| self.permits(client.ip(), own.as_ref().ok()))
-            else {
-                continue;
+            let received = received.and_then(|()| self.receive(&socket, own, &mut buffer, &mut turns));
+            if let Err(error) = received {
+                tracing::debug!(%error, "cannot receive a DNS query");
+                tokio::time::sleep(PAUSE).await;
+            }
+            for (client, query) in std::iter::from_fn(|| turns.pop()).take(REPLIES_MAX) {
+                self.answer_udp(&socket, client, &query);
+            }
+            if !turns.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Queues the queries that have arrived. Queries above the limits are dropped here, because otherwise the kernel
+    /// would drop those of other clients.
+    fn receive(
+        &self,
+        socket: &UdpSocket,
+        own: Option<IpAddr>,
+        buffer: &mut [u8],
+        turns: &mut Turns<(SocketAddr, Vec<u8>)>,
+    ) -> io::Result<()> {
+        for _ in 0..RECEIVED_MAX {
+            let (size, client) = match socket.try_recv_from(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                received => received?,
             };
-            let began = Instant::now();
-            let asked = UdpQuery { socket: Arc::clone(&socket), client, most: udp_size(query), began };
-            match reply(query, &self.zone, &self.upstream) {
-                Reply::Nothing => {}
-                Reply::Now(message) => asked.answer(&self.upstream, &message).await,
-                Reply::Forward(pending) => {
-                    let Some(permit) = self.forwards.take(client.ip()) else {
-                        self.upstream.metrics.rejected();
-                        asked.answer(&self.upstream, &pending.refused()).await;
-                        continue;
-                    };
-                    let upstream = Arc::clone(&self.upstream);
-                    tokio::spawn(async move {
-                        let message = pending.resolve(Arc::clone(&upstream)).await;
-                        asked.answer(&upstream, &message).await;
-                        drop(permit);
-                    });
-                }
+            if let Some(query) = buffer.get(..size).filter(|_| self.permits(client.ip(), own.as_ref())) {
+                turns.push(client.ip(), (client, query.to_vec()));
+            }
+        }
+        Ok(())
+    }
+
+    fn answer_udp(&self, socket: &Arc<UdpSocket>, client: SocketAddr, query: &[u8]) {
+        let began = Instant::now();
+        let asked = UdpQuery { socket: Arc::clone(socket), client, most: udp_size(query), began };
+        match reply(query, &self.zone, &self.upstream) {
+            Reply::Nothing => {}
+            Reply::Now(message) => asked.answer(&self.upstream, &message),
+            Reply::Forward(pending) => {
+                let Some(permit) = self.forwards.take(client.ip()) else {
+                    self.upstream.metrics.rejected();
+                    return asked.answer(&self.upstream, &pending.refused());
+                };
+                let upstream = Arc::clone(&self.upstream);
+                tokio::spawn(async move {
+                    let message = pending.resolve(Arc::clone(&upstream)).await;
+                    asked.answer(&upstream, &message);
+                    drop(permit);
+                });
             }
         }
     }
@@ -199,11 +234,13 @@ struct UdpQuery {
 // === impl UdpQuery ===
 
 impl UdpQuery {
-    async fn answer(&self, upstream: &Upstream, message: &Message) {
+    /// Sends the reply. It is dropped while the kernel's buffer is full: replies that cannot be delivered to one client
+    /// must not delay others, and clients repeat queries.
+    fn answer(&self, upstream: &Upstream, message: &Message) {
         let received = received(message, self.client.ip(), false);
         upstream.metrics.answered(received, message.metadata.response_code, self.began.elapsed());
         let Some(reply) = encode(message, self.most) else { return };
-        if let Err(error) = self.socket.send_to(&reply, self.client).await {
+        if let Err(error) = self.socket.try_send_to(&reply, self.client) {
             tracing::debug!(%error, client = %self.client, "cannot send a DNS reply");
         }
     }
@@ -243,6 +280,10 @@ fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedF
         true => Ok(()),
         false => Err(errno),
     })?;
+    if kind == SockType::Datagram {
+        // Without the right to exceed the system's limit the buffer keeps its default size.
+        let _set = setsockopt(&descriptor, sockopt::RcvBufForce, &KERNEL_BUFFER);
+    }
     bind(std::os::fd::AsRawFd::as_raw_fd(&descriptor), &SockaddrStorage::from(address))?;
     Ok(descriptor)
 }
@@ -276,6 +317,34 @@ mod tests {
         assert!(permits("10.254.254.254") && !permits("192.0.2.1"));
         assert!(is_of_interface("127.0.0.1".parse().unwrap()));
         assert!(!is_of_interface("192.0.2.1".parse().unwrap()), "also with ip_nonlocal_bind");
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_one_client_does_not_delay_the_query_of_another() {
+        let zone = Zone::new("cluster.local", Arc::new(RwLock::default()), Vec::new()).unwrap();
+        let upstream = Upstream::new(PathBuf::new(), Vec::new(), &[], Arc::default());
+        let server = Arc::new(Server::new(zone, upstream, watch::channel(Vec::new()).1));
+        let socket = Arc::new(udp("127.0.0.1:0".parse().unwrap()).unwrap());
+        let address = socket.local_addr().unwrap();
+        let mut query = Message::query();
+        let name = hickory_proto::rr::Name::from_ascii("x.svc.cluster.local.").unwrap();
+        query.add_query(hickory_proto::op::Query::query(name, hickory_proto::rr::RecordType::A));
+        let query = query.to_vec().unwrap();
+        let (eve, bob) = (udp("127.0.0.2:0".parse().unwrap()), udp("127.0.0.3:0".parse().unwrap()));
+        let (eve, bob) = (eve.unwrap(), bob.unwrap());
+        // Fewer than the kernel's default buffer holds, so that it drops none.
+        for _ in 0..200 {
+            eve.send_to(&query, address).await.unwrap();
+        }
+        bob.send_to(&query, address).await.unwrap();
+        tokio::spawn(server.serve_udp(socket));
+        let mut buffer = [0; 512];
+        bob.recv_from(&mut buffer).await.unwrap();
+        let mut before = 0;
+        while eve.try_recv_from(&mut buffer).is_ok() {
+            before += 1;
+        }
+        assert!(before <= 128, "{before} replies before that of the other client");
     }
 
     #[tokio::test]

@@ -45,6 +45,8 @@ pub(crate) struct Server {
 struct Health {
     /// Failures since the last answer.
     failures: u32,
+    /// Time of the last answer.
+    answered: Option<Instant>,
     /// The server is tried last until this time.
     down_until: Option<Instant>,
     /// The server gets no queries until this time, because it forwards to this server.
@@ -84,6 +86,7 @@ impl Server {
     pub(crate) fn succeeded(&self) {
         self.with(|health| {
             health.failures = 0;
+            health.answered = Some(Instant::now());
             health.down_until = None;
         });
     }
@@ -96,6 +99,17 @@ impl Server {
                 health.down_until = Some(Instant::now() + pause.min(LONGEST_PAUSE));
             }
         });
+    }
+
+    /// Handles a query of that time without an answer. Returns whether it counts as a failure. It does not if the server
+    /// has answered another query since: then the name is slow, not the server. The owner of a name could otherwise make
+    /// a working server count as failing.
+    pub(crate) fn timed_out(&self, asked: Instant) -> bool {
+        let is_failure = self.with(|health| health.answered.is_none_or(|answered| answered < asked));
+        if is_failure {
+            self.failed();
+        }
+        is_failure
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -259,6 +273,25 @@ mod tests {
         first.succeeded();
         first.failed();
         assert!(first.is_up());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_names_do_not_make_a_working_server_count_as_failing() {
+        let server = Server::new("192.0.2.1:53".parse().unwrap());
+        for _ in 0..9 {
+            let asked = Instant::now();
+            tokio::time::advance(Duration::from_secs(1)).await;
+            server.succeeded();
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(!server.timed_out(asked));
+        }
+        assert!(server.is_up());
+        for _ in 0..FAILURES {
+            let asked = Instant::now();
+            tokio::time::advance(Duration::from_secs(2)).await;
+            assert!(server.timed_out(asked));
+        }
+        assert!(!server.is_up());
     }
 
     #[tokio::test(start_paused = true)]

@@ -57,6 +57,8 @@ pub(crate) struct Auditor {
     events: AtomicU64,
     /// Number of events that the webhook did not receive.
     lost: Arc<AtomicU64>,
+    /// Number of events that the log did not receive.
+    lost_by_log: AtomicU64,
 }
 
 /// The record of one request.
@@ -93,12 +95,13 @@ impl Auditor {
     ) -> Result<Arc<Self>, String> {
         let lost = Arc::<AtomicU64>::default();
         let webhook = webhook.map(|config| AuditWebhook::start(config, lost.clone())).transpose()?;
-        Ok(Arc::new(Self { policy, log, webhook, events: AtomicU64::new(0), lost }))
+        let [events, lost_by_log] = [0, 0].map(AtomicU64::new);
+        Ok(Arc::new(Self { policy, log, webhook, events, lost, lost_by_log }))
     }
 
-    /// Number of events, and number of events that the webhook did not receive.
-    pub(crate) fn counts(&self) -> [u64; 2] {
-        [self.events.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed)]
+    /// Number of events, and numbers of events that the webhook and the log did not receive.
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        [&self.events, &*self.lost, &self.lost_by_log].map(|count| count.load(Ordering::Relaxed))
     }
 
     /// Sends an event to the backends. Waits while the queue of the log is full (slow disk).
@@ -109,6 +112,29 @@ impl Auditor {
         }
         if let Some(log) = &self.log {
             log.write(line).await;
+        }
+    }
+
+    /// Sends the event of a request whose client is gone. Such requests are not limited any more. So while the queue of
+    /// the log is full, the event loses its objects, and beyond a second limit it is lost and counted.
+    fn write_late(&self, event: &mut Event) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let mut line = event.line();
+        self.events.fetch_add(1, Ordering::Relaxed);
+        if let Some(webhook) = &self.webhook {
+            webhook.send(&line);
+        }
+        let Some(log) = self.log.clone() else { return };
+        let memory = log.memory(&line).or_else(|| {
+            (event.request_object, event.response_object) = (None, None);
+            event.annotations.insert(TRUNCATED.to_owned(), "true".to_owned());
+            line = event.line();
+            log.memory_of_shortened(&line)
+        });
+        if memory.is_some() {
+            runtime.spawn(async move { log.write_in(line, memory).await });
+        } else if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
+            tracing::error!("the queue of the audit log is full; events of disconnected clients are lost");
         }
     }
 
@@ -431,14 +457,8 @@ impl Drop for Record {
         if *self.is_complete.get_mut() || self.decision.omit_stages.contains(&stage) {
             return;
         }
-        let line = {
-            let event = self.event.get_mut().unwrap_or_else(PoisonError::into_inner);
-            event.reach(stage);
-            event.line()
-        };
-        let auditor = self.auditor.clone();
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { auditor.write(line).await });
-        }
+        let event = self.event.get_mut().unwrap_or_else(PoisonError::into_inner);
+        event.reach(stage);
+        self.auditor.write_late(event);
     }
 }

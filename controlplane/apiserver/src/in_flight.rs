@@ -8,8 +8,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
 use crate::{
     authn::User,
     error::{ApiError, Result},
@@ -25,10 +23,12 @@ pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
 const READ: usize = 0;
 /// Index of the mutating requests.
 const WRITE: usize = 1;
-/// Maximum KiB of all request bodies that are held in memory.
-const MAX_BODIES_KIB: usize = 64 << 10;
-/// Maximum KiB of all responses of webhooks that are held in memory.
-const MAX_RESPONSES_KIB: usize = 64 << 10;
+/// Maximum bytes of all request bodies that are held in memory.
+const MAX_BODIES_BYTES: usize = 64 << 20;
+/// Maximum bytes of all responses of webhooks that are held in memory.
+const MAX_RESPONSES_BYTES: usize = 64 << 20;
+/// Maximum memory of one owner, as a multiple of what is left for others. So one owner gets at most three quarters.
+const PER_FREE_BYTE: usize = 3;
 /// Bytes of a body that are always accepted.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
@@ -37,8 +37,21 @@ pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of one user.
     of_user: [usize; 2],
     counts: Arc<Mutex<Counts>>,
-    bodies: Arc<Semaphore>,
-    responses: Arc<Semaphore>,
+    bodies: SharedMemory,
+    responses: SharedMemory,
+}
+
+/// Memory that users or webhooks share. Owners that hold much leave some for others.
+#[derive(Clone)]
+struct SharedMemory {
+    bytes: usize,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Default)]
+struct Taken {
+    total: usize,
+    owners: HashMap<String, usize>,
 }
 
 #[derive(Default)]
@@ -54,11 +67,11 @@ pub(crate) struct Permit {
     kind: usize,
 }
 
-/// Memory for one request's body.
+/// Memory for the body of one request or response. Dropping it releases the memory.
 #[derive(Default)]
 pub(crate) struct BodyMemory {
-    bodies: Option<Arc<Semaphore>>,
-    held: Option<OwnedSemaphorePermit>,
+    /// The memory, and its owner.
+    shared: Option<(SharedMemory, String)>,
     bytes: usize,
 }
 
@@ -77,8 +90,7 @@ impl InFlight {
     /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
-        let [bodies, responses] =
-            [MAX_BODIES_KIB, MAX_RESPONSES_KIB].map(|kib| Arc::new(Semaphore::new(kib)));
+        let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedMemory::new);
         Self { of_user, counts: Arc::default(), bodies, responses }
     }
 
@@ -106,14 +118,14 @@ impl InFlight {
         lock(&self.counts).total
     }
 
-    /// Memory for a body that comes from the network.
-    pub(crate) fn body(&self) -> BodyMemory {
-        BodyMemory { bodies: Some(self.bodies.clone()), ..BodyMemory::default() }
+    /// Memory for a body that a user sends.
+    pub(crate) fn body(&self, user: &str) -> BodyMemory {
+        BodyMemory { shared: Some((self.bodies.clone(), user.to_owned())), bytes: 0 }
     }
 
-    /// Memory for the response of a webhook. Hostile webhooks cannot take the memory of clients.
-    pub(crate) fn response(&self) -> BodyMemory {
-        BodyMemory { bodies: Some(self.responses.clone()), ..BodyMemory::default() }
+    /// Memory for the response of a webhook at that host. Hostile webhooks cannot take the memory of clients.
+    pub(crate) fn response(&self, host: &str) -> BodyMemory {
+        BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
     }
 }
 
@@ -136,26 +148,68 @@ impl Drop for Permit {
     }
 }
 
+// === impl SharedMemory ===
+
+impl SharedMemory {
+    fn new(bytes: usize) -> Self {
+        Self { bytes, taken: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes memory. Returns false if too little is left for the owner.
+    fn take(&self, owner: &str, bytes: usize) -> bool {
+        let mut taken = self.lock();
+        let own = taken.owners.get(owner).copied().unwrap_or_default() + bytes;
+        let Some(free) = self.bytes.checked_sub(taken.total + bytes) else { return false };
+        if own > free.saturating_mul(PER_FREE_BYTE) {
+            return false;
+        }
+        taken.total += bytes;
+        taken.owners.insert(owner.to_owned(), own);
+        true
+    }
+
+    fn release(&self, owner: &str, bytes: usize) {
+        let mut taken = self.lock();
+        taken.total = taken.total.saturating_sub(bytes);
+        if let Some(own) = taken.owners.get_mut(owner) {
+            *own = own.saturating_sub(bytes);
+            if *own == 0 {
+                taken.owners.remove(owner);
+            }
+        }
+    }
+}
+
 // === impl BodyMemory ===
 
 impl BodyMemory {
     /// Takes memory for a body that has grown to that many bytes.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<()> {
-        let Some(bodies) = &self.bodies else { return Ok(()) };
+        let Some((memory, owner)) = &self.shared else { return Ok(()) };
         if bytes <= SMALL_BODY_BYTES.max(self.bytes) {
             return Ok(());
         }
-        // In steps of a quarter of a megabyte, so that few permits are taken.
+        // In steps of a quarter of a megabyte, so that the lock is taken rarely.
         let wanted = bytes.next_multiple_of(256 << 10);
-        let more = u32::try_from((wanted - self.bytes) >> 10).unwrap_or(u32::MAX);
-        let permit = bodies.clone().try_acquire_many_owned(more);
-        let permit = permit.map_err(|_exhausted| ApiError::too_many_requests())?;
-        self.bytes = wanted;
-        match &mut self.held {
-            Some(held) => held.merge(permit),
-            None => self.held = Some(permit),
+        if !memory.take(owner, wanted - self.bytes) {
+            return Err(ApiError::too_many_requests());
         }
+        self.bytes = wanted;
         Ok(())
+    }
+}
+
+impl Drop for BodyMemory {
+    fn drop(&mut self) {
+        if let Some((memory, owner)) = &self.shared
+            && self.bytes > 0
+        {
+            memory.release(owner, self.bytes);
+        }
     }
 }
 
@@ -198,21 +252,30 @@ mod tests {
     #[test]
     fn bodies_share_a_bounded_memory() {
         let limits = InFlight::new(MAX_IN_FLIGHT);
-        let mut held = Vec::new();
-        let refused = loop {
-            let mut memory = limits.body();
-            match (1..=3).try_for_each(|megabytes| memory.grow(megabytes << 20)) {
-                Ok(()) => held.push(memory),
-                Err(error) => break error,
+        let fill = |user: &str| {
+            let mut held = Vec::new();
+            loop {
+                let mut memory = limits.body(user);
+                match (1..=3).try_for_each(|megabytes| memory.grow(megabytes << 20)) {
+                    Ok(()) => held.push(memory),
+                    Err(error) => break (held, error),
+                }
             }
         };
-        assert_eq!((refused.code, held.len()), (429, 21));
-        assert!(limits.body().grow(1000).is_ok());
+        let (eve, refused) = fill("eve");
+        assert_eq!((refused.code, eve.len()), (429, 16));
+        assert!(limits.body("eve").grow(1000).is_ok());
+        // Many users together cannot take all of the memory either.
+        let others: Vec<_> = (0..5).map(|number| fill(&format!("eve-{number}")).0).collect();
+        assert!(others.iter().flatten().count() > 2);
+        assert!(limits.body("bob").grow(256 << 10).is_ok());
         // Responses have memory of their own.
-        let mut response = limits.response();
-        assert!(response.grow(64 << 20).is_ok());
-        assert_eq!(limits.response().grow(1 << 20).unwrap_err().code, 429);
-        held.clear();
-        assert_eq!(limits.bodies.available_permits(), MAX_BODIES_KIB);
+        let mut response = limits.response("a.example");
+        assert!(response.grow(48 << 20).is_ok());
+        assert_eq!(limits.response("a.example").grow(1 << 20).unwrap_err().code, 429);
+        assert!(limits.response("b.example").grow(3 << 20).is_ok());
+        drop((eve, others));
+        let taken = limits.bodies.lock();
+        assert!(taken.total == 0 && taken.owners.is_empty());
     }
 }

@@ -298,7 +298,7 @@ fn flow_control(state: &State) -> Vec<MetricFamily> {
 /// The audit events.
 fn audit(state: &State) -> Vec<MetricFamily> {
     let Some(auditor) = &state.auditor else { return Vec::new() };
-    let [events, lost] = auditor.counts();
+    let [events, lost, lost_by_log] = auditor.counts();
     let all = counter(
         "apiserver_audit_event_total",
         "Counter of audit events generated and sent to the audit backend.",
@@ -311,6 +311,7 @@ fn audit(state: &State) -> Vec<MetricFamily> {
         &["plugin"],
     );
     errors.with_label_values(&["webhook"]).inc_by(lost);
+    errors.with_label_values(&["log"]).inc_by(lost_by_log);
     all.collect().into_iter().chain(errors.collect()).collect()
 }
 

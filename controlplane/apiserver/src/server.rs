@@ -241,11 +241,13 @@ impl Apiserver {
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let is_compressed = compression::is_wanted(&info, &parts.headers);
+        let sender = caller.as_ref().map_or("", |user| &user.name);
+        let memory = if is_local { BodyMemory::default() } else { self.state.in_flight.body(sender) };
         let incoming = Incoming {
             method: parts.method,
             headers: parts.headers,
             body,
-            memory: if is_local { BodyMemory::default() } else { self.state.in_flight.body() },
+            memory,
             upgrade,
             record: record.clone(),
             is_local,

@@ -162,6 +162,11 @@ impl Endpoint {
         self
     }
 
+    /// The host of the webhook, which shares the memory for responses with other hosts.
+    pub(crate) fn host(&self) -> String {
+        self.target.host()
+    }
+
     /// Maximum bytes of the response to a request of that many bytes.
     fn max_response(&self, sent: usize) -> usize {
         MAX_RESPONSE.saturating_add(sent.saturating_mul(PER_BYTE_SENT)).min(self.max_response)

@@ -10,5 +10,5 @@ mod log;
 mod policy;
 
 pub use event::{Event, ObjectReference, UserInfo};
-pub use log::{Log, LogOptions};
+pub use log::{LineMemory, Log, LogOptions};
 pub use policy::{Attributes, Decision, Level, Policy, PolicyError, ResourceAttributes, Stage};

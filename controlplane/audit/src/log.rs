@@ -4,12 +4,17 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// Capacity of the queue of lines. While it is full, requests wait.
 const QUEUE_CAPACITY: usize = 1024;
+/// Maximum KiB of the lines in the queue. A line may have the whole body of a request and of its response.
+const QUEUE_KIB: usize = 16 << 10;
+/// Maximum KiB of shortened lines that wait for the queue.
+const SHORTENED_KIB: usize = 16 << 10;
 /// Time between two messages about a log that cannot be written.
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -30,12 +35,20 @@ pub struct LogOptions {
 #[derive(Clone, Debug)]
 pub struct Log {
     lines: mpsc::Sender<Message>,
+    /// KiB of memory for lines.
+    memory: Arc<Semaphore>,
+    /// KiB of memory for shortened lines.
+    shortened: Arc<Semaphore>,
 }
+
+/// Memory for one line.
+#[derive(Debug)]
+pub struct LineMemory(#[expect(dead_code, reason = "released when dropped")] OwnedSemaphorePermit);
 
 /// A message to the thread.
 #[derive(Debug)]
 enum Message {
-    Line(String),
+    Line(String, Option<LineMemory>),
     /// The thread drops the sender when all earlier messages are handled.
     Flush(oneshot::Sender<()>),
 }
@@ -64,18 +77,40 @@ impl Log {
         std::thread::Builder::new().name("audit-log".to_owned()).spawn(move || {
             while let Some(message) = queue.blocking_recv() {
                 match message {
-                    Message::Line(line) => writer.append(line.as_bytes()),
+                    Message::Line(line, _memory) => writer.append(line.as_bytes()),
                     Message::Flush(done) => drop(done),
                 }
             }
         })?;
-        Ok(Self { lines })
+        Ok(Self::of(lines))
+    }
+
+    fn of(lines: mpsc::Sender<Message>) -> Self {
+        let [memory, shortened] = [QUEUE_KIB, SHORTENED_KIB].map(|kib| Arc::new(Semaphore::new(kib)));
+        Self { lines, memory, shortened }
     }
 
     /// Queues a line. Waits while the queue is full, so that no event is lost.
     pub async fn write(&self, line: String) {
+        // The semaphore is never closed.
+        let memory = self.memory.clone().acquire_many_owned(kib(&line)).await.ok();
+        self.write_in(line, memory.map(LineMemory)).await;
+    }
+
+    /// Memory for a line, unless the queue is full.
+    pub fn memory(&self, line: &str) -> Option<LineMemory> {
+        self.memory.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
+    }
+
+    /// Memory for a shortened line, which is used when the queue has no memory for the whole one.
+    pub fn memory_of_shortened(&self, line: &str) -> Option<LineMemory> {
+        self.shortened.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
+    }
+
+    /// Queues a line that has its memory already.
+    pub async fn write_in(&self, line: String, memory: Option<LineMemory>) {
         // The thread ends only after the last sender.
-        let _ = self.lines.send(Message::Line(line)).await;
+        let _ = self.lines.send(Message::Line(line, memory)).await;
     }
 
     /// Waits until all earlier lines are written. Call it before the process ends: its end also ends the thread.
@@ -86,6 +121,11 @@ impl Log {
             let _ = written.await;
         }
     }
+}
+
+/// KiB of memory that a line takes. A line that is longer than the queue takes all of it.
+fn kib(line: &str) -> u32 {
+    u32::try_from(line.len().div_ceil(1024).clamp(1, QUEUE_KIB)).unwrap_or(u32::MAX)
 }
 
 // === impl Writer ===
@@ -275,6 +315,30 @@ mod tests {
         }
         log.flush().await;
         assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn the_bytes_of_waiting_lines_are_limited() {
+        let (lines, mut queue) = mpsc::channel::<Message>(QUEUE);
+        let log = Log::of(lines);
+        let line = "x".repeat(6 << 20);
+        for _ in 0..2 {
+            log.write(line.clone()).await;
+        }
+        assert!(log.memory(&line).is_none() && log.memory_of_shortened("x").is_some());
+        let third = log.write(line.clone());
+        let waited = tokio::select! {
+            biased;
+            () = third => false,
+            () = tokio::task::yield_now() => true,
+        };
+        assert!(waited && queue.len() == 2);
+        drop(queue.recv().await);
+        log.write(line).await;
+        // A line that is longer than the whole queue is written alone.
+        drop((queue.recv().await, queue.recv().await));
+        log.write("x".repeat(40 << 20)).await;
+        assert!(log.memory("x").is_none());
     }
 
     #[test]

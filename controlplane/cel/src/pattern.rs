@@ -4,6 +4,9 @@
 //! and classes have no set operations.
 
 use regex::{Regex, RegexBuilder};
+use regex_syntax::ast::{
+    Ast, ClassSetItem, ClassUnicode, ClassUnicodeKind, Flag, Flags, Visitor, parse, visit,
+};
 
 /// Maximum memory of a compiled expression, in bytes.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -14,8 +17,21 @@ pub const TOO_LARGE: &str = "expression too large";
 /// Maximum nesting of an expression.
 const MAX_NESTING: u32 = 100;
 
+/// Maximum bytes of the text of an expression. The limit of the compiled form applies only after the text was parsed
+/// into a hundred times its memory. The compiled form of a longer text is mostly larger than [`MAX_BYTES`].
+const MAX_TEXT: usize = 32 << 10;
+
+/// Maximum characters that are looked up to fold the case of an expression, about 0.1 s.
+const MAX_FOLDED: u64 = 4 << 20;
+
+/// Characters that are looked up to fold a class such as `\pL`.
+const CLASS_FOLDED: u64 = 128 << 10;
+
 /// Compiles a regular expression in Go's syntax, with a limit on its size in bytes.
 pub fn compile(text: &str, max_bytes: usize) -> Result<Regex, String> {
+    if text.len() > MAX_TEXT || folded(text) > MAX_FOLDED {
+        return Err(TOO_LARGE.to_owned());
+    }
     RegexBuilder::new(&translate(text))
         .size_limit(max_bytes)
         .dfa_size_limit(MAX_BYTES)
@@ -29,6 +45,76 @@ pub fn compile(text: &str, max_bytes: usize) -> Result<Regex, String> {
         })
 }
 
+/// Number of characters that the crate looks up when it compiles the expression, to fold the case of its classes. A
+/// range of seven bytes such as `[!-\u{10ffff}]` has a million. 0 for an expression that respects the case or is refused.
+pub fn folded(text: &str) -> u64 {
+    if text.len() > MAX_TEXT || !text.contains("(?") {
+        return 0;
+    }
+    let mut parser = parse::ParserBuilder::new();
+    match parser.nest_limit(MAX_NESTING).build().parse(&translate(text)) {
+        Ok(ast) => visit(&ast, Folded::default()).unwrap_or_else(|never| match never {}),
+        // It does not compile.
+        Err(_) => 0,
+    }
+}
+
+/// Counts the characters of the classes of an expression.
+#[derive(Default)]
+struct Folded {
+    characters: u64,
+    ignores_case: bool,
+}
+
+impl Folded {
+    fn class(&mut self, class: &ClassUnicode) {
+        let name = match &class.kind {
+            ClassUnicodeKind::OneLetter(_) => "",
+            ClassUnicodeKind::Named(name) | ClassUnicodeKind::NamedValue { value: name, .. } => name,
+        };
+        // The crate ignores case, some signs and a prefix `is`.
+        let name: String =
+            name.chars().filter(char::is_ascii_alphabetic).map(|c| c.to_ascii_lowercase()).collect();
+        let is_all = name.ends_with("any") || name.ends_with("assigned");
+        self.characters += if is_all { u64::from(u32::from(char::MAX)) } else { CLASS_FOLDED };
+    }
+
+    fn flags(&mut self, flags: &Flags) {
+        self.ignores_case |= flags.flag_state(Flag::CaseInsensitive) == Some(true);
+    }
+}
+
+impl Visitor for Folded {
+    type Output = u64;
+    type Err = std::convert::Infallible;
+
+    fn finish(self) -> Result<u64, Self::Err> {
+        Ok(if self.ignores_case { self.characters } else { 0 })
+    }
+
+    fn visit_pre(&mut self, ast: &Ast) -> Result<(), Self::Err> {
+        match ast {
+            Ast::Flags(set) => self.flags(&set.flags),
+            Ast::Group(group) => group.flags().into_iter().for_each(|flags| self.flags(flags)),
+            Ast::ClassUnicode(class) => self.class(class),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn visit_class_set_item_pre(&mut self, item: &ClassSetItem) -> Result<(), Self::Err> {
+        match item {
+            ClassSetItem::Range(range) => {
+                let [start, end] = [range.start.c, range.end.c].map(|c| u64::from(u32::from(c)));
+                self.characters += end.saturating_sub(start);
+            }
+            ClassSetItem::Unicode(class) => self.class(class),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
 fn translate(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     let mut chars = text.char_indices().peekable();
@@ -37,6 +123,13 @@ fn translate(text: &str) -> String {
     while let Some((at, c)) = chars.next() {
         match c {
             '\\' => match chars.next() {
+                // A name or a number in braces.
+                Some((start, 'p' | 'P' | 'x')) if text[start + 1..].starts_with('{') => {
+                    let end = text[start..].find('}').map_or(text.len(), |end| start + end + 1);
+                    out.push('\\');
+                    out.push_str(&text[start..end]);
+                    while chars.next_if(|(at, _)| *at < end).is_some() {}
+                }
                 Some((_, escaped)) => escape(escaped, class, &mut out),
                 None => out.push('\\'),
             },
@@ -130,6 +223,8 @@ mod tests {
             (r"^[a&&b]+$", "a&b", "c"),
             (r"^[]a]+$", "]a", "b"),
             (r"^\$\{x\}$", "${x}", "x"),
+            (r"^\p{Greek}\x{3B2}$", "αβ", "ab"),
+            (r"^[\P{Greek}]{2}$", "ab", "αb"),
         ] {
             let regex = compile(pattern, MAX_BYTES).unwrap_or_else(|error| panic!("{pattern}: {error}"));
             assert!(regex.is_match(good), "{pattern} {good}");
@@ -137,5 +232,23 @@ mod tests {
         }
         assert!(compile("(", MAX_BYTES).is_err());
         assert!(compile("(?:a{1000}){1000}", MAX_BYTES).is_err());
+    }
+
+    #[test]
+    fn folding_the_case_of_wide_classes_is_limited() {
+        let many = |class: &str, number: usize| format!("(?i)^{}$", class.repeat(number));
+        for class in ["[!-\u{10ffff}]", r"[\x{0}-\x{10FFFF}]", r"\p{any}", r"\p{Is_Any}", r"[\pL\pN\PL]"] {
+            assert!(folded(&many(class, 1)) > 0);
+            assert_eq!(compile(&many(class, 1000), MAX_BYTES).unwrap_err(), TOO_LARGE, "{class}");
+        }
+        assert_eq!(
+            compile(&format!("a(?i:{})", "[!-\u{10ffff}]".repeat(9)), MAX_BYTES).unwrap_err(),
+            TOO_LARGE
+        );
+        assert!(compile("[!-\u{10ffff}]", MAX_BYTES).is_ok());
+        let uuid = "(?i)^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$";
+        assert!(compile(uuid, MAX_BYTES).is_ok() && folded(uuid) < 100);
+        assert_eq!((folded("^[a-z]$"), folded(r"(?i)\p{is a_ny}")), (0, u64::from(u32::from(char::MAX))));
+        assert_eq!(compile(&"(?i)".repeat(MAX_TEXT), MAX_BYTES).unwrap_err(), TOO_LARGE);
     }
 }

@@ -8,8 +8,13 @@ use crate::config::Limits;
 use crate::unpack::unpack;
 
 /// No limits: the changes come from a container, whose disk usage was not limited either.
-const UNLIMITED: Limits =
-    Limits { layer_bytes: u64::MAX, layer_entries: u64::MAX, ratio: u64::MAX, ratio_from: u64::MAX };
+const UNLIMITED: Limits = Limits {
+    layer_bytes: u64::MAX,
+    layer_entries: u64::MAX,
+    ratio: u64::MAX,
+    ratio_from: u64::MAX,
+    zstd_window_log: 27,
+};
 
 /// Unpacks an archive of changed files into a writable layer.
 ///

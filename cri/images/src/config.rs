@@ -52,6 +52,8 @@ pub struct Limits {
     pub ratio: u64,
     /// Unpacked bytes up to which the ratio is not checked.
     pub ratio_from: u64,
+    /// Binary logarithm of the largest zstd window in bytes, which the decoder keeps in memory.
+    pub zstd_window_log: u32,
 }
 
 // === impl ImagesConfig ===
@@ -80,7 +82,14 @@ impl ImagesConfig {
 impl Default for Limits {
     fn default() -> Limits {
         // Virtual machine disks in images consist mostly of zeros, so large ratios are legitimate.
-        Limits { layer_bytes: 64 << 30, layer_entries: 4_000_000, ratio: 250, ratio_from: 16 << 30 }
+        Limits {
+            layer_bytes: 64 << 30,
+            layer_entries: 4_000_000,
+            ratio: 250,
+            ratio_from: 16 << 30,
+            // `zstd --long`
+            zstd_window_log: 27,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ mod tls;
 
 pub(crate) use proxy::{ProxyFault, TestProxy};
 pub(crate) use registry::{PASSWORD, TestRegistry, USER};
-pub(crate) use tar::{TestTar, attributes, gzip, zstd};
+pub(crate) use tar::{TestTar, attributes, gzip, zstd, zstd_with_large_window};
 pub(crate) use tls::TlsProxy;
 
 use crate::digest::Digest;

@@ -10,7 +10,8 @@ use crate::reference::Reference;
 use crate::unpack::{Rebuilt, unpack_with_recipe};
 
 /// Small limits, so that an input cannot keep the fuzzer busy.
-const LIMITS: Limits = Limits { layer_bytes: 4 << 20, layer_entries: 200, ratio: 250, ratio_from: 1 << 20 };
+const LIMITS: Limits =
+    Limits { layer_bytes: 4 << 20, layer_entries: 200, ratio: 250, ratio_from: 1 << 20, zstd_window_log: 27 };
 
 /// Manifests, indexes and configurations.
 pub fn manifest(data: &[u8]) {

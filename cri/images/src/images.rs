@@ -35,6 +35,8 @@ pub(crate) struct Inner {
     pub(crate) pulls: PullsInProgress,
     /// Limits the layers that all pulls together fetch at a time.
     pub(crate) fetching: tokio::sync::Semaphore,
+    /// Permit of the only layer that may have a large zstd window.
+    pub(crate) large_window: tokio::sync::Semaphore,
     directory: PathBuf,
     records: PathBuf,
     table: RwLock<Table>,
@@ -358,6 +360,7 @@ impl Inner {
             layers,
             pulls: PullsInProgress::default(),
             fetching: tokio::sync::Semaphore::new(MAX_FETCHES),
+            large_window: tokio::sync::Semaphore::new(1),
             directory,
             records,
             table: RwLock::default(),

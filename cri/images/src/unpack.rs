@@ -119,6 +119,8 @@ pub(crate) enum TooLarge {
     Entries(u64),
     #[error("it unpacks to more than {0} times its size, like a decompression bomb")]
     Ratio(u64),
+    #[error("its zstd window has more than {0} bytes")]
+    Window(u64),
     #[error("its sparse files are larger than {0} bytes")]
     Sparse(u64),
     #[error("the names of its directories and links take more than {0} bytes")]

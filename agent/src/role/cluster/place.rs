@@ -12,6 +12,7 @@ use anyhow::Context;
 use coracle_cni::{HostNetwork, VirtualHost};
 use ipnetwork::{IpNetwork, Ipv4Network, Ipv6Network};
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 /// Name of the cluster if none is given.
@@ -296,6 +297,8 @@ impl Lock {
             };
             let locked = Flock::lock(directory, FlockArg::LockExclusive);
             let locked = locked.map_err(|(_, errno)| errno).with_context(context)?;
+            check_owner(&locked.metadata().with_context(context)?, geteuid().as_raw())
+                .with_context(context)?;
             // The last holder may have removed the directory.
             let identity = |found: fs::Metadata| (found.dev(), found.ino());
             if fs::metadata(path).map(identity).ok()
@@ -305,6 +308,14 @@ impl Lock {
             }
         }
     }
+}
+
+/// Refuses a directory that another user made or may change, for example in /tmp: root would run nodes with that user's
+/// configuration.
+fn check_owner(directory: &fs::Metadata, own: u32) -> anyhow::Result<()> {
+    let is_private = directory.uid() == own && directory.mode() & 0o022 == 0;
+    anyhow::ensure!(is_private, "other users may change the directory; use another --state-dir");
+    Ok(())
 }
 
 /// The networks of the cluster with this number: a part of the range for benchmarks (RFC 2544) and one for local use.
@@ -378,6 +389,17 @@ mod tests {
         fs::write(directory.path().join("left/cluster.tmp"), "").unwrap();
         roots.remove_unrecorded(&left).unwrap();
         assert!(!roots.has_directory(&left));
+    }
+
+    #[test]
+    fn a_directory_that_other_users_may_change_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Lock::take(directory.path()).is_ok());
+        let metadata = fs::metadata(directory.path()).unwrap();
+        assert!(check_owner(&metadata, metadata.uid() + 1).is_err());
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Lock::take(directory.path()).is_err());
     }
 
     #[test]

@@ -174,12 +174,16 @@ impl Binding {
 /// that many bytes take about a million units of cost.
 const SMALL: usize = 2 << 10;
 
-/// Whether expressions may take long with these objects and this parameter.
-fn is_heavy(objects: &Objects, params: Option<&Value>) -> bool {
-    [Some(&objects.new), Some(&objects.old), params]
-        .into_iter()
-        .flatten()
-        .any(|value| offload::is_longer(value, SMALL))
+/// Number of parameters of a binding above which all evaluations are off the async workers.
+const FEW_PARAMS: usize = 8;
+
+/// Whether expressions may take long with these objects and this parameter, which is one of a number.
+fn is_heavy(objects: &Objects, (params, number): (Option<&Value>, usize)) -> bool {
+    number > FEW_PARAMS
+        || [Some(&objects.new), Some(&objects.old), params]
+            .into_iter()
+            .flatten()
+            .any(|value| offload::is_longer(value, SMALL))
 }
 
 /// The error of a request that a policy denies.
@@ -221,9 +225,10 @@ mod tests {
     fn expressions_over_long_objects_or_parameters_are_heavy() {
         let (short, long) = (serde_json::json!({"a": 1}), Value::from("x".repeat(SMALL)));
         let objects = |new: &Value, old: &Value| Objects { new: new.clone(), old: old.clone() };
-        assert!(!is_heavy(&objects(&short, &Value::Null), Some(&short)));
-        assert!(is_heavy(&objects(&long, &short), None));
-        assert!(is_heavy(&objects(&short, &long), None));
-        assert!(is_heavy(&objects(&short, &short), Some(&long)));
+        assert!(!is_heavy(&objects(&short, &Value::Null), (Some(&short), FEW_PARAMS)));
+        assert!(is_heavy(&objects(&long, &short), (None, 1)));
+        assert!(is_heavy(&objects(&short, &long), (None, 1)));
+        assert!(is_heavy(&objects(&short, &short), (Some(&long), 1)));
+        assert!(is_heavy(&objects(&short, &short), (Some(&short), FEW_PARAMS + 1)));
     }
 }

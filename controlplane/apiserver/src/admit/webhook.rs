@@ -176,7 +176,7 @@ async fn ask(
     let uid = uuid::Uuid::new_v4().to_string();
     let request = review::request(attributes, (hook.version, &uid), kind, &objects);
     let began = std::time::Instant::now();
-    let mut memory = state.in_flight.response();
+    let mut memory = state.in_flight.response(&hook.endpoint.host());
     let answer = match webhook_client::call(state, &hook.endpoint, &request, &mut memory).await {
         Ok(answer) => review::response(&answer, (hook.version, &uid)),
         Err(why) => Err(why),

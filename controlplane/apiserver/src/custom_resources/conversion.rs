@@ -16,8 +16,9 @@ use crate::webhook_client::{self, Endpoint};
 /// Maximum time of one call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum bytes of the response to a long request. A list of large objects is converted by one call.
-const MAX_RESPONSE: usize = 64 << 20;
+/// Maximum bytes of the response to a long request. A list of large objects is converted by one call. One webhook gets
+/// no more of the memory for responses.
+const MAX_RESPONSE: usize = 48 << 20;
 
 /// Maximum number of objects of one call. A longer list is converted by several calls.
 const MAX_OBJECTS: usize = 500;
@@ -55,7 +56,7 @@ impl WebhookConversion {
         let request = json!({"kind": "ConversionReview", "apiVersion": api_version, "request": {
             "uid": uid, "desiredAPIVersion": to, "objects": objects,
         }});
-        let mut memory = state.in_flight.response();
+        let mut memory = state.in_flight.response(&self.endpoint.host());
         let review = webhook_client::call(&state, &self.endpoint, &request, &mut memory).await?;
         let converted = response(review, &api_version, &uid)?;
         if converted.len() != objects.len() {

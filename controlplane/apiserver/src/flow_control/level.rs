@@ -15,6 +15,9 @@ use tokio::sync::oneshot;
 
 /// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
+/// Maximum waiting requests of one level, as a multiple of what is left for others: at most three quarters. So a flood
+/// in one level leaves room for the requests of nodes and controllers.
+const PER_FREE_PLACE: usize = 3;
 /// Assumed seat time of a running request, in microseconds.
 const ESTIMATE: u64 = 3000;
 
@@ -215,9 +218,10 @@ impl Levels {
     pub(crate) fn admit(&mut self, id: u64, width: u64, flow: u64) -> (Ticket, Admitted) {
         self.next_id += 1;
         let mut ticket = Ticket { level: id, id: self.next_id, width, queue: 0 };
-        let is_full = self.waiting >= MAX_WAITING;
+        let free = MAX_WAITING.saturating_sub(self.waiting);
         let fits = self.fits(id, width);
         let Some(level) = self.levels.get_mut(&id) else { return (ticket, Admitted::Running) };
+        let is_full = level.waiting >= free * PER_FREE_PLACE;
         let hand = level.hand(flow);
         if let Some(queue) = hand {
             ticket.queue = queue;
@@ -580,12 +584,15 @@ mod tests {
 
     #[test]
     fn all_waiting_requests_are_bounded() {
-        let queue = json!({"queues": 1000, "handSize": 1, "queueLengthLimit": 50});
-        let mut levels = levels(vec![limited("a", 1, 0, queue)], 1);
-        let _busy = fill(&mut levels, "a", 0);
-        let held: Vec<_> = (0..MAX_WAITING as u64).map(|flow| wait(&mut levels, "a", flow)).collect();
-        let id = levels.id("a").unwrap();
-        assert!(matches!(levels.admit(id, 1, 7777).1, Admitted::Rejected(Rejection::QueueFull)));
-        assert_eq!(held.len(), MAX_WAITING);
+        let queue = || json!({"queues": 1000, "handSize": 1, "queueLengthLimit": 50});
+        let mut levels = levels(vec![limited("a", 1, 0, queue()), limited("b", 1, 0, queue())], 2);
+        let _busy = [fill(&mut levels, "a", 0), fill(&mut levels, "b", 0)];
+        let most = (MAX_WAITING * 3 / 4) as u64;
+        let held: Vec<_> = (0..most).map(|flow| wait(&mut levels, "a", flow)).collect();
+        let [a, b] = ["a", "b"].map(|name| levels.id(name).unwrap());
+        assert!(matches!(levels.admit(a, 1, 7777).1, Admitted::Rejected(Rejection::QueueFull)));
+        assert_eq!(held.len() as u64, most);
+        let waits = matches!(levels.admit(b, 1, 7777).1, Admitted::Waiting(_));
+        assert!(waits, "a flood in one level leaves room in another");
     }
 }

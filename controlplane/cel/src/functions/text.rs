@@ -122,6 +122,9 @@ const KIBIBYTE: u64 = 32;
 /// The cost of a class of Unicode such as `\pL`, of which a few letters make hundreds of ranges.
 const CLASS: u64 = 100;
 
+/// Characters whose case is folded at compilation for one unit of cost.
+const FOLDED: u64 = 16;
+
 /// Compiles the second argument. The cost of a search is that of its text times that of the expression.
 fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Result<regex::Regex, EvalError> {
     let Some(Value::String(pattern)) = args.get(1) else { return Err(EvalError::NoOverload) };
@@ -130,7 +133,9 @@ fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Resu
     // Compiling takes much longer than matching a short text.
     let classes =
         u64::try_from(pattern.matches("\\p").count() + pattern.matches("\\P").count()).unwrap_or(u64::MAX);
-    evaluator.charge(args[1].cost_size().saturating_add(classes.saturating_mul(CLASS)))?;
+    let folded = pattern::folded(pattern) / FOLDED;
+    evaluator
+        .charge(args[1].cost_size().saturating_add(classes.saturating_mul(CLASS)).saturating_add(folded))?;
     let mut compiled = pattern::compile(pattern, FREE_BYTES);
     let mut bytes = FREE_BYTES;
     while compiled.as_ref().is_err_and(|error| error == pattern::TOO_LARGE) && bytes < pattern::MAX_BYTES {
@@ -138,7 +143,7 @@ fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Resu
         // compile and, at worst, that of each step of a search grow with the size.
         bytes *= 4;
         let units = u64::try_from(bytes / 1024).unwrap_or(u64::MAX);
-        evaluator.charge(units.saturating_mul(text.saturating_add(KIBIBYTE)))?;
+        evaluator.charge(units.saturating_mul(text.saturating_add(KIBIBYTE)).saturating_add(folded))?;
         compiled = pattern::compile(pattern, bytes);
     }
     compiled.or_else(failed)

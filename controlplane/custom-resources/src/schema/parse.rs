@@ -17,6 +17,9 @@ const MAX_RULES: usize = 1000;
 /// Maximum memory of all compiled patterns of one schema, in bytes.
 const MAX_PATTERN_BYTES: usize = 16 << 20;
 
+/// Maximum characters of all patterns of one schema whose case is folded, about half a second.
+const MAX_FOLDED: u64 = 16 << 20;
+
 /// A schema that cannot be compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchemaError {
@@ -51,12 +54,13 @@ struct Reader {
     nodes: usize,
     rules: usize,
     pattern_bytes: usize,
+    folded: u64,
 }
 
 impl Schema {
     /// Compiles a schema from its JSON form. Unknown fields are ignored.
     pub fn parse(value: &Value) -> Result<Schema, SchemaError> {
-        Reader { nodes: 0, rules: 0, pattern_bytes: 0 }.node(value, 0)
+        Reader { nodes: 0, rules: 0, pattern_bytes: 0, folded: 0 }.node(value, 0)
     }
 }
 
@@ -173,12 +177,17 @@ impl Reader {
         if text.is_empty() {
             return None;
         }
-        let left = MAX_PATTERN_BYTES.saturating_sub(self.pattern_bytes);
+        self.folded = self.folded.saturating_add(pattern::folded(text));
+        let is_too_much = self.folded > MAX_FOLDED;
+        let left = if is_too_much { 0 } else { MAX_PATTERN_BYTES.saturating_sub(self.pattern_bytes) };
         let mut regex = Err(pattern::TOO_LARGE.to_owned());
         // The crate does not report the size of an expression, so the smallest sufficient limit stands for it.
         let mut work = 0;
         for (limit, steps) in [(4 << 10, 30), (64 << 10, 500), (pattern::MAX_BYTES, 8000)] {
             let limit = limit.min(left);
+            if limit == 0 {
+                break;
+            }
             work = steps;
             regex = pattern::compile(text, limit);
             if regex.is_ok() {
@@ -269,11 +278,18 @@ mod tests {
 
     #[test]
     fn large_patterns_use_up_the_memory_of_a_schema() {
-        let mut reader = Reader { nodes: 0, rules: 0, pattern_bytes: 0 };
+        let mut reader = Reader { nodes: 0, rules: 0, pattern_bytes: 0, folded: 0 };
         let results: Vec<bool> = (0..40)
             .filter_map(|_| reader.pattern("^(?:[a-z]{60}){40}$"))
             .map(|pattern| pattern.regex.is_ok())
             .collect();
         assert!(results[0] && !results[39] && reader.pattern_bytes <= MAX_PATTERN_BYTES);
+    }
+
+    #[test]
+    fn patterns_that_fold_the_case_of_many_characters_use_up_the_time_of_a_schema() {
+        let mut reader = Reader { nodes: 0, rules: 0, pattern_bytes: 0, folded: MAX_FOLDED - 40 };
+        let mut is_compiled = || reader.pattern("(?i)^[a-z]$").is_some_and(|pattern| pattern.regex.is_ok());
+        assert!(is_compiled() && !is_compiled());
     }
 }

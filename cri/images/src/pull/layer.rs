@@ -12,12 +12,15 @@ use crate::error::{ErrorKind, report, unpack_kind};
 use crate::layers::{LayerError, Layers, Lease, Saved, Spool, UnpackDir};
 use crate::manifest::Descriptor;
 use crate::registry::{Blob, RegistryError};
-use crate::unpack::{UnpackError, Unpacked, unpack_with_recipe};
+use crate::unpack::{TooLarge, UnpackError, Unpacked, unpack_with_recipe};
 
 /// Capacity of the channel, in network reads of about 8 to 64 KiB.
 const CHANNEL: usize = 16;
 /// Progress is reported in steps of this many bytes.
 const STEP: u64 = 1 << 20;
+/// Binary logarithm of the largest zstd window of layers that are unpacked at the same time. Eight of the largest windows
+/// would take 1 GiB.
+const SHARED_WINDOW_LOG: u32 = 25;
 /// Bytes of one read from a spool.
 const SAVED_PIECE: usize = 256 << 10;
 
@@ -36,6 +39,7 @@ struct LayerContent<'a> {
     descriptor: &'a Descriptor,
     /// The diff id in the configuration.
     expected: Digest,
+    limits: Limits,
 }
 
 /// The spool of a layer, and its data of an earlier attempt.
@@ -81,15 +85,35 @@ impl Pull {
         Ok(lease)
     }
 
-    /// Fetches a layer. If its digest is wrong and another host is left, starts again from the beginning.
+    /// Fetches a layer. If it needs a large zstd window, it is fetched again: one such layer at a time.
     async fn fetch(
         &self,
         descriptor: &Descriptor,
         expected: Digest,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
+        let inner = &self.images.inner;
+        let limits = inner.config.limits;
+        let shared = Limits { zstd_window_log: limits.zstd_window_log.min(SHARED_WINDOW_LOG), ..limits };
+        let fetched =
+            self.fetch_layer(&LayerContent { descriptor, expected, limits: shared }, reported).await;
+        let Err(PullError::Unpack { source: UnpackError::TooLarge(TooLarge::Window(_)), .. }) = fetched
+        else {
+            return fetched;
+        };
+        let _only = inner.large_window.acquire().await.map_err(|_closed| PullError::Stopped)?;
+        self.fetch_layer(&LayerContent { descriptor, expected, limits }, reported).await
+    }
+
+    /// Fetches a layer within its limits. If its digest is wrong and another host is left, starts again from the
+    /// beginning.
+    async fn fetch_layer(
+        &self,
+        layer: &LayerContent<'_>,
+        reported: &mut u64,
+    ) -> Result<(UnpackDir, Unpacked), PullError> {
         let _permit = self.images.inner.fetching.acquire().await.map_err(|_closed| PullError::Stopped)?;
-        let layer = LayerContent { descriptor, expected };
+        let descriptor = layer.descriptor;
         let mut blob = self.registry.blob(descriptor);
         let mut first = true;
         loop {
@@ -102,7 +126,7 @@ impl Pull {
                 }
                 None => None,
             };
-            let fetched = self.fetch_once(&layer, &mut blob, Resume { spool, saved }, reported).await;
+            let fetched = self.fetch_once(layer, &mut blob, Resume { spool, saved }, reported).await;
             let Err(error) = fetched else { return fetched };
             // The reported progress of this layer is void.
             let back = std::mem::take(reported);
@@ -134,10 +158,10 @@ impl Pull {
         resume: Resume,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
-        let LayerContent { descriptor, expected } = *layer;
+        let LayerContent { descriptor, expected, limits } = *layer;
         let Resume { spool, saved } = resume;
         let inner = &self.images.inner;
-        let (layers, limits) = (inner.layers.clone(), inner.config.limits);
+        let layers = inner.layers.clone();
         let (sender, pieces) = mpsc::channel(CHANNEL);
         let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool };
         let algorithm = expected.algorithm();
@@ -193,7 +217,8 @@ impl Pull {
 /// The error of a layer that could not be unpacked. The content may be wrong at one host only, not in the
 /// image.
 async fn refused(blob: &mut Blob<'_>, descriptor: &Descriptor, error: UnpackError) -> PullError {
-    if !matches!(unpack_kind(&error), ErrorKind::Corrupt | ErrorKind::Rejected) {
+    let is_window = matches!(error, UnpackError::TooLarge(TooLarge::Window(_)));
+    if is_window || !matches!(unpack_kind(&error), ErrorKind::Corrupt | ErrorKind::Rejected) {
         return PullError::Unpack { digest: descriptor.digest.into(), source: error };
     }
     match blob.check_rest(io::Error::other(report(&error))).await {

@@ -19,6 +19,7 @@ mod stall;
 use crate::digest::Digest;
 use crate::fixture::{
     ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, attributes, gzip, layer, noise, zstd,
+    zstd_with_large_window,
 };
 use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 
@@ -59,6 +60,25 @@ async fn nothing_left(root: &Path) {
         assert!(begun.elapsed() < LONG, "a failed pull left something in {}", images.display());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_with_large_zstd_windows_need_the_only_permit() {
+    let registry = TestRegistry::start().await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let wide = |name: &str| {
+        let tar = TestTar::new().file(name, b"x").finish();
+        (zstd_with_large_window(&tar), Digest::of(&tar))
+    };
+    registry.push("a/wide", "v1", &TestImage::new(vec![wide("a"), wide("b"), wide("c")])).await;
+    registry.push("a/other", "v1", &TestImage::new(vec![wide("d")])).await;
+    registry.push("a/small", "v1", &TestImage::new(vec![layer(TestTar::new().file("e", b""))])).await;
+    let pulled = images.pull(&registry.name("a/wide:v1"), None, None).await.unwrap();
+    assert_eq!(std::fs::read(pulled.layers[0].join("c")).unwrap(), b"x");
+    images.inner.large_window.close();
+    assert!(images.pull(&registry.name("a/other:v1"), None, None).await.is_err());
+    assert!(images.pull(&registry.name("a/small:v1"), None, None).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,8 +31,8 @@ struct Counted<R> {
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// The largest window that a decoder must support (`zstd --long`). A larger one would use more memory.
-const ZSTD_WINDOW_LOG: u32 = 27;
+/// Part of zstd's message for `ZSTD_error_frameParameter_windowTooLarge`. The crate passes only the message on.
+const WINDOW_TOO_LARGE: &str = "requires too much memory";
 
 // === impl Decompressed ===
 
@@ -48,7 +48,7 @@ impl<R: BufRead> Decompressed<R> {
             Decoder::Gzip(Box::new(MultiGzDecoder::new(counted)))
         } else if zstd {
             let mut decoder = zstd::Decoder::with_buffer(counted)?;
-            decoder.window_log_max(ZSTD_WINDOW_LOG)?;
+            decoder.window_log_max(limits.zstd_window_log)?;
             Decoder::Zstd(decoder)
         } else {
             Decoder::Plain(counted)
@@ -78,7 +78,13 @@ impl<R: BufRead> Read for Decompressed<R> {
         let n = match &mut self.decoder {
             Decoder::Plain(input) => input.read(buffer),
             Decoder::Gzip(decoder) => decoder.read(buffer),
-            Decoder::Zstd(decoder) => decoder.read(buffer),
+            Decoder::Zstd(decoder) => {
+                let window = 1 << self.limits.zstd_window_log;
+                decoder.read(buffer).map_err(|error| match error.to_string().contains(WINDOW_TOO_LARGE) {
+                    true => io::Error::other(TooLarge::Window(window)),
+                    false => error,
+                })
+            }
         }?;
         self.count += n as u64;
         self.check().map_err(io::Error::other)?;

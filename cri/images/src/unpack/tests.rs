@@ -9,7 +9,7 @@ use xattr::FileExt as _;
 use super::{TooLarge, UnpackError, Unpacked, unpack};
 use crate::config::Limits;
 use crate::digest::Digest;
-use crate::fixture::{TestTar, attributes, gzip, noise, zstd};
+use crate::fixture::{TestTar, attributes, gzip, noise, zstd, zstd_with_large_window};
 
 fn unpacked(tar: TestTar) -> (TempDir, Unpacked) {
     let bytes = tar.finish();
@@ -318,6 +318,10 @@ fn bombs_are_stopped_at_their_limit() {
     assert_eq!(unpack_with(&Limits { layer_bytes: 1 << 20, ..limits }, &tar), TooLarge::Bytes(1 << 20));
     let many = (0..20).fold(TestTar::new(), |tar, n| tar.file(&n.to_string(), b"")).finish();
     assert_eq!(unpack_with(&Limits { layer_entries: 10, ..limits }, &many), TooLarge::Entries(10));
+    let small = zstd_with_large_window(&TestTar::new().file("a", b"").finish());
+    let narrow = Limits { zstd_window_log: 25, ..limits };
+    assert_eq!(unpack_with(&narrow, &small), TooLarge::Window(1 << 25));
+    assert!(unpack(&small[..], tempfile::tempdir().unwrap().path(), &limits).is_ok());
     let huge = TestTar::new().pax(&[("GNU.sparse.size", b"99999999999999"), ("GNU.sparse.map", b"")]);
     assert!(matches!(unpack_with(&limits, &huge.file("sparse", b"").finish()), TooLarge::Sparse(_)));
 }

@@ -96,8 +96,9 @@ async fn apply(
                 continue;
             }
         };
+        let number = params.len();
         for params in &params {
-            let invocation = Invocation { policy, params: params.as_ref() };
+            let invocation = Invocation { policy, params: (params.as_ref(), number) };
             match invocation.run(state, attributes, (&kind, object)).await? {
                 Ok(matched) => ran |= matched,
                 Err(why) => failed(attributes, policy, binding, why)?,
@@ -107,10 +108,10 @@ async fn apply(
     Ok(ran)
 }
 
-/// A policy with one parameter.
+/// A policy with one parameter of a number.
 struct Invocation<'a> {
     policy: &'a Policy<MutatingPolicy>,
-    params: Option<&'a Value>,
+    params: (Option<&'a Value>, usize),
 }
 
 impl Invocation<'_> {
@@ -125,7 +126,12 @@ impl Invocation<'_> {
         let before = objects.new.clone();
         let subject = Subject::new(state, attributes, kind);
         let is_heavy = is_heavy(&objects, self.params);
-        match offload::run(is_heavy, || self.mutate(attributes, (kind, &subject), &mut objects)) {
+        let mutated = offload::run(is_heavy, || self.mutate(attributes, (kind, &subject), &mut objects));
+        if is_heavy {
+            // The request can reach its timeout here.
+            tokio::task::yield_now().await;
+        }
+        match mutated {
             Ok(true) => {}
             other => return Ok(other),
         }
@@ -146,11 +152,11 @@ impl Invocation<'_> {
         objects: &mut Objects,
     ) -> std::result::Result<bool, String> {
         let rules = &self.policy.rules;
-        if !rules.matches(&subject.input(objects, self.params))? {
+        if !rules.matches(&subject.input(objects, self.params.0))? {
             return Ok(false);
         }
         for index in 0..rules.len() {
-            let patch = rules.patch(index, &subject.input(objects, self.params))?;
+            let patch = rules.patch(index, &subject.input(objects, self.params.0))?;
             objects.new = patched(attributes, kind, &objects.new, patch)?;
         }
         Ok(true)

@@ -1,9 +1,15 @@
 //! Parameters of policies: the objects that a binding names. Source: `policy/generic/policy_dispatcher.go`, CollectParams.
 
+use std::sync::Arc;
+
 use coracle_kinds::{Resource, selector::LabelSelector};
 use serde_json::Value;
 
-use crate::{convert, server::State};
+use crate::{cache::Object, convert, server::State};
+
+/// Maximum number of parameters of one binding. Tenants may make the objects that a selector finds, and a policy is
+/// evaluated for each of them. Tests make few objects.
+const MAX_PARAMS: usize = if cfg!(test) { 20 } else { 1000 };
 
 /// `paramKind` of a policy.
 pub(super) struct ParamKind {
@@ -66,13 +72,20 @@ pub(super) async fn collect(
         None => found.extend(state.cache.get(&resource, namespace, &reference.name)),
         Some(selector) => {
             let all = state.cache.list(&resource, namespace);
-            found.extend(all.into_iter().filter(|object| selector.matches_object(&object.value())));
+            let is_chosen = |object: &Arc<Object>| object.facets(resource.stored_as()).match_labels(selector);
+            found.extend(all.into_iter().filter(is_chosen));
         }
     }
     if found.is_empty() && reference.denies {
         return Err("no params found for policy binding with `Deny` parameterNotFoundAction".to_owned());
     }
-    let mut params = Vec::with_capacity(found.len());
+    let number = found.len();
+    if number > MAX_PARAMS {
+        return Err(format!(
+            "the selector finds {number} params, of which at most {MAX_PARAMS} are supported"
+        ));
+    }
+    let mut params = Vec::with_capacity(number);
     for object in found {
         let value = convert::value(&resource, object.value()).await.map_err(|error| error.message)?;
         params.push(Some(value));

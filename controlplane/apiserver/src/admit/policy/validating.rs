@@ -77,12 +77,18 @@ async fn evaluate_policy(
             }
             Err(_) => continue,
         };
+        let number = params.len();
         for params in &params {
             let params = params.as_ref();
+            let is_heavy = is_heavy(&objects, (params, number));
             let evaluate = || policy.rules.evaluate(&subject.input(&objects, params));
-            let outcome = offload::run(is_heavy(&objects, params), evaluate);
+            let outcome = offload::run(is_heavy, evaluate);
             let found = act(attributes, (&policy.name, binding), outcome);
             first = first.or(found);
+            if is_heavy {
+                // The request can reach its timeout here.
+                tokio::task::yield_now().await;
+            }
         }
     }
     Ok(first)

@@ -89,6 +89,15 @@ async fn parameters_come_from_objects() {
     assert_eq!(server.post(MAPS, params).await.code, 201);
     assert_eq!(server.post(secrets, secret("a")).await.code, 422);
     assert_eq!(server.post(secrets, secret("x-a")).await.code, 201);
+    // A tenant can make parameters, so their number is limited.
+    for number in 0..20 {
+        let mut params = map(&format!("params-{number}"), json!({"prefix": "x-"}));
+        params["metadata"]["labels"] = json!({"params": "yes"});
+        assert_eq!(server.post(MAPS, params).await.code, 201);
+    }
+    let refused = server.post(secrets, secret("x-b")).await;
+    let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("finds 21 params, of which at most 20"), "{message}");
 }
 
 #[tokio::test]

@@ -1,0 +1,90 @@
+//! Queries that wait for their reply. Clients take turns: a flood of one client delays no other client.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+/// Maximum waiting queries: in total, and of each client.
+const WAITING: (usize, usize) = (1024, 128);
+
+/// The waiting queries of all clients.
+#[derive(Debug)]
+pub(crate) struct Turns<T> {
+    clients: HashMap<IpAddr, VecDeque<T>>,
+    /// The clients with waiting queries, in the order of their turns.
+    order: VecDeque<IpAddr>,
+    total: usize,
+}
+
+// === impl Turns ===
+
+impl<T> Turns<T> {
+    pub(crate) fn new() -> Self {
+        Self { clients: HashMap::new(), order: VecDeque::new(), total: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.total == 0
+    }
+
+    /// Queues a query, or drops it at the limits. As the queues fill up, each client may have fewer queries, so that
+    /// there is room for other clients.
+    pub(crate) fn push(&mut self, client: IpAddr, query: T) {
+        let own = self.clients.get(&client).map_or(0, VecDeque::len);
+        if own >= WAITING.1.min(WAITING.0 - self.total) {
+            return;
+        }
+        if own == 0 {
+            self.order.push_back(client);
+        }
+        self.clients.entry(client).or_default().push_back(query);
+        self.total += 1;
+    }
+
+    /// The next query of the client whose turn it is.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let client = self.order.pop_front()?;
+        let queue = self.clients.get_mut(&client)?;
+        let query = queue.pop_front()?;
+        self.total -= 1;
+        if queue.is_empty() {
+            self.clients.remove(&client);
+        } else {
+            self.order.push_back(client);
+        }
+        Some(query)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(number: u16) -> IpAddr {
+        let [high, low] = number.to_be_bytes();
+        [10, 0, high, low].into()
+    }
+
+    #[test]
+    fn clients_take_turns() {
+        let mut turns = Turns::new();
+        for number in 0..3 {
+            turns.push(client(1), (1, number));
+        }
+        turns.push(client(2), (2, 0));
+        let all: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
+        assert_eq!(all, [(1, 0), (2, 0), (1, 1), (1, 2)]);
+        assert!(turns.is_empty() && turns.clients.is_empty() && turns.order.is_empty());
+    }
+
+    #[test]
+    fn floods_of_many_clients_leave_room_for_others() {
+        let mut turns = Turns::new();
+        for _ in 0..WAITING.0 {
+            (0..20).for_each(|number| turns.push(client(number), ()));
+        }
+        assert!(turns.total < WAITING.0);
+        let before = turns.total;
+        turns.push(client(999), ());
+        assert_eq!(turns.total, before + 1);
+    }
+}
