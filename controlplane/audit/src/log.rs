@@ -319,7 +319,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_bytes_of_waiting_lines_are_limited() {
-        let (lines, mut queue) = mpsc::channel::<Message>(QUEUE);
+        let (lines, mut queue) = mpsc::channel::<Message>(QUEUE_CAPACITY);
         let log = Log::of(lines);
         let line = "x".repeat(6 << 20);
         for _ in 0..2 {
