@@ -298,6 +298,7 @@ def aggregator_part():
             print(open(folder + "/server.log").read()[-2500:])
         kubectl("delete", service)
         kubectl("delete", "namespace", "far", "--timeout=60s")
+        run("rm", "-rf", folder)
 
 
 def kubectl_part():

@@ -151,7 +151,9 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     if !user.uid.is_empty() {
         add("x-remote-uid", &user.uid)?;
     }
-    for group in &user.groups {
+    // Controllers have no role that the server could ask for. It allows everything to this group.
+    let masters = user.is_component().then_some("system:masters");
+    for group in user.groups.iter().map(String::as_str).chain(masters) {
         add("x-remote-group", group)?;
     }
     for (key, values) in &user.extra {
@@ -192,6 +194,10 @@ mod tests {
         let all = |name: &str| headers.get_all(name).iter().cloned().collect::<Vec<_>>();
         assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
         assert_eq!(all("x-remote-extra-a%2fb"), ["1", "2"]);
+        let mut headers = HeaderMap::new();
+        identify(&mut headers, &User::controllers()).unwrap();
+        assert_eq!(headers["x-remote-user"], "system:kube-controller-manager");
+        assert!(headers.get_all("x-remote-group").iter().any(|group| group == "system:masters"));
     }
 
     #[test]
