@@ -49,6 +49,8 @@ pub struct ControlPlaneConfig {
     pub secondary_service_cidr: Option<IpNetwork>,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
+    /// External signer of service account tokens: a unix socket; one in the abstract namespace begins with `@`.
+    pub token_signer: Option<String>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
     /// Webhook that authenticates bearer tokens.
@@ -126,6 +128,7 @@ impl ControlPlaneConfig {
             service_cidr: IpNetwork::V4(network(10, 43)),
             secondary_service_cidr: None,
             token_file: None,
+            token_signer: None,
             authentication_file: None,
             token_webhook: None,
             request_header: None,

@@ -31,6 +31,9 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The external signer of service account tokens cannot be used.
+    #[error("the API server cannot use service-account-signing-endpoint")]
+    TokenSigner(#[source] coracle_token_signer::Error),
     /// The CA cannot sign certificate requests.
     #[error("cannot sign certificates with the cluster's authority")]
     Signer(#[source] SignError),

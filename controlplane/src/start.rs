@@ -12,6 +12,7 @@ use coracle_apiserver::{
 };
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_sealing::Encryption;
+use coracle_token_signer::TokenSigner;
 use ipnetwork::IpNetwork;
 use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
@@ -74,7 +75,11 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let leaf = serving_leaf(&config, address);
     let tls = serving_tls(&pki, &leaf, &config)?;
     let stopped = shutdown.child_token();
-    let settings = apiserver_config(&config, &pki, address)?;
+    let mut settings = apiserver_config(&config, &pki, address)?;
+    if let Some(endpoint) = &config.token_signer {
+        let signer = TokenSigner::connect(endpoint, stopped.clone()).await;
+        settings.token_signer = Some(signer.map_err(Error::TokenSigner)?);
+    }
     let controllers = controllers_config(&config, &pki, address, leaf)?;
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
@@ -160,6 +165,7 @@ fn apiserver_config(
         advertise: address,
         service_ranges: service_ranges(config),
         service_account_key: pki.service_account_key().map_err(Error::Pki)?,
+        token_signer: None,
         issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
         token_file: config.token_file.clone(),
         authentication_file: config.authentication_file.clone(),
@@ -199,13 +205,16 @@ fn controllers_config(
 ) -> Result<ControllersConfig, Error> {
     let key = pki.authority_key().map_err(Error::Pki)?;
     let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
+    // An API server with an external signer does not accept tokens of the own key.
+    let own_key = config.token_signer.is_none().then(|| pki.service_account_key().map_err(Error::Pki));
+    let account_tokens = own_key.transpose()?.and_then(|key| AccountTokenSigner::new(&key));
     Ok(ControllersConfig {
         selection: config.controllers.clone(),
         cluster_cidrs: config.cluster_cidrs.clone(),
         node_mask_v4: config.node_masks[0],
         node_mask_v6: config.node_masks[1],
         root_ca_pem: Some(pki.authority_pem().to_owned()),
-        account_tokens: AccountTokenSigner::new(&pki.service_account_key().map_err(Error::Pki)?),
+        account_tokens,
         server: Some(format!("https://{address}")),
         reserved_ranges: reserved_ranges(config),
         server_names: leaf.names,

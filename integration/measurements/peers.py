@@ -49,7 +49,7 @@ def idle(programs, seconds):
     saved = bench.processes
     try:
         bench.processes = lambda _: [(program.process.pid, []) for program in programs]
-        return bench.idle(types.SimpleNamespace(dir=""), seconds)
+        return bench.idle(types.SimpleNamespace(name=""), seconds)
     finally:
         bench.processes = saved
 

@@ -63,6 +63,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ),
     ("coracle-audit", &[]),
     ("coracle-sealing", &[]),
+    ("coracle-token-signer", &[]),
     ("coracle-store", &["coracle-sealing"]),
     ("coracle-values", &[]),
     ("coracle-services", &["coracle-values"]),
@@ -95,6 +96,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-store",
             "coracle-kinds",
             "coracle-managed-fields",
+            "coracle-token-signer",
             "coracle-values",
         ],
     ),
@@ -106,6 +108,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         &[
             "coracle-sealing",
             "coracle-store",
+            "coracle-token-signer",
             "coracle-kinds",
             "coracle-apiserver",
             "coracle-scheduler",

@@ -80,6 +80,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.token_webhook = settings.token_webhook;
     config.request_header = settings.request_header;
     config.authorization = settings.authorization;
+    config.token_signer = settings.token_signer;
     if let Some((path, reload)) = settings.encryption {
         config.encryption_config = Some(EncryptionFile { path, reload });
     }

@@ -77,6 +77,9 @@ settings! {
     /// Authorizers, several webhooks and their conditions: an AuthorizationConfiguration, as for kube-apiserver, instead of
     /// authorization-mode. It is read again when it changes.
     authorization_config: Option<PathBuf> = unset "", "FILE";
+    /// Unix socket of an external signer of service account tokens (externaljwt v1), instead of the key in the state
+    /// directory. A name in the abstract namespace begins with @.
+    service_account_signing_endpoint: Option<String> = unset "", "SOCKET";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
     /// of them decrypt.
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";

@@ -7,6 +7,7 @@ mod oidc;
 mod request_header;
 pub(crate) mod service_account;
 mod token_file;
+pub(crate) mod token_keys;
 mod token_webhook;
 mod x509;
 

@@ -290,6 +290,17 @@ mod tests {
         encode(by_kind("v1", "ConfigMap").unwrap(), &json!({"metadata": {"name": name, "namespace": "ns"}}))
     }
 
+    #[test]
+    fn fields_of_an_object_are_read_without_the_others() {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let map = json!({"metadata": {"name": "a", "uid": "u"}, "data": {"k": "v"}, "immutable": true});
+        let object = Object::of(kind, "/configmaps/ns/a".into(), 1, &map);
+        let before = parses::so_far();
+        let part = object.part(&[&["metadata", "uid"], &["immutable"], &["absent"]]);
+        assert_eq!(part, json!({"metadata": {"uid": "u"}, "immutable": true}));
+        assert_eq!(parses::so_far(), before, "the tree of the object is not made");
+    }
+
     #[tokio::test]
     async fn a_revision_is_reached_with_its_guard() {
         let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());

@@ -26,6 +26,8 @@ pub struct ApiserverConfig {
     pub service_ranges: ServiceRanges,
     /// Key that signs service-account tokens: PKCS#8, P-256.
     pub service_account_key: Vec<u8>,
+    /// External signer of service-account tokens, in place of the key.
+    pub token_signer: Option<Arc<coracle_token_signer::TokenSigner>>,
     /// Issuer of tokens: a URL.
     pub issuer: String,
     /// File of static tokens.

@@ -56,7 +56,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
         }
         ["version"] => Some(version()),
         [".well-known", "openid-configuration"] => Some(issuer(state)),
-        ["openid", "v1", "jwks"] => Some(state.authenticators.tokens.key_set()),
+        ["openid", "v1", "jwks"] => Some(state.authenticators.tokens.keys.key_set()),
         [] => Some(json!({"paths": [
             "/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v2", "/openapi/v3", "/readyz", "/version"
         ]})),
@@ -166,12 +166,12 @@ fn architecture() -> &'static str {
 }
 
 fn issuer(state: &State) -> Value {
-    let issuer = &state.authenticators.tokens.issuer;
+    let tokens = &state.authenticators.tokens;
     json!({
-        "issuer": issuer,
+        "issuer": tokens.issuer,
         "jwks_uri": format!("https://{}/openid/v1/jwks", state.advertise),
         "response_types_supported": ["id_token"],
         "subject_types_supported": ["public"],
-        "id_token_signing_alg_values_supported": ["ES256"],
+        "id_token_signing_alg_values_supported": tokens.keys.algorithms(),
     })
 }

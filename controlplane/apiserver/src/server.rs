@@ -19,7 +19,10 @@ use crate::{
     admit::{Admission, PodSecurityConfig},
     aggregation::{self, FrontProxy, Remotes, forward},
     audit::{Auditor, Received, Record},
-    authn::{Authenticators, PeerCertificate, Sources, User, legacy_use, service_account::Tokens},
+    authn::{
+        Authenticators, PeerCertificate, Sources, User, legacy_use, service_account::Tokens,
+        token_keys::TokenKeys,
+    },
     authz::{self, Authorizers, Question, impersonation},
     backup, body, bootstrap,
     cache::Cache,
@@ -135,8 +138,8 @@ impl Apiserver {
         tokio::spawn(Arc::clone(&cache).follow(watch));
         let audiences = vec![config.issuer.clone()];
         let (legacy_uses, used) = legacy_use::queue();
-        let tokens = Tokens::new(&config.service_account_key, config.issuer, audiences, legacy_uses);
-        let tokens = tokens.ok_or(OpenError::SigningKey)?;
+        let keys = TokenKeys::new(config.token_signer, &config.service_account_key);
+        let tokens = Tokens::new(keys.ok_or(OpenError::SigningKey)?, config.issuer, audiences, legacy_uses);
         let authorization = config.authorization.file.clone();
         let authorizers = Authorizers::new(config.authorization).map_err(OpenError::Authorization)?;
         // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.

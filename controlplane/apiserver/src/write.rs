@@ -23,7 +23,7 @@ use coracle_kinds::{Resource, defaults, strategy, validate};
 use coracle_store::{Expect, Guard, Tier, Write};
 use serde_json::{Value, json};
 
-use self::identity::Identity;
+use self::identity::{Identity, fingerprint};
 use crate::{
     admit::{Attributes, Operation},
     allocate::{self, Allocating},
@@ -264,10 +264,10 @@ async fn prepared(
         offload::run(is_large, || field_manager::record_update(call, old, &mut new, requested.as_ref()));
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
-    let before = new.clone();
+    let (before, identity) = (fingerprint(&new), Identity::of(&new));
     call.state.admission.mutate(&call.state, &attributes, &mut new).await?;
-    Identity::of(&before).check(kind, &new)?;
-    if new != before {
+    identity.check(kind, &new)?;
+    if fingerprint(&new) != before {
         // Admission may change only the part of the object that the request may change.
         let managed_fields = new["metadata"]["managedFields"].clone();
         prepare(kind, part, old, &mut new);

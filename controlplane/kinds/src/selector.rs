@@ -6,7 +6,7 @@ pub(crate) mod fields;
 use coracle_values::field_selector;
 use serde_json::Value;
 
-pub use self::facets::Facets;
+pub use self::facets::{Facets, part};
 pub use coracle_values::SelectorError;
 pub use coracle_values::label_selector::LabelSelector;
 

@@ -114,6 +114,15 @@ impl FieldSet {
         }
     }
 
+    /// Adds all paths of another set, which is not copied if this set is empty.
+    pub(crate) fn merge(&mut self, other: FieldSet) {
+        if self.is_empty() {
+            *self = other;
+        } else {
+            self.add(&other);
+        }
+    }
+
     /// The paths of either set.
     #[must_use]
     pub fn union(mut self, other: &FieldSet) -> FieldSet {
@@ -136,25 +145,45 @@ impl FieldSet {
     /// The paths that are not in the other set. Paths below a path of the other set stay.
     #[must_use]
     pub fn difference(&self, other: &FieldSet) -> FieldSet {
-        self.combine(|element, node| match other.0.get(element) {
-            None => Some(node.clone()),
-            Some(same) => Some(Node {
-                member: node.member && !same.member,
-                children: node.children.difference(&same.children),
-            }),
-        })
+        let mut rest = self.clone();
+        rest.subtract(other);
+        rest
+    }
+
+    /// Removes the paths of another set. Paths below a path of the other set stay.
+    pub(crate) fn subtract(&mut self, other: &FieldSet) {
+        if other.is_empty() {
+            return;
+        }
+        self.0.retain(|element, node| {
+            let Some(same) = other.0.get(element) else { return true };
+            node.member &= !same.member;
+            node.children.subtract(&same.children);
+            node.member || !node.children.is_empty()
+        });
     }
 
     /// The paths that are neither in the other set nor below one of its paths.
     #[must_use]
     pub fn without_trees(&self, other: &FieldSet) -> FieldSet {
-        self.combine(|element, node| match other.0.get(element) {
-            None => Some(node.clone()),
-            Some(same) if same.member => None,
+        let mut rest = self.clone();
+        rest.remove_trees(other);
+        rest
+    }
+
+    /// Removes the paths of another set and all paths below them.
+    pub(crate) fn remove_trees(&mut self, other: &FieldSet) {
+        if other.is_empty() {
+            return;
+        }
+        self.0.retain(|element, node| match other.0.get(element) {
+            None => true,
+            Some(same) if same.member => false,
             Some(same) => {
-                Some(Node { member: node.member, children: node.children.without_trees(&same.children) })
+                node.children.remove_trees(&same.children);
+                node.member || !node.children.is_empty()
             }
-        })
+        });
     }
 
     /// The set with each declared field as a member that has members below it.

@@ -69,7 +69,7 @@ impl PathElement {
     /// The key of `fieldsV1` for this element.
     pub(crate) fn encode(&self) -> String {
         match self {
-            PathElement::Field(name) => format!("f:{name}"),
+            PathElement::Field(name) => ["f:", name].concat(),
             PathElement::Key(fields) => {
                 let object: Map<String, Value> =
                     fields.iter().map(|(name, value)| (name.to_string(), value.to_json())).collect();

@@ -92,10 +92,18 @@ impl Schema {
     /// The type of a part of a value.
     pub(crate) fn below(&self, of: TypeId, element: &PathElement) -> TypeId {
         match (self.get(of), element) {
-            (Type::Map { fields, other }, PathElement::Field(name)) => {
-                fields.get(&**name).map(|field| field.of).or(*other).unwrap_or(DEDUCED)
-            }
+            (_, PathElement::Field(name)) => self.field(of, name),
             (Type::Keyed { element, .. }, PathElement::Key(_)) => *element,
+            _ => DEDUCED,
+        }
+    }
+
+    /// The type of a field of an object, or of an entry of a map.
+    pub(crate) fn field(&self, of: TypeId, name: &str) -> TypeId {
+        match self.get(of) {
+            Type::Map { fields, other } => {
+                fields.get(name).map(|field| field.of).or(*other).unwrap_or(DEDUCED)
+            }
             _ => DEDUCED,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ use crate::{
         compare::Comparison,
         merge::merge,
         owned::fields_of,
-        reconcile::reconcile,
+        reconcile::{fits, reconcile},
         remove::remove,
         validate::{InvalidElement, validate},
     },
@@ -207,11 +208,14 @@ impl<V: Versions> Updater<'_, V> {
         let Some((schema, of)) = self.versions.schema(self.api_version) else { return };
         *managers = self.reconciled(std::mem::take(managers));
         let writer = ManagerId::updater(request.manager, self.api_version, self.subresource);
+        let changes = Comparison::new(schema, of, request.live, request.new).without(self.ignored);
         // All managers lose the changed fields, the writer's earlier entry too: it gets them back below.
-        let _ = self.release_all(request.live, request.new, managers);
-        let changes = Comparison::new(schema, of, request.live, request.new);
-        let fields =
-            changes.modified.union(&changes.added).without_trees(self.ignored).difference(&unowned());
+        let mut by_version = BTreeMap::from([(self.api_version.to_owned(), Some(changes))]);
+        let _ = self.release_all(request.live, request.new, managers, &mut by_version);
+        let changes = by_version.remove(self.api_version).flatten().unwrap_or_default();
+        let mut fields = changes.added;
+        fields.merge(changes.modified);
+        fields.subtract(&UNOWNED);
         if fields.is_empty() {
             return;
         }
@@ -220,7 +224,7 @@ impl<V: Versions> Updater<'_, V> {
             api_version: self.api_version.to_owned(),
             time: None,
         });
-        owned.fields.add(&fields);
+        owned.fields.merge(fields);
         owned.time = Some(self.now.to_owned());
     }
 
@@ -233,17 +237,22 @@ impl<V: Versions> Updater<'_, V> {
         managers: &mut Managers,
     ) -> Vec<Conflict> {
         let own = managers.0.remove(applier);
-        let conflicts = self.release_all(live, new, managers);
+        let conflicts = self.release_all(live, new, managers, &mut BTreeMap::new());
         managers.0.extend(own.filter(|own| !own.fields.is_empty()).map(|own| (applier.clone(), own)));
         conflicts
     }
 
     /// Takes changed and removed fields from all managers, and returns the changed ones that had an owner. Managers
-    /// without fields, and those of a version that is not served any more, are dropped.
-    fn release_all(&self, live: &Value, new: &Value, managers: &mut Managers) -> Vec<Conflict> {
+    /// without fields, and those of a version that is not served any more, are dropped. The states are compared once for
+    /// each version, not for each manager: `by_version` has the known comparisons, without the ignored fields.
+    fn release_all(
+        &self,
+        live: &Value,
+        new: &Value,
+        managers: &mut Managers,
+        by_version: &mut BTreeMap<String, Option<Comparison>>,
+    ) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
-        // The states are compared once for each version, not for each manager.
-        let mut by_version: BTreeMap<String, Option<Comparison>> = BTreeMap::new();
         managers.0.retain(|id, owned| {
             let changes = by_version
                 .entry(owned.api_version.clone())
@@ -254,7 +263,8 @@ impl<V: Versions> Updater<'_, V> {
                 .intersection(&changes.modified)
                 .union(&owned.fields.intersection(&changes.added));
             conflicts.extend(taken.paths().into_iter().map(|path| Conflict { manager: id.clone(), path }));
-            owned.fields = owned.fields.difference(&taken).difference(&changes.removed);
+            owned.fields.subtract(&taken);
+            owned.fields.subtract(&changes.removed);
             !owned.fields.is_empty()
         });
         conflicts
@@ -316,7 +326,9 @@ impl<V: Versions> Updater<'_, V> {
     /// The managers with sets that fit today's schema: a list or map that became atomic is owned as a whole.
     fn reconciled(&self, mut managers: Managers) -> Managers {
         for owned in managers.0.values_mut() {
-            if let Some((schema, of)) = self.versions.schema(&owned.api_version) {
+            if let Some((schema, of)) = self.versions.schema(&owned.api_version)
+                && !fits(schema, of, &owned.fields)
+            {
                 owned.fields = reconcile(schema, of, &owned.fields);
             }
         }
@@ -349,6 +361,8 @@ fn lost_fields(schema: &Schema, of: TypeId, before: &Value, after: &Value) -> Fi
 }
 
 /// Fields that the server alone sets. They have no owner.
+static UNOWNED: LazyLock<FieldSet> = LazyLock::new(unowned);
+
 fn unowned() -> FieldSet {
     let mut fields = FieldSet::default();
     let metadata = PathElement::field("metadata");
@@ -374,7 +388,7 @@ fn unowned() -> FieldSet {
 /// Takes the server's fields from a manager.
 fn strip(id: &ManagerId, managers: &mut Managers) {
     if let Some(owned) = managers.0.get_mut(id) {
-        owned.fields = owned.fields.difference(&unowned());
+        owned.fields.subtract(&UNOWNED);
         if owned.fields.is_empty() {
             managers.0.remove(id);
         }

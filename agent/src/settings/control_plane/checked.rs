@@ -32,6 +32,7 @@ pub(crate) struct ControlPlane {
     pub(crate) request_header: Option<RequestHeaderConfig>,
     pub(crate) authorization: AuthorizationConfig,
     /// The configuration of encryption, and whether it is read again when it changes.
+    pub(crate) token_signer: Option<String>,
     pub(crate) encryption: Option<(PathBuf, bool)>,
     pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) etcd: Option<Etcd>,
@@ -101,6 +102,7 @@ impl ControlPlaneSettings {
             token_webhook,
             request_header,
             authorization,
+            token_signer: self.service_account_signing_endpoint,
             encryption: self.encryption_provider_config.map(|path| (path, reload)),
             encryption_key_file: self.encryption_key_file,
             etcd,

@@ -40,7 +40,8 @@ impl Admit for MountableSecrets {
         let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return Ok(()) };
         let name = object["spec"]["serviceAccountName"].as_str().unwrap_or("default");
         let Some(account) = state.cache.get(kind, attributes.namespace, name) else { return Ok(()) };
-        violation(&object["spec"], name, &account.value())
+        let fields: &[&[&str]] = &[&["metadata", "annotations"], &["secrets"], &["imagePullSecrets"]];
+        violation(&object["spec"], name, &account.part(fields))
             .map_or(Ok(()), |why| Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)))
     }
 }

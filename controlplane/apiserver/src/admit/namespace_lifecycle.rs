@@ -27,7 +27,8 @@ impl Admit for NamespaceLifecycle {
         }
         let Some(namespaces) = by_resource("", "v1", "namespaces") else { return Ok(()) };
         let found = state.cache.get(namespaces, "", namespace);
-        let found = found.ok_or_else(|| ApiError::not_found(namespaces, namespace))?.value();
+        let found = found.ok_or_else(|| ApiError::not_found(namespaces, namespace))?;
+        let found = found.part(&[&["metadata", "deletionTimestamp"]]);
         if found["metadata"]["deletionTimestamp"].is_null() {
             return Ok(());
         }

@@ -111,7 +111,7 @@ impl PodSecurity {
         let namespace = namespace.ok_or_else(|| {
             ApiError::internal(format!("failed to lookup namespace {:?}", attributes.namespace))
         })?;
-        let labels = &namespace.value()["metadata"]["labels"];
+        let labels = &namespace.part(&[&["metadata", "labels"]])["metadata"]["labels"];
         Ok(Policy::of_labels(labels, self.0.defaults).0)
     }
 }

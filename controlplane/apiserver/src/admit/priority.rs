@@ -15,6 +15,8 @@ const GROUP: &str = "scheduling.k8s.io";
 /// Name and value of the system classes. Pods can name them even before their objects exist.
 pub(crate) const SYSTEM: [(&str, i64); 2] =
     [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+/// The fields of a PriorityClass that are read.
+const FIELDS: &[&[&str]] = &[&["metadata", "name"], &["globalDefault"], &["value"], &["preemptionPolicy"]];
 const PREEMPT: &str = "PreemptLowerPriority";
 
 pub(super) struct Priority;
@@ -103,7 +105,7 @@ fn keep_priority(object: &mut Value, old: &Value) {
 
 fn named(state: &State, name: &str) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
-    let found = state.cache.get(kind, "", name).map(|class| read(&class.value()));
+    let found = state.cache.get(kind, "", name).map(|class| read(&class.part(FIELDS)));
     found.or_else(|| {
         let (_, value) = SYSTEM.iter().find(|(known, _)| *known == name)?;
         Some(Class { name: name.to_owned(), value: *value, policy: PREEMPT.to_owned() })
@@ -114,7 +116,7 @@ fn named(state: &State, name: &str) -> Option<Class> {
 fn default_class(state: &State) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
     let all = state.cache.list(kind, "");
-    let defaults = all.iter().map(|class| class.value()).filter(|class| class["globalDefault"] == true);
+    let defaults = all.iter().map(|class| class.part(FIELDS)).filter(|class| class["globalDefault"] == true);
     defaults.map(|class| read(&class)).min_by_key(|class| class.value)
 }
 

@@ -59,7 +59,8 @@ impl Admit for ServiceAccount {
             );
             ApiError::forbidden_object(attributes.kind, attributes.name, why)
         })?;
-        complete(&mut object["spec"], &name, &account.value());
+        let fields: &[&[&str]] = &[&["imagePullSecrets"], &["automountServiceAccountToken"]];
+        complete(&mut object["spec"], &name, &account.part(fields));
         Ok(())
     }
 }

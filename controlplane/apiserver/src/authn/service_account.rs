@@ -1,19 +1,16 @@
-//! Service-account tokens: JSON web tokens that this server signs (ES256) and checks, with the
+//! Service-account tokens: JSON web tokens that this server or an external signer signs, and their check, with the
 //! objects that they are bound to.
 
 use std::sync::Arc;
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use ring::signature::{self, EcdsaKeyPair, KeyPair as _};
+use base64::Engine as _;
+use futures::future::Either;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 use super::legacy_use::{self, Uses};
+use super::token_keys::TokenKeys;
 use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
-use crate::{
-    cache::Cache,
-    error::{ApiError, Result},
-};
+use crate::{cache::Cache, error::Result};
 
 /// Tolerated clock difference in seconds.
 const LEEWAY: i64 = 10;
@@ -22,10 +19,9 @@ const LEEWAY: i64 = 10;
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 
-/// The signing key, and the issuer and default audiences of the tokens.
+/// The signing keys, and the issuer and default audiences of the tokens.
 pub(crate) struct Tokens {
-    key: EcdsaKeyPair,
-    key_id: String,
+    pub(crate) keys: TokenKeys,
     pub(crate) issuer: String,
     pub(crate) audiences: Vec<String>,
     legacy_uses: Uses,
@@ -48,28 +44,25 @@ pub(super) struct ServiceAccounts(pub(super) Arc<Tokens>);
 
 impl Authenticator for ServiceAccounts {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
-        let Credential { token, audiences, cache, .. } = credential;
-        known(token.and_then(|token| self.0.user(cache, token, audiences)))
+        let Credential { token: Some(token), audiences, cache, .. } = *credential else { return known(None) };
+        match self.0.keys.unknown_to(token, &self.0.issuer) {
+            Some(signer) => Either::Right(Box::pin(async move {
+                signer.fetch_unknown(token).await;
+                self.0.user(cache, token, audiences)
+            })),
+            None => known(self.0.user(cache, token, audiences)),
+        }
     }
 }
 
 impl Tokens {
-    /// Creates the issuer of tokens from a PKCS#8 key on the P-256 curve.
-    pub(crate) fn new(
-        pkcs8: &[u8],
-        issuer: String,
-        audiences: Vec<String>,
-        legacy_uses: Uses,
-    ) -> Option<Self> {
-        let random = ring::rand::SystemRandom::new();
-        let algorithm = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
-        let key = EcdsaKeyPair::from_pkcs8(algorithm, pkcs8, &random).ok()?;
-        let key_id = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(key.public_key().as_ref()));
-        Some(Self { key, key_id, issuer, audiences, legacy_uses })
+    /// Creates the issuer of tokens that these keys sign.
+    pub(crate) fn new(keys: TokenKeys, issuer: String, audiences: Vec<String>, legacy_uses: Uses) -> Self {
+        Self { keys, issuer, audiences, legacy_uses }
     }
 
     /// A signed token and the second when it ends.
-    pub(crate) fn issue(&self, claims: &Claims<'_>) -> Result<(String, i64)> {
+    pub(crate) async fn issue(&self, claims: &Claims<'_>) -> Result<(String, i64)> {
         let now = jiff::Timestamp::now().as_second();
         let until = now + claims.seconds;
         let mut about = json!({
@@ -84,24 +77,13 @@ impl Tokens {
             "jti": uuid::Uuid::new_v4().to_string(), "kubernetes.io": about,
             "sub": format!("system:serviceaccount:{}:{}", claims.namespace, claims.name),
         });
-        let header = json!({"alg": "ES256", "kid": self.key_id, "typ": "JWT"});
-        Ok((self.sign(&header, &payload)?, until))
-    }
-
-    /// A JSON web token with this header and payload.
-    pub(crate) fn sign(&self, header: &Value, payload: &Value) -> Result<String> {
-        let random = ring::rand::SystemRandom::new();
-        let encode = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
-        let signed = format!("{}.{}", encode(header), encode(payload));
-        let signature = self.key.sign(&random, signed.as_bytes());
-        let signature = signature.map_err(|_unspecified| ApiError::internal("cannot sign a token"))?;
-        Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
+        Ok((self.keys.sign(&payload).await?, until))
     }
 
     /// The service account of a token. `None` if another key signed the token, it is not valid now or for these
     /// audiences, or the account or a bound object does not exist any more.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
-        let claims = self.verified(token)?;
+        let claims = self.keys.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {
             return self.legacy_user(cache, token, &claims, audiences);
         }
@@ -157,20 +139,6 @@ impl Tokens {
         Some(account(namespace, name, uid))
     }
 
-    fn verified(&self, token: &str) -> Option<Value> {
-        let (signed, signature) = token.rsplit_once('.')?;
-        let (header, payload) = signed.split_once('.')?;
-        let decode = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text).ok();
-        let header: Value = serde_json::from_slice(&decode(header)?).ok()?;
-        (header["alg"] == "ES256").then_some(())?;
-        let key = signature::UnparsedPublicKey::new(
-            &signature::ECDSA_P256_SHA256_FIXED,
-            self.key.public_key().as_ref(),
-        );
-        key.verify(signed.as_bytes(), &decode(signature)?).ok()?;
-        serde_json::from_slice(&decode(payload)?).ok()
-    }
-
     fn is_current(&self, claims: &Value, audiences: &[String]) -> bool {
         let now = jiff::Timestamp::now().as_second();
         let time = |claim: &str, default| claims[claim].as_i64().unwrap_or(default);
@@ -182,29 +150,19 @@ impl Tokens {
             && time("exp", 0) > now - LEEWAY
             && time("nbf", i64::MAX) <= now + LEEWAY
     }
-
-    /// The public key as a JSON web key set.
-    pub(crate) fn key_set(&self) -> Value {
-        // An uncompressed point: 4, x, y.
-        let point = self.key.public_key().as_ref();
-        let part = |range| point.get(range).map(|bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes));
-        json!({"keys": [{
-            "use": "sig", "kty": "EC", "kid": self.key_id, "alg": "ES256", "crv": "P-256",
-            "x": part(1..33), "y": part(33..65),
-        }]})
-    }
 }
 
 /// Fuzz target: parses a service account token without a valid signature.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn fuzz(token: &str) {
-    static TOKENS: std::sync::LazyLock<Option<Tokens>> = std::sync::LazyLock::new(|| {
+    static KEYS: std::sync::LazyLock<Option<TokenKeys>> = std::sync::LazyLock::new(|| {
+        use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
         let random = ring::rand::SystemRandom::new();
-        let key = EcdsaKeyPair::generate_pkcs8(&signature::ECDSA_P256_SHA256_FIXED_SIGNING, &random).ok()?;
-        Tokens::new(key.as_ref(), "https://a".to_owned(), vec!["b".to_owned()], legacy_use::queue().0)
+        let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).ok()?;
+        TokenKeys::own(key.as_ref())
     });
-    if let Some(tokens) = &*TOKENS {
-        assert!(tokens.verified(token).is_none(), "a token without a valid signature was accepted: {token}");
+    if let Some(keys) = &*KEYS {
+        assert!(keys.verified(token).is_none(), "a token without a valid signature was accepted: {token}");
     }
 }
 
@@ -220,7 +178,8 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
 /// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing.
 fn require_live(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
-    let object = cache.get(kind, namespace, name)?.value();
+    let fields: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "uid"]];
+    let object = cache.get(kind, namespace, name)?.part(fields);
     let live = object["metadata"]["deletionTimestamp"].is_null() || resource == "pods";
     (live && object["metadata"]["uid"] == uid).then_some(())
 }

@@ -8,7 +8,10 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use coracle_kinds::{Resource, selector::Facets};
+use coracle_kinds::{
+    Resource,
+    selector::{Facets, part},
+};
 use serde_json::{Map, Value, value::RawValue};
 
 use crate::offload::LARGE;
@@ -76,6 +79,11 @@ impl Object {
         serde_json::from_slice(&self.json()).unwrap_or_default()
     }
 
+    /// The fields at these paths alone, without resourceVersion. The parser skips the rest of the object.
+    pub(crate) fn part(&self, paths: &[&[&str]]) -> Value {
+        part(std::str::from_utf8(&self.stored).unwrap_or_default(), paths)
+    }
+
     /// Whether the object is so large that work on it must run off the async workers.
     pub(crate) fn is_large(&self) -> bool {
         self.stored.len() > LARGE
@@ -93,6 +101,11 @@ impl Object {
             parses::count();
             Facets::read(kind, &self.stored)
         })
+    }
+
+    /// The object as it is in the store, without resourceVersion.
+    pub(super) fn encoded(&self) -> &[u8] {
+        &self.stored
     }
 
     /// The text of the spec; empty if absent.
@@ -142,6 +155,8 @@ const METADATA: &str = "\"metadata\":{";
 const API_VERSION: &str = "{\"apiVersion\":\"";
 /// Maximum offset of the metadata: apiVersion and kind are names of at most 253 and 63 letters.
 const MAX_HEAD: usize = 1024;
+/// Bytes of most encoded objects.
+const USUAL: usize = 4 << 10;
 /// The object of bytes that are not in the form of [`encode`].
 const NOTHING: &[u8] = b"{\"metadata\":{}}";
 
@@ -154,31 +169,31 @@ pub(crate) fn encode(kind: &Resource, object: &Value) -> Bytes {
     let empty = Map::new();
     let object = object.as_object().unwrap_or(&empty);
     let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
-    let mut text = head(kind);
+    let mut text = Vec::with_capacity(USUAL);
+    text.extend_from_slice(head(kind).as_bytes());
     let fields = metadata.iter().filter(|(key, _)| *key != "resourceVersion");
-    push_fields(&mut text, fields);
-    text.push('}');
+    for (at, (key, value)) in fields.enumerate() {
+        text.extend((at > 0).then_some(b','));
+        push_field(&mut text, key, value);
+    }
+    text.push(b'}');
     for (key, value) in
         object.iter().filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata"))
     {
-        text.push(',');
-        push_fields(&mut text, std::iter::once((key, value)));
+        text.push(b',');
+        push_field(&mut text, key, value);
     }
-    text.push('}');
+    text.push(b'}');
     // A growing vector reserves up to twice its length, and the cache keeps these bytes.
     text.shrink_to_fit();
     text.into()
 }
 
-fn push_fields<'a>(text: &mut String, fields: impl Iterator<Item = (&'a String, &'a Value)>) {
-    for (at, (key, value)) in fields.enumerate() {
-        if at > 0 {
-            text.push(',');
-        }
-        text.push_str(&Value::String(key.clone()).to_string());
-        text.push(':');
-        text.push_str(&value.to_string());
-    }
+fn push_field(text: &mut Vec<u8>, key: &str, value: &Value) {
+    // Writing texts and trees to memory does not fail.
+    let _ = serde_json::to_writer(&mut *text, key);
+    text.push(b':');
+    let _ = serde_json::to_writer(text, value);
 }
 
 /// The store's key of an object: `group/resource/namespace/name`, without namespace for cluster-scoped kinds.

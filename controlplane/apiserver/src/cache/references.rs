@@ -3,15 +3,15 @@
 //! The cache of pods updates it with each change, so that the node authorizer does not read pods. It counts references,
 //! because several pods of a node can refer to one object.
 
+mod names;
+
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::Arc,
 };
 
-use serde_json::{Value, json};
-
+use self::names::Names;
 use super::Object;
-use crate::authz::node::{accounts_of, claims_of, config_maps_of, secrets_of};
 
 /// Kinds of objects that a node may read for its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,37 +56,33 @@ impl References {
 
     /// Adds or updates a pod. Only a changed spec is parsed: most commits of a pod change its status.
     pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
-        let spec = pod.spec();
-        if old.is_some_and(|old| old.spec() == spec) {
+        if old.is_some_and(|old| old.spec() == pod.spec()) {
             return;
         }
         self.remove(&pod.key);
-        let spec: Value = serde_json::from_str(spec).unwrap_or_default();
-        let node = spec["nodeName"].as_str().unwrap_or_default();
-        if node.is_empty() {
+        let names = Names::read(pod.name(), pod.encoded());
+        if names.node.is_empty() {
             return;
         }
-        let node = self.nodes.get_key_value(node).map_or_else(|| node.into(), |(known, _)| known.clone());
+        let node = self.nodes.get_key_value(names.node.as_str());
+        let node = node.map_or_else(|| names.node.as_str().into(), |(known, _)| known.clone());
         // Keys of pods are `/pods/namespace/name`.
-        let namespace: Box<str> = pod.key.split('/').nth(2).unwrap_or_default().into();
-        let pod_tree = json!({"spec": spec});
-        let mut names = Vec::new();
-        for (kind, found) in [
-            (Referred::Secret, secrets_of(&pod_tree)),
-            (Referred::ConfigMap, config_maps_of(&pod_tree)),
-            (Referred::ServiceAccount, accounts_of(&pod_tree)),
-        ] {
-            let named = found.into_iter().map(|name| name.into());
-            names.extend(named.map(|name| Reference { kind, namespace: namespace.clone(), name }));
-        }
-        let claims = claims_of(&pod_tree, pod.name()).into_iter().map(|name| name.as_str().into());
-        names.extend(claims.map(|name| Reference {
-            kind: Referred::Claim,
-            namespace: namespace.clone(),
-            name,
-        }));
+        let namespace = pod.key.split('/').nth(2).unwrap_or_default();
         let counts = self.nodes.entry(node.clone()).or_default();
-        let names = names.into_iter().map(|name| count(counts, name)).collect();
+        let found = [
+            (Referred::Secret, names.secrets),
+            (Referred::ConfigMap, names.config_maps),
+            (Referred::ServiceAccount, names.accounts),
+            (Referred::Claim, names.claims),
+        ];
+        let found =
+            found.into_iter().flat_map(|(kind, names)| names.into_iter().map(move |name| (kind, name)));
+        let reference = |(kind, name): (Referred, String)| Reference {
+            kind,
+            namespace: namespace.into(),
+            name: name.into(),
+        };
+        let names = found.map(|named| count(counts, reference(named))).collect();
         self.pods.insert(pod.key.clone(), Bound { node, names });
     }
 
@@ -118,6 +114,7 @@ fn count(counts: &mut HashMap<Arc<Reference>, usize>, name: Reference) -> Arc<Re
 #[cfg(test)]
 mod tests {
     use coracle_kinds::kind::by_kind;
+    use serde_json::json;
 
     use super::*;
     use crate::cache::encode;

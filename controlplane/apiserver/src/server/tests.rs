@@ -149,6 +149,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         advertise: "192.0.2.1:6443".parse().unwrap(),
         service_ranges: ServiceRanges::new("10.43.0.0/16".parse().unwrap(), None),
         service_account_key: KeyPair::generate().unwrap().serialize_der(),
+        token_signer: None,
         issuer: "https://kubernetes.default.svc".to_owned(),
         token_file: Some(token_file),
         authentication_file: None,

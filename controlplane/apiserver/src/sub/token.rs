@@ -24,12 +24,17 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (request, warnings) = body_of(call)?;
     let account = parent(call).await?;
     let mut request = call.state.admission.admit_subresource(call, Operation::Create, request).await?;
-    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
+    let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(MIN_SECONDS..=MAX_SECONDS).contains(&seconds) {
         let causes = validate::token_request(&request);
         return Err(ApiError::invalid_parameters(("TokenRequest", "authentication.k8s.io"), &causes));
     }
     let tokens = &call.state.authenticators.tokens;
+    if let Some(most) = tokens.keys.max_seconds().filter(|most| *most < seconds) {
+        let text = format!("requested expiration of {seconds} seconds shortened to {most} seconds");
+        call.warnings.add(text);
+        seconds = most;
+    }
     let asked = request["spec"]["audiences"].as_array().into_iter().flatten();
     let mut audiences: Vec<String> = asked.filter_map(Value::as_str).map(str::to_owned).collect();
     if audiences.is_empty() {
@@ -44,7 +49,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         seconds,
         bound,
     };
-    let (token, until) = tokens.issue(&claims)?;
+    let (token, until) = tokens.issue(&claims).await?;
     let until = jiff::Timestamp::from_second(until).map_err(ApiError::internal)?;
     request["spec"]["audiences"] = audiences.into();
     request["spec"]["expirationSeconds"] = seconds.into();

@@ -1,5 +1,10 @@
 //! What mutating admission may not change.
 
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::LazyLock,
+};
+
 use coracle_kinds::Resource;
 use serde_json::Value;
 
@@ -27,5 +32,36 @@ impl Identity {
             }
         }
         Ok(())
+    }
+}
+
+/// A keyed hash of an object, by which a change is found without a copy of the object. The key is this process's own, so
+/// that no client can make two objects with the same hash.
+pub(super) fn fingerprint(object: &Value) -> u64 {
+    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    KEY.hash_one(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_changed_object_has_another_fingerprint() {
+        let object = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"list": [1, {"c": null}]}});
+        assert_eq!(fingerprint(&object), fingerprint(&object.clone()));
+        for (place, value) in [
+            ("/metadata/labels/a", json!("c")),
+            ("/metadata/labels", json!({"ab": ""})),
+            ("/spec/list/0", json!("1")),
+            ("/spec/list/1/c", json!(false)),
+            ("/spec/list", json!([1])),
+        ] {
+            let mut changed = object.clone();
+            *changed.pointer_mut(place).unwrap() = value;
+            assert_ne!(fingerprint(&object), fingerprint(&changed), "{place}");
+        }
     }
 }

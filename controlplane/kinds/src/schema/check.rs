@@ -11,50 +11,83 @@ use coracle_values::Quantity;
 /// Maximum number of recorded unknown fields: the path of each can be as long as the text.
 const MAX_NOTES: usize = 100;
 
-/// The path of a value, in the two forms of messages.
-#[derive(Clone, Default)]
-struct Place {
-    /// `spec.containers[0].name`.
-    indexed: String,
-    /// `spec.containers.name`, with the names of embedded structs.
-    plain: String,
-    /// Name of the innermost struct.
-    owner: String,
-    /// Go type of the value, if it does not follow from the shape.
-    go: Option<&'static str>,
+/// The path of a value. Its text is made for messages only: most objects have no errors.
+struct Place<'a> {
+    above: Option<&'a Place<'a>>,
+    step: Step<'a>,
 }
 
-impl Place {
-    fn field(&self, owner: &Definition, property: &'static Property) -> Place {
-        let (within, go) = match &property.go {
-            Some(go) => (&*go.within, Some(&*go.of)),
-            None => ("", None),
-        };
-        Place {
-            indexed: self.named(&property.name),
-            plain: if self.plain.is_empty() {
-                format!("{within}{}", property.name)
-            } else {
-                format!("{}.{within}{}", self.plain, property.name)
-            },
-            owner: owner.short_name().to_owned(),
-            go,
+/// The last step of a path.
+enum Step<'a> {
+    /// The object itself; the name is empty unless it is in a field of another object.
+    Root(&'a str),
+    /// A field of a struct.
+    Field(&'static Definition, &'static Property),
+    /// An element of a list.
+    Item(usize),
+    /// A value of a map.
+    Entry(&'a str),
+}
+
+impl<'a> Place<'a> {
+    fn root(name: &'a str) -> Self {
+        Place { above: None, step: Step::Root(name) }
+    }
+
+    fn below(&'a self, step: Step<'a>) -> Self {
+        Place { above: Some(self), step }
+    }
+
+    /// `spec.containers[0].name`.
+    fn indexed(&self) -> String {
+        let above = || self.above.map(Place::indexed).unwrap_or_default();
+        match &self.step {
+            Step::Root(name) => (*name).to_owned(),
+            Step::Field(_, property) => {
+                self.above.map_or_else(String::new, |above| above.named(&property.name))
+            }
+            Step::Item(index) => format!("{}[{index}]", above()),
+            Step::Entry(name) => format!("{}.{name}", above()),
         }
     }
 
     /// The indexed path of a field.
     fn named(&self, name: &str) -> String {
-        if self.indexed.is_empty() { name.to_owned() } else { format!("{}.{name}", self.indexed) }
+        let own = self.indexed();
+        if own.is_empty() { name.to_owned() } else { format!("{own}.{name}") }
     }
 
-    fn item(&self, index: usize) -> Place {
-        let go = self.go.and_then(|go| go.strip_prefix("[]"));
-        Place { indexed: format!("{}[{index}]", self.indexed), go, ..self.clone() }
+    /// `spec.containers.name`, with the names of embedded structs.
+    fn plain(&self) -> String {
+        let above = self.above.map(Place::plain).unwrap_or_default();
+        match &self.step {
+            Step::Root(name) => (*name).to_owned(),
+            Step::Field(_, property) => {
+                let within = property.go.as_ref().map_or("", |go| &go.within);
+                let dot = if above.is_empty() { "" } else { "." };
+                format!("{above}{dot}{within}{}", property.name)
+            }
+            Step::Item(_) | Step::Entry(_) => above,
+        }
     }
 
-    fn entry(&self, name: &str) -> Place {
-        let go = self.go.and_then(|go| go.strip_prefix("map[string]"));
-        Place { indexed: format!("{}.{name}", self.indexed), go, ..self.clone() }
+    /// Name of the innermost struct.
+    fn owner(&self) -> &str {
+        match &self.step {
+            Step::Root(_) => "",
+            Step::Field(owner, _) => owner.short_name(),
+            Step::Item(_) | Step::Entry(_) => self.above.map_or("", Place::owner),
+        }
+    }
+
+    /// Go type of the value, if it does not follow from the shape.
+    fn go(&self) -> Option<&'static str> {
+        match &self.step {
+            Step::Root(_) => None,
+            Step::Field(_, property) => property.go.as_ref().map(|go| &*go.of),
+            Step::Item(_) => self.above?.go()?.strip_prefix("[]"),
+            Step::Entry(_) => self.above?.go()?.strip_prefix("map[string]"),
+        }
     }
 }
 
@@ -68,7 +101,7 @@ pub(super) fn conform(definition: &'static Definition, value: &mut Value) -> Res
             definition.go_type()
         ));
     };
-    check.object(definition, map, &Place::default())?;
+    check.object(definition, map, &Place::root(""))?;
     Ok(check.unknown)
 }
 
@@ -79,12 +112,11 @@ pub(super) fn conform_field(
     value: &mut Value,
 ) -> Result<Vec<String>, String> {
     let mut check = Check { schemas: schemas(), unknown: Vec::new() };
-    let place = Place { indexed: field.to_owned(), plain: field.to_owned(), ..Place::default() };
     let Value::Object(map) = value else {
         let (found, wanted) = (go_value(value), definition.go_type());
         return Err(format!("json: cannot unmarshal {found} into Go struct field .{field} of type {wanted}"));
     };
-    check.object(definition, map, &place)?;
+    check.object(definition, map, &Place::root(field))?;
     Ok(check.unknown)
 }
 
@@ -98,7 +130,7 @@ impl Check {
         &mut self,
         definition: &'static Definition,
         map: &mut Map<String, Value>,
-        place: &Place,
+        place: &Place<'_>,
     ) -> Result<(), String> {
         let mut dropped = Vec::new();
         for (name, value) in map.iter_mut() {
@@ -116,7 +148,7 @@ impl Check {
             if is_scalar_ok(&property.shape, value) {
                 continue;
             }
-            self.value(&property.shape, value, &place.field(definition, property))?;
+            self.value(&property.shape, value, &place.below(Step::Field(definition, property)))?;
         }
         for name in dropped {
             map.remove(&name);
@@ -124,7 +156,7 @@ impl Check {
         Ok(())
     }
 
-    fn value(&mut self, shape: &Shape, value: &mut Value, place: &Place) -> Result<(), String> {
+    fn value(&mut self, shape: &Shape, value: &mut Value, place: &Place<'_>) -> Result<(), String> {
         match (shape, &mut *value) {
             (Shape::Any, _) => Ok(()),
             (Shape::Choice(_), Value::Bool(_) | Value::Array(_)) => Ok(()),
@@ -134,14 +166,14 @@ impl Check {
             (Shape::List(item), Value::Array(list)) => {
                 for (index, element) in list.iter_mut().enumerate() {
                     fill_null(item, element);
-                    self.value(item, element, &place.item(index))?;
+                    self.value(item, element, &place.below(Step::Item(index)))?;
                 }
                 Ok(())
             }
             (Shape::Map(item), Value::Object(map)) => {
                 for (name, element) in map.iter_mut() {
                     fill_null(item, element);
-                    self.value(item, element, &place.entry(name))?;
+                    self.value(item, element, &place.below(Step::Entry(name)))?;
                 }
                 Ok(())
             }
@@ -152,7 +184,7 @@ impl Check {
         }
     }
 
-    fn scalar(&self, shape: &Shape, value: &mut Value, place: &Place) -> Result<(), String> {
+    fn scalar(&self, shape: &Shape, value: &mut Value, place: &Place<'_>) -> Result<(), String> {
         if is_scalar_ok(shape, value) {
             return Ok(());
         }
@@ -174,7 +206,8 @@ impl Check {
             }
             (Shape::IntOrString, Value::Number(number)) => Err(format!(
                 "json: cannot unmarshal number {number} into Go struct field {}.{} of type int32",
-                place.owner, place.plain
+                place.owner(),
+                place.plain()
             )),
             (Shape::IntOrString, _) => {
                 Err(format!("json: cannot unmarshal {} into Go value of type int32", go_value(value)))
@@ -183,16 +216,16 @@ impl Check {
         }
     }
 
-    fn mismatch(&self, shape: &Shape, value: &Value, place: &Place) -> String {
+    fn mismatch(&self, shape: &Shape, value: &Value, place: &Place<'_>) -> String {
         format!(
             "json: cannot unmarshal {} into Go struct field {}.{} of type {}",
             match shape {
                 Shape::Int32 | Shape::Int64 => go_number(value),
                 _ => go_value(value).to_owned(),
             },
-            place.owner,
-            place.plain,
-            place.go.map_or_else(|| self.go_type(shape), str::to_owned)
+            place.owner(),
+            place.plain(),
+            place.go().map_or_else(|| self.go_type(shape), str::to_owned)
         )
     }
 

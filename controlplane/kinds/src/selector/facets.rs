@@ -51,8 +51,8 @@ impl Facets {
     }
 }
 
-/// The fields of an encoded object at these paths; null if the text is not an object.
-fn part(text: &str, paths: &[&[&str]]) -> Value {
+/// The fields of an encoded object at these paths; null if the text is not an object. The parser skips all other fields.
+pub fn part(text: &str, paths: &[&[&str]]) -> Value {
     let Ok(members) = serde_json::from_str::<BTreeMap<String, &RawValue>>(text) else { return Value::Null };
     let mut found = Map::new();
     for (name, raw) in members {

@@ -39,19 +39,28 @@ impl Path {
     /// The path of a field of this object.
     #[must_use]
     pub fn field(&self, name: &str) -> Path {
-        Path(format!("{}.{name}", self.0))
+        self.with([".", name, ""])
     }
 
     /// The path of an element of this list.
     #[must_use]
     pub fn index(&self, index: usize) -> Path {
-        Path(format!("{}[{index}]", self.0))
+        self.with(["[", &index.to_string(), "]"])
     }
 
     /// The path of an entry of this map.
     #[must_use]
     pub fn key(&self, key: &str) -> Path {
-        Path(format!("{}[{key}]", self.0))
+        self.with(["[", key, "]"])
+    }
+
+    /// The path with these parts behind it. Validation makes hundreds of paths, so formatting is too slow.
+    fn with(&self, parts: [&str; 3]) -> Path {
+        let mut text =
+            String::with_capacity(self.0.len() + parts.iter().map(|part| part.len()).sum::<usize>());
+        text.push_str(&self.0);
+        parts.into_iter().for_each(|part| text.push_str(part));
+        Path(text)
     }
 }
 

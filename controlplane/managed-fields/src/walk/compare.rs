@@ -45,15 +45,16 @@ impl Comparison {
     }
 
     /// The comparison without some fields and everything below them.
-    pub(crate) fn without(self, ignored: &FieldSet) -> Comparison {
-        if ignored.is_empty() {
-            return self;
+    pub(crate) fn without(mut self, ignored: &FieldSet) -> Comparison {
+        for fields in [&mut self.added, &mut self.modified, &mut self.removed] {
+            fields.remove_trees(ignored);
         }
-        Comparison {
-            added: self.added.without_trees(ignored),
-            modified: self.modified.without_trees(ignored),
-            removed: self.removed.without_trees(ignored),
-        }
+        self
+    }
+
+    /// Whether the states are equal.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.modified.is_empty() && self.removed.is_empty()
     }
 }
 
@@ -82,21 +83,27 @@ fn maps(
     new: Option<&Map<String, Value>>,
 ) -> Comparison {
     let mut found = Comparison::default();
-    let names: BTreeSet<&String> = old.into_iter().chain(new).flat_map(Map::keys).collect();
     let empty = Value::Object(Map::new());
-    for name in names {
-        let always = schema.is_always(of, name).then_some(&empty);
-        let old = old.and_then(|map| map.get(name)).or(always);
-        let new = new.and_then(|map| map.get(name)).or(always);
-        let element = PathElement::field(name);
-        let part = values(schema, schema.below(of, &element), old, new);
-        found.add(&element, part);
+    let is_old = |name: &&String| old.is_some_and(|map| map.contains_key(*name));
+    let only_new = new.into_iter().flat_map(Map::keys).filter(|name| !is_old(name));
+    for name in old.into_iter().flat_map(Map::keys).chain(only_new) {
+        let always = || schema.is_always(of, name).then_some(&empty);
+        let old = old.and_then(|map| map.get(name)).or_else(always);
+        let new = new.and_then(|map| map.get(name)).or_else(always);
+        let part = values(schema, schema.field(of, name), old, new);
+        // Most fields are equal. They need no path.
+        if part.0 != Change::None || !part.1.is_empty() {
+            found.add(&PathElement::field(name), part);
+        }
     }
     found
 }
 
 fn lists(schema: &Schema, of: TypeId, old: &[Value], new: &[Value]) -> Comparison {
     let mut found = Comparison::default();
+    if old == new {
+        return found;
+    }
     let (old, new) = (Elements::new(schema, of, old), Elements::new(schema, of, new));
     let identities: BTreeSet<&PathElement> = old.by_identity.keys().chain(new.by_identity.keys()).collect();
     for element in identities {

@@ -5,6 +5,14 @@ use crate::{
     schema::{Schema, Type, TypeId},
 };
 
+/// Whether the set fits the schema already, which most sets do.
+pub(crate) fn fits(schema: &Schema, of: TypeId, fields: &FieldSet) -> bool {
+    fields.nodes().all(|(element, _, below)| {
+        let part = || schema.below(of, element);
+        below.is_empty() || (!matches!(schema.get(part()), Type::Atomic) && fits(schema, part(), below))
+    })
+}
+
 /// The set, where the parts of a value that is atomic now are replaced by the value.
 pub(crate) fn reconcile(schema: &Schema, of: TypeId, fields: &FieldSet) -> FieldSet {
     let mut fitted = FieldSet::default();
@@ -20,4 +28,29 @@ pub(crate) fn reconcile(schema: &Schema, of: TypeId, fields: &FieldSet) -> Field
         fitted.insert_below(element, reconcile(schema, part, below));
     }
     fitted
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::schema::Field;
+
+    #[test]
+    fn only_a_set_with_parts_of_an_atomic_value_is_rebuilt() {
+        let mut schema = Schema::default();
+        let atomic = schema.add(Type::Atomic);
+        let fields = BTreeMap::from([("list".into(), Field { of: atomic, always: false })]);
+        let of = schema.add(Type::Map { fields, other: None });
+        let set = |json| FieldSet::from_json(&json).unwrap();
+        let whole = set(json!({"f:list": {}, "f:other": {"f:a": {}}}));
+        assert!(fits(&schema, of, &whole));
+        assert_eq!(reconcile(&schema, of, &whole), whole);
+        let parts = set(json!({"f:list": {"f:a": {}}, "f:other": {"f:a": {}}}));
+        assert!(!fits(&schema, of, &parts));
+        assert_eq!(reconcile(&schema, of, &parts), whole);
+    }
 }

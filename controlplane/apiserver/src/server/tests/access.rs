@@ -1,6 +1,48 @@
 //! Authentication and authorization.
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use coracle_token_signer::{TokenSigner, testing::FakeSigner};
+
 use super::*;
+use crate::authn::token_keys::TokenKeys;
+
+#[tokio::test]
+async fn an_external_signer_signs_and_its_new_keys_are_fetched_for_tokens_of_the_issuer() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("signer.sock").display().to_string();
+    let behaviour = FakeSigner::serve(&socket);
+    let signer = TokenSigner::connect(&socket, CancellationToken::new()).await.unwrap();
+    let server = Fixture::new().await.again_with(|config| config.token_signer = Some(signer)).await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let asked = json!({"spec": {"expirationSeconds": 86_400}});
+    let answer = server.post(path, asked.clone()).await;
+    assert_eq!((answer.code, answer.body["spec"]["expirationSeconds"].as_i64()), (201, Some(7200)));
+    let status = async |token: &str| {
+        let header = format!("Bearer {token}");
+        let request = Request::get("/api/v1").header("authorization", header);
+        server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await.status()
+    };
+    let token = answer.body["status"]["token"].as_str().unwrap().to_owned();
+    assert_eq!(status(&token).await, 200);
+    let set = server.get("/openid/v1/jwks").await.body;
+    assert_eq!((&set["keys"][0]["kid"], &set["keys"][0]["alg"]), (&json!("a"), &json!("ES256")));
+    // Another API server gets a token of a new key.
+    let other = TokenSigner::connect(&socket, CancellationToken::new()).await.unwrap();
+    behaviour.lock().unwrap().published.push(("b".to_owned(), false));
+    behaviour.lock().unwrap().key_id = "b".to_owned();
+    let claims = token.split('.').nth(1).map(|claims| BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap());
+    let mut claims: Value = serde_json::from_slice(&claims.unwrap()).unwrap();
+    let renewed = other.sign(&claims).await.unwrap();
+    claims["iss"] = "https://elsewhere".into();
+    let foreign = other.sign(&claims).await.unwrap();
+    let before = behaviour.lock().unwrap().fetches;
+    assert_eq!(status(&foreign).await, 401);
+    assert_eq!(behaviour.lock().unwrap().fetches, before, "a token of another issuer causes no call");
+    assert_eq!(status(&renewed).await, 200);
+    assert_eq!(behaviour.lock().unwrap().fetches, before + 1);
+    behaviour.lock().unwrap().is_forging = true;
+    assert_eq!(server.post(path, asked).await.code, 500);
+}
 
 #[tokio::test]
 async fn nobody_is_allowed_by_silence() {
@@ -98,7 +140,8 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
         claim("service-account.uid"): account["metadata"]["uid"],
     });
     let header = json!({"alg": "ES256", "typ": "JWT"});
-    let token = server.api.state.authenticators.tokens.sign(&header, &payload).unwrap();
+    let TokenKeys::Own(key) = &server.api.state.authenticators.tokens.keys else { panic!("no key") };
+    let token = key.sign(&header, &payload).unwrap();
     let secret = json!({
         "metadata": {"name": "old", "annotations": {"kubernetes.io/service-account.name": "default"}},
         "type": "kubernetes.io/service-account-token",

@@ -1,0 +1,192 @@
+//! The names in a pod's spec, read from the encoded pod. The parser skips all other fields: at the start all pods are read.
+
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::Value;
+
+use crate::authz::node::{accounts_of, claims_of, config_maps_of, secrets_of};
+
+/// The node of a pod and the names of the objects that it refers to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Names {
+    /// Empty if the pod is not bound.
+    pub(super) node: String,
+    pub(super) secrets: Vec<String>,
+    pub(super) config_maps: Vec<String>,
+    pub(super) accounts: Vec<String>,
+    pub(super) claims: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Pod {
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    node_name: Option<String>,
+    service_account_name: Option<String>,
+    image_pull_secrets: Vec<Named>,
+    volumes: Vec<Volume>,
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
+    ephemeral_containers: Vec<Container>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Named {
+    name: Option<String>,
+    secret_name: Option<String>,
+    claim_name: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Volume {
+    name: Option<String>,
+    secret: Option<Named>,
+    config_map: Option<Named>,
+    projected: Option<Projected>,
+    persistent_volume_claim: Option<Named>,
+    ephemeral: Option<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Projected {
+    sources: Vec<Source>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Source {
+    secret: Option<Named>,
+    config_map: Option<Named>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Container {
+    env: Vec<Variable>,
+    env_from: Vec<From>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Variable {
+    value_from: Option<From>,
+}
+
+/// The source of one variable, or of many.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct From {
+    secret_ref: Option<Named>,
+    secret_key_ref: Option<Named>,
+    config_map_ref: Option<Named>,
+    config_map_key_ref: Option<Named>,
+}
+
+// === impl Names ===
+
+impl Names {
+    /// The names in an encoded pod with this name.
+    pub(super) fn read(pod_name: &str, encoded: &[u8]) -> Self {
+        match serde_json::from_slice::<Pod>(encoded) {
+            Ok(pod) => Self::of(pod_name, pod.spec),
+            // A field has another type than in the schema. The other fields count.
+            Err(_) => Self::of_tree(pod_name, &serde_json::from_slice(encoded).unwrap_or_default()),
+        }
+    }
+
+    fn of(pod_name: &str, spec: Spec) -> Self {
+        let mut names = Self { node: spec.node_name.unwrap_or_default(), ..Self::default() };
+        names.accounts.extend(spec.service_account_name);
+        for volume in spec.volumes {
+            names.add(volume.secret, volume.config_map);
+            for source in volume.projected.into_iter().flat_map(|projected| projected.sources) {
+                names.add(source.secret, source.config_map);
+            }
+            match (volume.persistent_volume_claim.and_then(|claim| claim.claim_name), volume.ephemeral) {
+                (Some(name), _) => names.claims.push(name),
+                (None, Some(_)) => names.claims.extend(volume.name.map(|name| format!("{pod_name}-{name}"))),
+                (None, None) => {}
+            }
+        }
+        names.secrets.extend(spec.image_pull_secrets.into_iter().filter_map(|pull| pull.name));
+        let lists = [spec.containers, spec.init_containers, spec.ephemeral_containers];
+        for container in lists.into_iter().flatten() {
+            for from in container.env_from {
+                names.add(from.secret_ref, from.config_map_ref);
+            }
+            for from in container.env.into_iter().filter_map(|variable| variable.value_from) {
+                names.add(from.secret_key_ref, from.config_map_key_ref);
+            }
+        }
+        names
+    }
+
+    fn add(&mut self, secret: Option<Named>, config_map: Option<Named>) {
+        if let Some(secret) = secret {
+            self.secrets.extend(secret.secret_name.into_iter().chain(secret.name));
+        }
+        self.config_maps.extend(config_map.and_then(|map| map.name));
+    }
+
+    fn of_tree(pod_name: &str, pod: &Value) -> Self {
+        let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+        Self {
+            node: pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
+            secrets: owned(secrets_of(pod)),
+            config_maps: owned(config_maps_of(pod)),
+            accounts: owned(accounts_of(pod)),
+            claims: claims_of(pod, pod_name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_the_tree() {
+        let source = json!({"secretRef": {"name": "e"}, "configMapRef": {"name": "f"}});
+        let variables = json!([
+            {"name": "A", "value": "b"},
+            {"name": "B", "valueFrom": {"secretKeyRef": {"name": "g", "key": "k"}}},
+            {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "h", "key": "k"}}},
+            {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ]);
+        let volumes = json!([
+            {"name": "1", "secret": {"secretName": "a"}},
+            {"name": "2", "configMap": {"name": "b"}},
+            {"name": "3", "projected": {"sources": [{"secret": {"name": "c"}}, {"configMap": {"name": "d"}}, {}]}},
+            {"name": "4", "persistentVolumeClaim": {"claimName": "i"}},
+            {"name": "5", "ephemeral": {"volumeClaimTemplate": {}}},
+            {"name": "6", "emptyDir": {}},
+        ]);
+        let whole = json!({"metadata": {"name": "p"}, "spec": {
+            "nodeName": "n", "serviceAccountName": "s", "imagePullSecrets": [{"name": "j"}, {}], "volumes": volumes,
+            "containers": [{"name": "c", "env": variables, "envFrom": [source]}, {}],
+            "initContainers": [{"env": [{"valueFrom": {"secretKeyRef": {"name": "\u{e9}\n"}}}]}],
+            "ephemeralContainers": [{"envFrom": [{"secretRef": {"name": "k"}}]}],
+        }});
+        for pod in [whole, json!({"spec": {"containers": []}}), json!({"metadata": {}})] {
+            let read: Pod = serde_json::from_str(&pod.to_string()).unwrap();
+            let (mut read, mut tree) = (Names::of("p", read.spec), Names::of_tree("p", &pod));
+            for names in [&mut read, &mut tree] {
+                names.secrets.sort();
+                names.config_maps.sort();
+            }
+            assert_eq!(read, tree, "{pod}");
+        }
+        let odd = json!({"spec": {"nodeName": "n", "containers": null, "volumes": [{"secret": {"secretName": "a"}}]}});
+        let names = Names::read("p", odd.to_string().as_bytes());
+        assert_eq!((names.node.as_str(), names.secrets), ("n", vec!["a".to_owned()]));
+    }
+}

@@ -1,0 +1,9 @@
+//! Compiles the messages of the signer with protox, so that no protoc has to be installed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let files = protox::compile(["proto/externaljwt.proto"], ["proto"])?;
+    // The server is for tests.
+    tonic_prost_build::configure().compile_fds(files)?;
+    Ok(())
+}

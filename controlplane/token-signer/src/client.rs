@@ -1,0 +1,86 @@
+//! Calls to the signer, with timeouts and limits.
+
+use std::{future::Future, path::PathBuf, time::Duration};
+
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::{
+    Error,
+    keys::KeySet,
+    v1::{self, external_jwt_signer_client::ExternalJwtSignerClient as Generated},
+};
+
+/// Maximum duration of a call.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes of a response.
+const MAX_ANSWER: usize = 1 << 20;
+/// Maximum bytes of a signature in base64url. One of a 8,192-bit RSA key has 1,366.
+const MAX_SIGNATURE: usize = 2 << 10;
+
+#[derive(Clone)]
+pub(crate) struct Client {
+    endpoint: String,
+    signer: Generated<Channel>,
+}
+
+impl Client {
+    /// A lazy connection: it connects with the first call, and again after a failure.
+    pub(crate) fn new(endpoint: &str) -> Self {
+        // An abstract address begins with a zero byte.
+        let path = match endpoint.strip_prefix('@') {
+            Some(name) => PathBuf::from(format!("\0{name}")),
+            None => PathBuf::from(endpoint),
+        };
+        let connector = tower::service_fn(move |_: http::Uri| {
+            let path = path.clone();
+            async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The name is not resolved: the connector ignores it.
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
+        let signer = Generated::new(channel).max_decoding_message_size(MAX_ANSWER);
+        Self { endpoint: endpoint.to_owned(), signer }
+    }
+
+    /// The signer's maximum validity of tokens.
+    pub(crate) async fn max_seconds(&self) -> Result<i64, Error> {
+        let mut signer = self.signer.clone();
+        let metadata = self.limited("Metadata", signer.metadata(v1::MetadataRequest {})).await?;
+        Ok(metadata.max_token_expiration_seconds)
+    }
+
+    /// Header and signature of a token with these claims.
+    pub(crate) async fn sign(&self, claims: String) -> Result<v1::SignJwtResponse, Error> {
+        let mut signer = self.signer.clone();
+        let signed = self.limited("Sign", signer.sign(v1::SignJwtRequest { claims })).await?;
+        if signed.signature.is_empty() || signed.signature.len() > MAX_SIGNATURE {
+            return Err(self.invalid("Sign", format!("a signature must have 1 to {MAX_SIGNATURE} bytes")));
+        }
+        Ok(signed)
+    }
+
+    /// The public keys.
+    pub(crate) async fn keys(&self) -> Result<KeySet, Error> {
+        let mut signer = self.signer.clone();
+        let fetched = self.limited("FetchKeys", signer.fetch_keys(v1::FetchKeysRequest {})).await?;
+        KeySet::new(fetched).map_err(|reason| self.invalid("FetchKeys", reason))
+    }
+
+    pub(crate) fn invalid(&self, call: &'static str, reason: String) -> Error {
+        Error::Response { call, endpoint: self.endpoint.clone(), reason }
+    }
+
+    async fn limited<T>(
+        &self,
+        call: &'static str,
+        answer: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    ) -> Result<T, Error> {
+        let failed = |reason| Error::Call { call, endpoint: self.endpoint.clone(), reason };
+        let answered = tokio::time::timeout(TIMEOUT, answer).await;
+        let answered = answered.map_err(|_elapsed| failed(format!("no response within {TIMEOUT:?}")))?;
+        answered.map(tonic::Response::into_inner).map_err(|status| {
+            let message: String = status.message().chars().take(200).collect();
+            failed(format!("{}: {message}", status.code()))
+        })
+    }
+}
