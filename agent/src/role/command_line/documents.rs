@@ -9,7 +9,8 @@ use clap::{Command, CommandFactory as _};
 use crate::CommandLine;
 
 /// Flags of other programs that documents mention without their program.
-const OF_OTHERS: [(&str, &str); 1] = [("max-request-bytes", "etcd")];
+const OF_OTHERS: [(&str, &str); 2] =
+    [("max-request-bytes", "etcd"), ("use-service-account-credentials", "kube-controller-manager")];
 
 /// A document with the text of its code spans, and the lines of its code blocks.
 struct Document {
