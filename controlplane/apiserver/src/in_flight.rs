@@ -118,9 +118,12 @@ impl InFlight {
         lock(&self.counts).total
     }
 
-    /// Memory for a body that a user sends.
+    /// Memory for a body that a user sends. The service accounts of a namespace share the memory of one user, because
+    /// who may create one may create many.
     pub(crate) fn body(&self, user: &str) -> BodyMemory {
-        BodyMemory { shared: Some((self.bodies.clone(), user.to_owned())), bytes: 0 }
+        let of_account = user.starts_with("system:serviceaccount:").then(|| user.rsplit_once(':')).flatten();
+        let owner = of_account.map_or(user, |(namespace, _name)| namespace);
+        BodyMemory { shared: Some((self.bodies.clone(), owner.to_owned())), bytes: 0 }
     }
 
     /// Memory for the response of a webhook at that host. Hostile webhooks cannot take the memory of clients.
@@ -265,6 +268,16 @@ mod tests {
         let (eve, refused) = fill("eve");
         assert_eq!((refused.code, eve.len()), (429, 16));
         assert!(limits.body("eve").grow(1000).is_ok());
+        drop(eve);
+        let account = |name: &str| fill(&format!("system:serviceaccount:eve:{name}")).0;
+        let (first, second) = (account("a"), account("b"));
+        assert_eq!(
+            (first.len(), second.len()),
+            (16, 0),
+            "accounts of one namespace have the memory of one user"
+        );
+        drop(first);
+        let (eve, _) = fill("eve");
         // Many users together cannot take all of the memory either.
         let others: Vec<_> = (0..5).map(|number| fill(&format!("eve-{number}")).0).collect();
         assert!(others.iter().flatten().count() > 2);

@@ -109,6 +109,11 @@ impl Visitor for Folded {
                 self.characters += end.saturating_sub(start);
             }
             ClassSetItem::Unicode(class) => self.class(class),
+            // A negated class in a class has nearly all characters, and the outer class folds them again.
+            ClassSetItem::Bracketed(inner) if inner.negated => {
+                self.characters += u64::from(u32::from(char::MAX))
+            }
+            ClassSetItem::Ascii(class) if class.negated => self.characters += u64::from(u32::from(char::MAX)),
             _ => {}
         }
         Ok(())
@@ -237,7 +242,9 @@ mod tests {
     #[test]
     fn folding_the_case_of_wide_classes_is_limited() {
         let many = |class: &str, number: usize| format!("(?i)^{}$", class.repeat(number));
-        for class in ["[!-\u{10ffff}]", r"[\x{0}-\x{10FFFF}]", r"\p{any}", r"\p{Is_Any}", r"[\pL\pN\PL]"] {
+        let negated = [r"[\Da]", "[[:^digit:]a]", "[[^b]a]"];
+        let wide = ["[!-\u{10ffff}]", r"[\x{0}-\x{10FFFF}]", r"\p{any}", r"\p{Is_Any}", r"[\pL\pN\PL]"];
+        for class in wide.into_iter().chain(negated) {
             assert!(folded(&many(class, 1)) > 0);
             assert_eq!(compile(&many(class, 1000), MAX_BYTES).unwrap_err(), TOO_LARGE, "{class}");
         }

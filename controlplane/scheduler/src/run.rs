@@ -63,6 +63,8 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
+    /// Permits of concurrent binding requests to extenders: a slow extender does not delay the pods of others.
+    extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
     consulting: Consulting,
     pods: Listing,
@@ -196,6 +198,7 @@ impl Scheduler {
             assumed: HashSet::new(),
             bindings: JoinSet::new(),
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
+            extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
             consulting,
             pods: Listing::default(),
@@ -381,12 +384,12 @@ impl Scheduler {
         self.assumed.insert(pod.uid().to_owned());
         let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
         let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
-        let extenders = self.consulting.extenders.clone();
+        let (extenders, permits) = (self.consulting.extenders.clone(), self.extender_requests.clone());
         self.bindings.spawn(async move {
             let result = async {
                 volumes::bind::bind(&client, &volumes, &chosen, &node).await?;
                 devices::bind::bind(&client, &devices, &pod, &reserved).await?;
-                if let Some(bound) = consult::bind(&extenders, &pod, &node).await {
+                if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
                     return bound.map_err(BindError::Extender);
                 }
                 // The semaphore is never closed. Volumes and devices are waited for without a permit.

@@ -150,7 +150,10 @@ impl TokenSigner {
         if self.keys.load().find(&header.kid).is_none() {
             // The signer has rotated its keys.
             let _alone = self.fetched.lock().await;
-            self.fetch().await?;
+            // Another call may have fetched them meanwhile.
+            if self.keys.load().find(&header.kid).is_none() {
+                self.fetch().await?;
+            }
         }
         let keys = self.keys.load();
         match keys.find(&header.kid) {

@@ -114,10 +114,12 @@ impl Shim {
     }
 
     fn wait(&self) -> nix::Result<Vec<(Source, PollFlags)>> {
-        let watched = self.watched();
+        // One moment for both: a pause that ended between them would leave its output without an event.
+        let now = Instant::now();
+        let watched = self.watched(now);
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, flags)| PollFd::new(*fd, *flags)).collect();
-        let timeout = self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = self.next_deadline(now).map(|at| at.saturating_duration_since(Instant::now()));
         // Rounded up: a timeout that ends just before the deadline would spin.
         let timeout = timeout.map(|t| t + Duration::from_millis(1));
         let timeout =
@@ -135,11 +137,11 @@ impl Shim {
 
     /// All polled descriptors. Reports come before signals, so that a child's messages are read before its
     /// exit.
-    fn watched(&self) -> Vec<(Source, BorrowedFd<'_>, PollFlags)> {
+    fn watched(&self, now: Instant) -> Vec<(Source, BorrowedFd<'_>, PollFlags)> {
         let input = PollFlags::POLLIN;
         let mut watched = Vec::with_capacity(4 + 4 * self.containers.len());
         for (serial, container) in &self.containers {
-            watch_container(*serial, container, &mut watched);
+            watch_container(*serial, container, now, &mut watched);
         }
         for (serial, exec) in &self.execs {
             watched.extend(
@@ -201,8 +203,7 @@ impl Shim {
     }
 
     /// The earliest deadline of any container.
-    fn next_deadline(&self) -> Option<Instant> {
-        let now = Instant::now();
+    fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let dues = self.containers.values().flat_map(|container| {
             let draining = match container.phase {
                 Phase::Draining { until, .. } => Some(until),
@@ -366,11 +367,12 @@ fn done() -> CallResult {
 fn watch_container<'a>(
     serial: u32,
     container: &'a Container,
+    now: Instant,
     watched: &mut Vec<(Source, BorrowedFd<'a>, PollFlags)>,
 ) {
     let input = PollFlags::POLLIN;
     watched.extend(container.report.as_ref().map(|report| (Source::Report(serial), report.as_fd(), input)));
-    let is_paused = container.paused_until(Instant::now()).is_some();
+    let is_paused = container.paused_until(now).is_some();
     for output in [Output::Stdout, Output::Stderr].into_iter().filter(|_| !is_paused) {
         watched.extend(container.stdio.output(output).map(|fd| (Source::Output(serial, output), fd, input)));
     }

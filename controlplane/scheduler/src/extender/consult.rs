@@ -9,6 +9,7 @@ use kube::Client;
 use kube::api::{GetParams, ListParams};
 use kube::core::Request;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use super::client::{Remote, RequestError};
 use super::wire::{
@@ -207,9 +208,16 @@ async fn ask_preemption(
 }
 
 /// Binds the pod by the first extender that binds it. `None`: the scheduler binds the pod.
-pub(crate) async fn bind(extenders: &[Remote], pod: &Pod, node: &str) -> Option<Result<(), String>> {
+pub(crate) async fn bind(
+    extenders: &[Remote],
+    pod: &Pod,
+    node: &str,
+    permits: &Semaphore,
+) -> Option<Result<(), String>> {
     let mut binders = extenders.iter().filter(|one| one.extender.is_interested(pod));
     let (remote, verb) = binders.find_map(|one| Some((one, one.extender.bind.as_deref()?)))?;
+    // The semaphore is never closed.
+    let _permit = permits.acquire().await;
     let args = BindingArgs { pod_name: pod.name(), pod_namespace: pod.namespace(), pod_uid: pod.uid(), node };
     let error = match remote.call::<BindingResult>(verb, &args).await {
         Ok(result) => match result.error.filter(|error| !error.is_empty()) {

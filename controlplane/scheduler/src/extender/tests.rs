@@ -219,15 +219,16 @@ async fn an_extender_binds_the_pod() {
         ("/below/refuse", json!({"error": "taken"}).to_string()),
     ])
     .await;
+    let permits = Semaphore::new(1);
     let pod = fixture::pod("p", json!({}));
     let with = |verb: Option<&str>, ignorable: bool| {
         [remote(&url, |one| (one.bind, one.ignorable) = (verb.map(str::to_owned), ignorable))]
     };
-    assert_eq!(bind(&with(None, false), &pod, "a").await, None);
-    assert_eq!(bind(&with(Some("bind"), false), &pod, "a").await, Some(Ok(())));
+    assert_eq!(bind(&with(None, false), &pod, "a", &permits).await, None);
+    assert_eq!(bind(&with(Some("bind"), false), &pod, "a", &permits).await, Some(Ok(())));
     let expected = json!({"PodName": "p", "PodNamespace": "d", "PodUID": "p", "Node": "a"});
     assert_eq!(requests.lock().unwrap()[0].1, expected);
-    let error = bind(&with(Some("refuse"), false), &pod, "a").await.unwrap().unwrap_err();
+    let error = bind(&with(Some("refuse"), false), &pod, "a", &permits).await.unwrap().unwrap_err();
     assert!(error.contains("taken"), "{error}");
-    assert_eq!(bind(&with(Some("refuse"), true), &pod, "a").await, None, "the scheduler binds it");
+    assert_eq!(bind(&with(Some("refuse"), true), &pod, "a", &permits).await, None, "the scheduler binds it");
 }

@@ -1,7 +1,8 @@
 //! Pods that extenders are asked about. One pod at a time: the extenders see the pods in the order of the queue. Other pods
 //! are scheduled meanwhile, so that a slow extender delays only its own pods.
 
-use std::collections::{HashSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,13 +26,19 @@ const RETRY: Duration = Duration::from_secs(300);
 /// The extenders and the pods that wait for them.
 pub(super) struct Consulting {
     pub(super) extenders: Arc<[Remote]>,
-    /// The uids of popped pods, in order.
-    awaiting: VecDeque<String>,
+    awaiting: Awaiting,
     /// The question in flight.
     asked: JoinSet<Answer>,
     retries: JoinSet<String>,
     /// The pods with a retry.
     retried: HashSet<String>,
+}
+
+/// The uids of popped pods that wait for the extenders: higher priority first, then in the order of the queue.
+#[derive(Default)]
+struct Awaiting {
+    pods: BTreeMap<(Reverse<i32>, u64), String>,
+    pushed: u64,
 }
 
 /// The answer to a question. The error is that of an extender.
@@ -44,14 +51,31 @@ pub(super) enum Answer {
 pub(super) enum Consulted {
     Answered(Box<Answer>),
     Retry(String),
+    /// No question is in flight, and pods wait.
+    Next,
 }
+
+// === impl Awaiting ===
+
+impl Awaiting {
+    fn push(&mut self, priority: i32, uid: &str) {
+        self.pushed += 1;
+        self.pods.insert((Reverse(priority), self.pushed), uid.to_owned());
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        self.pods.pop_first().map(|(_, uid)| uid)
+    }
+}
+
+// === impl Consulting ===
 
 impl Consulting {
     pub(super) fn new(config: &SchedulerConfig) -> Result<Self, String> {
         let extenders = config.extenders.iter().cloned().map(Remote::new).collect::<Result<_, _>>()?;
         Ok(Self {
             extenders,
-            awaiting: VecDeque::new(),
+            awaiting: Awaiting::default(),
             asked: JoinSet::new(),
             retries: JoinSet::new(),
             retried: HashSet::new(),
@@ -60,6 +84,11 @@ impl Consulting {
 
     /// The next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> Consulted {
+        if self.asked.is_empty() && !self.awaiting.pods.is_empty() {
+            // Watches get their turn between pods that fit no node.
+            tokio::task::yield_now().await;
+            return Consulted::Next;
+        }
         tokio::select! {
             Some(Ok(answer)) = self.asked.join_next() => Consulted::Answered(Box::new(answer)),
             Some(Ok(uid)) = self.retries.join_next() => Consulted::Retry(uid),
@@ -91,7 +120,7 @@ impl Consulting {
 impl Scheduler {
     /// Schedules a popped pod that concerns extenders.
     pub(super) fn consult(&mut self, pod: &Pod) {
-        self.consulting.awaiting.push_back(pod.uid().to_owned());
+        self.consulting.awaiting.push(pod.spec.priority.unwrap_or_default(), pod.uid());
         self.consult_next();
     }
 
@@ -101,6 +130,7 @@ impl Scheduler {
                 self.answered(*answer);
                 self.consult_next();
             }
+            Consulted::Next => self.consult_next(),
             Consulted::Retry(uid) => {
                 self.consulting.retried.remove(&uid);
                 self.queue.retry(&uid, Instant::now());
@@ -110,21 +140,22 @@ impl Scheduler {
 
     /// Asks about the next pod unless a question is in flight.
     fn consult_next(&mut self) {
-        while self.consulting.asked.is_empty() {
-            let Some(uid) = self.consulting.awaiting.pop_front() else { return };
-            let Some(pod) = self.is_undecided(&uid) else { continue };
-            let config = self.config.clone();
-            let Some(profile) = config.profile(pod.scheduler()) else { continue };
-            match rank(&pod, profile, &mut self.snapshot) {
-                Err(refused) => self.refused_by_extenders(pod, profile, refused),
-                Ok(ranked) => {
-                    let (client, extenders) = (self.client.clone(), self.consulting.extenders.clone());
-                    let nodes = ranked.nodes.iter().map(|(name, ..)| name.clone()).collect();
-                    self.consulting.asked.spawn(async move {
-                        let advice = consult::nodes(&client, &extenders, &pod, nodes).await;
-                        Answer::Nodes { pod, ranked, advice }
-                    });
-                }
+        if !self.consulting.asked.is_empty() {
+            return;
+        }
+        let Some(uid) = self.consulting.awaiting.pop() else { return };
+        let Some(pod) = self.is_undecided(&uid) else { return };
+        let config = self.config.clone();
+        let Some(profile) = config.profile(pod.scheduler()) else { return };
+        match rank(&pod, profile, &mut self.snapshot) {
+            Err(refused) => self.refused_by_extenders(pod, profile, refused),
+            Ok(ranked) => {
+                let (client, extenders) = (self.client.clone(), self.consulting.extenders.clone());
+                let nodes = ranked.nodes.iter().map(|(name, ..)| name.clone()).collect();
+                self.consulting.asked.spawn(async move {
+                    let advice = consult::nodes(&client, &extenders, &pod, nodes).await;
+                    Answer::Nodes { pod, ranked, advice }
+                });
             }
         }
     }
@@ -188,5 +219,20 @@ impl Scheduler {
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_with_higher_priority_is_asked_about_before_others_that_wait() {
+        let mut awaiting = Awaiting::default();
+        for (priority, uid) in [(0, "a"), (0, "b"), (1000, "urgent"), (-1, "last"), (0, "c")] {
+            awaiting.push(priority, uid);
+        }
+        let order: Vec<String> = std::iter::from_fn(|| awaiting.pop()).collect();
+        assert_eq!(order, ["urgent", "a", "b", "c", "last"]);
     }
 }
