@@ -206,7 +206,12 @@ pub(crate) async fn a_failed_pull_has_the_error_that_the_kubelet_shows(machine: 
     let registry = Registry::start(machine.path("layout/blobs/sha256"), String::new()).await;
     let dead = TcpListener::bind("127.0.0.1:0").await.expect("listen").local_addr().expect("address");
     for (reference, code, begins, says) in [
-        (registry.name("absent/app:1"), Code::NotFound, "image ", "404 Not Found (MANIFEST_UNKNOWN: no)"),
+        (
+            registry.name("absent/app:1"),
+            Code::NotFound,
+            "cannot use image ",
+            "404 Not Found (MANIFEST_UNKNOWN: no)",
+        ),
         (
             registry.name("private/app:1"),
             Code::PermissionDenied,
@@ -215,7 +220,7 @@ pub(crate) async fn a_failed_pull_has_the_error_that_the_kubelet_shows(machine: 
         ),
         // The kubelet searches the error for this word only if the code is Unknown.
         (format!("{dead}/app:1"), Code::Unknown, "RegistryUnavailable: ", "cannot reach"),
-        ("Not A Name".to_owned(), Code::InvalidArgument, "image ", "Not A Name"),
+        ("Not A Name".to_owned(), Code::InvalidArgument, "cannot use image ", "Not A Name"),
     ] {
         let status = pull(machine.runtime.clone(), reference.clone()).await.expect_err("no such image");
         let message = status.message();
