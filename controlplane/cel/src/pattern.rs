@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn folding_the_case_of_wide_classes_is_limited() {
         let many = |class: &str, number: usize| format!("(?i)^{}$", class.repeat(number));
-        let negated = [r"[\Da]", "[[:^digit:]a]", "[[^b]a]"];
+        let negated = [r"[\Da]", "[[:^digit:]a]"];
         let wide = ["[!-\u{10ffff}]", r"[\x{0}-\x{10FFFF}]", r"\p{any}", r"\p{Is_Any}", r"[\pL\pN\PL]"];
         for class in wide.into_iter().chain(negated) {
             assert!(folded(&many(class, 1)) > 0);
