@@ -21,17 +21,18 @@ impl Trace {
     /// As [`of`](Self::of), with the files in more of the machine's directories.
     #[must_use]
     pub fn with(machine: &Machine, dirs: &[&str]) -> Self {
-        let ours = machine.path("");
-        let ours = ours.to_str().unwrap().trim_end_matches('/');
+        let ours =
+            ["", "run"].map(|name| machine.path(name).display().to_string().trim_end_matches('/').to_owned());
+        let is_ours = |text: &str| ours.iter().any(|directory| text.contains(directory));
         let mut found = BTreeSet::new();
-        found.extend(processes(ours));
+        found.extend(processes(is_ours));
         found.extend(run("ip", &["-o", "link"]).lines().filter_map(|line| {
             let name = line.split(": ").nth(1)?.split('@').next()?;
             Some(format!("link {name}"))
         }));
         found.extend(run("nft", &["list", "tables"]).lines().map(str::to_owned));
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        found.extend(mounts.lines().filter(|l| l.contains(ours)).map(|l| format!("mount {l}")));
+        found.extend(mounts.lines().filter(|line| is_ours(line)).map(|line| format!("mount {line}")));
         for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
             cgroups(&hierarchy.path().join(machine.name()), &mut found);
         }
@@ -49,13 +50,13 @@ impl Trace {
     }
 }
 
-/// Command lines of processes that contain the path of the machine's directory.
-fn processes(ours: &str) -> Vec<String> {
+/// Command lines of processes that contain the path of one of the machine's directories.
+fn processes(is_ours: impl Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");
-        if command.contains(ours) && !command.starts_with("docker-registry") {
+        if is_ours(&command) && !command.starts_with("docker-registry") {
             found.push(format!("process {command}"));
         }
     }

@@ -36,7 +36,7 @@ impl Weight {
 /// Process ids and command lines of the machine's shims. A pod with a shared pid namespace has two: the shim and process
 /// 1, which is the younger.
 pub(crate) fn shims(machine: &Machine) -> Vec<(i32, String)> {
-    let ours = machine.path("").display().to_string();
+    let ours = machine.path("run").display().to_string();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
