@@ -62,7 +62,9 @@ pub(crate) async fn nodes(
                 left.retain(|node| accepted.contains(node));
                 advice.refused.extend(refused);
             }
-            Err(error) if one.extender.ignorable => tracing::warn!("extender ignored: {error}"),
+            Err(error) if one.extender.ignorable => {
+                tracing::warn!(%error, "an extender failed and is ignored")
+            }
             Err(error) => return Err(error.to_string()),
         }
     }
@@ -128,7 +130,7 @@ async fn prioritize(remote: &Remote, objects: &Objects, nodes: &[String]) -> Vec
             scores.map(|one| (one.host, one.score.saturating_mul(scale))).collect()
         }
         Err(error) => {
-            tracing::warn!("extender ignored: {error}");
+            tracing::warn!(%error, "an extender failed and is ignored");
             Vec::new()
         }
     }
@@ -149,7 +151,9 @@ pub(crate) async fn preemption(
         let answered = ask_preemption(one, verb, (&objects.pod, &pods), (&found, removable)).await;
         match answered {
             Ok(chosen) => found = chosen,
-            Err(error) if one.extender.ignorable => tracing::warn!("extender ignored: {error}"),
+            Err(error) if one.extender.ignorable => {
+                tracing::warn!(%error, "an extender failed and is ignored")
+            }
             Err(error) => return Err(error.to_string()),
         }
     }
@@ -227,7 +231,7 @@ pub(crate) async fn bind(
         Err(error) => error,
     };
     if remote.extender.ignorable {
-        tracing::warn!("extender ignored: {error}");
+        tracing::warn!(%error, "an extender failed and is ignored");
         return None;
     }
     Some(Err(error.to_string()))

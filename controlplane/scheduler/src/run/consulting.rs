@@ -174,7 +174,12 @@ impl Scheduler {
         let Some(profile) = config.profile(pod.scheduler()) else { return };
         match answer {
             Answer::Nodes { pod, advice: Err(why), .. } | Answer::Preemption { pod, found: Err(why), .. } => {
-                tracing::warn!(pod = pod.name(), namespace = pod.namespace(), "scheduling failed: {why}");
+                tracing::warn!(
+                    pod = pod.name(),
+                    namespace = pod.namespace(),
+                    error = why,
+                    "cannot schedule a pod"
+                );
                 self.queue.failed(pod.uid(), Instant::now());
                 self.record(&pod, Event::warning("FailedScheduling", why));
             }

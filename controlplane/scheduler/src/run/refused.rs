@@ -75,7 +75,7 @@ impl Scheduler {
         let (client, name) = (self.client.clone(), pod.scheduler().to_owned());
         self.marks.spawn(async move {
             if let Err(error) = bind::evict(client, &victim, &name).await {
-                tracing::warn!(pod = victim.name, namespace = victim.namespace, "preemption failed: {error}");
+                tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
             }
         });
     }
