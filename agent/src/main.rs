@@ -7,6 +7,7 @@ mod lock;
 mod places;
 mod role;
 mod settings;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -191,7 +192,7 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
             role::cni::run(&arguments)
         }
         Role::Check { places, node } => {
-            let settings = Settings::load(AllFlags { log, places, node, ..AllFlags::default() })?;
+            let settings = Settings::load_for_command(AllFlags { log, places, node, ..AllFlags::default() })?;
             role::check::run(&settings.node())
         }
         Role::Down(arguments) => role::block_on(role::down::run(arguments, log)),

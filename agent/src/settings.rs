@@ -43,7 +43,7 @@ use table::{Table, settings};
 #[cfg(feature = "controlplane")]
 pub(crate) use control_plane::ControlPlane;
 pub(crate) use control_plane::ControlPlaneSettings;
-pub(crate) use log::LogSettings;
+pub(crate) use log::{DefaultLevel, LogSettings};
 pub(crate) use node::{Node, NodeSettings, policy_table, service_table};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
 pub(crate) use serving::Serving;
@@ -112,16 +112,25 @@ pub(crate) struct Settings {
 // === impl Settings ===
 
 impl Settings {
-    /// Resolves flags, environment and file, and starts the log.
+    /// Resolves flags, environment and file of a server, and starts the log.
     ///
     /// # Errors
     /// When the file cannot be read or parsed, or with all settings that are invalid.
     pub(crate) fn load(flags: AllFlags) -> anyhow::Result<Self> {
+        Self::load_with(flags, DefaultLevel::Server)
+    }
+
+    /// The same for a command that ends.
+    pub(crate) fn load_for_command(flags: AllFlags) -> anyhow::Result<Self> {
+        Self::load_with(flags, DefaultLevel::Command)
+    }
+
+    fn load_with(flags: AllFlags, level: DefaultLevel) -> anyhow::Result<Self> {
         let mut sources = sources(&flags.places)?;
         let settings = Self::resolve(flags, &mut sources);
         sources.check()?;
         let (log, settings) = settings.context("a setting is invalid")?;
-        log.start();
+        log.start(level);
         tracing::debug!(file = ?settings.config, "settings resolved");
         log_unknown_variables(&sources);
         Ok(settings)
@@ -183,13 +192,13 @@ impl Settings {
     }
 }
 
-/// Starts the log of a role that has no other settings.
+/// Starts the log of a command that has no other settings.
 pub(crate) fn start_log(flags: &Flags<LogSettings>) -> anyhow::Result<()> {
     let mut sources = Sources::new(std::env::vars_os());
     let log = flags.resolve(&mut sources);
     sources.check()?;
     if let Some(log) = log {
-        log.start();
+        log.start(DefaultLevel::Command);
     }
     Ok(())
 }

@@ -119,6 +119,8 @@ impl Cluster {
             process.wait().unwrap();
         }
         assert!(output.status.success(), "coracle down: {}", String::from_utf8_lossy(&output.stderr));
+        let summary = String::from_utf8_lossy(&output.stdout);
+        assert!(summary.starts_with("removed the node with ") && summary.contains("--purge"), "{summary}");
     }
 
     fn run_down(&self, more: &[&str]) -> Output {

@@ -39,7 +39,7 @@ pub(crate) struct RestoreArguments {
 /// Writes a backup: of the running control plane, or of the store of a stopped one.
 pub(crate) async fn backup(arguments: BackupArguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     let BackupArguments { places, kubeconfig, file } = arguments;
-    let settings = Settings::load(AllFlags { log, places, ..AllFlags::default() })?;
+    let settings = Settings::load_for_command(AllFlags { log, places, ..AllFlags::default() })?;
     let state = &settings.dirs().state;
     let is_local = kubeconfig.is_none();
     let stopped = if is_local { offline_backup(state)? } else { None };
@@ -88,7 +88,7 @@ async fn download(kubeconfig: &Path, target: &mut BackupFile) -> anyhow::Result<
 /// Replaces the store of the stopped control plane by a backup.
 pub(crate) fn restore(arguments: RestoreArguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     let RestoreArguments { places, plane, file } = arguments;
-    let settings = Settings::load(AllFlags { log, places, plane, ..AllFlags::default() })?;
+    let settings = Settings::load_for_command(AllFlags { log, places, plane, ..AllFlags::default() })?;
     let plane = settings.control_plane();
     anyhow::ensure!(
         plane.etcd.is_none(),

@@ -1,6 +1,5 @@
 //! `coracle down`: stops the node of `up` or `agent`, and removes everything that it made.
 
-use std::io::Write;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +16,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tonic::Request;
 
 use super::node::{self, Parts};
+use super::progress;
 use crate::lock::Lock;
 use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, Places, Settings};
 
@@ -43,18 +43,32 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
     let Arguments { places, node, purge } = arguments;
-    let settings = Settings::load(AllFlags { log, places, node, ..AllFlags::default() })?;
+    let settings = Settings::load_for_command(AllFlags { log, places, node, ..AllFlags::default() })?;
     let node = settings.node();
+    // Without a state directory this command makes one only to search for pods.
     let was_there = node.dirs.state.exists();
     if !was_there && is_nothing_there(&node.dirs)? {
-        writeln!(
-            std::io::stdout(),
-            "nothing to remove: there is no {} and no {}",
-            node.dirs.state.display(),
-            node.dirs.run.display()
-        )?;
-        return Ok(());
+        let (state, run) = (node.dirs.state.display(), node.dirs.run.display());
+        return super::print(&format!("nothing to remove: there is no {state} and no {run}\n"));
     }
+    let removes_data = purge || !was_there;
+    let pods = remove_all(&node, removes_data).await?;
+    let data = match removes_data {
+        true => "No data is kept".to_owned(),
+        false => {
+            format!(
+                "Images, volumes and objects are kept in {}; --purge removes them",
+                node.dirs.state.display()
+            )
+        }
+    };
+    super::print(&format!("removed the node with {pods} pods. {data}.\n"))
+}
+
+/// Stops the node and removes everything; its state directory only with `removes_data`. Returns the number of pods.
+async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow::Result<usize> {
+    let _cleared = progress::ClearAtEnd;
+    progress::show("stopping the node");
     stop_holder(&node.dirs.run).await?;
     let lock = Lock::take(&node.dirs.run)?;
     let mut failures = Vec::new();
@@ -63,12 +77,15 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
             failures.push(format!("{what}: {error:#}"));
         }
     };
-    match node::open(&node, None).await {
+    let mut pods = 0;
+    match node::open(node, None).await {
         Ok(parts) => {
-            note("pods", remove_pods(&parts, &node.pod_log_dir).await);
+            let removed = remove_pods(&parts, &node.pod_log_dir).await;
+            note("pods", removed.map(|number| pods = number));
+            progress::show("removing networks, mounts and cgroups");
             note("network", parts.network.remove().await.map_err(Into::into));
-            note("overlay", remove_overlay(&node).await);
-            note("services", remove_services(&node).await);
+            note("overlay", remove_overlay(node).await);
+            note("services", remove_services(node).await);
         }
         Err(error) => note("runtime", Err(error)),
     }
@@ -83,14 +100,14 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     }
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
-    if purge || !was_there {
-        // The state directory did not exist before. This command made it only to search for pods.
+    if removes_data {
+        progress::show("removing data");
         note("directories", remove_dir(&node.dirs.state));
     }
     drop(lock);
     note("directories", remove_dir(&node.dirs.run));
     anyhow::ensure!(failures.is_empty(), "cannot remove everything: {}", failures.join("; "));
-    Ok(())
+    Ok(pods)
 }
 
 /// Removes the tables of Services and network policies, and the addresses of cluster DNS.
@@ -156,11 +173,13 @@ async fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
     Ok(overlay.remove()?)
 }
 
-/// Stops and removes all pods with their logs.
-async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
+/// Stops and removes all pods with their logs. Returns their number.
+async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<usize> {
     let list = parts.runtime.list_pod_sandbox(Request::new(ListPodSandboxRequest::default())).await?;
     let mut removals = tokio::task::JoinSet::new();
-    for sandbox in list.into_inner().items {
+    let sandboxes = list.into_inner().items;
+    let number = sandboxes.len();
+    for sandbox in sandboxes {
         let (runtime, log_dir) = (parts.runtime.clone(), log_dir.to_owned());
         removals.spawn(async move {
             let said = |status: tonic::Status| anyhow::anyhow!("{}", status.message());
@@ -172,9 +191,10 @@ async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
             remove_dir(&log_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid)))
         });
     }
-    let mut first = Ok(());
+    let mut first = Ok(number);
     while let Some(removed) = removals.join_next().await {
-        first = first.and(removed?);
+        progress::show(&format!("removing pods: {} of {number}", number - removals.len()));
+        first = removed?.and(first);
     }
     first
 }

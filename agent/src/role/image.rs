@@ -72,7 +72,8 @@ enum Verb {
 /// Runs one command.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
-    let settings = Settings::load(AllFlags { log, places: arguments.places, ..AllFlags::default() })?;
+    let settings =
+        Settings::load_for_command(AllFlags { log, places: arguments.places, ..AllFlags::default() })?;
     let dirs = settings.dirs();
     let mut store = match Lock::holder(&dirs.run) {
         Some(_) => Store::Running(control::images(&dirs.run).await?),
@@ -113,6 +114,8 @@ enum Store {
 impl Store {
     async fn import(&mut self, path: &Path, name: Option<&str>) -> anyhow::Result<Vec<Image>> {
         let context = || format!("cannot import {}", path.display());
+        let _cleared = progress::ClearAtEnd;
+        progress::show(&format!("importing {}{}", path.display(), file_size(path)));
         match self {
             Self::Running(client) => {
                 let path = path.to_str().context("the path is not UTF-8")?.to_owned();
@@ -128,6 +131,7 @@ impl Store {
 
     async fn pull(&mut self, image: &str, creds: Option<&str>) -> anyhow::Result<Image> {
         let context = || format!("cannot pull {image}");
+        let _cleared = progress::ClearAtEnd;
         let (username, password) = match creds {
             Some(creds) => creds.split_once(':').context("--creds is not USER:PASSWORD")?,
             None => ("", ""),
@@ -155,12 +159,13 @@ impl Store {
                 )
             }
         };
-        show(&PullReply::default());
         Ok(pulled)
     }
 
     async fn export(&mut self, image: &str, path: &Path) -> anyhow::Result<()> {
         let context = || format!("cannot export {image}");
+        let _cleared = progress::ClearAtEnd;
+        progress::show(&format!("exporting {image} to {}", path.display()));
         match self {
             Self::Running(client) => {
                 let path = path.to_str().context("the path is not UTF-8")?.to_owned();
@@ -201,7 +206,16 @@ fn said(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }
 
-/// Shows the progress of a pull. An empty reply clears it.
+/// The size of an archive, as an addition to its name. A directory has none.
+fn file_size(path: &Path) -> String {
+    let is_file = |data: &std::fs::Metadata| data.is_file();
+    std::fs::metadata(path)
+        .ok()
+        .filter(is_file)
+        .map_or_else(String::new, |data| format!(", {}", size(data.len())))
+}
+
+/// Shows the progress of a pull. A reply without a total clears it.
 fn show(reply: &PullReply) {
     progress::show(&match reply.bytes_total {
         0 => String::new(),

@@ -1,17 +1,27 @@
 //! Progress of long operations: a line on a terminal, which the next one overwrites. Elsewhere nothing is written.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
+
+use crate::terminal;
 
 /// Replaces the line.
 pub(super) fn show(line: &str) {
-    let mut terminal = std::io::stderr();
-    if terminal.is_terminal() {
+    let mut errors = std::io::stderr();
+    if terminal::has_escapes(&errors) {
         // A closed terminal does not stop the operation.
-        let _gone = write!(terminal, "\r{line}\x1b[K").and_then(|()| terminal.flush());
+        let _gone = write!(errors, "\r{line}\x1b[K").and_then(|()| errors.flush());
     }
 }
 
-#[cfg(feature = "controlplane")]
+/// Removes the line when it is dropped: an error message starts on an empty line.
+pub(super) struct ClearAtEnd;
+
+impl Drop for ClearAtEnd {
+    fn drop(&mut self) {
+        clear();
+    }
+}
+
 /// Removes the line.
 pub(super) fn clear() {
     show("");

@@ -85,7 +85,7 @@ pub(super) enum Uses {
 /// Runs one command.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     let Arguments { places, kubeconfig, verb } = arguments;
-    let settings = Settings::load(AllFlags { log, places, ..AllFlags::default() })?;
+    let settings = Settings::load_for_command(AllFlags { log, places, ..AllFlags::default() })?;
     let path = kubeconfig.unwrap_or_else(|| settings.dirs().state.join("admin.kubeconfig"));
     let client = client(&path).await?;
     match verb {

@@ -1,20 +1,19 @@
 //! Settings of the log.
 
-use std::io::IsTerminal;
-
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
 use super::log_line;
 use super::table::settings;
 use super::value::{Single, choices};
+use crate::terminal;
 
 settings! {
     /// Settings of the log.
     pub(crate) struct LogSettings = "";
 
     /// Events to log: error, warn, info, debug, trace, or a filter such as info,coracle_cri=debug.
-    log_level: Filter = default "info", "LEVEL";
+    log_level: Option<Filter> = unset "info; warn for commands that end, such as image and down", "LEVEL";
     /// Format of the log: text or json.
     log_format: Format = default "text", "FORMAT";
 }
@@ -22,6 +21,15 @@ settings! {
 /// A level or a filter of tracing.
 #[derive(Debug, Clone)]
 pub(crate) struct Filter(String);
+
+/// The level if none is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DefaultLevel {
+    /// `info`, for programs that run until they are stopped.
+    Server,
+    /// `warn`, for commands that end: they print their results.
+    Command,
+}
 
 /// Format of the log.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -36,23 +44,31 @@ choices!(Format);
 
 impl LogSettings {
     /// Sends the log to standard error from now on.
-    pub(crate) fn start(&self) {
-        let log = tracing_subscriber::fmt().with_env_filter(self.log_level.filter());
+    pub(crate) fn start(&self, default: DefaultLevel) {
+        let level = self.log_level.as_ref().map_or(default.name(), |filter| &filter.0);
+        let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(directives(level)));
         let log = log.with_writer(|| log_line::LogLine);
         match self.log_format {
-            Format::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
+            Format::Text => {
+                log.with_target(false).with_ansi(terminal::has_escapes(&std::io::stderr())).init()
+            }
             Format::Json => log.json().init(),
         }
     }
 }
 
-// === impl Filter ===
+// === impl DefaultLevel ===
 
-impl Filter {
-    fn filter(&self) -> EnvFilter {
-        EnvFilter::new(directives(&self.0))
+impl DefaultLevel {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Server => "info",
+            Self::Command => "warn",
+        }
     }
 }
+
+// === impl Filter ===
 
 impl Single for Filter {
     fn parse(text: &str) -> Result<Self, String> {

@@ -13,7 +13,7 @@ use super::cni::{self, Cni};
 use super::sources::Sources;
 use super::table::{Flags, settings};
 use super::value::{IdleTimeout, PathOrOff};
-use super::{LogSettings, absolute, cgroup, log_unknown_variables, nri, sources};
+use super::{DefaultLevel, LogSettings, absolute, cgroup, log_unknown_variables, nri, sources};
 
 settings! {
     /// Settings of `coracle runtime`.
@@ -88,7 +88,7 @@ impl RuntimeSettings {
         let file = settings.as_ref().and_then(|settings| settings.config.clone());
         let runtime = settings.and_then(|settings| settings.decide(&mut sources));
         sources.check()?;
-        log.context("a setting is invalid")?.start();
+        log.context("a setting is invalid")?.start(DefaultLevel::Server);
         tracing::debug!(?file, "settings resolved");
         log_unknown_variables(&sources);
         runtime.context("a setting is invalid")
