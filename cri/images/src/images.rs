@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::config::ImagesConfig;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::fetch_slots::FetchSlots;
 use crate::image::{Image, ImageGcInfo, Usage};
 use crate::layers::{LayerError, Layers, Lease};
 use crate::manifest::{self, ParsedConfig};
@@ -33,8 +34,7 @@ pub(crate) struct Inner {
     pub(crate) config: ImagesConfig,
     pub(crate) layers: Arc<Layers>,
     pub(crate) pulls: PullsInProgress,
-    /// Limits the layers that all pulls together fetch at a time.
-    pub(crate) fetching: tokio::sync::Semaphore,
+    pub(crate) fetch_slots: FetchSlots,
     /// Permit of the only layer that may have a large zstd window.
     pub(crate) large_window: tokio::sync::Semaphore,
     directory: PathBuf,
@@ -84,9 +84,6 @@ pub(crate) struct NewImage {
 
 /// How long [`Images::wait_for_space`] waits for the disk.
 const SPACE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum layers that all pulls together fetch at a time. It limits the memory of a node that pulls many
-/// images.
-const MAX_FETCHES: usize = 8;
 
 // === impl Images ===
 
@@ -359,7 +356,7 @@ impl Inner {
             config,
             layers,
             pulls: PullsInProgress::default(),
-            fetching: tokio::sync::Semaphore::new(MAX_FETCHES),
+            fetch_slots: FetchSlots::default(),
             large_window: tokio::sync::Semaphore::new(1),
             directory,
             records,

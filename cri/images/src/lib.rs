@@ -22,6 +22,7 @@ mod config;
 mod digest;
 mod error;
 mod export;
+mod fetch_slots;
 #[cfg(test)]
 mod fixture;
 #[cfg(any(test, feature = "fuzzing"))]

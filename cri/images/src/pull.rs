@@ -73,6 +73,8 @@ struct SharedPull {
 /// Resources of a pull.
 pub(crate) struct Pull {
     images: Images,
+    /// Shares its [slots](crate::fetch_slots) with other pulls of the same owner.
+    owner: String,
     registry: Registry,
     progress: watch::Sender<PullProgress>,
 }
@@ -90,12 +92,27 @@ impl Images {
         login: Option<Login>,
         progress: Option<ProgressFn>,
     ) -> Result<Image, Error> {
+        self.pull_for("", reference, login, progress).await
+    }
+
+    /// [`pull`](Self::pull) on behalf of an owner. The pulls of one owner, together, do not get all of the layers that are
+    /// fetched at the same time. Equal pulls of several owners count for the first one.
+    ///
+    /// # Errors
+    /// See [`ErrorKind`].
+    pub async fn pull_for(
+        &self,
+        owner: &str,
+        reference: &str,
+        login: Option<Login>,
+        progress: Option<ProgressFn>,
+    ) -> Result<Image, Error> {
         let reference = Reference::parse(reference)?;
-        let pull = self.join_pull(PullKey { reference, login });
+        let pull = self.join_pull(PullKey { reference, login }, owner);
         pull.wait(progress).await
     }
 
-    fn join_pull(&self, key: PullKey) -> Arc<SharedPull> {
+    fn join_pull(&self, key: PullKey, owner: &str) -> Arc<SharedPull> {
         let mut pulls = self.inner.pulls.0.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.retain(|_, flight| flight.strong_count() > 0);
         if let Some(flight) = pulls.get(&key).and_then(Weak::upgrade)
@@ -105,9 +122,10 @@ impl Images {
         }
         let (progress, progress_out) = watch::channel(PullProgress::default());
         let (result, result_out) = watch::channel(None);
-        let (images, PullKey { reference, login }) = (self.clone(), key.clone());
+        let (images, key_of_task, owner) = (self.clone(), key.clone(), owner.to_owned());
         let task = tokio::spawn(async move {
-            let pulled = pull(&images, &reference, login.as_ref(), progress).await;
+            let PullKey { reference, login } = key_of_task;
+            let pulled = pull(&images, owner, (&reference, login.as_ref()), progress).await;
             if let Err(error) = &pulled {
                 if error.kind() == ErrorKind::NoSpace {
                     images.inner.layers.spools.clear();
@@ -167,15 +185,15 @@ fn stopped() -> Error {
 
 async fn pull(
     images: &Images,
-    reference: &Reference,
-    login: Option<&Login>,
+    owner: String,
+    (reference, login): (&Reference, Option<&Login>),
     progress: watch::Sender<PullProgress>,
 ) -> Result<Image, PullError> {
     let config = &images.inner.config;
     let directory = config.registry_config_dir.as_deref();
     let timeouts = Timeouts { stall: config.stall_timeout, progress: config.progress_timeout };
     let registry = Registry::new(directory, reference, login, timeouts)?;
-    let pull = Pull { images: images.clone(), registry, progress };
+    let pull = Pull { images: images.clone(), owner, registry, progress };
     if let Some(image) = pull.known(reference).await? {
         return Ok(image);
     }

@@ -27,8 +27,8 @@ pub(crate) struct ImageService {
 // === impl ImageService ===
 
 impl ImageService {
-    /// Pulls an image and returns its id. The request's pod configuration and image annotations are ignored: all pods share
-    /// one image store, and images are for this machine's platform.
+    /// Pulls an image and returns its id. Image annotations are ignored: images are for this machine's platform. Of the pod's
+    /// configuration only the namespace is used: the pulls of one namespace do not get all slots.
     pub(crate) async fn image_pull(
         &self,
         request: cri::PullImageRequest,
@@ -36,7 +36,9 @@ impl ImageService {
         let reference = reference(request.image)?;
         let login = request.auth.map(login).transpose()?.flatten();
         let began = std::time::Instant::now();
-        let pulled = self.images.pull(&reference, login, Some(progress(reference.clone()))).await;
+        let namespace = namespace(request.sandbox_config);
+        let pulled =
+            self.images.pull_for(&namespace, &reference, login, Some(progress(reference.clone()))).await;
         let image = pulled.map_err(|source| image_error(&reference, source))?;
         tracing::info!(reference, id = image.id, bytes = image.size, took = ?began.elapsed(), "image pulled");
         Ok(cri::PullImageResponse { image_ref: image.id })
@@ -145,6 +147,11 @@ fn reference(image: Option<cri::ImageSpec>) -> Result<String, Error> {
         return Err(Error::invalid("image", "is missing"));
     }
     Ok(reference)
+}
+
+/// The namespace of the pod; empty if the request has none.
+fn namespace(pod: Option<cri::PodSandboxConfig>) -> String {
+    pod.and_then(|pod| pod.metadata).map(|metadata| metadata.namespace).unwrap_or_default()
 }
 
 /// Logs the progress of a pull: the CRI has no field for it.

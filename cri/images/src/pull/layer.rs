@@ -112,7 +112,8 @@ impl Pull {
         layer: &LayerContent<'_>,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
-        let _permit = self.images.inner.fetching.acquire().await.map_err(|_closed| PullError::Stopped)?;
+        let slots = &self.images.inner.fetch_slots;
+        let _slot = slots.acquire(&self.owner).await.map_err(|_closed| PullError::Stopped)?;
         let descriptor = layer.descriptor;
         let mut blob = self.registry.blob(descriptor);
         let mut first = true;
