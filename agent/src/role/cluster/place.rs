@@ -297,8 +297,9 @@ impl Lock {
             };
             let locked = Flock::lock(directory, FlockArg::LockExclusive);
             let locked = locked.map_err(|(_, errno)| errno).with_context(context)?;
-            check_owner(&locked.metadata().with_context(context)?, geteuid().as_raw())
-                .with_context(context)?;
+            let own = geteuid().as_raw();
+            check_owner(&locked.metadata().with_context(context)?, own).with_context(context)?;
+            check_parents(path, own).with_context(context)?;
             // The last holder may have removed the directory.
             let identity = |found: fs::Metadata| (found.dev(), found.ino());
             if fs::metadata(path).map(identity).ok()
@@ -316,6 +317,28 @@ fn check_owner(directory: &fs::Metadata, own: u32) -> anyhow::Result<()> {
     let is_private = directory.uid() == own && directory.mode() & 0o022 == 0;
     anyhow::ensure!(is_private, "other users may change the directory; use another --state-dir");
     Ok(())
+}
+
+/// Refuses a directory that another user can replace: every directory above it, as written and after symbolic links are
+/// resolved, belongs to root or to this user. Others may write to it only if it is sticky, as /tmp.
+fn check_parents(path: &Path, own: u32) -> anyhow::Result<()> {
+    let written = std::path::absolute(path)?;
+    let resolved = fs::canonicalize(path)?;
+    for parent in written.ancestors().chain(resolved.ancestors()) {
+        let found = fs::symlink_metadata(parent)?;
+        // The directory that contains a link is checked, too: that is where the link can be replaced.
+        if parent != written && parent != resolved && !found.is_symlink() {
+            let is_safe = keeps_entries(found.uid(), found.mode(), own);
+            anyhow::ensure!(is_safe, "other users may change {}; use another --state-dir", parent.display());
+        }
+    }
+    Ok(())
+}
+
+/// Whether a directory of this owner and mode keeps its entries from other users.
+fn keeps_entries(owner: u32, mode: u32, own: u32) -> bool {
+    const STICKY: u32 = 0o1000;
+    (owner == own || owner == 0) && (mode & 0o022 == 0 || mode & STICKY != 0)
 }
 
 /// The networks of the cluster with this number: a part of the range for benchmarks (RFC 2544) and one for local use.
@@ -400,6 +423,23 @@ mod tests {
         assert!(check_owner(&metadata, metadata.uid() + 1).is_err());
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
         assert!(Lock::take(directory.path()).is_err());
+    }
+
+    #[test]
+    fn a_directory_that_other_users_may_replace_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        assert!(
+            keeps_entries(0, 0o755, 1000) && keeps_entries(1000, 0o700, 1000) && keeps_entries(0, 0o1777, 0)
+        );
+        assert!(!keeps_entries(1000, 0o755, 0) && !keeps_entries(0, 0o777, 0) && !keeps_entries(0, 0o775, 0));
+        let directory = tempfile::tempdir().unwrap();
+        let below = directory.path().join("shared/clusters");
+        assert!(Lock::take(&below).is_ok());
+        fs::set_permissions(below.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Lock::take(&below).is_err());
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&below, &link).unwrap();
+        assert!(Lock::take(&link).is_err(), "the target of a link is checked");
     }
 
     #[test]
