@@ -16,11 +16,13 @@ const DEFAULT_MODE: u32 = 0o644;
 /// Maximum bytes of the files that the node writes for one pod. A key can be projected to many files, which are in
 /// memory and do not count for the pod's memory limit.
 const POD_MAX: usize = 64 << 20;
-/// Bytes that a file takes at least: a page.
-const PAGE: usize = 4096;
 
 /// The bytes that remain for files of a pod.
-pub(super) struct Budget(usize);
+pub(super) struct Budget {
+    left: usize,
+    /// Bytes that a file takes at least.
+    page: usize,
+}
 
 /// A volume that is projected into files. `configMap`, `secret` and `downwardAPI` volumes are projections with one
 /// source and have directories of their own type.
@@ -70,9 +72,9 @@ pub(super) type Payload = BTreeMap<String, File>;
 // === impl Budget ===
 
 impl Budget {
-    /// The budget of one pod.
-    pub(super) fn new() -> Self {
-        Self(POD_MAX)
+    /// The budget of one pod on a machine with pages of that many bytes.
+    pub(super) fn new(page: usize) -> Self {
+        Self { left: POD_MAX, page }
     }
 
     /// Takes the bytes of one file.
@@ -80,8 +82,8 @@ impl Budget {
     /// # Errors
     /// When the pod's files are too large.
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), SetUpError> {
-        let left = self.0.checked_sub(bytes.max(1).next_multiple_of(PAGE));
-        self.0 = left.ok_or(SetUpError::TooLarge { mebibytes: POD_MAX >> 20 })?;
+        let left = self.left.checked_sub(bytes.max(1).next_multiple_of(self.page));
+        self.left = left.ok_or(SetUpError::TooLarge { mebibytes: POD_MAX >> 20 })?;
         Ok(())
     }
 }
@@ -250,7 +252,16 @@ mod tests {
     }
 
     fn files_of(part: &ObjectPart, data: Option<&Data>, mode: u32) -> Result<Payload, SetUpError> {
-        part.files(data, mode, &mut Budget::new())
+        part.files(data, mode, &mut Budget::new(4096))
+    }
+
+    #[test]
+    fn a_file_takes_a_page_of_the_machine_at_least() {
+        for page in [4 << 10, 64 << 10] {
+            let mut budget = Budget::new(page);
+            assert!((0..POD_MAX / page).all(|_| budget.take(1).is_ok()), "{page}");
+            assert!(budget.take(1).is_err(), "{page}");
+        }
     }
 
     #[test]
@@ -260,7 +271,7 @@ mod tests {
         };
         let large = Data::from([("k".to_owned(), vec![0; 1 << 20])]);
         let (part, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "items": many(40)}}));
-        let mut budget = Budget::new();
+        let mut budget = Budget::new(4096);
         assert_eq!(part.files(Some(&large), mode, &mut budget).expect("below the limit").len(), 40);
         let second = part.files(Some(&large), mode, &mut budget).expect_err("a second volume of the pod");
         assert!(matches!(second, SetUpError::TooLarge { .. }), "{second}");

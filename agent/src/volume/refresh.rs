@@ -107,10 +107,16 @@ fn is_same(a: &Pod, b: &Pod) -> bool {
         && a.spec == b.spec
 }
 
+/// The kernel's page size in bytes: 4 KiB, on arm64 up to 64 KiB.
+pub(super) fn page_size() -> usize {
+    let found = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    found.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes > 0).unwrap_or(4096)
+}
+
 /// Writes all volumes; time until the next token is due.
 async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
-    let mut budget = Budget::new();
+    let mut budget = Budget::new(page_size());
     for source in sources {
         let due = match source.write(ctx, pod, &mut budget).await {
             Ok(renew_in) => renew_in,

@@ -82,7 +82,7 @@ fn ask(name: &str, command: u32, data: u32) -> io::Result<u32> {
         ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_data: (&raw mut value).cast() },
     };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     // SAFETY: request and value live until the call returns, and the kernel uses them only during the call.
     unsafe { ethtool(socket.as_raw_fd(), &raw mut request) }?;

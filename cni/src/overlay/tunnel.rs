@@ -198,7 +198,7 @@ mod tun {
             ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: flags },
         };
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
-            *to = from.cast_signed();
+            *to = libc::c_char::from_ne_bytes([from]);
         }
         // SAFETY: the request is a complete ifreq, which the kernel accesses only during the call.
         unsafe { set_interface(file.as_raw_fd(), &raw const request) }?;

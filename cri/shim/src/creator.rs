@@ -127,6 +127,10 @@ enum CreateError {
     Duplicate(#[source] io::Error),
     #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
+    #[error(
+        "cannot set the user: on 32-bit ARM, hooks and seccomp notifications need ids below 65536 and one supplementary group at most"
+    )]
+    User,
     #[error("cannot create the container")]
     Library(#[source] Box<LibcontainerError>),
     #[error("cannot make the container's cgroup")]
@@ -157,7 +161,9 @@ pub(crate) fn run(request: &CreateRequest<'_>, reporter: Reporter) -> ! {
 
 fn kind(error: &CreateError) -> Kind {
     match error {
-        CreateError::Read { .. } | CreateError::Missing(_) | CreateError::Cgroup(_) => Kind::Invalid,
+        CreateError::Read { .. } | CreateError::Missing(_) | CreateError::Cgroup(_) | CreateError::User => {
+            Kind::Invalid
+        }
         CreateError::Stage(stage::StageError::SubPath { .. }) => Kind::Invalid,
         CreateError::NotOfThePod { .. } => Kind::WrongState,
         CreateError::Library(error) => match **error {
@@ -205,6 +211,9 @@ fn create(request: &CreateRequest<'_>, reporter: Reporter) -> Result<(), CreateE
             Ok(launch::launch(&launch, unit.as_mut(), reporter)?)
         }
         Method::Library => {
+            if !spec.process().as_ref().is_none_or(|process| library::can_set(process.user())) {
+                return Err(CreateError::User);
+            }
             trace::install(reporter);
             limits::restrict_devices_for_library(request.hierarchies, &cgroup, &spec)?;
             let pid = library::build(request, reporter)?;

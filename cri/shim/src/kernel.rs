@@ -269,17 +269,31 @@ pub(crate) fn place(fd: RawFd, standard: RawFd) -> io::Result<()> {
     check(c_long::from(unsafe { libc::dup2(fd, standard) })).map(drop)
 }
 
+// The calls with ids of 32 bits. On arm the older names take ids of 16 bits.
+#[cfg(not(target_arch = "arm"))]
+const SET_USER_IDS: c_long = libc::SYS_setresuid;
+#[cfg(not(target_arch = "arm"))]
+const SET_GROUP_IDS: c_long = libc::SYS_setresgid;
+#[cfg(not(target_arch = "arm"))]
+const SET_GROUPS: c_long = libc::SYS_setgroups;
+#[cfg(target_arch = "arm")]
+const SET_USER_IDS: c_long = libc::SYS_setresuid32;
+#[cfg(target_arch = "arm")]
+const SET_GROUP_IDS: c_long = libc::SYS_setresgid32;
+#[cfg(target_arch = "arm")]
+const SET_GROUPS: c_long = libc::SYS_setgroups32;
+
 /// Sets all three user ids and all three group ids of this process.
 pub(crate) fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: integers only; the process has one thread, so the raw call covers all of it.
-    check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
+    check(unsafe { libc::syscall(SET_GROUP_IDS, gid, gid, gid) })?;
     // SAFETY: as above.
-    check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
+    check(unsafe { libc::syscall(SET_USER_IDS, uid, uid, uid) }).map(drop)
 }
 
 pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
     // SAFETY: pointer and length are of one slice that outlives the call.
-    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
+    check(unsafe { libc::syscall(SET_GROUPS, groups.len(), groups.as_ptr()) }).map(drop)
 }
 
 /// openat2(2) with RESOLVE_IN_ROOT: `path` and all its links resolve with `root` as the root directory.

@@ -48,6 +48,7 @@ fn the_best_platform_of_an_index_is_chosen() {
         (&all, platform("arm", "v7"), Some("linux/arm/v7")),
         (&all, platform("arm", "v6"), Some("linux/arm/v6")),
         (&all, platform("riscv64", ""), None),
+        (&["linux/amd64", "linux/riscv64"], platform("riscv64", ""), Some("linux/riscv64")),
         (&["linux/386", "windows/amd64"], platform("amd64", ""), Some("linux/386")),
         (&["linux/arm/v7"], platform("arm64", "v8"), Some("linux/arm/v7")),
         (&["linux/arm/v7"], platform("arm", "v6"), None),

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use coracle_proto::shim::error::Kind;
 use libcontainer::container::builder::ContainerBuilder;
-use libcontainer::oci_spec::runtime::Spec;
+use libcontainer::oci_spec::runtime::{Spec, User};
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorValidationError};
 
@@ -43,6 +43,15 @@ pub(super) fn build(request: &CreateRequest<'_>, reporter: Reporter) -> Result<i
         .build()
         .map_err(library)?;
     container.pid().map(|pid| pid.as_raw()).ok_or(CreateError::Missing("process"))
+}
+
+/// Whether the library sets this user correctly. On 32-bit ARM it calls setresuid(2), setresgid(2) and setgroups(2) by
+/// their numbers for ids of 16 bits: it would cut off ids, and read the upper half of each group as another group.
+pub(super) fn can_set(user: &User) -> bool {
+    let groups = user.additional_gids().as_deref().unwrap_or_default();
+    let is_short = |id: &u32| u16::try_from(*id).is_ok();
+    !cfg!(target_arch = "arm")
+        || (groups.len() < 2 && groups.iter().chain([&user.uid(), &user.gid()]).all(is_short))
 }
 
 /// The library takes ownership. Descriptors are duplicated: this process is a fork in which the owners never
@@ -83,5 +92,23 @@ impl Executor for Runner {
 
     fn validate(&self, _spec: &Spec) -> Result<(), ExecutorValidationError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_that_the_library_would_set_wrongly_are_refused() {
+        let user = |uid: u32, groups: &[u32]| -> User {
+            serde_json::from_value(serde_json::json!({ "uid": uid, "gid": 7, "additionalGids": groups }))
+                .unwrap()
+        };
+        let is_everything_right = cfg!(not(target_arch = "arm"));
+        assert!(can_set(&user(65_535, &[65_535])));
+        assert_eq!(can_set(&user(65_536, &[])), is_everything_right);
+        assert_eq!(can_set(&user(1, &[65_536])), is_everything_right);
+        assert_eq!(can_set(&user(1, &[1, 2])), is_everything_right);
     }
 }

@@ -290,6 +290,14 @@ mod tests {
 
     use super::*;
 
+    /// Runs a program. A test under qemu's emulation of user programs cannot execute programs of its own architecture.
+    fn command(path: &std::path::Path) -> Command {
+        let Some(emulator) = std::env::var_os("TEST_EMULATOR") else { return Command::new(path) };
+        let mut command = Command::new(emulator);
+        command.arg(path);
+        command
+    }
+
     #[test]
     fn the_program_reports_that_it_waits_and_ends_with_its_input() {
         let path = std::env::temp_dir().join(format!("coracle-init-{}", std::process::id()));
@@ -297,14 +305,14 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o555)).unwrap();
         let mut init = loop {
             // A fork of another test may still have the file open for writing.
-            match Command::new(&path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+            match command(&path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn() {
                 Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
                 started => break started.unwrap(),
             }
         };
-        std::fs::remove_file(&path).unwrap();
         let mut word = [0; 2];
         assert_eq!(init.stderr.as_mut().unwrap().read(&mut word).unwrap(), 1);
+        std::fs::remove_file(&path).unwrap();
         assert_eq!(word[0], b'+');
         assert!(init.try_wait().unwrap().is_none());
         drop(init.stdin.take());
