@@ -13,6 +13,7 @@ import (
 	"sort"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -38,6 +39,9 @@ type clusterCase struct {
 	Pending []*v1.Pod         `json:"pending"`
 	Others  []json.RawMessage `json:"others"`
 }
+
+// firstStart is when the first pending pod starts, in seconds since 1970. The pods of the cluster start earlier.
+const firstStart = 1800000000
 
 // decision is the outcome for one pod.
 type decision struct {
@@ -111,13 +115,16 @@ func decide(one *clusterCase) ([]decision, error) {
 	}
 	placed := append([]*v1.Pod(nil), one.Pods...)
 	var decisions []decision
-	for _, pod := range one.Pending {
+	for index, pod := range one.Pending {
 		*snapshot = *cache.NewSnapshot(placed, one.Nodes)
 		made := schedule(ctx, frame, preemption, snapshot, pod)
 		if node := best(made.Scores); node != "" {
 			sched.SchedulingQueue.DeleteNominatedPodIfExists(pod)
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName = node
+			// Without start times the order of victims with the same priority is not defined.
+			start := metav1.Unix(firstStart+int64(index), 0)
+			bound.Status.StartTime = &start
 			placed = append(placed, bound)
 		}
 		decisions = append(decisions, made)

@@ -20,6 +20,7 @@ mod kubectl;
 mod machine;
 mod nodes;
 mod process;
+mod registry_storage;
 mod stock;
 mod trace;
 

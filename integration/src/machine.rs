@@ -2,13 +2,14 @@
 //! server.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sched::{CloneFlags, unshare};
 
+use crate::registry_storage::add_image;
 use crate::{end_cgroup, eventually};
 
 /// The address of the machine's uplink.
@@ -115,11 +116,6 @@ impl Machine {
     pub fn start_registry_at(&mut self, address: &str) -> PathBuf {
         let (data, mirrors) = (self.path("registry"), self.path("mirrors"));
         let address: IpAddr = address.parse().unwrap();
-        // skopeo does not accept IPv6 addresses in image references: push over IPv4.
-        let (listening, pushed) = match address {
-            IpAddr::V4(_) => (SocketAddr::new(address, 5005), address),
-            IpAddr::V6(_) => ((Ipv6Addr::UNSPECIFIED, 5005).into(), Ipv4Addr::LOCALHOST.into()),
-        };
         let at = SocketAddr::new(address, 5005);
         fs::create_dir_all(mirrors.join("docker.io")).unwrap();
         let hosts = format!(
@@ -129,10 +125,14 @@ impl Machine {
         fs::write(mirrors.join("docker.io/hosts.toml"), hosts).unwrap();
         let config = format!(
             "version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
-             http: {{addr: '{listening}'}}\n",
+             http: {{addr: '{at}'}}\n",
             data.display()
         );
         fs::write(self.path("registry.yml"), config).unwrap();
+        for image in ["nginx", "busybox"] {
+            let layout = repository().join("target/images").join(image);
+            add_image(&data, &layout, &format!("library/{image}"));
+        }
         let log = fs::File::create(self.path("registry.log")).unwrap();
         let server = Command::new("docker-registry")
             .arg("serve")
@@ -144,19 +144,13 @@ impl Machine {
             .unwrap();
         self.registry = Some(server);
         eventually("the registry", 10, || std::net::TcpStream::connect(at).ok());
-        for image in ["nginx", "busybox"] {
-            let from = format!("oci:{}:latest", repository().join("target/images").join(image).display());
-            let to = format!("docker://{pushed}:5005/library/{image}:latest");
-            run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, &to]);
-        }
         mirrors
     }
 
-    /// Pushes an image to the registry on loopback: `busybox` with one more file of `megabytes` MiB, which compresses
-    /// well.
+    /// Adds an image to the registry: `busybox` with one more file of `megabytes` MiB, which compresses well.
     ///
     /// # Panics
-    /// When the image cannot be built or pushed.
+    /// When the image cannot be built.
     pub fn push_image(&self, name: &str, megabytes: usize) {
         let root = self.path(&format!("{name}.root"));
         fs::create_dir_all(&root).unwrap();
@@ -165,20 +159,18 @@ impl Machine {
         self.push_root(name, &root, &[]);
     }
 
-    /// Pushes an image to the registry on loopback: `busybox` with the files below `root`. `flags` are those of
-    /// `scripts/oci-layout` for the image configuration.
+    /// Adds an image to the registry: `busybox` with the files below `root`. `flags` are those of `scripts/oci-layout` for
+    /// the image configuration.
     ///
     /// # Panics
-    /// When the image cannot be built or pushed.
+    /// When the image cannot be built.
     pub fn push_root(&self, name: &str, root: &Path, flags: &[&str]) {
         let layout = self.path(&format!("{name}.oci"));
         let [pack, base] =
             ["scripts/oci-layout", "target/images/busybox"].map(|path| repository().join(path));
         let [pack, base, root, out] = [&pack, &base, root, &layout].map(|path| path.to_str().unwrap());
         run(pack, &[&[root, out, "--base", base], flags].concat());
-        let (from, to) =
-            (format!("oci:{out}:latest"), format!("docker://127.0.0.1:5005/library/{name}:latest"));
-        run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, &to]);
+        add_image(&self.path("registry"), &layout, &format!("library/{name}"));
     }
 
     /// Stops the registry server.

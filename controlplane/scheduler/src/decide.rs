@@ -189,23 +189,32 @@ pub(crate) fn refused_beside_nominated(
     snapshot: &mut Snapshot,
 ) -> HashMap<String, Refused> {
     let mut found = HashMap::new();
-    for node in snapshot.nodes_nominated_beside(pod) {
-        if let Some(refused) = refuse_beside_nominated(pod, profile, snapshot, &node) {
+    let nodes = snapshot.nodes_nominated_beside(pod);
+    if nodes.is_empty() {
+        return found;
+    }
+    let skips_affinity = Topology::of(pod, profile, snapshot).skips_affinity();
+    for node in nodes {
+        if let Some(refused) = refuse_beside_nominated(pod, profile, (snapshot, skips_affinity), &node) {
             found.insert(node, refused);
         }
     }
     found
 }
 
-/// The refusal of a node if the pods that are nominated for it run there.
-pub(crate) fn refuse_beside_nominated(
+/// The refusal of a node if the pods that are nominated for it run there. If upstream skips the filter of affinity without
+/// these pods, it skips the filter with them too.
+fn refuse_beside_nominated(
     pod: &Pod,
     profile: &Profile,
-    snapshot: &mut Snapshot,
+    (snapshot, skips_affinity): (&mut Snapshot, bool),
     node: &str,
 ) -> Option<Refused> {
     let added = snapshot.assume_nominated(pod, node);
-    let refused = prepare(pod, profile, snapshot).ok().and_then(|prepared| {
+    let refused = prepare(pod, profile, snapshot).ok().and_then(|mut prepared| {
+        if skips_affinity {
+            prepared.topology.skip_affinity();
+        }
         let candidate = snapshot.candidate(node)?;
         refuse(pod, profile, &prepared, (candidate, snapshot))
     });
@@ -323,6 +332,24 @@ mod tests {
         snapshot.denominate("p");
         let found = filter(&pod("low", 1, "2"), &Profile::default(), &snapshot, HashMap::new());
         assert_eq!(found.map(|found| found.fitting.len()).ok(), Some(2));
+    }
+
+    /// Source: `PreFilter` of upstream's InterPodAffinity, which returns `Skip`.
+    #[test]
+    fn terms_of_nominated_pods_count_only_for_a_pod_whose_affinity_is_not_skipped() {
+        let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+        let term = json!({"labelSelector": {}, "topologyKey": "kubernetes.io/hostname"});
+        let far = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
+        let alone = |name: &str| fixture::pod(name, json!({"affinity": {"podAntiAffinity": far}}));
+        let refused = |snapshot: &mut Snapshot| {
+            let found =
+                refused_beside_nominated(&fixture::pod("p", json!({})), &Profile::default(), snapshot);
+            found.into_keys().collect::<Vec<_>>()
+        };
+        snapshot.nominate(&alone("nominated"), "a");
+        assert!(refused(&mut snapshot).is_empty());
+        snapshot.place(&alone("placed"), "b");
+        assert_eq!(refused(&mut snapshot), ["a"]);
     }
 
     #[test]

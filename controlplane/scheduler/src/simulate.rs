@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use coracle_values::object::{Key, ObjectExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -24,6 +25,9 @@ struct Case {
     #[serde(default)]
     others: Vec<Value>,
 }
+
+/// Start of the first pending pod, in seconds since 1970. The pods of the cluster start earlier.
+const FIRST_START: i64 = 1_800_000_000;
 
 /// The outcome for one pod.
 #[derive(Default, Serialize)]
@@ -65,7 +69,9 @@ pub fn decide_case(case: &str) -> Result<String, serde_json::Error> {
             snapshot.nominate(pod, node);
         }
     }
-    let decisions: Vec<Decision> = case.pending.iter().map(|pod| decide(&mut snapshot, pod)).collect();
+    let pending = case.pending.into_iter().enumerate();
+    let decisions: Vec<Decision> =
+        pending.map(|(index, pod)| decide(&mut snapshot, &started(pod, index))).collect();
     serde_json::to_string(&decisions)
 }
 
@@ -102,6 +108,13 @@ fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> 
         _ => snapshot.volumes.add(&kind, object)?,
     }
     Ok(())
+}
+
+/// The pod with a start time for when it is placed: upstream's order of victims without one is not defined.
+fn started(mut pod: Pod, index: usize) -> Pod {
+    let second = FIRST_START + i64::try_from(index).unwrap_or_default();
+    pod.status.start_time = jiff::Timestamp::from_second(second).ok().map(Time);
+    pod
 }
 
 fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {

@@ -43,6 +43,16 @@ impl Topology {
         self.spread.update(pod, node, other, if is_added { 1 } else { -1 });
     }
 
+    /// Whether upstream skips the filter of affinity for the pod.
+    pub(crate) fn skips_affinity(&self) -> bool {
+        self.affinity.is_skipped()
+    }
+
+    /// Skips the filter of affinity, for a pod for which it was skipped before pods were added.
+    pub(crate) fn skip_affinity(&mut self) {
+        self.affinity.skip();
+    }
+
     /// Whether the filters have the same input.
     #[cfg(test)]
     pub(crate) fn filters_as(&self, other: &Self) -> bool {

@@ -36,6 +36,9 @@ pub(super) struct Affinity {
     excluded: HashMap<Domain, usize>,
     /// Sums of the weights of preferred terms by domain.
     weights: HashMap<Domain, i64>,
+    /// Whether the filter accepts every node: the pod has no required term, and no other pod excludes it. Upstream then
+    /// skips the plugin for this pod, and does not read the terms of pods that are added later.
+    is_skipped: bool,
 }
 
 impl Affinity {
@@ -67,6 +70,7 @@ impl Affinity {
             }
         }
         found.namespace = pod.namespace().to_owned();
+        found.is_skipped = found.excluded.is_empty() && own.near.is_empty() && own.far.is_empty();
         if own.near.is_empty() && own.far.is_empty() && own.preferred.is_empty() {
             found.labels = labels;
             return found;
@@ -89,6 +93,9 @@ impl Affinity {
 
     /// Counts a pod that is added to a node (`change` 1) or removed from it (-1), for the filter. Scores do not change.
     pub(super) fn update(&mut self, node: Candidate<'_>, other: &Placed, snapshot: &Snapshot, change: isize) {
+        if self.is_skipped {
+            return;
+        }
         let Self { own, namespace, labels, near, far, excluded, .. } = self;
         let is = |term: &Term| term.selects(&other.namespace, &other.labels, &snapshot.namespaces);
         if !own.near.is_empty() && own.near.iter().all(is) {
@@ -98,6 +105,16 @@ impl Affinity {
         let others = other.terms().into_iter().flat_map(|terms| &terms.far);
         let excluding = others.filter(|term| term.selects(namespace, labels, &snapshot.namespaces));
         count(excluded, node, excluding, change);
+    }
+
+    pub(super) fn is_skipped(&self) -> bool {
+        self.is_skipped
+    }
+
+    /// Makes the filter accept every node. The pod has no required terms.
+    pub(super) fn skip(&mut self) {
+        self.excluded.clear();
+        self.is_skipped = true;
     }
 
     fn weigh(&mut self, node: Candidate<'_>, key: &str, weight: i64) {
@@ -233,6 +250,23 @@ mod tests {
         assert_eq!(topology.refusals(first), ["node(s) didn't satisfy existing pods anti-affinity rules"]);
         snapshot.remove("1");
         assert_eq!(fitting(&pod("3", "db", Value::Null), &snapshot), "abc");
+    }
+
+    #[test]
+    fn pods_that_are_added_to_the_counts_exclude_only_a_pod_whose_affinity_is_not_skipped() {
+        let mut snapshot = snapshot();
+        let alone = pod("alone", "db", required("podAntiAffinity", "db", "zone"));
+        let of = |pod: &Pod, snapshot: &Snapshot| Topology::of(pod, &Profile::default(), snapshot);
+        let incoming =
+            [Value::Null, required("podAntiAffinity", "web", "zone")].map(|own| pod("new", "db", own));
+        let counted = incoming.each_ref().map(|pod| of(pod, &snapshot));
+        snapshot.place(&alone, "a");
+        let node = snapshot.candidate("a").unwrap();
+        let added = snapshot.placed_pod("a", "alone").unwrap();
+        for ((pod, mut topology), refused) in incoming.iter().zip(counted).zip([false, true]) {
+            topology.update((pod, true), node, added, &snapshot);
+            assert_eq!(!topology.refusals(node).is_empty(), refused);
+        }
     }
 
     #[test]
