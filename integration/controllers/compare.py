@@ -110,13 +110,9 @@ class Run:
 
 
 def heartbeats(runs):
-    while not STOP.wait(10):
-        for run in list(runs):
-            for kubelet in run.kubelets:
-                try:
-                    kubelet.heartbeat()
-                except OSError:
-                    traceback.print_exc()
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        while not STOP.wait(6):
+            list(pool.map(Kubelet.heartbeat, [kubelet for run in list(runs) for kubelet in run.kubelets]))
 
 
 def main():

@@ -258,7 +258,7 @@ class History:
                 {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}},
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {"action": "Count", "onExitCodes": {"operator": "NotIn", "values": [7]}}], 2)}
-        spec |= self.pick({}, {}, {"suspend": True}, {"podReplacementPolicy": "Failed"}, {"activeDeadlineSeconds": 6},
+        spec |= self.pick({}, {}, {"suspend": True}, {"podReplacementPolicy": "Failed"},
                           {"ttlSecondsAfterFinished": 2})
         yield self.create("Job", "task", spec)
         yield self.act("bind")
@@ -378,9 +378,9 @@ class History:
                           ["spec"], metadata={"labels": {"app": "user"}})
         yield self.act("bind")
 
-    def volume(self, name, size):
+    def volume(self, name, size, storage_class=None):
         return self.create("PersistentVolume", f"{self.scope}-{name}", {
-            "capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "storageClassName": self.scope,
+            "capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "storageClassName": storage_class or self.scope,
             "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": "/tmp/none"}})
 
     def claim(self, **more):
@@ -391,7 +391,8 @@ class History:
         yield from self.random.choice([
             lambda: [self.create("PersistentVolumeClaim", "b", self.claim())],
             lambda: [self.volume("b", self.pick("1Gi", "1Mi"))],
-            lambda: [self.create("PersistentVolumeClaim", "c", self.claim(volumeName=f"{self.scope}-b"))],
+            lambda: [self.volume("c", self.pick("1Gi", "1Mi"), "other")],
+            lambda: [self.create("PersistentVolumeClaim", "c", self.claim(volumeName=f"{self.scope}-c", storageClassName="other"))],
             lambda: [self.delete("PersistentVolumeClaim", self.pick("a", "b"), "Background")],
             lambda: [self.delete("PersistentVolume", f"{self.scope}-{self.pick('a', 'b')}", "Background")],
             lambda: [self.act("end", app="user", count=1, code=0)],

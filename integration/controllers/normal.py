@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import threading
 
 from cluster import CLUSTER_SCOPED, RESOURCES
 
@@ -27,33 +28,26 @@ class Names:
 
     def __init__(self, scope):
         self.scope = scope
-        self.tokens = {}
-        self.pattern = None
+        # Hashes; generated names with their prefixes; texts that stand for an object, with its resource and name.
+        self.hashes, self.generated, self.identities = {}, {}, {}
+        self.tokens, self.pattern, self.lock = {}, None, threading.Lock()
 
     def learn(self, resource, item):
         """Reads the random texts of an object."""
         metadata = item["metadata"]
         name, uid = metadata["name"], metadata.get("uid")
         owner = next((one for one in metadata.get("ownerReferences", []) if one.get("controller")), None)
-        token = name
         if resource == "replicasets" and owner and name.startswith(owner["name"] + "-"):
-            token = self.hashed(owner["name"], name, self.template(item["spec"]["template"]))
+            self.add(self.hashes, name[len(owner["name"]) + 1:], f"#{digest(self.template(item['spec']['template']))}")
         elif resource == "controllerrevisions" and owner and name.startswith(owner["name"] + "-"):
-            token = self.hashed(owner["name"], name, item.get("data"))
+            self.add(self.hashes, name[len(owner["name"]) + 1:], f"#{digest(item.get('data'))}")
         elif name.startswith(metadata.get("generateName", "\0")) and RANDOM.search(name):
-            prefix = metadata["generateName"]
-            for known in sorted(self.tokens, key=len, reverse=True):
-                if prefix.startswith(known + "-") and "uid:" not in self.tokens[known]:
-                    prefix = self.tokens[known] + prefix[len(known):]
-                    break
-            token = prefix + "*"
-        if token != name:
-            self.add(name, token)
+            self.add(self.generated, name, metadata["generateName"])
         if uid:
-            self.add(uid, f"uid:{resource}/{token}")
-        for address in [one.get("ip") for one in item.get("status", {}).get("podIPs", [])] if resource == "pods" else []:
-            if address:
-                self.add(address, f"ip:{token}")
+            self.add(self.identities, uid, ("uid", f"{resource}/", name))
+        if resource == "pods":
+            for address in item.get("status", {}).get("podIPs", []):
+                self.add(self.identities, address["ip"], ("ip", "", name))
 
     @staticmethod
     def template(template):
@@ -61,23 +55,28 @@ class Names:
         copy.get("metadata", {}).get("labels", {}).pop("pod-template-hash", None)
         return copy
 
-    def hashed(self, owner, name, content):
-        text = f"#{digest(content)}"
-        self.add(name[len(owner) + 1:], text)
-        return f"{owner}-{text}"
+    def add(self, known, text, token):
+        with self.lock:
+            if known.get(text) != token:
+                known[text] = token
+                self.pattern = None
 
-    def add(self, text, token):
-        if self.tokens.get(text) != token:
-            self.tokens[text] = token
-            self.pattern = None
+    @staticmethod
+    def compiled(tokens):
+        words = sorted(tokens, key=len, reverse=True)
+        return re.compile(r"(?<![a-z0-9])(" + "|".join(map(re.escape, words)) + r")(?![a-z0-9])") if words else re.compile(r"(?!)")
 
     def replace(self, text):
-        if not self.tokens:
-            return text
-        if self.pattern is None:
-            words = sorted(self.tokens, key=len, reverse=True)
-            self.pattern = re.compile(r"(?<![a-z0-9])(" + "|".join(map(re.escape, words)) + r")(?![a-z0-9])")
-        return self.pattern.sub(lambda match: self.tokens[match[1]], text)
+        with self.lock:
+            if self.pattern is None:
+                hashes = self.compiled(self.hashes)
+                tokens = dict(self.hashes)
+                for name, prefix in self.generated.items():
+                    tokens[name] = hashes.sub(lambda match: self.hashes[match[1]], prefix) + "*"
+                for one, (kind, resource, name) in self.identities.items():
+                    tokens[one] = f"{kind}:{resource}" + (tokens.get(name) or hashes.sub(lambda match: self.hashes[match[1]], name))
+                self.tokens, self.pattern = tokens, self.compiled(tokens)
+            return self.pattern.sub(lambda match: self.tokens[match[1]], text)
 
     def clean(self, value, key=""):
         """The comparable form of a value."""
@@ -118,10 +117,11 @@ def snapshot(cluster, names):
             clean = names.clean({part: value for part, value in item.items() if part not in ("apiVersion", "kind")})
             if resource == "nodes":
                 clean["status"] = {"conditions": clean.get("status", {}).get("conditions")}
-            if resource == "configmaps" and item["metadata"]["name"] == "kube-root-ca.crt":
+            if resource == "secrets" or resource == "configmaps" and item["metadata"]["name"] == "kube-root-ca.crt":
                 clean["data"] = sorted(clean.get("data", {}))
             name = names.replace(item["metadata"]["name"]) if resource not in CLUSTER_SCOPED else item["metadata"]["name"]
             if resource == "endpointslices":
+                clean["metadata"].pop("generation", None)  # how many writes a change takes depends on time
                 clean["metadata"]["name"] = name = clean["metadata"].get("generateName", name)
             result.setdefault(f"{resource}/{name}", []).append(clean)
     for key, items in result.items():
