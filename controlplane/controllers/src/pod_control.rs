@@ -5,6 +5,7 @@ use std::sync::Arc;
 use coracle_events::Event;
 use coracle_values::label_selector::LabelSelector;
 use futures::future::join_all;
+use jiff::Timestamp;
 use kube::Resource;
 use kube::api::DeleteParams;
 use kube::core::NamespaceResourceScope;
@@ -14,6 +15,7 @@ use crate::cache::Cache;
 use crate::context::Context;
 use crate::error::{Error, is_namespace_terminating};
 use crate::object::{Object, ObjectExt, Pod, controller_of};
+use crate::timestamp::whole_seconds;
 use crate::write::{Part, owners_patch};
 
 /// A workload and the means to write its pods.
@@ -81,6 +83,18 @@ pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
     let spec = template.get("spec").filter(|spec| spec.is_object()).cloned().unwrap_or_else(|| json!({}));
     metadata.insert("ownerReferences".to_owned(), json!([owner.controller_reference()]));
     json!({"metadata": metadata, "spec": spec})
+}
+
+/// The condition of a pod that a controller deletes: reason and message are those of the controller.
+pub(crate) fn disruption_target(pod: &Pod, (reason, message): (&str, &str), now: Timestamp) -> Value {
+    json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "observedGeneration": pod.metadata.generation,
+        "lastTransitionTime": whole_seconds(now),
+    })
 }
 
 /// The API server's message, without the client's prefix.
@@ -196,5 +210,20 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
     /// Records an event about the workload.
     pub(crate) fn record(&self, event: Event) {
         self.context.record(self.owner, self.component, event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_condition_of_a_deleted_pod_names_its_generation() {
+        let mut pod = Pod::default();
+        pod.metadata.generation = Some(3);
+        let now = "2026-01-01T12:00:00.5Z".parse().unwrap();
+        let condition = disruption_target(&pod, ("Why", "because"), now);
+        assert_eq!(condition["observedGeneration"], 3);
+        assert_eq!(condition["lastTransitionTime"], "2026-01-01T12:00:00Z");
     }
 }

@@ -23,6 +23,9 @@ pub(crate) trait Replicas: Object + Resource<Scope = NamespaceResourceScope> {
     /// The component in events.
     const COMPONENT: &'static str;
 
+    /// Whether the status has the number of pods that are being deleted.
+    const HAS_TERMINATING: bool;
+
     /// The spec.
     fn spec(&self) -> &ReplicaSetSpec;
 
@@ -35,6 +38,7 @@ pub(crate) trait Replicas: Object + Resource<Scope = NamespaceResourceScope> {
 
 impl Replicas for ReplicaSet {
     const COMPONENT: &'static str = "replicaset-controller";
+    const HAS_TERMINATING: bool = true;
 
     fn spec(&self) -> &ReplicaSetSpec {
         &self.spec
@@ -51,6 +55,7 @@ impl Replicas for ReplicaSet {
 
 impl Replicas for ReplicationController {
     const COMPONENT: &'static str = "replication-controller";
+    const HAS_TERMINATING: bool = false;
 
     fn spec(&self) -> &ReplicaSetSpec {
         &self.spec

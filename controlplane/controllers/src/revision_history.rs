@@ -4,6 +4,7 @@
 
 mod run;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -25,6 +26,8 @@ pub(crate) struct Workload<'a> {
     pub(crate) uid: &'a str,
     pub(crate) owner: OwnerReference,
     pub(crate) template: &'a Template,
+    /// Its revisions get them too: `kubectl rollout history` shows one of them.
+    pub(crate) annotations: Option<&'a BTreeMap<String, String>>,
     /// The label that has the hash of a revision.
     pub(crate) hash_label: &'static str,
     pub(crate) collisions: i32,
@@ -102,6 +105,7 @@ fn new_revision(workload: &Workload<'_>, number: i64, collisions: i32) -> Value 
         "metadata": {
             "name": format!("{}-{hash}", workload.name),
             "labels": labels,
+            "annotations": workload.annotations,
             "ownerReferences": [workload.owner],
         },
         "data": {"spec": {"template": template}},
@@ -129,6 +133,7 @@ mod tests {
             uid: "u",
             owner,
             template: &template,
+            annotations: None,
             hash_label: POD_REVISION,
             collisions: 0,
         };
@@ -149,6 +154,23 @@ mod tests {
             assert_eq!(template_of(&revision).value(), json!({}), "{data}");
             assert_eq!(decide(&[revision], "c:3"), "create 2", "{data}");
         }
+    }
+
+    #[test]
+    fn a_new_revision_has_the_annotations_of_its_workload() {
+        let (template, annotations) =
+            (Template::new(&json!({})), [("note".to_owned(), "x".to_owned())].into());
+        let workload = Workload {
+            namespace: "n",
+            name: "w",
+            uid: "u",
+            owner: OwnerReference::default(),
+            template: &template,
+            annotations: Some(&annotations),
+            hash_label: POD_REVISION,
+            collisions: 0,
+        };
+        assert_eq!(new_revision(&workload, 1, 0)["metadata"]["annotations"], json!({"note": "x"}));
     }
 
     #[test]

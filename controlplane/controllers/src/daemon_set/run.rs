@@ -139,6 +139,7 @@ fn workload(set: &DaemonSet) -> Workload<'_> {
         uid: set.uid(),
         owner: set.controller_reference(),
         template: &set.spec.template,
+        annotations: set.metadata.annotations.as_ref(),
         hash_label: POD_REVISION,
         collisions: set.status.collision_count.unwrap_or_default(),
     }

@@ -111,16 +111,9 @@ async fn apply(context: &Context, deployment: &Deployment, mut plan: Plan) -> Re
             source,
         })?;
     }
-    if let Some(revision) = plan.revision {
-        let patch = json!({"metadata": {
-            "uid": deployment.uid(),
-            "annotations": {super::revision::REVISION: revision},
-        }});
-        context.deployments().merge(&deployment.key(), Part::Main, patch).await?;
-    }
-    match plan.status {
-        Some(status) => show(context, deployment, &status).await,
-        None => Ok(()),
+    match (plan.status, plan.revision) {
+        (None, None) => Ok(()),
+        (status, revision) => show(context, deployment, status.as_ref(), revision).await,
     }
 }
 
@@ -201,7 +194,7 @@ async fn create(
     context.record(deployment, CONTROLLER, Event::warning("ReplicaSetCreateError", message.clone()));
     note_progress(deployment, status, "False", "ReplicaSetCreateError", message);
     if let Some(status) = status {
-        show(context, deployment, status).await?;
+        show(context, deployment, Some(status), None).await?;
     }
     Err(error(source))
 }
@@ -259,16 +252,63 @@ async fn update(context: &Context, deployment: &Deployment, change: &Update) -> 
     Ok(())
 }
 
-async fn show(context: &Context, deployment: &Deployment, status: &DeploymentStatus) -> Result<(), Error> {
+/// Writes the status and the revision. The revision is an annotation, which upstream also writes with the status: so it
+/// does not change the generation.
+async fn show(
+    context: &Context,
+    deployment: &Deployment,
+    status: Option<&DeploymentStatus>,
+    revision: Option<String>,
+) -> Result<(), Error> {
+    let patch = status_patch(deployment, status, revision);
+    context.deployments().merge(&deployment.key(), Part::Status, patch).await.map(drop)
+}
+
+fn status_patch(
+    deployment: &Deployment,
+    status: Option<&DeploymentStatus>,
+    revision: Option<String>,
+) -> Value {
+    // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
+    let mut patch = json!({"metadata": {"uid": deployment.uid()}});
+    if let Some(revision) = revision {
+        patch["metadata"]["annotations"] = json!({super::revision::REVISION: revision});
+    }
+    let Some(status) = status else { return patch };
     let mut status = json!(status);
     // A merge patch deletes a field only if it names it with null.
-    for field in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas", "unavailableReplicas"]
-    {
+    for field in [
+        "replicas",
+        "updatedReplicas",
+        "readyReplicas",
+        "availableReplicas",
+        "unavailableReplicas",
+        "terminatingReplicas",
+    ] {
         if status.get(field).is_none() {
             status[field] = Value::Null;
         }
     }
-    // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
-    let patch = json!({"metadata": {"uid": deployment.uid()}, "status": status});
-    context.deployments().merge(&deployment.key(), Part::Status, patch).await.map(drop)
+    patch["status"] = status;
+    patch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_and_revision_are_one_patch() {
+        let mut deployment = Deployment::default();
+        deployment.metadata.uid = Some("u".to_owned());
+        let status = DeploymentStatus { replicas: Some(2), ..DeploymentStatus::default() };
+        let patch = status_patch(&deployment, Some(&status), Some("3".to_owned()));
+        let metadata = json!({"uid": "u", "annotations": {"deployment.kubernetes.io/revision": "3"}});
+        assert_eq!(patch["metadata"], metadata);
+        assert_eq!(
+            (&patch["status"]["replicas"], &patch["status"]["terminatingReplicas"]),
+            (&json!(2), &Value::Null)
+        );
+        assert_eq!(status_patch(&deployment, None, None), json!({"metadata": {"uid": "u"}}));
+    }
 }

@@ -1,5 +1,6 @@
 //! The desired status of a deployment.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -36,9 +37,18 @@ pub(crate) fn counts(
         available_replicas: positive(available),
         unavailable_replicas: positive(sum(&size) - available),
         collision_count: deployment.status.collision_count,
-        terminating_replicas: deployment.status.terminating_replicas,
+        terminating_replicas: terminating(history),
         conditions: Some(conditions.0),
     }
+}
+
+/// The number of pods that are being deleted. None if the number of one set is not known. A set that was never
+/// reconciled does not count.
+fn terminating(history: &History) -> Option<i32> {
+    let observed = |set: &&Arc<ReplicaSet>| {
+        set.status.observed_generation.unwrap_or_default() != 0 || set.status.terminating_replicas.is_some()
+    };
+    history.all().filter(observed).map(|set| set.status.terminating_replicas).sum()
 }
 
 fn positive(count: i32) -> Option<i32> {
@@ -194,5 +204,6 @@ pub(crate) fn same(one: &DeploymentStatus, other: &DeploymentStatus) -> bool {
     counts(one) == counts(other)
         && one.observed_generation == other.observed_generation
         && one.collision_count == other.collision_count
+        && one.terminating_replicas == other.terminating_replicas
         && conditions(one) == conditions(other)
 }

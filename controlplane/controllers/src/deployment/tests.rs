@@ -315,3 +315,17 @@ fn a_complete_deployment_needs_no_action() {
         plan.create.is_none() && plan.update.is_empty() && plan.status.is_none() && plan.revision.is_none()
     );
 }
+
+#[test]
+fn pods_that_are_being_deleted_are_summed_if_every_set_counts_them() {
+    let mut world = World::new(json!({}));
+    world.settle(|_| {});
+    world.roll_to("v2");
+    world.settle(|_| {});
+    let status = |world: &World| world.decide().status.map(|status| status.terminating_replicas);
+    assert_eq!(world.deployment.status.terminating_replicas, None);
+    world.sets[0].status.terminating_replicas = Some(2);
+    assert_eq!(status(&world), None, "the status is still the same: one set does not say");
+    world.sets[1].status.terminating_replicas = Some(0);
+    assert_eq!(status(&world), Some(Some(2)));
+}

@@ -23,10 +23,6 @@ pub(crate) fn groups(
         for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
             let Some(ip) = address(pod, address_type) else { continue };
             let shape = Shape { address_type, ports: slice_ports(service, pod) };
-            let has_ports = service.spec.ports.as_ref().is_some_and(|ports| !ports.is_empty());
-            if shape.ports.is_empty() && has_ports {
-                continue;
-            }
             let endpoint = endpoint(service, pod, ip, &zone_of);
             match all.iter_mut().find(|group| group.shape == shape) {
                 Some(group) => group.endpoints.push(endpoint),
@@ -169,6 +165,13 @@ mod tests {
         let ports: Vec<_> = all[0].shape.ports.iter().map(|port| port.port.unwrap()).collect();
         assert_eq!(ports, [8080, 81]);
         assert_eq!(all[0].endpoints[0].zone.as_deref(), Some("zone-of-n"));
+    }
+
+    #[test]
+    fn a_pod_without_the_named_port_is_an_endpoint_without_ports() {
+        let spec = json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "none"}]});
+        let all = planned(spec, &[pod("1", |_| {})]);
+        assert_eq!((all.len(), all[0].endpoints.len(), all[0].shape.ports.len()), (1, 1, 0));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use super::plan;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Node, ObjectExt, Pod};
+use crate::pod_control::disruption_target;
 use crate::queue::{Next, Queue};
-use crate::timestamp::whole_seconds;
 
 /// Wait before the pods of a deleted node are deleted: the node may be registered again.
 const QUARANTINE: Duration = Duration::from_secs(40);
@@ -70,20 +70,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     for pod in plan::stranded(&key.name, context.caches.pods.all()) {
-        remove(context, &pod, Some(condition())).await?;
+        let why = ("DeletionByPodGC", "PodGC: node no longer exists");
+        remove(context, &pod, Some(disruption_target(&pod, why, Timestamp::now()))).await?;
     }
     Ok(Next::Wait)
-}
-
-/// The condition of a pod whose node does not exist.
-fn condition() -> Value {
-    json!({
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "DeletionByPodGC",
-        "message": "PodGC: node no longer exists",
-        "lastTransitionTime": whole_seconds(Timestamp::now()),
-    })
 }
 
 /// Marks a pod as failed and deletes it without grace period, because no agent can stop it.
@@ -93,7 +83,7 @@ async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Resul
         move |source| Error::Request { verb, object, source }
     };
     if !pod.finished() {
-        let mut status = json!({"phase": "Failed"});
+        let mut status = json!({"phase": "Failed", "observedGeneration": pod.metadata.generation});
         if let Some(condition) = condition {
             status["conditions"] = json!([condition]);
         }

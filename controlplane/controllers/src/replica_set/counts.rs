@@ -18,6 +18,8 @@ pub(crate) struct Group {
     pub(crate) active: usize,
     /// Active pods that are ready.
     pub(crate) ready: usize,
+    /// Pods that are being deleted and are not finished.
+    pub(crate) terminating: usize,
 }
 
 /// Groups by labels.
@@ -61,7 +63,7 @@ fn count(all: &mut HashMap<String, HashMap<String, Groups>>, pod: &Pod, change: 
     let owner = controller_of(&pod.metadata);
     let is_counted =
         owner.is_none_or(|owner| matches!(owner.kind.as_str(), "ReplicaSet" | "ReplicationController"));
-    if !is_counted || !pod.is_active() {
+    if !is_counted || pod.finished() {
         return;
     }
     let uid = owner.map(|owner| owner.uid.as_str()).unwrap_or_default();
@@ -69,11 +71,15 @@ fn count(all: &mut HashMap<String, HashMap<String, Groups>>, pod: &Pod, change: 
     let groups = owners.entry(uid.to_owned()).or_default();
     let labels = pod.metadata.labels.clone().unwrap_or_default();
     let group = groups.entry(labels.clone()).or_default();
-    change(&mut group.active);
-    if pod.ready_since().is_some() {
-        change(&mut group.ready);
+    if pod.is_being_deleted() {
+        change(&mut group.terminating);
+    } else {
+        change(&mut group.active);
+        if pod.ready_since().is_some() {
+            change(&mut group.ready);
+        }
     }
-    if group.active == 0 {
+    if group.active == 0 && group.terminating == 0 {
         groups.remove(&labels);
     }
     if groups.is_empty() {
@@ -87,6 +93,7 @@ fn count(all: &mut HashMap<String, HashMap<String, Groups>>, pod: &Pod, change: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use kube::runtime::watcher::Event;
     use serde_json::json;
 
@@ -114,11 +121,15 @@ mod tests {
             })
         };
         cache.apply(Event::Apply(pod("b", "x", "False", 2)));
-        assert_eq!(read("rs"), [("x".to_owned(), Group { active: 2, ready: 1 })]);
+        assert_eq!(read("rs"), [("x".to_owned(), Group { active: 2, ready: 1, terminating: 0 })]);
         cache.apply(Event::Apply(pod("b", "y", "True", 3)));
-        let one = Group { active: 1, ready: 1 };
+        let one = Group { active: 1, ready: 1, terminating: 0 };
         assert_eq!(read("rs"), [("x".to_owned(), one), ("y".to_owned(), one)]);
-        cache.apply(Event::Delete(pod("a", "x", "True", 4)));
+        let mut ending = pod("a", "x", "True", 4);
+        ending.metadata.deletion_timestamp = Some(Time("2026-01-01T12:00:00Z".parse().unwrap()));
+        cache.apply(Event::Apply(ending.clone()));
+        assert_eq!(read("rs")[0].1, Group { active: 0, ready: 0, terminating: 1 });
+        cache.apply(Event::Delete(ending));
         let mut done = pod("b", "y", "False", 5);
         done.status.phase = Some("Failed".to_owned());
         cache.apply(Event::Apply(done));

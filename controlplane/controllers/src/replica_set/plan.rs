@@ -86,10 +86,16 @@ pub(crate) fn desired<K: Replicas>(set: &K) -> i32 {
 /// and the cost of a reconcile grows with the number of the set's pods.
 pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
     old.is_active() != new.is_active()
+        || is_terminating(old) != is_terminating(new)
         || old.ready_since() != new.ready_since()
         || labels(old) != labels(new)
         || old.metadata.owner_references != new.metadata.owner_references
         || old.uid() != new.uid()
+}
+
+/// Whether the pod is being deleted and has not finished.
+fn is_terminating(pod: &Pod) -> bool {
+    pod.is_being_deleted() && !pod.finished()
 }
 
 /// The labels of a pod; None if it has none.
@@ -111,16 +117,19 @@ pub(crate) struct Tally {
     labelled: usize,
     ready: usize,
     available: usize,
+    terminating: usize,
     /// When the next pod becomes available.
     next: Option<Duration>,
 }
 
 impl Tally {
-    /// Counts active pods.
-    pub(crate) fn of_pods<K: Replicas>(set: &K, active: &[Arc<Pod>], now: Timestamp) -> Self {
+    /// Counts pods.
+    pub(crate) fn of_pods<K: Replicas>(set: &K, pods: &[Arc<Pod>], now: Timestamp) -> Self {
         let template_labels = set.spec().template.labels();
-        let mut tally = Self { replicas: active.len(), ..Self::default() };
-        for pod in active {
+        let terminating = pods.iter().filter(|pod| is_terminating(pod)).count();
+        let mut tally = Self { terminating, ..Self::default() };
+        for pod in pods.iter().filter(|pod| pod.is_active()) {
+            tally.replicas += 1;
             tally.labelled += usize::from(has_all(pod.metadata.labels.as_ref(), Some(&template_labels)));
             let Some(since) = pod.ready_since() else { continue };
             tally.ready += 1;
@@ -139,6 +148,7 @@ impl Tally {
         for (labels, group) in groups {
             tally.replicas += group.active;
             tally.ready += group.ready;
+            tally.terminating += group.terminating;
             if has_all(Some(labels), Some(&template_labels)) {
                 tally.labelled += group.active;
             }
@@ -203,7 +213,7 @@ pub(crate) fn status<K: Replicas>(
         available_replicas: positive(count(tally.available)),
         observed_generation: set.meta().generation.max(set.status().observed_generation),
         conditions: conditions(set, failure, now),
-        terminating_replicas: set.status().terminating_replicas,
+        terminating_replicas: K::HAS_TERMINATING.then(|| count(tally.terminating)),
     }
 }
 
@@ -261,13 +271,14 @@ pub(crate) fn same(one: &ReplicaSetStatus, other: &ReplicaSetStatus) -> bool {
     };
     counts(one) == counts(other)
         && one.observed_generation == other.observed_generation
+        && one.terminating_replicas == other.terminating_replicas
         && one.conditions.as_deref().unwrap_or_default() == other.conditions.as_deref().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::ReplicaSet;
+    use crate::object::{ReplicaSet, ReplicationController};
     use serde_json::{Value, json};
 
     fn now() -> Timestamp {
@@ -390,6 +401,14 @@ mod tests {
             pod("1", "a", true, ready("2026-01-01T11:59:50Z")),
             pod("2", "a", true, ready("2026-01-01T11:59:00Z")),
         ];
+        let mut ending = Pod::clone(&pod("3", "a", true, ready("2026-01-01T11:59:00Z")));
+        ending.metadata.deletion_timestamp = Some(Time(now()));
+        assert!(is_relevant(&ending, &{
+            let mut done = ending.clone();
+            done.status.phase = Some("Failed".to_owned());
+            done
+        }));
+        let pods = [pods, vec![Arc::new(ending)]].concat();
         let tally = Tally::of_pods(&set, &pods, now());
         let (status, next) = (status(&set, &tally, None, now()), tally.next());
         assert_eq!(
@@ -397,6 +416,7 @@ mod tests {
             (2, Some(2), Some(1))
         );
         assert_eq!((status.fully_labeled_replicas, status.observed_generation), (None, Some(2)));
+        assert_eq!(status.terminating_replicas, Some(1));
         assert_eq!(next, Some(Duration::from_secs(20)));
     }
 
@@ -420,7 +440,7 @@ mod tests {
             [("app".to_owned(), app.to_owned()), ("x".to_owned(), "y".to_owned())].into()
         };
         let groups = |app: &str, active: usize| -> Groups {
-            [(labels(app), Group { active, ready: 1 })].into_iter().collect()
+            [(labels(app), Group { active, ready: 1, terminating: 2 })].into_iter().collect()
         };
         let selector = LabelSelector::try_from(&set(3).spec.selector).unwrap();
         let decide = |own: Groups, orphans: Groups| by_counts(&set(3), &selector, (&own, &orphans));
@@ -431,8 +451,10 @@ mod tests {
         assert!(decide(groups("b", 3), Groups::new()).is_none(), "a pod is to be released");
         assert!(decide(groups("a", 3), groups("a", 1)).is_none(), "a pod is to be adopted");
         let tally = Tally::of_groups(&set(3), &groups("a", 3));
-        let expected = Tally { replicas: 3, labelled: 3, ready: 1, available: 1, next: None };
+        let expected = Tally { replicas: 3, labelled: 3, ready: 1, available: 1, terminating: 2, next: None };
         assert_eq!(tally, expected);
+        assert_eq!(status(&set(3), &tally, None, now()).terminating_replicas, Some(2));
+        assert_eq!(status(&ReplicationController::default(), &tally, None, now()).terminating_replicas, None);
     }
 
     #[test]

@@ -149,8 +149,7 @@ async fn write_status<K: Replicas>(
         context.pod_counts.read(set.namespace(), set.uid(), |groups| Tally::of_groups(set, groups))
     } else {
         let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
-        let active: Vec<_> = pods.into_iter().filter(|pod| pod.is_active()).collect();
-        Tally::of_pods(set, &active, now)
+        Tally::of_pods(set, &pods, now)
     };
     let status = plan::status(set, &tally, failure, now);
     let mut rest = None;

@@ -35,6 +35,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     tracing::info!(pod = %key, "resetting the condition DisruptionTarget of a pod that was not deleted");
     let condition = json!({
         "type": "DisruptionTarget", "status": "False", "reason": null, "message": null,
+        "observedGeneration": pod.metadata.generation,
         "lastTransitionTime": whole_seconds(now),
     });
     let patch = json!({

@@ -51,6 +51,8 @@ pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revi
     let mut pod = pod_control::from_template(set, &template.value());
     let name = format!("{}-{ordinal}", set.name());
     pod["metadata"]["name"] = name.clone().into();
+    // Without effect beside the name, but upstream's pods have it.
+    pod["metadata"]["generateName"] = format!("{}-", set.name()).into();
     for (label, value) in
         [(POD_NAME, name.as_str()), (POD_INDEX, &ordinal.to_string()), (POD_REVISION, revision)]
     {
@@ -93,6 +95,7 @@ mod tests {
             let pod = new_pod(&set, 0, &Template::new(&template), "r");
             assert_eq!(pod["metadata"]["labels"][POD_REVISION], "r", "{template}");
             assert_eq!(pod["spec"], json!({"hostname": "db-0"}), "{template}");
+            assert_eq!(pod["metadata"]["generateName"], "db-", "{template}");
         }
     }
 }

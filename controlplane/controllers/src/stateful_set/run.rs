@@ -119,6 +119,7 @@ fn workload(set: &StatefulSet) -> Workload<'_> {
         uid: set.uid(),
         owner: set.controller_reference(),
         template: &set.spec.template,
+        annotations: set.metadata.annotations.as_ref(),
         hash_label: HASH,
         collisions: set.status.collision_count.unwrap_or_default(),
     }
@@ -165,7 +166,7 @@ async fn create_claims(context: &Context, set: &StatefulSet, ordinal: i32) -> Re
         match writer.create(set.namespace(), claim).await {
             Ok(_) => {
                 let message = format!(
-                    "create Claim {name} Pod {}-{ordinal} in StatefulSet {} success",
+                    "Create Claim {name} Pod {}-{ordinal} in StatefulSet {} success",
                     set.name(),
                     set.name()
                 );
@@ -174,7 +175,7 @@ async fn create_claims(context: &Context, set: &StatefulSet, ordinal: i32) -> Re
             Err(error) if is_already_exists(&error) => {}
             Err(source) => {
                 let message = format!(
-                    "create Claim {name} for Pod {}-{ordinal} in StatefulSet {} failed error: {}",
+                    "Create Claim {name} for Pod {}-{ordinal} in StatefulSet {} failed error: {}",
                     set.name(),
                     set.name(),
                     reason(&source)
@@ -194,14 +195,14 @@ async fn create(control: &PodControl<'_, StatefulSet>, ordinal: i32, pod: &Value
     let name = pod["metadata"]["name"].as_str().unwrap_or_default();
     match control.context.pods().create_in(set.namespace(), pod).await {
         Ok(_) => {
-            let message = format!("create Pod {name} in StatefulSet {} successful", set.name());
+            let message = format!("Create Pod {name} in StatefulSet {} successful", set.name());
             control.record(Event::normal("SuccessfulCreate", message));
             Ok(())
         }
         Err(error) if is_namespace_terminating(&error) => Ok(()),
         Err(error) => {
             let message =
-                format!("create Pod {name} in StatefulSet {} failed error: {}", set.name(), reason(&error));
+                format!("Create Pod {name} in StatefulSet {} failed error: {}", set.name(), reason(&error));
             control.record(Event::warning("FailedCreate", message));
             Err(control.failed("create a pod of", error))
         }
@@ -212,13 +213,13 @@ async fn delete(control: &PodControl<'_, StatefulSet>, pod: &Pod) -> Result<(), 
     let set = control.owner;
     match control.context.pods().delete(pod, DeleteParams::default()).await {
         Ok(()) => {
-            let message = format!("delete Pod {} in StatefulSet {} successful", pod.name(), set.name());
+            let message = format!("Delete Pod {} in StatefulSet {} successful", pod.name(), set.name());
             control.record(Event::normal("SuccessfulDelete", message));
             Ok(())
         }
         Err(error) => {
             let message = format!(
-                "delete Pod {} in StatefulSet {} failed error: {}",
+                "Delete Pod {} in StatefulSet {} failed error: {}",
                 pod.name(),
                 set.name(),
                 reason(&error)

@@ -11,8 +11,8 @@ use super::plan::{self, Due};
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
 use crate::object::{Key, Node, ObjectExt, Pod};
+use crate::pod_control::disruption_target;
 use crate::queue::{Next, Queue, until};
-use crate::timestamp::whole_seconds;
 use coracle_events::Event;
 use coracle_values::toleration::evicts;
 
@@ -74,13 +74,8 @@ async fn evict(context: &Context, pod: &Pod) -> Result<(), Error> {
     };
     let message = format!("Marking for deletion Pod {}", pod.key());
     context.record(pod, COMPONENT, Event::normal("TaintManagerEviction", message));
-    let condition = json!({
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "DeletionByTaintManager",
-        "message": "Taint manager: deleting due to NoExecute taint",
-        "lastTransitionTime": whole_seconds(Timestamp::now()),
-    });
+    let why = ("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint");
+    let condition = disruption_target(pod, why, Timestamp::now());
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());
     match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await {
