@@ -180,8 +180,15 @@ fn apiserver_config(
         front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,
         max_in_flight: config.max_in_flight,
+        own_components: own_components(config),
         shutdown_delay: config.shutdown_delay,
     })
+}
+
+/// The parts of the control plane that run in this process, by the names of component statuses.
+fn own_components(config: &ControlPlaneConfig) -> Vec<&'static str> {
+    let parts = [("controller-manager", !config.controllers.is_none()), ("scheduler", config.run_scheduler)];
+    parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name).collect()
 }
 
 /// The client certificate towards aggregated servers. Its authority signs nothing else, because a server that

@@ -3,7 +3,7 @@
 
 scripts/differential calls it: run.py OURS THEIRS FIXTURES [PART…]. OURS and THEIRS are URLs; both servers accept the
 token `differential` for a cluster administrator. FIXTURES is the folder of upstream's serialized objects, one of each
-kind with all fields set. PART is discovery, tables, schemas, fixtures, protobuf, objects, mutations or requests.
+kind with all fields set. PART is bootstrap, discovery, tables, schemas, fixtures, protobuf, objects, mutations or requests.
 
 A difference is a line `part<TAB>case<TAB>place<TAB>theirs<TAB>ours`. Intended differences are left out: each line of
 intended.txt is a regular expression of the whole line of a difference, a tab, `# ` and the reason.
@@ -344,7 +344,8 @@ def mutated(test):
 
 def requests(test):
     space = f"/api/v1/namespaces/{NAMESPACE}"
-    maps, pods = space + "/configmaps", space + "/pods"
+    maps, pods, bindings = space + "/configmaps", space + "/pods", space + "/bindings"
+    statuses = "/api/v1/componentstatuses"
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
     deployment = built(next(base for base in BASES if base[1] == "Deployment"))
@@ -437,11 +438,40 @@ def requests(test):
         ("POST", "/apis/authentication.k8s.io/v1/tokenreviews", {"spec": {"token": "nope"}}), ("POST", "/apis/authentication.k8s.io/v1/tokenreviews", {"spec": {}}),
         ("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", {}),
         ("POST", space + "/serviceaccounts/none/token", {"spec": {}}), ("POST", space + "/serviceaccounts/default/token", {"spec": {"expirationSeconds": 1}}),
+        ("POST", pods, pod), ("GET", bindings), ("GET", bindings + "/p"), ("DELETE", bindings), ("GET", "/api/v1/bindings"),
+        ("POST", bindings, {"target": {"name": "n"}}), ("POST", bindings, {"metadata": {"name": "none"}, "target": {"name": "n"}}),
+        ("POST", bindings, {"metadata": {"name": "p", "namespace": "other"}, "target": {"name": "n"}}),
+        ("POST", "/api/v1/namespaces/none/bindings", {"metadata": {"name": "p"}, "target": {"name": "n"}}),
+        ("POST", bindings + "?dryRun=All", {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}}),
+        ("POST", bindings, {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}}),
+        ("POST", bindings, {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "m"}}),
+        ("DELETE", pods + "/p?gracePeriodSeconds=0"), ("GET", statuses + "/etcd-0"), ("GET", statuses + "/none"), ("DELETE", statuses),
+        ("GET", statuses + "?labelSelector=a%3Db"), ("GET", statuses + "?fieldSelector=metadata.name%3Detcd-0"),
+        ("GET", statuses + "?fieldSelector=a%3Db"), ("POST", statuses, {"metadata": {"name": "x"}}),
     ]
     for number, (method, path, *rest) in enumerate(script):
         body = rest[0] if rest else None
         media = rest[1] if len(rest) > 1 else "application/json"
         test.both("requests", f"{number} {method} {path[:90]} {json.dumps(body)[:90]}", method, path, body, media)
+
+
+def bootstrap(test):
+    """Compares the objects that a new cluster has. Those that only ours has are left out, and the owners of fields."""
+    rbac, flow = "rbac.authorization.k8s.io", "flowcontrol.apiserver.k8s.io"
+    lists = [(rbac, kind) for kind in ("clusterroles", "clusterrolebindings", "roles", "rolebindings")]
+    lists += [(flow, "flowschemas"), (flow, "prioritylevelconfigurations"), ("scheduling.k8s.io", "priorityclasses"),
+              ("apiregistration.k8s.io", "apiservices")]
+    for group, resource in lists:
+        found = []
+        for server in (test.theirs, test.ours):
+            items = server.send("GET", f"/apis/{group}/v1/{resource}")[1]["items"]
+            for item in items:
+                item["metadata"].pop("managedFields", None)
+                if "aggregationRule" in item:
+                    del item["rules"]  # kube-controller-manager writes them
+            found.append({(item["metadata"].get("namespace", ""), item["metadata"]["name"]): clean(item) for item in items})
+        for name, item in found[0].items():
+            test.compare("bootstrap", f"{resource} {' '.join(name)}", item, found[1].get(name, ABSENT))
 
 
 def main():
@@ -452,7 +482,7 @@ def main():
         server.send("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}})
     folder = pathlib.Path(folder)
     all_parts = {
-        "discovery": lambda: discovery(test), "tables": lambda: tables(test), "schemas": lambda: schemas(test),
+        "bootstrap": lambda: bootstrap(test), "discovery": lambda: discovery(test), "tables": lambda: tables(test), "schemas": lambda: schemas(test),
         "fixtures": lambda: fixtures(test, folder, "json", "fixtures", "application/json"),
         "protobuf": lambda: fixtures(test, folder, "pb", "protobuf", "application/vnd.kubernetes.protobuf"),
         "requests": lambda: requests(test), "objects": lambda: objects(test), "mutations": lambda: mutated(test)}

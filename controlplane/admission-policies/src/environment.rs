@@ -7,6 +7,8 @@ use coracle_cel::access::{AUTHORIZER, Access};
 use coracle_cel::{Environment, EvalError, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
 use serde_json::Value;
 
+use crate::RequestCost;
+
 static REQUEST: LazyLock<Type> = LazyLock::new(request);
 static NAMESPACE: LazyLock<Type> = LazyLock::new(namespace);
 
@@ -52,6 +54,8 @@ pub struct Input<'a> {
     pub params: &'a Value,
     /// Permissions of the user.
     pub authorizer: Access<'a>,
+    /// The cost of all expressions of the request.
+    pub cost: &'a RequestCost,
 }
 
 // === impl Expressions ===
@@ -150,15 +154,16 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Evaluates an expression within a budget, and describes an error as upstream does.
+/// Evaluates an expression within a budget and that of the request, and describes an error as upstream does.
 pub(crate) fn evaluate<'a>(
-    session: &Session<'a>,
+    (session, request): (&Session<'a>, &RequestCost),
     (source, program): (&str, &'a Result<Program, String>),
     budget: &mut u64,
 ) -> Result<Cel<'a>, String> {
     let program = program.as_ref().map_err(|error| format!("expression '{source}': {error}"))?;
-    let (result, cost) = session.evaluate(program, *budget);
+    let (result, cost) = session.evaluate(program, request.left().min(*budget));
     *budget = budget.saturating_sub(cost);
+    request.add(cost);
     result.map_err(|error| match error {
         EvalError::CostLimit => {
             "validation failed due to running out of cost budget, no further validation rules will be run"

@@ -15,11 +15,13 @@
 mod conditions;
 mod environment;
 mod mutating;
+mod request_cost;
 mod validating;
 
 pub use conditions::{Conditions, MAX_CONDITIONS};
 pub use environment::{Expressions, Input, Want, is_free_name};
 pub use mutating::{MutatingPolicy, Patch};
+pub use request_cost::{REQUEST_BUDGET, RequestCost};
 pub use validating::{Denial, Outcome, ValidatingPolicy};
 
 /// Maximum number of variables, validations, annotations or mutations of one policy.

@@ -25,6 +25,7 @@ mod storage;
 mod webhook;
 
 use async_trait::async_trait;
+use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, resource::Subresource};
 use serde_json::Value;
 
@@ -66,6 +67,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) dry_run: bool,
     /// Warnings for the client.
     pub(crate) warnings: &'a Warnings,
+    /// The cost of the expressions of the request.
+    pub(crate) cost: &'a RequestCost,
     /// The audit record, if the request is recorded.
     pub(crate) audit: Option<&'a Record>,
 }
@@ -123,6 +126,7 @@ impl<'a> Attributes<'a> {
             old,
             dry_run: call.dry_run().unwrap_or(false),
             warnings: &call.warnings,
+            cost: &call.cost,
             audit: call.audit.as_deref(),
         }
     }

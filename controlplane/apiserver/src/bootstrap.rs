@@ -6,6 +6,7 @@ mod rbac;
 
 use std::sync::Arc;
 
+use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, kind::by_resource};
 use http::HeaderMap;
 use serde_json::{Value, json};
@@ -131,10 +132,10 @@ async fn cluster_dns(state: &Arc<State>) -> Result<()> {
 /// Creates the system priority classes.
 async fn priority_classes(state: &Arc<State>) -> Result<()> {
     let kind = by_resource("scheduling.k8s.io", "v1", "priorityclasses").ok_or_else(ApiError::no_resource)?;
-    for (name, value) in priority::SYSTEM {
+    for (name, value, description) in priority::SYSTEM {
         let object = json!({
             "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value,
-            "description": "Used for system critical pods that must not be moved from their current node.",
+            "description": description,
         });
         ensure_kind(state, kind, object).await?;
     }
@@ -236,6 +237,7 @@ pub(crate) fn call(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> C
         headers: HeaderMap::new(),
         body: bytes::Bytes::new(),
         warnings: Warnings::default(),
+        cost: RequestCost::default(),
         audit: None,
     }
 }

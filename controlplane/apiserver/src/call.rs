@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use coracle_admission_policies::RequestCost;
 use coracle_kinds::{
     Resource,
     schema::FieldValidation,
@@ -28,6 +29,8 @@ pub(crate) struct Call {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) warnings: Warnings,
+    /// The cost of the expressions of admission policies.
+    pub(crate) cost: RequestCost,
     /// The audit record, if the request is recorded.
     pub(crate) audit: Option<Arc<Record>>,
 }

@@ -57,6 +57,8 @@ pub struct ApiserverConfig {
     /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
     /// user gets half of each.
     pub max_in_flight: [usize; 2],
+    /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.
+    pub own_components: Vec<&'static str>,
     /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
     /// server in this time.
     pub shutdown_delay: Duration,

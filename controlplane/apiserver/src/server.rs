@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use coracle_admission_policies::RequestCost;
 use coracle_connections::Slot;
 use coracle_kinds::{Resource, Resources};
 use coracle_store::Store;
@@ -76,6 +77,8 @@ pub(crate) struct State {
     pub(crate) request_timeout: Duration,
     /// The last usage of each node.
     pub(crate) usage: usage::Samples,
+    /// The parts of the control plane that run in this process.
+    pub(crate) own_components: Vec<&'static str>,
     /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.
     pub(crate) stopping: CancellationToken,
     /// Cancelled when the server accepts no more connections. Watches end.
@@ -181,6 +184,7 @@ impl Apiserver {
             metrics: Metrics::new(),
             request_timeout: config.request_timeout,
             usage: usage::Samples::default(),
+            own_components: config.own_components,
             stopping,
             shutdown,
         });
@@ -417,7 +421,8 @@ impl Apiserver {
         freshness::wait(state, info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::about(&kind);
         let audit = record;
-        let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings, audit };
+        let (state, cost) = (state.clone(), RequestCost::default());
+        let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };
         if let Some(record) = &call.audit {
             record.receive_object(&call);
         }

@@ -1,6 +1,7 @@
 //! The verbs, generic over the table of kinds. Each verb has its own file.
 
 pub(crate) mod apply;
+pub(crate) mod component_status;
 pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod delete_collection;

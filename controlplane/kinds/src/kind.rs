@@ -130,7 +130,6 @@ pub struct Subresource {
 
 /// Kinds that occur only as bodies of requests and responses.
 const VIRTUAL: &[(&str, &str, &str)] = &[
-    ("v1", "Binding", "io.k8s.api.core.v1.Binding"),
     ("v1", "Status", "io.k8s.apimachinery.pkg.apis.meta.v1.Status"),
     ("autoscaling/v1", "Scale", "io.k8s.api.autoscaling.v1.Scale"),
     ("policy/v1", "Eviction", "io.k8s.api.policy.v1.Eviction"),

@@ -2,7 +2,7 @@ use coracle_cel::access::{Access, AccessDecision, AccessQuestion, Authorize};
 use serde_json::json;
 
 use super::*;
-use crate::{MutatingPolicy, Patch};
+use crate::{MutatingPolicy, Patch, REQUEST_BUDGET, RequestCost};
 
 struct Deny;
 
@@ -24,6 +24,7 @@ fn with_input<T>(object: &Value, params: &Value, act: impl FnOnce(&Input<'_>) ->
         namespace: &namespace,
         params,
         authorizer: Access::new(&host, AccessQuestion::default()),
+        cost: &RequestCost::default(),
     })
 }
 
@@ -94,6 +95,20 @@ fn a_budget_limits_all_validations() {
     let list: Vec<i32> = (0..300).collect();
     let found = messages(spec, json!({"l": list}));
     assert!(found.last().unwrap().contains("running out of cost budget"), "{found:?}");
+}
+
+#[test]
+fn a_budget_limits_all_policies_of_a_request() {
+    let policy = ValidatingPolicy::read(&json!({"validations": [{"expression": "object.l.all(a, a > 0)"}]}));
+    with_input(&json!({"l": vec![1; 300]}), &Value::Null, |input| {
+        assert!(policy.evaluate(input).denials.is_empty());
+        let cost = input.cost.spent();
+        assert!(cost >= 300, "{cost}");
+        input.cost.add(REQUEST_BUDGET - 2 * cost - 1);
+        assert!(policy.evaluate(input).denials.is_empty());
+        let denials = policy.evaluate(input).denials;
+        assert!(denials[0].message.contains("running out of cost budget"), "{}", denials[0].message);
+    });
 }
 
 #[test]

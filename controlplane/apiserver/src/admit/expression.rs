@@ -1,6 +1,6 @@
 //! The input of CEL expressions in policies and webhooks, made from a request.
 
-use coracle_admission_policies::Input;
+use coracle_admission_policies::{Input, RequestCost};
 use coracle_cel::access::{Access, AccessDecision, AccessQuestion, Authorize};
 use coracle_kinds::{Resource, kind::by_resource};
 use futures::FutureExt as _;
@@ -22,6 +22,7 @@ pub(super) struct Subject<'a> {
     namespace: Value,
     host: Host<'a>,
     question: AccessQuestion,
+    cost: &'a RequestCost,
 }
 
 /// Asks the authorizers for an expression.
@@ -50,7 +51,13 @@ impl<'a> Subject<'a> {
             ..AccessQuestion::default()
         };
         let request = review::attributes(attributes, kind);
-        Self { request, namespace, host: Host { state, user: attributes.user }, question }
+        Self {
+            request,
+            namespace,
+            host: Host { state, user: attributes.user },
+            question,
+            cost: attributes.cost,
+        }
     }
 
     /// The input with an object and a parameter, which may be null.
@@ -62,6 +69,7 @@ impl<'a> Subject<'a> {
             namespace: &self.namespace,
             params: params.unwrap_or(&NULL),
             authorizer: Access::new(&self.host, self.question.clone()),
+            cost: self.cost,
         }
     }
 }

@@ -8,9 +8,13 @@ mod validating;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
+use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
@@ -31,6 +35,8 @@ struct Policy<P> {
     matching: Matching,
     params: Option<params::ParamKind>,
     rules: P,
+    /// Whether an evaluation cost more than [`LIGHT`]: then all are off the async workers.
+    is_costly: AtomicBool,
 }
 
 /// A policy with the bindings that name it.
@@ -147,7 +153,23 @@ impl<P> Policy<P> {
             matching: Matching::of_policy(&spec["matchConstraints"]),
             params: params::ParamKind::read(&spec["paramKind"]),
             rules: read(spec),
+            is_costly: AtomicBool::new(false),
         }
+    }
+
+    /// Evaluates the policy, off the async workers if that may take long.
+    async fn run<T>(&self, cost: &RequestCost, is_heavy: bool, evaluate: impl FnOnce() -> T) -> T {
+        let before = cost.spent();
+        let is_heavy = is_heavy || before > LIGHT || self.is_costly.load(Ordering::Relaxed);
+        let result = offload::run(is_heavy, evaluate);
+        if cost.spent() - before > LIGHT {
+            self.is_costly.store(true, Ordering::Relaxed);
+        }
+        if is_heavy {
+            // The request can reach its timeout here.
+            tokio::task::yield_now().await;
+        }
+        result
     }
 }
 
@@ -176,6 +198,10 @@ const SMALL: usize = 2 << 10;
 
 /// Number of parameters of a binding above which all evaluations are off the async workers.
 const FEW_PARAMS: usize = 8;
+
+/// Cost of an evaluation, and of all evaluations of a request, above which further ones are off the async workers. It
+/// takes some milliseconds.
+const LIGHT: u64 = 100_000;
 
 /// Whether expressions may take long with these objects and this parameter, which is one of a number.
 fn is_heavy(objects: &Objects, (params, number): (Option<&Value>, usize)) -> bool {
@@ -230,5 +256,15 @@ mod tests {
         assert!(is_heavy(&objects(&short, &long), (None, 1)));
         assert!(is_heavy(&objects(&short, &short), (Some(&long), 1)));
         assert!(is_heavy(&objects(&short, &short), (Some(&short), FEW_PARAMS + 1)));
+    }
+
+    #[tokio::test]
+    async fn the_cost_of_an_evaluation_is_recorded_with_the_policy() {
+        let policy = || Policy::read(("p", 1), &serde_json::json!({}), |_spec| ());
+        let (cheap, costly, cost) = (policy(), policy(), RequestCost::default());
+        cheap.run(&cost, false, || cost.add(LIGHT)).await;
+        assert!(!cheap.is_costly.load(Ordering::Relaxed));
+        costly.run(&cost, false, || cost.add(LIGHT + 1)).await;
+        assert!(costly.is_costly.load(Ordering::Relaxed));
     }
 }

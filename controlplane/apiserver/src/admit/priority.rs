@@ -12,9 +12,19 @@ use crate::{
 };
 
 const GROUP: &str = "scheduling.k8s.io";
-/// Name and value of the system classes. Pods can name them even before their objects exist.
-pub(crate) const SYSTEM: [(&str, i64); 2] =
-    [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+/// Name, value and description of the system classes. Pods can name them even before their objects exist.
+pub(crate) const SYSTEM: [(&str, i64, &str); 2] = [
+    (
+        "system-cluster-critical",
+        2_000_000_000,
+        "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+    ),
+    (
+        "system-node-critical",
+        2_000_001_000,
+        "Used for system critical pods that must not be moved from their current node.",
+    ),
+];
 /// The fields of a PriorityClass that are read.
 const FIELDS: &[&[&str]] = &[&["metadata", "name"], &["globalDefault"], &["value"], &["preemptionPolicy"]];
 const PREEMPT: &str = "PreemptLowerPriority";
@@ -107,7 +117,7 @@ fn named(state: &State, name: &str) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
     let found = state.cache.get(kind, "", name).map(|class| read(&class.part(FIELDS)));
     found.or_else(|| {
-        let (_, value) = SYSTEM.iter().find(|(known, _)| *known == name)?;
+        let (_, value, _) = SYSTEM.iter().find(|(known, ..)| *known == name)?;
         Some(Class { name: name.to_owned(), value: *value, policy: PREEMPT.to_owned() })
     })
 }

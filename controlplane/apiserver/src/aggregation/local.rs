@@ -36,7 +36,7 @@ const PRIORITIES: &[(&str, i64)] = &[
     ("node.k8s.io", 16_300),
     ("discovery.k8s.io", 16_200),
     ("flowcontrol.apiserver.k8s.io", 16_100),
-    ("resource.k8s.io", 15_900),
+    ("resource.k8s.io", 16_200),
 ];
 
 /// Follows the set of served resources until the server ends.
@@ -88,11 +88,20 @@ async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, set: &Resources) ->
     Ok(())
 }
 
+/// Priority of a version of a built-in group, as upstream. Later versions of a group come first.
+fn version_priority(group: &str, version: &str) -> i64 {
+    match (group, version) {
+        ("", _) => 1,
+        ("flowcontrol.apiserver.k8s.io" | "resource.k8s.io", _) => 21,
+        (_, "v2") => 30,
+        _ => 15,
+    }
+}
+
 fn api_service(group: &str, version: &str) -> Value {
     let priority = PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority);
     let (version_priority, managed) = match priority {
-        // Later versions of a group come first.
-        Some(_) => (if version == "v2" { 30 } else { 15 }, "onstart"),
+        Some(_) => (version_priority(group, version), "onstart"),
         None => (100, "true"),
     };
     let mut spec = json!({"version": version, "groupPriorityMinimum": priority.unwrap_or(1000),
@@ -102,4 +111,22 @@ fn api_service(group: &str, version: &str) -> Value {
     }
     json!({"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "spec": spec,
         "metadata": {"name": format!("{version}.{group}"), "labels": {MANAGED: managed}}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priorities_are_those_of_upstream() {
+        let of = |group: &str, version: &str| {
+            let spec = &api_service(group, version)["spec"];
+            (spec["groupPriorityMinimum"].as_i64(), spec["versionPriority"].as_i64())
+        };
+        assert_eq!(of("", "v1"), (Some(18_000), Some(1)));
+        assert_eq!(of("autoscaling", "v2"), (Some(17_500), Some(30)));
+        assert_eq!(of("autoscaling", "v1"), (Some(17_500), Some(15)));
+        assert_eq!(of("resource.k8s.io", "v1"), (Some(16_200), Some(21)));
+        assert_eq!(of("example.com", "v1"), (Some(1000), Some(100)));
+    }
 }

@@ -1,16 +1,25 @@
-//! The default roles and bindings of every cluster: those of Kubernetes that our components and users need, and those
-//! that kubeadm adds for joining machines.
+//! The default roles and bindings of every cluster: those of Kubernetes, and those that kubeadm adds for joining machines.
 //!
 //! The words of a list are separated by blanks. The core group is the empty word.
 
+mod controllers;
+mod roles;
+
 use serde_json::{Value, json};
 
+use controllers::CONTROLLERS;
+use roles::ROLES;
+
 const API: &str = "rbac.authorization.k8s.io";
+const SYSTEM: &str = "kube-system";
+const PUBLIC: &str = "kube-public";
 const READ: &str = "get list watch";
 const WRITE: &str = "create delete deletecollection patch update";
 const ALL: &str = "create delete deletecollection get list patch update watch";
 const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
-const REQUESTS: &str = "certificates.k8s.io";
+const CERTIFICATES: &str = "certificates.k8s.io";
+/// The rule of components that record events.
+const EVENTS: Rule = On(" events.k8s.io", "events", "create patch update");
 
 /// A rule: groups and resources (with names, or none for all), or URLs; and verbs.
 enum Rule {
@@ -24,172 +33,10 @@ use Rule::{Named, On, Urls};
 /// A cluster role: its name, the role that it is aggregated to (or empty), its rules.
 type Role<'a> = (&'a str, &'a str, &'a [Rule]);
 
-const ROLES: &[Role<'_>] = &[
-    ("cluster-admin", "", &[On("*", "*", "*"), Urls("*", "*")]),
-    (
-        "system:discovery",
-        "",
-        &[Urls(
-            "/api /api/* /apis /apis/* /healthz /livez /openapi /openapi/* /readyz /version /version/",
-            "get",
-        )],
-    ),
-    ("system:public-info-viewer", "", &[Urls("/healthz /livez /readyz /version /version/", "get")]),
-    (
-        "system:basic-user",
-        "",
-        &[
-            On("authorization.k8s.io", "selfsubjectaccessreviews selfsubjectrulesreviews", "create"),
-            On("authentication.k8s.io", "selfsubjectreviews", "create"),
-        ],
-    ),
-    (
-        "system:monitoring",
-        "",
-        &[Urls("/healthz /healthz/* /livez /livez/* /metrics /metrics/slis /readyz /readyz/*", "get")],
-    ),
-    (
-        "system:aggregate-to-admin",
-        "admin",
-        &[
-            On("authorization.k8s.io", "localsubjectaccessreviews", "create"),
-            On(API, "roles rolebindings", ALL),
-        ],
-    ),
-    ("system:aggregate-to-edit", "edit", EDIT),
-    ("system:aggregate-to-view", "view", VIEW),
-    ("system:aggregated-metrics-reader", "view", &[On("metrics.k8s.io", "pods nodes", READ)]),
-    (
-        "system:auth-delegator",
-        "",
-        &[
-            On("authentication.k8s.io", "tokenreviews", "create"),
-            On("authorization.k8s.io", "subjectaccessreviews", "create"),
-        ],
-    ),
-    (
-        "system:kubelet-api-admin",
-        "",
-        &[
-            On("", "nodes", READ),
-            On("", "nodes", "proxy"),
-            On("", "nodes/log nodes/metrics nodes/proxy nodes/stats", "*"),
-        ],
-    ),
-    ("system:node-bootstrapper", "", &[On(REQUESTS, "certificatesigningrequests", "create get list watch")]),
-    (
-        "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
-        "",
-        &[On(REQUESTS, "certificatesigningrequests/nodeclient", "create")],
-    ),
-    (
-        "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
-        "",
-        &[On(REQUESTS, "certificatesigningrequests/selfnodeclient", "create")],
-    ),
-    (
-        "system:certificates.k8s.io:kube-apiserver-client-approver",
-        "",
-        &[Named(REQUESTS, "signers", "kubernetes.io/kube-apiserver-client", "approve")],
-    ),
-    (
-        "system:certificates.k8s.io:kube-apiserver-client-kubelet-approver",
-        "",
-        &[Named(REQUESTS, "signers", "kubernetes.io/kube-apiserver-client-kubelet", "approve")],
-    ),
-    (
-        "system:certificates.k8s.io:kubelet-serving-approver",
-        "",
-        &[Named(REQUESTS, "signers", "kubernetes.io/kubelet-serving", "approve")],
-    ),
-    (
-        "system:service-account-issuer-discovery",
-        "",
-        &[Urls(
-            "/.well-known/openid-configuration /.well-known/openid-configuration/ /openid/v1/jwks /openid/v1/jwks/",
-            "get",
-        )],
-    ),
-    ("system:kube-scheduler", "", SCHEDULER),
-    ("system:volume-scheduler", "", VOLUME_SCHEDULER),
-    ("kubeadm:get-nodes", "", &[On("", "nodes", "get")]),
-];
-
-const EDIT: &[Rule] = &[
-    On("", "pods/attach pods/exec pods/portforward pods/proxy secrets services/proxy", READ),
-    On("", "serviceaccounts", "impersonate"),
-    On("", "pods pods/attach pods/exec pods/portforward pods/proxy", WRITE),
-    On("", "pods/eviction serviceaccounts/token", "create"),
-    On(
-        "",
-        "configmaps events persistentvolumeclaims replicationcontrollers replicationcontrollers/scale secrets \
-         serviceaccounts services services/proxy",
-        WRITE,
-    ),
-    On(
-        "apps",
-        "daemonsets deployments deployments/rollback deployments/scale replicasets replicasets/scale statefulsets \
-         statefulsets/scale",
-        WRITE,
-    ),
-    On("autoscaling", "horizontalpodautoscalers", WRITE),
-    On("batch", "cronjobs jobs", WRITE),
-    On("policy", "poddisruptionbudgets", WRITE),
-    On("networking.k8s.io", "ingresses networkpolicies", WRITE),
-    On("coordination.k8s.io", "leases", ALL),
-];
-
-const VIEW: &[Rule] = &[
-    On(
-        "",
-        "configmaps endpoints persistentvolumeclaims persistentvolumeclaims/status pods replicationcontrollers \
-         replicationcontrollers/scale serviceaccounts services services/status",
-        READ,
-    ),
-    On(
-        "",
-        "bindings events limitranges namespaces/status pods/log pods/status replicationcontrollers/status \
-         resourcequotas resourcequotas/status namespaces",
-        READ,
-    ),
-    On("discovery.k8s.io", "endpointslices", READ),
-    On(
-        "apps",
-        "controllerrevisions daemonsets daemonsets/status deployments deployments/scale deployments/status \
-         replicasets replicasets/scale replicasets/status statefulsets statefulsets/scale statefulsets/status",
-        READ,
-    ),
-    On("autoscaling", "horizontalpodautoscalers horizontalpodautoscalers/status", READ),
-    On("batch", "cronjobs cronjobs/status jobs jobs/status", READ),
-    On("policy", "poddisruptionbudgets poddisruptionbudgets/status", READ),
-    On("networking.k8s.io", "ingresses ingresses/status networkpolicies", READ),
-];
-
-const SCHEDULER: &[Rule] = &[
-    On(" events.k8s.io", "events", "create patch update"),
-    On("coordination.k8s.io", "leases", "create"),
-    Named("coordination.k8s.io", "leases", "kube-scheduler", "get update"),
-    On("", "nodes namespaces replicationcontrollers services persistentvolumeclaims persistentvolumes", READ),
-    On("", "pods", "delete get list watch"),
-    On("", "bindings pods/binding", "create"),
-    On("", "pods/status", "patch update"),
-    On("apps", "replicasets statefulsets", READ),
-    On("policy", "poddisruptionbudgets", READ),
-    On("storage.k8s.io", "csidrivers csinodes csistoragecapacities storageclasses volumeattachments", READ),
-    On("resource.k8s.io", "deviceclasses resourceslices", READ),
-    On("resource.k8s.io", "resourceclaims resourceclaims/status", "get list watch patch update"),
-    On("resource.k8s.io", "resourceclaims/binding", "patch update"),
-];
-
-const VOLUME_SCHEDULER: &[Rule] = &[
-    On("", "persistentvolumes persistentvolumeclaims", "get list patch update watch"),
-    On("storage.k8s.io", "storageclasses", READ),
-];
-
 /// Aggregated roles.
 const AGGREGATED: &[(&str, &str)] = &[("admin", ""), ("edit", "admin"), ("view", "edit")];
 
-/// A binding of a cluster role: its name, the role, and its groups or users.
+/// A binding of a cluster role: its name, the role, and the kind and names of its subjects.
 const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
     ("cluster-admin", "cluster-admin", "Group", &["system:masters"]),
     ("system:discovery", "system:discovery", "Group", &["system:authenticated"]),
@@ -209,6 +56,15 @@ const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
     ),
     ("system:kube-scheduler", "system:kube-scheduler", "User", &["system:kube-scheduler"]),
     ("system:volume-scheduler", "system:volume-scheduler", "User", &["system:kube-scheduler"]),
+    (
+        "system:kube-controller-manager",
+        "system:kube-controller-manager",
+        "User",
+        &["system:kube-controller-manager"],
+    ),
+    ("system:node-proxier", "system:node-proxier", "User", &["system:kube-proxy"]),
+    ("system:kube-dns", "system:kube-dns", "ServiceAccount", &["kube-dns"]),
+    ("system:node", "system:node", "Group", &[]),
     ("kubeadm:get-nodes", "kubeadm:get-nodes", "Group", &[BOOTSTRAPPERS]),
     ("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", "Group", &[BOOTSTRAPPERS]),
     (
@@ -225,11 +81,94 @@ const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
     ),
 ];
 
-/// The role that lets every client read the config map for joining machines.
-const CLUSTER_INFO: &str = "kubeadm:bootstrap-signer-clusterinfo";
+/// A role of a namespace: the namespace, its name, its rules.
+type LocalRole<'a> = (&'a str, &'a str, &'a [Rule]);
 
-/// The role that lets aggregated servers read how to authenticate clients. Their operators bind it.
-const EXTENSION_READER: &str = "extension-apiserver-authentication-reader";
+/// A subject: `User`, `Group`, or `ServiceAccount` (of `kube-system`), and its name.
+type Subject<'a> = (&'a str, &'a str);
+
+const LOCAL_ROLES: &[LocalRole<'_>] = &[
+    // Operators of aggregated servers bind it: such a server reads there how it authenticates clients.
+    (
+        SYSTEM,
+        "extension-apiserver-authentication-reader",
+        &[Named("", "configmaps", "extension-apiserver-authentication", READ)],
+    ),
+    // Every client reads this config map before it joins.
+    (PUBLIC, "kubeadm:bootstrap-signer-clusterinfo", &[Named("", "configmaps", "cluster-info", "get")]),
+    (
+        PUBLIC,
+        "system:controller:bootstrap-signer",
+        &[On("", "configmaps", READ), Named("", "configmaps", "cluster-info", "update"), EVENTS],
+    ),
+    (SYSTEM, "system:controller:bootstrap-signer", &[On("", "secrets", READ)]),
+    (SYSTEM, "system:controller:cloud-provider", &[On("", "configmaps", "create get list watch")]),
+    (SYSTEM, "system:controller:token-cleaner", &[On("", "secrets", "delete get list watch"), EVENTS]),
+    (SYSTEM, "system::leader-locking-kube-controller-manager", LEADER),
+    (SYSTEM, "system::leader-locking-kube-scheduler", LEADER),
+];
+
+/// Rules of a component that elects a leader.
+const LEADER: &[Rule] = &[
+    On("coordination.k8s.io", "leases", "create get list update watch"),
+    On("coordination.k8s.io", "leasecandidates", "create get list update watch"),
+];
+
+/// A binding of a role of a namespace: the namespace, its name, the role, its subjects.
+const LOCAL_BINDINGS: &[(&str, &str, &str, &[Subject<'_>])] = &[
+    (
+        SYSTEM,
+        "system::extension-apiserver-authentication-reader",
+        "extension-apiserver-authentication-reader",
+        &[("User", "system:kube-controller-manager"), ("User", "system:kube-scheduler")],
+    ),
+    (
+        PUBLIC,
+        "kubeadm:bootstrap-signer-clusterinfo",
+        "kubeadm:bootstrap-signer-clusterinfo",
+        &[("User", "system:anonymous")],
+    ),
+    (
+        PUBLIC,
+        "system:controller:bootstrap-signer",
+        "system:controller:bootstrap-signer",
+        &[("ServiceAccount", "bootstrap-signer")],
+    ),
+    (
+        SYSTEM,
+        "system:controller:bootstrap-signer",
+        "system:controller:bootstrap-signer",
+        &[("ServiceAccount", "bootstrap-signer")],
+    ),
+    (
+        SYSTEM,
+        "system:controller:cloud-provider",
+        "system:controller:cloud-provider",
+        &[("ServiceAccount", "cloud-provider")],
+    ),
+    (
+        SYSTEM,
+        "system:controller:token-cleaner",
+        "system:controller:token-cleaner",
+        &[("ServiceAccount", "token-cleaner")],
+    ),
+    (
+        SYSTEM,
+        "system::leader-locking-kube-controller-manager",
+        "system::leader-locking-kube-controller-manager",
+        &[
+            ("User", "system:kube-controller-manager"),
+            ("ServiceAccount", "kube-controller-manager"),
+            ("ServiceAccount", "leader-election-controller"),
+        ],
+    ),
+    (
+        SYSTEM,
+        "system::leader-locking-kube-scheduler",
+        "system::leader-locking-kube-scheduler",
+        &[("User", "system:kube-scheduler"), ("ServiceAccount", "kube-scheduler")],
+    ),
+];
 
 impl Rule {
     fn json(&self) -> Value {
@@ -279,29 +218,51 @@ fn aggregated(&(name, to): &(&str, &str)) -> Value {
     role
 }
 
-fn binding(mut object: Value, (kind, role): (&str, &str), (of, names): (&str, &[&str])) -> Value {
+fn subject(&(kind, name): &Subject<'_>) -> Value {
+    match kind {
+        "ServiceAccount" => json!({"kind": kind, "name": name, "namespace": SYSTEM}),
+        _ => json!({"apiGroup": API, "kind": kind, "name": name}),
+    }
+}
+
+fn binding<'a>(
+    mut object: Value,
+    (kind, role): (&str, &str),
+    subjects: impl Iterator<Item = Subject<'a>>,
+) -> Value {
     object["roleRef"] = json!({"apiGroup": API, "kind": kind, "name": role});
-    object["subjects"] =
-        names.iter().map(|name| json!({"apiGroup": API, "kind": of, "name": name})).collect();
+    let subjects: Vec<Value> = subjects.map(|one| subject(&one)).collect();
+    if !subjects.is_empty() {
+        object["subjects"] = subjects.into();
+    }
     object
 }
 
 /// All default objects, roles before their bindings.
 pub(super) fn objects() -> Vec<Value> {
+    let cluster = |name: &str| object("ClusterRoleBinding", ("", name));
+    let controllers: Vec<(String, &str, &[Rule])> = CONTROLLERS
+        .iter()
+        .map(|&(account, rules)| (format!("system:controller:{account}"), account, rules))
+        .collect();
     let mut all: Vec<Value> = ROLES.iter().map(role).collect();
     all.extend(AGGREGATED.iter().map(aggregated));
-    let mut info = object("Role", ("kube-public", CLUSTER_INFO));
-    info["rules"] = json!([Named("", "configmaps", "cluster-info", "get").json()]);
-    all.push(info);
-    all.extend(BINDINGS.iter().map(|(name, role, of, names)| {
-        binding(object("ClusterRoleBinding", ("", name)), ("ClusterRole", role), (of, names))
+    all.extend(controllers.iter().map(|(name, _, rules)| role(&(name.as_str(), "", *rules))));
+    all.extend(LOCAL_ROLES.iter().map(|&(namespace, name, rules)| {
+        let mut role = object("Role", (namespace, name));
+        role["rules"] = rules.iter().map(Rule::json).collect();
+        role
     }));
-    let mut reader = object("Role", ("kube-system", EXTENSION_READER));
-    reader["rules"] =
-        json!([Named("", "configmaps", "extension-apiserver-authentication", "get list watch").json()]);
-    all.push(reader);
-    let info = object("RoleBinding", ("kube-public", CLUSTER_INFO));
-    all.push(binding(info, ("Role", CLUSTER_INFO), ("User", &["system:anonymous"])));
+    all.extend(BINDINGS.iter().map(|&(name, role, kind, names)| {
+        binding(cluster(name), ("ClusterRole", role), names.iter().map(|name| (kind, *name)))
+    }));
+    all.extend(controllers.iter().map(|(name, account, _)| {
+        let account = ("ServiceAccount", *account);
+        binding(cluster(name), ("ClusterRole", name), std::iter::once(account))
+    }));
+    all.extend(LOCAL_BINDINGS.iter().map(|&(namespace, name, role, subjects)| {
+        binding(object("RoleBinding", (namespace, name)), ("Role", role), subjects.iter().copied())
+    }));
     all
 }
 
@@ -313,7 +274,7 @@ mod tests {
     /// Upstream removed these permissions from the roles of tenants in 1.22.
     #[test]
     fn cve_2021_25740_tenants_do_not_write_endpoints() {
-        for rule in EDIT.iter().chain(VIEW).map(Rule::json) {
+        for rule in roles::EDIT.iter().chain(roles::VIEW).map(Rule::json) {
             let has = |field: &str, wanted: &[&str]| {
                 let list = rule[field].as_array().into_iter().flatten();
                 list.filter_map(Value::as_str).any(|one| wanted.contains(&one))
@@ -334,11 +295,37 @@ mod tests {
             assert_eq!(&filled, object);
             assert_eq!(validate::create(kind, object), Vec::new(), "{object}");
             let role = &object["roleRef"];
-            let is_role =
-                |other: &&Value| other["kind"] == role["kind"] && other["metadata"]["name"] == role["name"];
+            let is_role = |other: &&Value| {
+                let of = |field: &str| &other["metadata"][field];
+                let is_near =
+                    role["kind"] == "ClusterRole" || *of("namespace") == object["metadata"]["namespace"];
+                is_near && other["kind"] == role["kind"] && *of("name") == role["name"]
+            };
             assert!(role.is_null() || all.iter().any(|other| is_role(&other)), "{object}");
         }
         let core = On("", "pods", READ).json();
         assert_eq!(core["apiGroups"], json!([""]));
+        let names: std::collections::BTreeSet<String> =
+            all.iter().map(|one| format!("{}{}", one["kind"], one["metadata"])).collect();
+        assert_eq!(names.len(), all.len());
+    }
+
+    #[test]
+    fn each_controller_of_upstream_has_a_role_for_its_service_account_alone() {
+        let all = objects();
+        let of = |kind: &str, name: &str| {
+            let found = all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == name);
+            found.cloned().unwrap_or_default()
+        };
+        for account in ["deployment-controller", "generic-garbage-collector", "ttl-after-finished-controller"]
+        {
+            let name = format!("system:controller:{account}");
+            let rules = &of("ClusterRole", &name)["rules"];
+            assert!(rules.as_array().is_some_and(|rules| !rules.is_empty()), "{name}");
+            let subject = json!([{"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}]);
+            assert_eq!(of("ClusterRoleBinding", &name)["subjects"], subject);
+        }
+        // The node authorizer decides about nodes: a subject here would be every node.
+        assert!(of("ClusterRoleBinding", "system:node")["subjects"].is_null());
     }
 }

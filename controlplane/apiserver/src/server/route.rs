@@ -37,6 +37,11 @@ pub(super) async fn resource(call: &Call) -> Result<Reply> {
     if call.kind.group == usage::GROUP {
         return usage::run(call).await;
     }
+    match (&*call.kind.group, &*call.kind.plural) {
+        ("", "bindings") => return sub::binding::create(call).await,
+        ("", "componentstatuses") => return verb::component_status::run(call),
+        _ => {}
+    }
     if !call.kind.is_stored() {
         return verb::review::run(call).await;
     }

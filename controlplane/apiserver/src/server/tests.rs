@@ -164,6 +164,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,
         max_in_flight: in_flight::MAX_IN_FLIGHT,
+        own_components: vec!["scheduler"],
         shutdown_delay: std::time::Duration::ZERO,
     };
     configure(&mut config);

@@ -1,14 +1,20 @@
-//! POST pods/binding: puts a pod on a node, once.
+//! POST pods/binding, and its older form POST bindings: puts a pod on a node, once.
 
+use coracle_admission_policies::RequestCost;
+use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::{Value, json};
 
 use super::body_of;
 use crate::{
-    admit::Operation,
-    call::Call,
+    admit::{Attributes, Operation},
+    body,
+    call::{Call, Warnings},
     error::{ApiError, Result},
     field_manager::Writer,
+    media,
     reply::{self, Reply},
+    request::ResourceInfo,
+    verb::create::place,
     write::{self, Part, check_revision, text},
 };
 
@@ -19,31 +25,81 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if text(&binding, "name") != name {
         return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
     }
-    let causes = coracle_kinds::validate::binding(&binding);
-    if !causes.is_empty() {
-        return Err(ApiError::invalid(&call.kind, name, &causes));
-    }
+    check(&call.kind, name, &binding)?;
     let binding = call.state.admission.admit_subresource(call, Operation::Create, binding).await?;
-    write::update(call, name, (Part::Internal, Writer::Update), |old| bound(call, old, &binding)).await?;
+    bind(call, &binding).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
+}
+
+/// POST to the resource `bindings`: the pod is the one with the binding's name. Admission sees this resource, as
+/// upstream.
+pub(crate) async fn create(call: &Call) -> Result<Reply> {
+    media::negotiate(&call.headers, &call.info.query, &[])?;
+    call.dry_run()?;
+    let (mut binding, warnings) = body::object(call)?;
+    place(call, &mut binding)?;
+    let name = text(&binding, "name").to_owned();
+    if name.is_empty() {
+        return Err(ApiError::bad_request("Name parameter required."));
+    }
+    let attributes = Attributes::new(call, Operation::Create, &name, None);
+    call.state.admission.mutate(&call.state, &attributes, &mut binding).await?;
+    if text(&binding, "name") != name || text(&binding, "namespace") != call.namespace() {
+        return Err(ApiError::internal("admission changed the identity of the binding"));
+    }
+    call.state.admission.validate(&call.state, &attributes, &binding).await?;
+    check(&call.kind, &name, &binding)?;
+    bind(&of_pod(call, name)?, &binding).await?;
+    Ok(reply::warned(reply::success(201, Value::Null), &warnings))
+}
+
+/// The call of the pod's subresource that does the same.
+fn of_pod(call: &Call, name: String) -> Result<Call> {
+    let kind = by_resource("", "v1", "pods").ok_or_else(ApiError::no_resource)?.clone();
+    let resource = ResourceInfo {
+        resource: kind.plural.clone().into_owned(),
+        subresource: "binding".to_owned(),
+        name,
+        ..call.resource.clone()
+    };
+    Ok(Call {
+        state: call.state.clone(),
+        user: call.user.clone(),
+        info: call.info.clone(),
+        resource,
+        kind,
+        headers: call.headers.clone(),
+        body: call.body.clone(),
+        warnings: Warnings::default(),
+        cost: RequestCost::default(),
+        audit: call.audit.clone(),
+    })
+}
+
+fn check(kind: &Resource, name: &str, binding: &Value) -> Result<()> {
+    let causes = coracle_kinds::validate::binding(binding);
+    if causes.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, name, &causes)) }
+}
+
+/// Puts the pod that the call names on the node of a binding.
+async fn bind(call: &Call, binding: &Value) -> Result<()> {
+    let name = &call.resource.name;
+    write::update(call, name, (Part::Internal, Writer::Update), |old| bound(call, old, binding)).await?;
+    Ok(())
 }
 
 fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
     let (kind, name) = (&call.kind, text(old, "name"));
     check_revision(kind, old, &binding["metadata"]["resourceVersion"])?;
     if !old["metadata"]["deletionTimestamp"].is_null() {
-        return Err(ApiError::conflict(
+        return Err(conflict(
             kind,
             name,
-            format!("pod {name} is being deleted, cannot be assigned to a host"),
+            &format!("pod {name} is being deleted, cannot be assigned to a host"),
         ));
     }
     if let Some(node) = old["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) {
-        return Err(ApiError::conflict(
-            kind,
-            name,
-            format!("pod {name} is already assigned to node \"{node}\""),
-        ));
+        return Err(conflict(kind, name, &format!("pod {name} is already assigned to node \"{node}\"")));
     }
     let mut new = old.clone();
     if let (Some(metadata), uid @ Value::String(_)) =
@@ -58,6 +114,15 @@ fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
     new["spec"]["nodeName"] = binding["target"]["name"].clone();
     set_scheduled(&mut new);
     Ok(new)
+}
+
+/// A refused binding. Upstream names the subresource here.
+fn conflict(kind: &Resource, name: &str, why: &str) -> ApiError {
+    const RESOURCE: &str = "pods/binding";
+    let mut error = ApiError::conflict(kind, name, why);
+    error.message = format!("Operation cannot be fulfilled on {RESOURCE} \"{name}\": {why}");
+    error.details["kind"] = RESOURCE.into();
+    error
 }
 
 fn set_scheduled(pod: &mut Value) {

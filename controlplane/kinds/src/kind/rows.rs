@@ -12,6 +12,7 @@ mod policy;
 mod rbac;
 mod review;
 mod storage;
+mod unstored;
 mod workload;
 
 use serde_json::{Value, json};
@@ -144,6 +145,8 @@ pub static KINDS: &[Kind] = &[
     review::SELF_SUBJECT_RULES_REVIEWS,
     review::SUBJECT_ACCESS_REVIEWS,
     review::LOCAL_SUBJECT_ACCESS_REVIEWS,
+    unstored::BINDINGS,
+    unstored::COMPONENT_STATUSES,
     extensions::CUSTOM_RESOURCE_DEFINITIONS,
     aggregation::API_SERVICES,
 ];

@@ -3,12 +3,30 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, length, name, string};
+use super::{AGE, Column, NAME, created, items, length, name, string};
 
 pub(crate) const NAMESPACE: &[Column] = &[NAME, string("Status", "Whether the namespace is in use."), AGE];
 
 pub(crate) fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), object["status"]["phase"].clone(), created(object, now)]
+}
+
+pub(crate) const COMPONENT_STATUS: &[Column] = &[
+    NAME,
+    string("Status", "Whether the component works."),
+    string("Message", "What the component answered."),
+    string("Error", "Why the component did not answer."),
+];
+
+pub(crate) fn component_status(object: &Value) -> Vec<Value> {
+    let healthy = items(&object["conditions"]).find(|condition| condition["type"] == "Healthy");
+    let text = |field: &str| Value::from(healthy.map_or("", |one| one[field].as_str().unwrap_or_default()));
+    let status = match healthy.and_then(|one| one["status"].as_str()) {
+        Some("True") => "Healthy",
+        Some("False") => "Unhealthy",
+        _ => "Unknown",
+    };
+    vec![name(object), status.into(), text("message"), text("error")]
 }
 
 pub(crate) const CONFIG_MAP: &[Column] = &[NAME, string("Data", "Number of entries."), AGE];

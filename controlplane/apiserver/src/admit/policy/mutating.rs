@@ -10,7 +10,7 @@ use crate::{
     admit::{Admit, Attributes, Operation, expression::Subject, webhook::completed},
     convert,
     error::{ApiError, Result},
-    field_manager, offload,
+    field_manager,
     server::State,
 };
 
@@ -126,11 +126,8 @@ impl Invocation<'_> {
         let before = objects.new.clone();
         let subject = Subject::new(state, attributes, kind);
         let is_heavy = is_heavy(&objects, self.params);
-        let mutated = offload::run(is_heavy, || self.mutate(attributes, (kind, &subject), &mut objects));
-        if is_heavy {
-            // The request can reach its timeout here.
-            tokio::task::yield_now().await;
-        }
+        let mutate = || self.mutate(attributes, (kind, &subject), &mut objects);
+        let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await;
         match mutated {
             Ok(true) => {}
             other => return Ok(other),

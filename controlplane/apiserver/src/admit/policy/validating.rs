@@ -8,7 +8,6 @@ use super::{Binding, Bound, Policies, denied, is_exempt, is_heavy, params, versi
 use crate::{
     admit::{Admit, Attributes, expression::Subject},
     error::{ApiError, Result},
-    offload,
     server::State,
 };
 
@@ -82,13 +81,9 @@ async fn evaluate_policy(
             let params = params.as_ref();
             let is_heavy = is_heavy(&objects, (params, number));
             let evaluate = || policy.rules.evaluate(&subject.input(&objects, params));
-            let outcome = offload::run(is_heavy, evaluate);
+            let outcome = policy.run(attributes.cost, is_heavy, evaluate).await;
             let found = act(attributes, (&policy.name, binding), outcome);
             first = first.or(found);
-            if is_heavy {
-                // The request can reach its timeout here.
-                tokio::task::yield_now().await;
-            }
         }
     }
     Ok(first)

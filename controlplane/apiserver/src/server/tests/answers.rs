@@ -236,6 +236,48 @@ async fn a_binding_names_its_pod() {
 }
 
 #[tokio::test]
+async fn the_resource_bindings_does_the_same_as_that_of_the_pod() {
+    const BINDINGS: &str = "/api/v1/namespaces/default/bindings";
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let binding = |name: &str| json!({"metadata": {"name": name}, "target": {"kind": "Node", "name": "n"}});
+    assert_eq!(server.get(BINDINGS).await.code, 405);
+    assert_eq!(server.post(BINDINGS, json!({"target": {"name": "n"}})).await.code, 400);
+    assert_eq!(server.post(BINDINGS, json!({"metadata": {"name": "p"}, "target": {}})).await.code, 422);
+    let missing = server.post(BINDINGS, binding("q")).await;
+    assert_eq!((missing.code, &missing.body["details"]["kind"]), (404, &json!("pods")));
+    let nowhere = server.post("/api/v1/namespaces/none/bindings", binding("p")).await;
+    assert_eq!((nowhere.code, &nowhere.body["details"]["kind"]), (404, &json!("namespaces")));
+    assert_eq!(server.post(&format!("{BINDINGS}?dryRun=All"), binding("p")).await.code, 201);
+    assert_eq!(server.post(BINDINGS, binding("p")).await.code, 201);
+    assert_eq!(server.get(&format!("{PODS}/p")).await.body["spec"]["nodeName"], "n");
+    let again = server.post(BINDINGS, binding("p")).await;
+    assert_eq!((again.code, &again.body["details"]["kind"]), (409, &json!("pods/binding")));
+}
+
+#[tokio::test]
+async fn component_statuses_are_those_of_the_process_and_of_leases() {
+    const PATH: &str = "/api/v1/componentstatuses";
+    let server = Fixture::new().await;
+    let healthy = |status: &Value| status["conditions"][0]["status"].clone();
+    assert_eq!(healthy(&server.get(&format!("{PATH}/scheduler")).await.body), "True");
+    assert_eq!(healthy(&server.get(&format!("{PATH}/etcd-0")).await.body), "True");
+    assert_eq!(healthy(&server.get(&format!("{PATH}/controller-manager")).await.body), "False");
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
+    let lease = json!({"metadata": {"name": "kube-controller-manager"},
+        "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600, "renewTime": now}});
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+    assert_eq!(server.post(leases, lease).await.code, 201);
+    let list = server.get(PATH).await.body;
+    let all: Vec<Value> = list["items"].as_array().unwrap().iter().map(healthy).collect();
+    assert_eq!((&list["kind"], all), (&json!("ComponentStatusList"), vec![json!("True"); 3]));
+    let one = server.get(&format!("{PATH}?fieldSelector=metadata.name%3Detcd-0")).await.body;
+    assert_eq!(one["items"].as_array().map(Vec::len), Some(1));
+    assert_eq!(server.get(&format!("{PATH}?watch=1")).await.code, 405);
+    assert_eq!(server.get(&format!("{PATH}/none")).await.code, 404);
+}
+
+#[tokio::test]
 async fn the_status_of_a_pod_is_validated() {
     let server = Fixture::new().await;
     server.post(PODS, pod("p")).await;
