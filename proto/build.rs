@@ -37,7 +37,9 @@ const SHOWN: [&str; 31] = [
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let files = protox::compile(["proto/cri.proto", "proto/shim.proto", "proto/node.proto"], ["proto"])?;
+    let services =
+        ["cri", "shim", "node", "dra", "pluginregistration"].map(|name| format!("proto/{name}.proto"));
+    let files = protox::compile(services, ["proto"])?;
     let text = "#[serde(serialize_with = \"crate::as_text\")]";
     let cri = tonic_prost_build::configure().field_attribute(".runtime.v1.KeyValue.value", text);
     let shown = SHOWN.iter().fold(cri, |cri, message| {

@@ -27,6 +27,8 @@ pub struct AgentConfig {
     pub run_dir: PathBuf,
     /// Directory of local volumes that are provisioned for claims.
     pub local_volume_dir: PathBuf,
+    /// Directory with the registration sockets of drivers.
+    pub plugin_registry_dir: PathBuf,
     /// Directory of the container logs, with a subdirectory for each pod.
     pub pod_log_dir: PathBuf,
     /// The cgroup that contains `kubepods`; `/` is the host's root.

@@ -17,6 +17,7 @@ mod cluster_dns;
 mod config;
 mod config_cache;
 mod configuration;
+mod dra;
 mod duration;
 mod image_gc;
 pub mod join;

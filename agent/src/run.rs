@@ -17,6 +17,7 @@ use crate::cluster_dns::ClusterDns;
 use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
 use crate::configuration;
+use crate::dra::{Dra, DraConfig};
 use crate::image_gc::{Collected, ImageGc, Trigger};
 use crate::network_policy::{self, NetworkPolicies, PolicyGate};
 use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
@@ -193,6 +194,7 @@ fn spawn_pod_tasks(
         volumes: node.config.local_volume_dir.clone(),
         pods: node.volumes.pods_dir().to_owned(),
     };
+    tasks.spawn(node.dra.clone().run());
     tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
@@ -256,6 +258,12 @@ impl NodeParts {
             None => pod::Providers::default(),
         };
         Ok(pod::NodeContext {
+            dra: Dra::open(
+                dra_config(&config),
+                client.clone(),
+                configs.health().clone(),
+                &facts.info.boot_id,
+            ),
             runtime,
             runtime_name,
             providers,
@@ -280,6 +288,14 @@ impl NodeParts {
             cgroups,
             config,
         })
+    }
+}
+
+fn dra_config(config: &AgentConfig) -> DraConfig {
+    DraConfig {
+        node: config.node_name.clone(),
+        registry: config.plugin_registry_dir.clone(),
+        records: config.state_dir.join("agent/claims"),
     }
 }
 

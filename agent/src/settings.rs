@@ -51,6 +51,8 @@ pub(crate) use table::Flags;
 
 /// The file that is read if `--config` names none.
 const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
+/// The default of `state-dir`.
+const DEFAULT_STATE_DIR: &str = "/var/lib/coracle";
 /// Maximum size of the configuration in bytes.
 const FILE_MAX: u64 = 1 << 20;
 /// All tables of the file.

@@ -24,6 +24,7 @@ pub mod nfs;
 mod objects;
 mod ownership;
 mod payload;
+mod project_quota;
 mod refresh;
 pub mod sub_path;
 mod token;

@@ -63,3 +63,4 @@ pub use ports::{PortMapping, Protocol};
 pub use spec::list::fuzz;
 pub use sysctl::filters_bridges;
 pub use virtual_host::{HostNetwork, VirtualHost, in_empty_namespace};
+pub use watch::Watch as DirectoryWatch;

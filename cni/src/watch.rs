@@ -11,7 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Watches one directory, or its nearest existing parent.
-pub(crate) struct Watch {
+pub struct Watch {
     dir: PathBuf,
     queue: AsyncFd<Queue>,
 }
@@ -28,12 +28,19 @@ impl AsRawFd for Queue {
 // === impl Watch ===
 
 impl Watch {
-    pub(crate) fn on(dir: &Path) -> io::Result<Self> {
+    /// Watches a directory. It may be absent.
+    ///
+    /// # Errors
+    /// As inotify_init(2) and inotify_add_watch(2).
+    pub fn on(dir: &Path) -> io::Result<Self> {
         Ok(Self { dir: dir.to_owned(), queue: queue(dir)? })
     }
 
     /// Waits for a change. The caller reads the directory to find out what changed.
-    pub(crate) async fn changed(&mut self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// As [`Watch::on`] and read(2).
+    pub async fn changed(&mut self) -> io::Result<()> {
         let mut events = [0; 4096];
         loop {
             let mut ready = self.queue.readable().await?;

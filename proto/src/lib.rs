@@ -18,6 +18,16 @@ pub mod node {
     tonic::include_proto!("coracle.node.v1");
 }
 
+/// Dynamic resource allocation: calls of the node to a driver.
+pub mod dra {
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// Registration of plugins at the node.
+pub mod plugin_registration {
+    tonic::include_proto!("pluginregistration");
+}
+
 /// NRI (`nri.pkg.api.v1alpha1`): messages between the runtime and its plugins.
 pub mod nri {
     tonic::include_proto!("nri.pkg.api.v1alpha1");

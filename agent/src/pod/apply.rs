@@ -32,9 +32,9 @@ const RESOLV_CONF_MAX: u64 = 10 << 20;
 /// A result of a job, for its worker.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// Cgroup and volumes are ready.
+    /// Cgroup, claims and volumes are ready.
     Prepared(Volumes),
-    /// Sandbox or volumes cannot be created now. The value is a key of `WorkerState::pod_retries`.
+    /// Sandbox, claims or volumes cannot be created now. The value is a key of `WorkerState::pod_retries`.
     NotPrepared(&'static str),
     SandboxMade,
     /// The pull of this container's image has been running since the sandbox was created.
@@ -115,6 +115,9 @@ pub(crate) enum ApplyError {
     /// The pod's cgroup cannot be created, limited or removed.
     #[error("cannot prepare or remove the cgroup of the pod")]
     Cgroup(#[source] crate::cgroup::CgroupError),
+    /// The pod's ResourceClaims cannot be unprepared.
+    #[error("cannot unprepare the ResourceClaims of the pod")]
+    Claims(#[source] crate::dra::DraError),
     /// The pod's volumes cannot be unmounted or removed.
     #[error("cannot unmount the volumes of the pod")]
     Volume(#[source] crate::volume::VolumeError),

@@ -17,6 +17,7 @@ use crate::cgroup::resources::Amount;
 use crate::cgroup::{Cgroups, Machine};
 use crate::config::AgentConfig;
 use crate::config_cache::ConfigCache;
+use crate::dra::Dra;
 use crate::image_gc::Trigger;
 use crate::network_policy::PolicyGate;
 use crate::runtime::Runtime;
@@ -37,6 +38,7 @@ pub(crate) struct NodeContext {
     pub(crate) statuses: StatusWriter,
     pub(crate) cgroups: Cgroups,
     pub(crate) volumes: VolumeContext,
+    pub(crate) dra: Dra,
     pub(crate) machine: Machine,
     /// Resources that pods may use.
     pub(crate) allocatable: Amount,

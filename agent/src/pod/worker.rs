@@ -339,7 +339,10 @@ impl Worker {
             host_ips: &self.node.host_ips(),
             runtime_name: &self.node.runtime_name,
             now,
-            finished: !self.observed.alive() && self.has_ended(desired, plan),
+            // The control plane may give the devices of an ended pod to another one.
+            finished: !self.observed.alive()
+                && self.has_ended(desired, plan)
+                && !self.node.dra.holds(&self.uid),
         };
         // The final status of an ended pod is in the API already, and its containers here may have been removed.
         if is_over && facts.finished {

@@ -101,6 +101,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         state_dir: node.dirs.state.clone(),
         run_dir: node.dirs.run.clone(),
         local_volume_dir: node.local_volume_dir.clone(),
+        plugin_registry_dir: node.plugin_registry_dir.clone(),
         pod_log_dir: node.pod_log_dir.clone(),
         cgroup_root: node.cgroup_root.clone(),
         cgroup_driver: node.cgroup_driver,

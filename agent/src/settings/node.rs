@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -28,6 +28,9 @@ settings! {
     pod_log_dir: PathBuf = default "/var/log/pods", "DIR";
     /// Directory of local volumes: each claim of the storage class local-path gets a subdirectory. Only root can enter it.
     local_volume_dir: Option<PathBuf> = unset "local-volumes in the state directory", "DIR";
+    /// Directory in which drivers of dynamic resource allocation register, each by a socket.
+    plugin_registry_dir: Option<PathBuf>
+        = unset "/var/lib/kubelet/plugins_registry, or plugins_registry in a state directory that is not the default", "DIR";
     /// Cgroup that contains kubepods.
     cgroup_root: String = default "/", "PATH";
     /// Program that makes cgroups: cgroupfs (the node itself) or systemd.
@@ -144,6 +147,15 @@ settings! {
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }
 
+/// The registration directory of the only node of a machine: charts of drivers mount the kubelet's. Nodes with other state
+/// directories have one each.
+fn plugin_registry(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBuf> {
+    let is_only = state == Path::new(super::DEFAULT_STATE_DIR);
+    let root = if is_only { Path::new("/var/lib/kubelet") } else { state };
+    let set = settings.plugin_registry_dir.as_deref();
+    set.map_or_else(|| Ok(root.join("plugins_registry")), absolute)
+}
+
 /// Number of cluster DNS's address in the service range.
 const DNS_NUMBER: u32 = 10;
 
@@ -152,6 +164,7 @@ const DNS_NUMBER: u32 = 10;
 pub(crate) struct Node {
     pub(crate) dirs: Dirs,
     pub(crate) local_volume_dir: PathBuf,
+    pub(crate) plugin_registry_dir: PathBuf,
     pub(crate) pod_log_dir: PathBuf,
     pub(crate) cgroup_root: String,
     pub(crate) cgroup_driver: CgroupDriver,
@@ -212,12 +225,14 @@ impl NodeSettings {
         let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
         let local = self.local_volume_dir.clone().unwrap_or_else(|| dirs.state.join("local-volumes"));
         let local_volume_dir = sources.take(absolute(&local));
+        let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
         let nri = (self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir);
         let serve_dns = self.serve_dns.unwrap_or(self.cluster_dns.is_empty());
         labels?;
         Some(Node {
             dirs: dirs.clone(),
             local_volume_dir: local_volume_dir?,
+            plugin_registry_dir: plugin_registry_dir?,
             pod_log_dir: pod_log_dir?,
             cgroup_root: self.cgroup_root,
             cgroup_driver: self.cgroup_driver.into(),

@@ -165,3 +165,15 @@ fn a_node_of_another_control_plane_serves_no_services_unless_told() {
     configured.leave_services_to_cluster();
     assert_eq!(shown(&configured), (false, false, 1));
 }
+
+#[test]
+fn drivers_register_in_the_kubelets_directory_unless_the_machine_has_other_nodes() {
+    let registry = |state: &str, text: &str| {
+        let dirs = Dirs { state: state.into(), run: "/run/x".into() };
+        let node = node_settings(text).unwrap().decide(&dirs, &mut Sources::default()).unwrap();
+        node.plugin_registry_dir
+    };
+    assert_eq!(registry("/var/lib/coracle", ""), Path::new("/var/lib/kubelet/plugins_registry"));
+    assert_eq!(registry("/var/lib/other", ""), Path::new("/var/lib/other/plugins_registry"));
+    assert_eq!(registry("/var/lib/other", "plugin-registry-dir = \"/plugins\""), Path::new("/plugins"));
+}

@@ -72,13 +72,15 @@ fn essence(pod: &Pod) -> Pod {
     Pod { metadata, spec: pod.spec.clone(), status: lasting(pod) }
 }
 
-/// The fields of a status that a restart needs: the start time, and the phase of an ended pod.
+/// The fields of a status that a restart needs: the start time, the phase of an ended pod, and the names of claims.
 fn lasting(pod: &Pod) -> Option<PodStatus> {
     let status = pod.status.as_ref()?;
     Some(PodStatus {
         phase: status.phase.clone().filter(|phase| phase == "Failed" || phase == "Succeeded"),
         start_time: status.start_time.clone(),
         qos_class: status.qos_class.clone(),
+        resource_claim_statuses: status.resource_claim_statuses.clone(),
+        extended_resource_claim_status: status.extended_resource_claim_status.clone(),
         ..PodStatus::default()
     })
 }
@@ -99,6 +101,8 @@ mod tests {
         let b = pod(json!({"phase": "Running", "podIP": "1.1.1.2"}));
         assert!(is_same(&a, &b));
         assert_eq!(essence(&a), essence(&b));
+        let claims = pod(json!({"resourceClaimStatuses": [{"name": "a", "resourceClaimName": "p-a-x"}]}));
+        assert_eq!(essence(&claims).status, claims.status);
         let failed = pod(json!({"phase": "Failed"}));
         assert!(!is_same(&a, &failed));
         assert_ne!(essence(&a), essence(&failed));

@@ -3,13 +3,16 @@
 //! The directory of a provisioned volume is `<base>/<name of the volume>`. Only root can enter the base, so no user of
 //! the node reaches a volume, although each volume is writable for all users of its containers. Containers see the
 //! volume, never the base: no link that a container makes is ever followed here.
+//!
+//! Where the file system has project quotas, a volume is as large as its object says ([`project_quota`]).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmodat, fstat, mkdirat, openat, renameat_with, statat,
@@ -17,7 +20,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::error::SetUpError;
-use super::ownership;
+use super::{ownership, project_quota};
 
 /// Name of the built-in provisioner.
 pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
@@ -34,7 +37,7 @@ pub(super) fn mount(base: &Path, node: &str, volume: &PersistentVolume) -> Resul
     }
     if is_provisioned(volume) {
         let name = own_name(base, node, volume).map_err(SetUpError::Local)?;
-        make(base, name).map_err(SetUpError::io("create the local volume", &path))?;
+        make(base, name, capacity(volume)).map_err(SetUpError::io("create the local volume", &path))?;
         return Ok(path);
     }
     match std::fs::metadata(&path) {
@@ -67,15 +70,23 @@ pub(crate) fn own_name<'a>(base: &Path, node: &str, volume: &'a PersistentVolume
     Ok(name)
 }
 
-/// Creates the directory of a volume, unless it exists. Its files stay as they are.
+/// The size of a volume in bytes.
+fn capacity(volume: &PersistentVolume) -> Option<u64> {
+    let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
+    let bytes = capacity.and_then(|capacity| capacity.get("storage")).map(value_of)?;
+    u64::try_from(bytes).ok().filter(|bytes| *bytes > 0)
+}
+
+/// Creates the directory of a volume, unless it exists. Its files stay as they are; its size becomes this one.
 ///
 /// The directory is created under another name and renamed. So after a crash it is absent or complete.
-fn make(base: &Path, name: &str) -> io::Result<()> {
+fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {
     /// No volume has this name: names of volumes begin with a letter or a digit.
     const NEW: &str = ".new";
     static MAKING: Mutex<()> = Mutex::new(());
     let base = open_base(base)?;
     let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let size = size.filter(|_| project_quota::is_enforced(base.as_fd()));
     if matches!(statat(&base, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
         match mkdirat(&base, NEW, Mode::from_raw_mode(0o700)) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -83,7 +94,16 @@ fn make(base: &Path, name: &str) -> io::Result<()> {
         }
         // Containers run as any user. The base keeps the node's users out.
         chmodat(&base, NEW, Mode::from_raw_mode(0o777), AtFlags::empty())?;
+        if let Some(bytes) = size {
+            let new = open_volume(&base, NEW)?;
+            match project_quota::project(new.as_fd(), name)? {
+                Some(_) => project_quota::resize(new.as_fd(), name, bytes)?,
+                None => project_quota::assign(new.as_fd(), name, bytes)?,
+            }
+        }
         renameat_with(&base, NEW, &base, name, RenameFlags::NOREPLACE)?;
+    } else if let Some(bytes) = size {
+        project_quota::resize(open_volume(&base, name)?.as_fd(), name, bytes)?;
     }
     let found = statat(&base, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
@@ -104,16 +124,38 @@ fn open_base(base: &Path) -> io::Result<OwnedFd> {
     Ok(opened)
 }
 
+fn open_volume(base: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(openat(base, name, flags, Mode::empty())?)
+}
+
+/// Changes the size of a volume to that of its object. Does nothing without its directory or without quotas.
+pub(crate) fn resize(base: &Path, name: &str, volume: &PersistentVolume) -> io::Result<()> {
+    let Some(bytes) = capacity(volume).filter(|_| base.exists()) else { return Ok(()) };
+    let base = open_base(base)?;
+    if !project_quota::is_enforced(base.as_fd()) {
+        return Ok(());
+    }
+    match open_volume(&base, name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        volume => project_quota::resize(volume?.as_fd(), name, bytes),
+    }
+}
+
 /// Removes the directory of a volume with its files. Succeeds if there is none. Follows no links.
 pub(crate) fn remove(base: &Path, name: &str) -> io::Result<()> {
     if !base.exists() {
         return Ok(());
     }
     let base = open_base(base)?;
+    let is_limited = project_quota::is_enforced(base.as_fd());
+    let project = open_volume(&base, name).ok().filter(|_| is_limited);
+    let project = project.map(|volume| project_quota::project(volume.as_fd(), name)).transpose()?.flatten();
     match coracle_tree::remove_at(&base, Path::new(name)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed?,
     }
+    project.map_or(Ok(()), |id| project_quota::give_back(base.as_fd(), id))
 }
 
 /// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. Off the async workers: a container can make
@@ -159,6 +201,72 @@ mod tests {
         remove(&base, "v").expect("remove");
         remove(&base, "v").expect("remove again");
         assert!(!path.exists());
+    }
+
+    /// Mounts a new ext4 file system with project quotas, for this thread only. None: the kernel has no project quotas.
+    fn mount_with_quotas(dir: &Path) -> Option<PathBuf> {
+        let run = |program: &str, words: &[&str]| {
+            let status = std::process::Command::new(program).args(words).status().expect(program);
+            status.success()
+        };
+        let (image, at) = (dir.join("image"), dir.join("disk"));
+        std::fs::File::create(&image).and_then(|file| file.set_len(64 << 20)).expect("image");
+        std::fs::create_dir(&at).expect("mount point");
+        let (image, place) = (image.to_str().expect("path"), at.to_str().expect("path"));
+        assert!(run(
+            "mke2fs",
+            &["-q", "-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota", image]
+        ));
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
+        assert!(run("mount", &["--make-rprivate", "/"]));
+        run("mount", &["-t", "ext4", "-o", "loop,prjquota", image, place]).then_some(at)
+    }
+
+    #[test]
+    fn a_volume_has_the_size_of_its_object_on_a_file_system_with_project_quotas() {
+        let dir = tempfile::tempdir().expect("directory");
+        let Some(disk) = mount_with_quotas(dir.path()) else {
+            coracle_testing::skip!("the kernel has no project quotas of ext4");
+        };
+        let base = disk.join("base");
+        let sized = |name: &str, size: &str| {
+            let mut volume = volume(name, &base.join(name), "n");
+            let capacity = [("storage".to_owned(), serde_json::from_value(json!(size)).expect("size"))];
+            volume.spec.get_or_insert_default().capacity = Some(capacity.into());
+            volume
+        };
+        let [v, w] = ["v", "w"].map(|name| mount(&base, "n", &sized(name, "1Mi")).expect("mount"));
+        // The capability exempts from quotas; containers do not have it.
+        caps::drop(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_RESOURCE).expect("capability");
+        let write =
+            |path: &Path, kibibytes: usize| std::fs::write(path.join("file"), vec![1; kibibytes << 10]);
+        write(&v, 512).expect("less than the size");
+        let full = write(&v, 2048).expect_err("more than the size").raw_os_error();
+        assert_eq!(full, Some(libc::EDQUOT));
+        write(&w, 512).expect("another volume has its own size");
+        let project = |path: &Path, name: &str| {
+            let opened = std::fs::File::open(path).expect("open");
+            project_quota::project(opened.as_fd(), name).expect("project").expect("an id")
+        };
+        let (of_v, of_w) = (project(&v, "v"), project(&w, "w"));
+        assert_ne!(of_v, of_w);
+        resize(&base, "v", &sized("v", "4Mi")).expect("expand");
+        write(&v, 2048).expect("the expanded volume has room");
+        assert_eq!(
+            (mount(&base, "n", &sized("v", "4Mi")).expect("mount again"), project(&v, "v")),
+            (v.clone(), of_v)
+        );
+        let opened = std::fs::File::open(&base).expect("base");
+        let usage = |id| project_quota::usage(opened.as_fd(), id).expect("usage");
+        assert_eq!((usage(of_v).inodes, usage(of_v).limit), (2, 4 << 20));
+        remove(&base, "v").expect("remove");
+        assert_eq!(usage(of_v), project_quota::Usage::default(), "the id is given back");
+        assert_eq!(usage(of_w).limit, 1 << 20);
+        // The id of another volume is never taken, whatever the name.
+        std::fs::create_dir(base.join("x")).expect("directory");
+        let x = std::fs::File::open(base.join("x")).expect("open");
+        project_quota::assign(x.as_fd(), "w", 1 << 20).expect("assign");
+        assert_ne!(project(&base.join("x"), "w"), of_w);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Removes the directories of local volumes that are being deleted, then their finalizers.
+//! Removes the directories of local volumes that are being deleted, then their finalizers. Gives expanded volumes their size.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) struct Directories {
     pub(crate) pods: PathBuf,
 }
 
-/// Removes directories until the agent ends.
+/// Removes and resizes directories until the agent ends.
 pub(crate) async fn run(client: Client, node: String, directories: Directories) {
     let api: Api<PersistentVolume> = Api::all(client);
     // A longer name cannot be the value of a label: the node has no provisioned volumes.
@@ -65,13 +65,17 @@ pub(crate) async fn run(client: Client, node: String, directories: Directories) 
                 std::mem::take(&mut failed).into_values().collect()
             }
         };
-        for volume in due.into_iter().filter(is_due) {
+        for volume in due {
             let name = volume.metadata.name.clone().unwrap_or_default();
-            match release(&api, &volume, &node, &directories).await {
-                Ok(Released::Done) => {}
+            let done = match is_due(&volume) {
+                true => release(&api, &volume, &node, &directories).await,
+                false => resize(&volume, &node, &directories).await,
+            };
+            match done {
+                Ok(Released::Done) => drop(failed.remove(&name)),
                 Ok(Released::InUse) => drop(failed.insert(name, volume)),
                 Err(error) => {
-                    tracing::warn!(volume = name, error, "cannot remove a local volume");
+                    tracing::warn!(volume = name, error, "cannot remove or resize a local volume");
                     failed.insert(name, volume);
                 }
             }
@@ -87,6 +91,24 @@ fn is_due(volume: &PersistentVolume) -> bool {
         && local::is_provisioned(volume)
         && has(FINALIZER)
         && !has(PROTECTION)
+}
+
+/// Changes the size of the directory to that of the volume.
+async fn resize(
+    volume: &PersistentVolume,
+    node: &str,
+    directories: &Directories,
+) -> Result<Released, String> {
+    if !local::is_provisioned(volume) || volume.metadata.deletion_timestamp.is_some() {
+        return Ok(Released::Done);
+    }
+    // Mounting the volume reports the error.
+    let Ok(name) = local::own_name(&directories.volumes, node, volume) else { return Ok(Released::Done) };
+    let name = name.to_owned();
+    let (base, volume) = (directories.volumes.clone(), volume.clone());
+    let resized = tokio::task::spawn_blocking(move || local::resize(&base, &name, &volume)).await;
+    let resized = resized.map_err(|error| error.to_string())?;
+    resized.map(|()| Released::Done).map_err(|error| coracle_error_chain::chain(&error))
 }
 
 /// Whether the directory of a volume was removed.

@@ -26,8 +26,7 @@ type PodField = (&'static str, Handling, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Handling, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Handling, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 12] = [
-    ("spec.resourceClaims", Handling::Reject, |s| some(&s.resource_claims)),
+const POD_FIELDS: [PodField; 11] = [
     ("spec.runtimeClassName", Handling::Reject, |s| {
         s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())
     }),
@@ -67,9 +66,8 @@ const VOLUME_FIELDS: [VolumeField; 2] = [
     ("items.user", Handling::Reject, item_users),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 13] = [
+const CONTAINER_FIELDS: [ContainerField; 12] = [
     ("volumeDevices", Handling::Reject, |c| some(&c.volume_devices)),
-    ("resources.claims", Handling::Reject, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
     ("restartPolicyRules", Handling::Reject, |c| some(&c.restart_policy_rules)),
     ("securityContext.windowsOptions", Handling::Reject, |c| {
         c.security_context.as_ref().is_some_and(|s| s.windows_options.is_some())
@@ -256,7 +254,6 @@ mod tests {
         let key = |user| json!([{"key": "k", "path": "p", "user": user}]);
         for ((refused, reported), name) in [
             (of_pod("runtimeClassName", json!("gvisor")), "spec.runtimeClassName"),
-            (of_pod("resourceClaims", json!([{"name": "r"}])), "spec.resourceClaims"),
             (of_container("volumeDevices", json!([{"devicePath": "/d", "name": "v"}])), "volumeDevices"),
             (of_container("livenessProbe", get.clone()), "livenessProbe.httpGet.protocol"),
             (of_container("readinessProbe", get.clone()), "readinessProbe.httpGet.protocol"),
@@ -307,6 +304,8 @@ mod tests {
     fn supported_fields_are_not_reported() {
         let nothing = (Vec::new(), Vec::new());
         assert_eq!(of_pod("hostUsers", json!(false)), nothing);
+        assert_eq!(of_pod("resourceClaims", json!([{"name": "r"}])), nothing);
+        assert_eq!(of_container("resources", json!({"claims": [{"name": "r"}]})), nothing);
         assert_eq!(of_pod("securityContext", json!({"appArmorProfile": {"type": "Unconfined"}})), nothing);
         assert_eq!(
             of_volume("emptyDir", json!({"sizeLimit": "1Mi", "medium": "Memory", "mode": 448})),

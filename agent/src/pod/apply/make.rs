@@ -1,5 +1,6 @@
 //! Preparation of a pod: cgroup, volumes, first images and sandbox.
 
+use coracle_error_chain::chain;
 use coracle_proto::cri;
 
 use super::{ApplyError, Job, Report};
@@ -17,7 +18,17 @@ impl Job {
         Ok(())
     }
 
+    /// Prepares the pod's claims and mounts its volumes.
     async fn mount(&self) {
+        let preparing = self.node.dra.prepare(&self.pod);
+        let Some(prepared) = self.interrupt.run_until_cancelled(preparing).await else { return };
+        if let Err(error) = prepared {
+            // The kubelet's reason and message (`SyncPod` of pkg/kubelet/kuberuntime).
+            let message = format!("Failed to prepare dynamic resources: {}", chain(&error));
+            self.node.recorder.pod(&self.pod, Level::Warning, "FailedPrepareDynamicResources", message);
+            self.report(Report::NotPrepared(VOLUMES));
+            return;
+        }
         let mounting = volume::mount_all(&self.node.volumes, &self.pod);
         let Some(mounted) = self.interrupt.run_until_cancelled(mounting).await else { return };
         match mounted {

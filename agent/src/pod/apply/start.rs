@@ -185,6 +185,7 @@ impl Job {
                 (mount.uid_mappings, mount.gid_mappings) = (vec![users], vec![users]);
             }
         }
+        let devices = self.node.dra.devices(&self.pod, container).map_err(NotStarted::config)?;
         let parts = container_config::Parts {
             attempt,
             image_id: image.id,
@@ -192,6 +193,7 @@ impl Job {
             mounts,
             resources: container_resources(&self.pod, container, self.node.machine),
             security,
+            devices,
         };
         container_config::config(&self.pod, container, parts).map_err(NotStarted::config)
     }

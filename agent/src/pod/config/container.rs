@@ -18,6 +18,8 @@ pub(crate) struct Parts {
     pub(crate) mounts: Vec<cri::Mount>,
     pub(crate) resources: cri::LinuxContainerResources,
     pub(crate) security: cri::LinuxContainerSecurityContext,
+    /// CDI ids of its devices.
+    pub(crate) devices: Vec<String>,
 }
 
 /// The configuration of a container.
@@ -48,6 +50,7 @@ pub(crate) fn config(
             .map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into_bytes() })
             .collect(),
         mounts: parts.mounts,
+        cdi_devices: parts.devices.into_iter().map(|name| cri::CdiDevice { name }).collect(),
         labels,
         annotations: annotations(pod, container, parts.attempt),
         log_path: format!("{}/{}.log", container.name, parts.attempt),

@@ -68,6 +68,9 @@ fn allows(question: &Question<'_>) -> bool {
         ("", "configmaps", "") => {
             READ.contains(&verb) && needed(question, resource, node, Referred::ConfigMap)
         }
+        ("resource.k8s.io", "resourceclaims", "") => {
+            verb == "get" && needed(question, resource, node, Referred::ResourceClaim)
+        }
         ("resource.k8s.io", "resourceslices", "") => own_slices(question, resource, node),
         _ => false,
     }
@@ -80,8 +83,10 @@ fn own_slices(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> b
         "create" => true,
         "list" | "watch" | "deletecollection" => {
             let selected = question.info.query.get("fieldSelector");
-            let value = selected.strip_prefix("spec.nodeName=");
-            value.map(|value| value.trim_start_matches('=')) == Some(node)
+            selected.split(',').any(|part| {
+                let value = part.strip_prefix("spec.nodeName=");
+                value.map(|value| value.trim_start_matches('=')) == Some(node)
+            })
         }
         "get" | "update" | "patch" | "delete" => {
             let kind = by_resource("resource.k8s.io", "v1", "resourceslices");
@@ -194,6 +199,14 @@ pub(crate) fn claims_of(pod: &Value, pod_name: &str) -> Vec<String> {
     volumes.filter_map(claim).collect()
 }
 
+/// Names of the ResourceClaims of a pod: in its spec, and those that controllers made and its status names.
+pub(crate) fn resource_claims_of(pod: &Value) -> Vec<&str> {
+    let statuses = list(&pod["status"], "resourceClaimStatuses");
+    let claims = list(&pod["spec"], "resourceClaims").chain(statuses);
+    let claims = claims.chain(std::iter::once(&pod["status"]["extendedResourceClaimStatus"]));
+    claims.filter_map(|claim| claim["resourceClaimName"].as_str()).collect()
+}
+
 pub(crate) fn accounts_of(pod: &Value) -> Vec<&str> {
     pod["spec"]["serviceAccountName"].as_str().into_iter().collect()
 }
@@ -226,8 +239,9 @@ mod tests {
         for number in 0..pods {
             let volumes =
                 json!([{"secret": {"secretName": format!("s{number}")}}, {"configMap": {"name": "c"}}]);
-            let pod = json!({"metadata": {"name": format!("p{number}"), "namespace": "ns"},
-                "spec": {"nodeName": "n", "serviceAccountName": "default", "volumes": volumes}});
+            let claims = json!([{"name": "c", "resourceClaimName": "rc"}]);
+            let pod = json!({"metadata": {"name": format!("p{number}"), "namespace": "ns"}, "spec": {
+                "nodeName": "n", "serviceAccountName": "default", "volumes": volumes, "resourceClaims": claims}});
             let key = key_of(kind, "ns", &format!("p{number}")).into();
             let value = Some(encode(kind, &pod));
             let revision = number + 1;
@@ -254,6 +268,18 @@ mod tests {
             ("list", http::Method::GET, "", false),
             ("list", http::Method::GET, "?fieldSelector=spec.nodeName%3Dn", true),
             ("deletecollection", http::Method::DELETE, "?fieldSelector=spec.nodeName%3Dm", false),
+            (
+                "deletecollection",
+                http::Method::DELETE,
+                "?fieldSelector=spec.driver%3Dd,spec.nodeName%3Dn",
+                true,
+            ),
+            (
+                "deletecollection",
+                http::Method::DELETE,
+                "?fieldSelector=spec.driver%3Dspec.nodeName%3Dn",
+                false,
+            ),
         ] {
             let uri = format!("/apis/resource.k8s.io/v1/resourceslices{path}").parse().unwrap();
             let info = RequestInfo::parse(&method, &uri);
@@ -297,6 +323,8 @@ mod tests {
                 ("/api/v1/namespaces/ns/secrets/absent", false),
                 ("/api/v1/namespaces/ns/configmaps/c", true),
                 ("/api/v1/namespaces/ns/serviceaccounts/default", true),
+                ("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/rc", true),
+                ("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/other", false),
             ] {
                 let uri = path.parse().unwrap();
                 let info = RequestInfo::parse(&http::Method::GET, &uri);

@@ -1,4 +1,4 @@
-//! The index of references by node: secrets, config maps, service accounts and claims of the node's pods.
+//! The index of references by node: secrets, config maps, service accounts, claims and ResourceClaims of the node's pods.
 //!
 //! The cache of pods updates it with each change, so that the node authorizer does not read pods. It counts references,
 //! because several pods of a node can refer to one object.
@@ -20,6 +20,7 @@ pub(crate) enum Referred {
     ConfigMap,
     ServiceAccount,
     Claim,
+    ResourceClaim,
 }
 
 /// The references of the pods of each node.
@@ -36,6 +37,8 @@ pub(crate) struct References {
 struct Bound {
     node: Arc<str>,
     names: Vec<Arc<Reference>>,
+    /// Whether the status may name further ResourceClaims.
+    has_resource_claims: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,13 +57,16 @@ impl References {
         self.nodes.get(node).is_some_and(|names| names.contains_key(&wanted))
     }
 
-    /// Adds or updates a pod. Only a changed spec is parsed: most commits of a pod change its status.
+    /// Adds or updates a pod. A status is parsed only if it can name ResourceClaims: most commits of a pod change its
+    /// status. The scheduler names the claim of extended resources before it binds the pod.
     pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
-        if old.is_some_and(|old| old.spec() == pod.spec()) {
+        let has_resource_claims = self.pods.get(&pod.key).is_some_and(|bound| bound.has_resource_claims);
+        if !has_resource_claims && old.is_some_and(|old| old.spec() == pod.spec()) {
             return;
         }
         self.remove(&pod.key);
         let names = Names::read(pod.name(), pod.encoded());
+        let has_resource_claims = names.has_resource_claims;
         if names.node.is_empty() {
             return;
         }
@@ -74,6 +80,7 @@ impl References {
             (Referred::ConfigMap, names.config_maps),
             (Referred::ServiceAccount, names.accounts),
             (Referred::Claim, names.claims),
+            (Referred::ResourceClaim, names.resource_claims),
         ];
         let found =
             found.into_iter().flat_map(|(kind, names)| names.into_iter().map(move |name| (kind, name)));
@@ -83,12 +90,12 @@ impl References {
             name: name.into(),
         };
         let names = found.map(|named| count(counts, reference(named))).collect();
-        self.pods.insert(pod.key.clone(), Bound { node, names });
+        self.pods.insert(pod.key.clone(), Bound { node, names, has_resource_claims });
     }
 
     /// Removes a deleted pod.
     pub(super) fn remove(&mut self, key: &str) {
-        let Some(Bound { node, names }) = self.pods.remove(key) else { return };
+        let Some(Bound { node, names, .. }) = self.pods.remove(key) else { return };
         let Some(counts) = self.nodes.get_mut(&node) else { return };
         for name in names {
             if let Entry::Occupied(mut entry) = counts.entry(name) {
@@ -128,6 +135,31 @@ mod tests {
                 "status": {"phase": phase}}),
         );
         Object::stamped(format!("/pods/ns/{name}").into(), revision, stored)
+    }
+
+    #[test]
+    fn a_node_needs_the_resource_claims_that_a_status_names_later() {
+        let kind = by_kind("v1", "Pod").unwrap();
+        let pod = |revision: u64, status: serde_json::Value| {
+            let claims = json!([{"name": "a", "resourceClaimName": "named"},
+                {"name": "b", "resourceClaimTemplateName": "t"}]);
+            let object = json!({"metadata": {"name": "p", "namespace": "ns"},
+                "spec": {"nodeName": "n", "resourceClaims": claims}, "status": status});
+            Object::stamped("/pods/ns/p".into(), revision, encode(kind, &object))
+        };
+        let mut references = References::default();
+        let needs =
+            |references: &References, name: &str| references.needed("n", Referred::ResourceClaim, "ns", name);
+        let first = pod(1, json!({}));
+        references.set(None, &first);
+        assert!(needs(&references, "named") && !needs(&references, "p-b-x"));
+        let made =
+            json!({"resourceClaimStatuses": [{"name": "b", "resourceClaimName": "p-b-x"}, {"name": "c"}]});
+        references.set(Some(&first), &pod(2, made));
+        assert!(needs(&references, "named") && needs(&references, "p-b-x"));
+        assert!(!references.needed("n", Referred::Claim, "ns", "named"), "no PersistentVolumeClaim");
+        references.remove("/pods/ns/p");
+        assert!(references.pods.is_empty() && references.nodes.is_empty());
     }
 
     #[test]

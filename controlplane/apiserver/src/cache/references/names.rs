@@ -1,9 +1,9 @@
-//! The names in a pod's spec, read from the encoded pod. The parser skips all other fields: at the start all pods are read.
+//! The names in a pod's spec and status, read from the encoded pod. The parser skips all other fields: at the start all pods are read.
 
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
-use crate::authz::node::{accounts_of, claims_of, config_maps_of, secrets_of};
+use crate::authz::node::{accounts_of, claims_of, config_maps_of, resource_claims_of, secrets_of};
 
 /// The node of a pod and the names of the objects that it refers to.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -14,12 +14,30 @@ pub(super) struct Names {
     pub(super) config_maps: Vec<String>,
     pub(super) accounts: Vec<String>,
     pub(super) claims: Vec<String>,
+    pub(super) resource_claims: Vec<String>,
+    /// Whether the spec has ResourceClaims, whose names the status may have.
+    pub(super) has_resource_claims: bool,
 }
 
 #[derive(Deserialize)]
 struct Pod {
     #[serde(default)]
     spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    resource_claim_statuses: Vec<ResourceClaim>,
+    extended_resource_claim_status: Option<ResourceClaim>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ResourceClaim {
+    resource_claim_name: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -32,6 +50,7 @@ struct Spec {
     containers: Vec<Container>,
     init_containers: Vec<Container>,
     ephemeral_containers: Vec<Container>,
+    resource_claims: Vec<ResourceClaim>,
 }
 
 #[derive(Default, Deserialize)]
@@ -95,15 +114,19 @@ impl Names {
     /// The names in an encoded pod with this name.
     pub(super) fn read(pod_name: &str, encoded: &[u8]) -> Self {
         match serde_json::from_slice::<Pod>(encoded) {
-            Ok(pod) => Self::of(pod_name, pod.spec),
+            Ok(pod) => Self::of(pod_name, pod.spec, pod.status),
             // A field has another type than in the schema. The other fields count.
             Err(_) => Self::of_tree(pod_name, &serde_json::from_slice(encoded).unwrap_or_default()),
         }
     }
 
-    fn of(pod_name: &str, spec: Spec) -> Self {
+    fn of(pod_name: &str, spec: Spec, status: Status) -> Self {
         let mut names = Self { node: spec.node_name.unwrap_or_default(), ..Self::default() };
         names.accounts.extend(spec.service_account_name);
+        names.has_resource_claims = !spec.resource_claims.is_empty();
+        let claims = spec.resource_claims.into_iter().chain(status.resource_claim_statuses);
+        let claims = claims.chain(status.extended_resource_claim_status);
+        names.resource_claims.extend(claims.filter_map(|claim| claim.resource_claim_name));
         for volume in spec.volumes {
             names.add(volume.secret, volume.config_map);
             for source in volume.projected.into_iter().flat_map(|projected| projected.sources) {
@@ -143,6 +166,8 @@ impl Names {
             config_maps: owned(config_maps_of(pod)),
             accounts: owned(accounts_of(pod)),
             claims: claims_of(pod, pod_name),
+            resource_claims: owned(resource_claims_of(pod)),
+            has_resource_claims: pod["spec"]["resourceClaims"].as_array().is_some_and(|all| !all.is_empty()),
         }
     }
 }
@@ -175,10 +200,12 @@ mod tests {
             "containers": [{"name": "c", "env": variables, "envFrom": [source]}, {}],
             "initContainers": [{"env": [{"valueFrom": {"secretKeyRef": {"name": "\u{e9}\n"}}}]}],
             "ephemeralContainers": [{"envFrom": [{"secretRef": {"name": "k"}}]}],
-        }});
+            "resourceClaims": [{"name": "1", "resourceClaimName": "l"}, {"name": "2", "resourceClaimTemplateName": "t"}],
+        }, "status": {"resourceClaimStatuses": [{"name": "2", "resourceClaimName": "m"}, {"name": "3"}],
+            "extendedResourceClaimStatus": {"resourceClaimName": "o"}}});
         for pod in [whole, json!({"spec": {"containers": []}}), json!({"metadata": {}})] {
             let read: Pod = serde_json::from_str(&pod.to_string()).unwrap();
-            let (mut read, mut tree) = (Names::of("p", read.spec), Names::of_tree("p", &pod));
+            let (mut read, mut tree) = (Names::of("p", read.spec, read.status), Names::of_tree("p", &pod));
             for names in [&mut read, &mut tree] {
                 names.secrets.sort();
                 names.config_maps.sort();

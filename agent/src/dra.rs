@@ -1,0 +1,277 @@
+//! Dynamic resource allocation: prepares the ResourceClaims of pods by drivers, and gives the devices to containers.
+//!
+//! ```text
+//! driver ──socket──► registration ──► drivers ◄── prepare, unprepare ◄── workers of pods
+//!                                        │              │
+//!                      ResourceSlices ◄──┘              └──► record (durable)
+//! ```
+//! A claim is recorded before its first call, and its record is removed after the last one. A restart of the agent or a
+//! crash repeats a call at most, and calls are idempotent. A claim that several pods share is prepared once, and
+//! unprepared after the last of them has ended. As in the kubelet (`pkg/kubelet/cm/dra`).
+
+mod claim;
+mod driver;
+mod drivers;
+mod record;
+mod registration;
+mod slices;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use coracle_proto::dra;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::{Api, Client};
+
+use crate::api_health::{ApiHealth, is_unavailable};
+pub(crate) use claim::ClaimError;
+use driver::Caller;
+pub(crate) use driver::DriverError;
+use drivers::Drivers;
+use record::{Key, Record, Records};
+
+/// Why a pod's claims are not prepared or not unprepared.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DraError {
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    #[error("cannot get ResourceClaim {claim}")]
+    Get {
+        claim: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error("DRA driver {0} is not registered")]
+    NotRegistered(String),
+    #[error("an old ResourceClaim {0} with another uid is still in use on this node")]
+    OldClaim(String),
+    #[error("DRA driver {driver}")]
+    Driver {
+        driver: String,
+        #[source]
+        source: DriverError,
+    },
+    #[error("cannot write the record of ResourceClaim {claim}")]
+    Record {
+        claim: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the task of ResourceClaim {0} ended before its time")]
+    Ended(String),
+}
+
+/// Settings of dynamic resource allocation.
+#[derive(Clone, Debug)]
+pub(crate) struct DraConfig {
+    /// Name of the node.
+    pub(crate) node: String,
+    /// Directory of the registration sockets.
+    pub(crate) registry: PathBuf,
+    /// Directory of records.
+    pub(crate) records: PathBuf,
+}
+
+/// Dynamic resource allocation on this node. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Dra {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: DraConfig,
+    client: Client,
+    health: ApiHealth,
+    drivers: Arc<Drivers>,
+    records: Records,
+    /// Identifies the boot: claims are prepared again after a reboot.
+    boot: String,
+    /// A lock for each claim that is being prepared or unprepared.
+    locks: Mutex<HashMap<Key, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+// === impl Dra ===
+
+impl Dra {
+    /// Reads the records.
+    pub(crate) fn open(config: DraConfig, client: Client, health: ApiHealth, boot: &str) -> Self {
+        let shared = Shared {
+            records: Records::open(config.records.clone()),
+            config,
+            client,
+            health,
+            drivers: Drivers::new(),
+            boot: boot.to_owned(),
+            locks: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Registers drivers and deletes slices of drivers that are gone, until dropped.
+    pub(crate) async fn run(self) {
+        let Shared { config, client, drivers, .. } = &*self.shared;
+        let registry = registration::Registry::new(config.registry.clone(), Arc::clone(drivers));
+        let slices = slices::run(client.clone(), config.node.clone(), Arc::clone(drivers));
+        tokio::join!(registry.run(), slices);
+    }
+
+    /// Prepares all claims of a pod. Claims that are prepared already cost nothing.
+    ///
+    /// # Errors
+    /// Of the first claim that fails. If a claim cannot be used, or a driver is not registered, nothing is recorded: the
+    /// pod can be deleted although the driver never comes.
+    pub(crate) async fn prepare(&self, pod: &Pod) -> Result<(), DraError> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let mut due = Vec::new();
+        for used in claim::used(pod)? {
+            due.extend(self.due(pod, uid, &used).await?);
+        }
+        let names = due.iter().flat_map(|record| record.drivers.keys());
+        for driver in names {
+            self.driver(driver)?;
+        }
+        for record in due {
+            let (this, name, pod) = (self.clone(), record.name.clone(), uid.to_owned());
+            // A task of its own: the pod's deletion does not interrupt it between the call and the record.
+            let task = tokio::spawn(async move { this.prepare_claim(&pod, record).await });
+            task.await.map_err(|_ended| DraError::Ended(name))??;
+        }
+        Ok(())
+    }
+
+    /// The record of a claim that must be prepared for a pod. None: it is prepared.
+    async fn due(&self, pod: &Pod, uid: &str, used: &claim::Used) -> Result<Option<Record>, DraError> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let recorded = self.shared.records.get(&Key::new(namespace, &used.name));
+        let recorded = recorded.filter(|record| record.pods.contains(uid));
+        if recorded.as_ref().is_some_and(|record| record.prepared.as_ref() == Some(&self.shared.boot)) {
+            return Ok(None);
+        }
+        let claims: Api<ResourceClaim> = Api::namespaced(self.shared.client.clone(), namespace);
+        let found = self.shared.health.ask(recorded.is_some(), claims.get(&used.name)).await;
+        match (found, recorded) {
+            (Ok(found), _) => Ok(Some(claim::admit(pod, used, &found)?)),
+            // The pod was allowed to use the claim before.
+            (Err(error), Some(recorded)) if is_unavailable(&error) => Ok(Some(recorded)),
+            (Err(source), _) => Err(DraError::Get { claim: used.name.clone(), source }),
+        }
+    }
+
+    async fn prepare_claim(&self, pod: &str, claim: Record) -> Result<(), DraError> {
+        let lock = self.lock(&claim.key());
+        let _one_at_a_time = lock.lock().await;
+        let known = self.shared.records.get(&claim.key());
+        if known.as_ref().is_some_and(|known| known.uid != claim.uid) {
+            return Err(DraError::OldClaim(claim.name));
+        }
+        let mut record = known.unwrap_or(claim);
+        record.pods.insert(pod.to_owned());
+        self.write(record.clone()).await?;
+        if record.prepared.as_ref() == Some(&self.shared.boot) {
+            return Ok(());
+        }
+        let drivers: Vec<String> = record.drivers.keys().cloned().collect();
+        for driver in drivers {
+            let prepared = self.driver(&driver)?.prepare(reference(&record)).await;
+            let devices = prepared.map_err(failed(&driver))?;
+            record.drivers.insert(driver, devices);
+        }
+        record.prepared = Some(self.shared.boot.clone());
+        tracing::debug!(claim = record.name, namespace = record.namespace, "claim prepared");
+        self.write(record).await
+    }
+
+    /// The CDI ids of the devices that a container gets.
+    ///
+    /// # Errors
+    /// When a claim of the container is not prepared.
+    pub(crate) fn devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, ClaimError> {
+        self.shared.records.with(|records| claim::devices(pod, container, |key| records.get(key)))
+    }
+
+    /// Unprepares the claims that only this pod uses. Does nothing if there are none.
+    ///
+    /// # Errors
+    /// Of the first claim that fails. The other claims are unprepared, and another call continues.
+    pub(crate) async fn unprepare(&self, pod: &str) -> Result<(), DraError> {
+        let mut result = Ok(());
+        for key in self.shared.records.of_pod(pod) {
+            let (this, name, uid) = (self.clone(), key.name.clone(), pod.to_owned());
+            let task = tokio::spawn(async move { this.unprepare_claim(&uid, &key).await });
+            let done = task.await.unwrap_or_else(|_ended| Err(DraError::Ended(name)));
+            result = result.and(done);
+        }
+        result
+    }
+
+    async fn unprepare_claim(&self, pod: &str, key: &Key) -> Result<(), DraError> {
+        let lock = self.lock(key);
+        let _one_at_a_time = lock.lock().await;
+        let Some(mut record) = self.shared.records.get(key) else { return Ok(()) };
+        if record.pods.iter().any(|other| other != pod) {
+            record.pods.remove(pod);
+            return self.write(record).await;
+        }
+        for driver in record.drivers.keys() {
+            let unprepared = self.driver(driver)?.unprepare(reference(&record)).await;
+            unprepared.map_err(failed(driver))?;
+        }
+        tracing::debug!(claim = record.name, namespace = record.namespace, "claim unprepared");
+        let (shared, name) = (Arc::clone(&self.shared), record.name.clone());
+        blocking(name, move || shared.records.remove(&record)).await
+    }
+
+    /// Whether a claim may be prepared for the pod. Its end must not be reported before.
+    pub(crate) fn holds(&self, pod: &str) -> bool {
+        self.shared.records.has_pod(pod)
+    }
+
+    /// The uids of all pods with claims.
+    pub(crate) fn pods(&self) -> Vec<String> {
+        self.shared.records.pods()
+    }
+
+    fn driver(&self, name: &str) -> Result<Caller, DraError> {
+        self.shared.drivers.get(name).ok_or_else(|| DraError::NotRegistered(name.to_owned()))
+    }
+
+    async fn write(&self, record: Record) -> Result<(), DraError> {
+        let (shared, name) = (Arc::clone(&self.shared), record.name.clone());
+        blocking(name, move || shared.records.put(&record)).await
+    }
+
+    /// The lock of a claim.
+    fn lock(&self, key: &Key) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(key).and_then(Weak::upgrade) {
+            return lock;
+        }
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::default();
+        locks.insert(key.clone(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+async fn blocking(
+    claim: String,
+    write: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> Result<(), DraError> {
+    let written =
+        tokio::task::spawn_blocking(write).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    written.map_err(|source| DraError::Record { claim, source })
+}
+
+fn failed(driver: &str) -> impl FnOnce(DriverError) -> DraError + use<> {
+    let driver = driver.to_owned();
+    move |source| DraError::Driver { driver, source }
+}
+
+fn reference(record: &Record) -> dra::Claim {
+    dra::Claim { namespace: record.namespace.clone(), uid: record.uid.clone(), name: record.name.clone() }
+}
