@@ -1,13 +1,15 @@
-//! Runs the enforcement of NetworkPolicies: watches policies, and pods and namespaces while there are policies.
+//! Runs the enforcement of network policies: watches policies, and pods and namespaces while there are policies.
 //!
 //! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
 //! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod
 //! start after its policies are in the kernel, see [`PolicyGate`].
 
 mod admission;
+mod cluster;
 mod gate;
+mod peers;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -15,23 +17,20 @@ use coracle_error_chain::chain;
 use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, judge_connections};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
-use futures::stream::{BoxStream, StreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use futures::stream::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client};
+use kube::Client;
+use kube::runtime::watcher::Event;
 use tokio::sync::mpsc;
 
+use crate::pod::NodeContext;
 use crate::repair::RepairPause;
 use admission::Admitted;
+use cluster::ClusterPolicies;
 use gate::{GateEnd, Request};
 pub(crate) use gate::{PolicyGate, gate};
-
-/// Maximum events of one watch that one transaction covers.
-const EVENTS_MAX: usize = 512;
-
-type Events<K> = BoxStream<'static, Vec<Result<Event<K>, watcher::Error>>>;
+use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
 
 /// The task that keeps the table of policies.
 pub(crate) struct NetworkPolicies {
@@ -43,7 +42,10 @@ pub(crate) struct NetworkPolicies {
     model: Model,
     admitted: Admitted,
     policies: Listing<Key>,
+    cluster: ClusterPolicies,
     peers: Option<Peers>,
+    /// While policies have nodes as peers.
+    nodes: Option<Nodes>,
     /// Whether conntrack entries have the mark. A later change may allow their connections.
     has_forbidden: bool,
     /// Whether the last judgement failed.
@@ -52,69 +54,32 @@ pub(crate) struct NetworkPolicies {
     are_policies_new: bool,
 }
 
-/// Objects of a list that is being received.
-#[derive(Debug)]
-struct Listing<K> {
-    listed: HashSet<K>,
-    /// Whether the list was complete once.
-    is_complete: bool,
-}
-
-/// Watches of the objects that policies refer to.
-struct Peers {
-    pods: Events<Pod>,
-    namespaces: Events<Namespace>,
-    listed_pods: Listing<String>,
-    listed_namespaces: Listing<String>,
-}
-
 /// The table, and the notifications of its changes.
 struct Table {
     enforcer: Enforcer,
     monitor: Monitor,
 }
 
-// === impl Listing ===
-
-impl<K> Default for Listing<K> {
-    fn default() -> Self {
-        Self { listed: HashSet::new(), is_complete: false }
-    }
-}
-
-// === impl Peers ===
-
-impl Peers {
-    fn watch(client: &Client) -> Self {
-        Self {
-            pods: watch(client),
-            namespaces: watch(client),
-            listed_pods: Listing::default(),
-            listed_namespaces: Listing::default(),
-        }
-    }
-
-    fn are_complete(&self) -> bool {
-        self.listed_pods.is_complete && self.listed_namespaces.is_complete
-    }
-}
-
 // === impl NetworkPolicies ===
 
 impl NetworkPolicies {
     /// The task of this node. It reads the requests of the gate's other end.
-    pub(crate) fn new(client: Client, node_name: &str, table: &str, end: GateEnd) -> Self {
+    pub(crate) fn new(node: &NodeContext, table: &str, end: GateEnd) -> Self {
         let GateEnd { requests, restricted } = end;
+        let client = node.configs.client().clone();
+        let cluster = ClusterPolicies::watch(&client, node.recorder.clone());
         Self {
             client,
-            node_name: node_name.to_owned(),
+            node_name: node.config.node_name.clone(),
             table: table.to_owned(),
             requests,
             restricted,
             model: Model::default(),
             admitted: Admitted::default(),
             policies: Listing::default(),
+            cluster,
             peers: None,
+            nodes: None,
             has_forbidden: false,
             is_unjudged: false,
             are_policies_new: true,
@@ -137,12 +102,17 @@ impl NetworkPolicies {
                 Some(peers) => (Some(&mut peers.pods), Some(&mut peers.namespaces)),
                 None => (None, None),
             };
+            let nodes = self.nodes.as_mut().map(|nodes| &mut nodes.events);
             // Cancel-safe: streams and channels keep what is not returned, and a lost notification only follows a
             // change that the next replacement repairs.
             tokio::select! {
                 Some(events) = policies.next() => self.learn_policies(events),
                 Some(events) = next(pods) => self.learn_pods(events),
                 Some(events) = next(namespaces) => self.learn_namespaces(events),
+                Some(events) = next(nodes) => self.learn_nodes(events),
+                Some(news) = self.cluster.next() => {
+                    self.are_policies_new |= self.cluster.learn(news, &mut self.model);
+                }
                 Some(request) = self.requests.recv() => self.serve(request),
                 changed = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
@@ -160,20 +130,22 @@ impl NetworkPolicies {
 
     /// Writes the model to the kernel, and answers the requests of pods whose policies are in the kernel then.
     async fn commit(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
-        if !self.policies.is_complete {
+        if !self.policies.is_complete || !self.cluster.are_complete() {
             return Ok(());
         }
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         if std::mem::take(&mut self.are_policies_new) {
-            self.restricted.set(self.model.restricted_namespaces()).await;
+            let mut restricted = self.model.restricted_namespaces();
+            restricted.extend(self.model.is_tiered().then(|| gate::EVERY_NAMESPACE.to_owned()));
+            self.restricted.set(restricted).await;
         }
         if self.model.is_empty() {
             if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
                 Enforcer::open(&self.table)?.remove()?;
             }
-            self.peers = None;
+            (self.peers, self.nodes) = (None, None);
             self.model = Model::default();
-            self.admitted.answer();
+            self.admitted.answer(|_| true);
             return Ok(());
         }
         let peers = match &mut self.peers {
@@ -184,8 +156,12 @@ impl NetworkPolicies {
                 none.insert(Peers::watch(&self.client))
             }
         };
-        if !peers.are_complete() {
+        let are_peers_complete = peers.are_complete();
+        if !self.follow_nodes() || !are_peers_complete {
             return Ok(());
+        }
+        if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model)) {
+            *table = None;
         }
         let effect = match table {
             Some(table) => Some(table.enforcer.change(&mut self.model)?),
@@ -202,7 +178,7 @@ impl NetworkPolicies {
                 None
             }
         };
-        self.admitted.answer();
+        self.admitted.answer(|namespace| self.model.knows_policies_of(namespace));
         match effect {
             Some(Effect::None) => {}
             Some(Effect::Allows(_)) if !self.has_forbidden => {}
@@ -256,7 +232,7 @@ impl NetworkPolicies {
         }
     }
 
-    fn learn_policies(&mut self, events: Vec<Result<Event<NetworkPolicy>, watcher::Error>>) {
+    fn learn_policies(&mut self, events: Vec<Received<NetworkPolicy>>) {
         for event in events.into_iter().filter_map(|event| received(event, "networkpolicies")) {
             self.are_policies_new = true;
             match event {
@@ -266,10 +242,9 @@ impl NetworkPolicies {
                     self.model.put_policy(&policy);
                 }
                 Event::InitDone => {
-                    let listed = std::mem::take(&mut self.policies.listed);
+                    let listed = self.policies.complete();
                     let absent = self.model.policies().filter(|key| !listed.contains(key)).cloned();
                     absent.collect::<Vec<_>>().iter().for_each(|key| self.model.take_policy(key));
-                    self.policies.is_complete = true;
                 }
                 Event::Apply(policy) => self.model.put_policy(&policy),
                 Event::Delete(policy) => self.model.take_policy(&Key::of(&policy.metadata)),
@@ -277,30 +252,7 @@ impl NetworkPolicies {
         }
     }
 
-    fn learn_namespaces(&mut self, events: Vec<Result<Event<Namespace>, watcher::Error>>) {
-        for event in events.into_iter().filter_map(|event| received(event, "namespaces")) {
-            let Some(listing) = self.peers.as_mut().map(|peers| &mut peers.listed_namespaces) else { return };
-            match event {
-                Event::Init => listing.listed.clear(),
-                Event::InitApply(namespace) | Event::Apply(namespace) => {
-                    let Some(name) = namespace.metadata.name else { continue };
-                    listing.listed.insert(name.clone());
-                    self.model.put_namespace(&name, namespace.metadata.labels.unwrap_or_default());
-                }
-                Event::InitDone => {
-                    let listed = std::mem::take(&mut listing.listed);
-                    listing.is_complete = true;
-                    let absent = self.model.namespaces().filter(|name| !listed.contains(*name)).cloned();
-                    absent.collect::<Vec<_>>().iter().for_each(|name| self.model.take_namespace(name));
-                }
-                Event::Delete(namespace) => {
-                    self.model.take_namespace(&namespace.metadata.name.unwrap_or_default());
-                }
-            }
-        }
-    }
-
-    fn learn_pods(&mut self, events: Vec<Result<Event<Pod>, watcher::Error>>) {
+    fn learn_pods(&mut self, events: Vec<Received<Pod>>) {
         for event in events.into_iter().filter_map(|event| received(event, "pods")) {
             match event {
                 Event::Init => self.pods_listing(|listing| listing.listed.clear()),
@@ -310,11 +262,8 @@ impl NetworkPolicies {
                     self.learn_pod(&pod);
                 }
                 Event::InitDone => {
-                    let mut listed = HashSet::new();
-                    self.pods_listing(|listing| {
-                        listed = std::mem::take(&mut listing.listed);
-                        listing.is_complete = true;
-                    });
+                    let listed = self.peers.as_mut().map(|peers| peers.listed_pods.complete());
+                    let listed = listed.unwrap_or_default();
                     let absent = self.model.pods().filter(|uid| !listed.contains(*uid)).cloned();
                     absent.collect::<Vec<_>>().iter().for_each(|uid| self.lose_pod(uid));
                 }
@@ -352,16 +301,6 @@ impl NetworkPolicies {
     }
 }
 
-/// All objects of a kind, in batches of the events that are ready. Failed requests are repeated with a growing pause.
-fn watch<K>(client: &Client) -> Events<K>
-where
-    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
-    K: serde::de::DeserializeOwned,
-{
-    let events = watcher::watcher(Api::<K>::all(client.clone()), watcher::Config::default());
-    events.default_backoff().ready_chunks(EVENTS_MAX).boxed()
-}
-
 /// Replaces the table on a thread that may block.
 async fn replace(mut enforcer: Enforcer, model: &mut Model) -> Result<Enforcer, Error> {
     on_thread(model, move |model| enforcer.replace(model).map(|()| enforcer)).await
@@ -384,21 +323,6 @@ async fn on_thread<T: Send + 'static>(
         }
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
-}
-
-async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Option<T> {
-    match stream {
-        Some(stream) => stream.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-fn received<K>(event: Result<Event<K>, watcher::Error>, kind: &'static str) -> Option<Event<K>> {
-    event
-        .inspect_err(|error| {
-            tracing::debug!(error = error as &dyn std::error::Error, kind, "a watch failed");
-        })
-        .ok()
 }
 
 /// Returns after a change by another process, or false when notifications are not available any more.

@@ -113,8 +113,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent, dns_metrics);
     if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
-        let client = node.configs.client().clone();
-        tasks.spawn(NetworkPolicies::new(client, &node.config.node_name, table, requests).run());
+        tasks.spawn(NetworkPolicies::new(&node, table, requests).run());
     }
     spawn_pod_tasks(&mut tasks, &node, agent.node(), evicted);
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());

@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 
 use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key};
@@ -25,6 +26,9 @@ pub(crate) use subscription::Subscription;
 /// Namespace and name of the API server's service, which the environment of every pod has.
 const OWN_NAMESPACE: &str = "default";
 const OWN_NAME: &str = "kubernetes";
+
+/// Label of a service that another proxy serves, with the name of the proxy.
+const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// Pause before changes are stored, so that a burst is written once.
 const STORE_AFTER: Duration = Duration::from_secs(1);
@@ -151,18 +155,17 @@ impl ServiceCache {
     /// Watches services and stores changes, until dropped. `with_slices`: also watches EndpointSlices, which only the
     /// service proxy and DNS read. The kubelet's role upstream has no right to read them.
     pub(crate) async fn run(self, with_slices: bool) {
-        let (mut services, mut slices) = (Vec::new(), Vec::new());
-        let watch_slices = async {
-            if with_slices {
-                self.watch("endpointslices.discovery.k8s.io", |event| self.learn_slice(event, &mut slices))
-                    .await;
-            }
-        };
-        tokio::join!(
-            self.watch("services", |event| self.learn(event, &mut services)),
-            watch_slices,
-            self.store(),
-        );
+        // A task of its own, so that the two lists are parsed in parallel. It ends with the set.
+        let mut watch_of_slices = JoinSet::new();
+        if with_slices {
+            let (cache, mut slices) = (self.clone(), Vec::new());
+            watch_of_slices.spawn(async move {
+                let learn = |event| cache.learn_slice(event, &mut slices);
+                cache.watch("endpointslices.discovery.k8s.io", learn).await;
+            });
+        }
+        let mut services = Vec::new();
+        tokio::join!(self.watch("services", |event| self.learn(event, &mut services)), self.store());
     }
 
     async fn watch<K>(&self, kind: &'static str, mut learn: impl FnMut(Event<K>))
@@ -322,8 +325,17 @@ fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {
 
 /// A service without fields that no consumer reads and that are often large.
 fn lighten(mut service: Service) -> Service {
-    service.metadata.managed_fields = None;
+    let metadata = &mut service.metadata;
+    (metadata.managed_fields, metadata.owner_references) = (None, None);
+    metadata.annotations = None;
+    let proxy = metadata.labels.take().unwrap_or_default().remove_entry(PROXY_NAME);
+    metadata.labels = proxy.map(|label| [label].into());
     service
+}
+
+/// Whether another proxy than the node's own serves a service. Upstream's kube-proxy skips such services, too.
+pub(crate) fn has_other_proxy(service: &Service) -> bool {
+    service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(PROXY_NAME))
 }
 
 /// A service without fields that an environment does not need.

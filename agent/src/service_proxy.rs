@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::config::ServiceProxyConfig;
 use crate::node_balancer::NodeBalancer;
 use crate::repair::RepairPause;
-use crate::service_cache::{ServiceCache, Subscription};
+use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
 
 /// Pause after a failure; doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -99,7 +99,8 @@ impl ServiceProxy {
         let (cache, balancer) = (services.clone(), Arc::clone(&self.balancer));
         let addresses = self.view.addresses.clone();
         move |key| {
-            let state = balancer.permit(&key, cache.state(&key), &addresses);
+            let state = cache.state(&key).filter(|(service, _)| !has_other_proxy(service));
+            let state = balancer.permit(&key, state, &addresses);
             (key, state)
         }
     }

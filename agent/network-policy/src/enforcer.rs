@@ -9,7 +9,7 @@ use coracle_nft::{Attributes, Channel, Element, INET, Transaction, Verb};
 use crate::layout;
 use crate::model::Model;
 use crate::program::Changes;
-use crate::rules::Direction;
+use crate::rules::{Direction, Tier};
 
 /// Why the table does not match the policies.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +50,8 @@ pub enum Effect {
 pub struct Enforcer {
     table: String,
     channel: Channel,
+    /// Whether the table in the kernel has the chains of the policies of administrators.
+    is_tiered: bool,
 }
 
 // === impl Enforcer ===
@@ -60,7 +62,8 @@ impl Enforcer {
     /// # Errors
     /// When the kernel has no nftables.
     pub fn open(table: &str) -> Result<Self, Error> {
-        Ok(Self { table: table.to_owned(), channel: Channel::open().map_err(Error::Socket)? })
+        let channel = Channel::open().map_err(Error::Socket)?;
+        Ok(Self { table: table.to_owned(), channel, is_tiered: false })
     }
 
     /// The netlink port that identifies its own changes in notifications.
@@ -74,9 +77,18 @@ impl Enforcer {
     /// # Errors
     /// When the socket fails.
     pub fn is_intact(&mut self) -> Result<bool, Error> {
-        let rules = Attributes::default().text(1, &self.table).text(2, layout::base(Direction::Ingress));
+        let rules = Attributes::default()
+            .text(1, &self.table)
+            .text(2, layout::base(Tier::Namespaced, Direction::Ingress));
         let listed = self.channel.lists(Verb::GetRule, INET, &rules);
         listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
+    }
+
+    /// Whether the model needs other base chains than the table has: the first policy of administrators was added, or
+    /// the last was removed. Then [`replace`](Self::replace) must follow.
+    #[must_use]
+    pub fn must_replace(&self, model: &Model) -> bool {
+        model.is_tiered() != self.is_tiered
     }
 
     /// Replaces the whole table in one transaction.
@@ -89,9 +101,11 @@ impl Enforcer {
         let mut transaction = Transaction::new(&table);
         transaction.delete_table();
         transaction.make_table();
-        layout::make(&mut transaction);
+        layout::make(&mut transaction, model.is_tiered());
         write(&mut transaction, model, changes);
-        self.commit(transaction)
+        self.commit(transaction)?;
+        self.is_tiered = model.is_tiered();
+        Ok(())
     }
 
     /// Writes the changes of the model since the last call in one transaction.
@@ -104,8 +118,10 @@ impl Enforcer {
             return Ok(Effect::None);
         }
         let addresses = changes.addresses();
-        let effect =
-            if changes.may_forbid() { Effect::MayForbid(addresses) } else { Effect::Allows(addresses) };
+        let effect = match model.is_tiered() || changes.may_forbid() {
+            true => Effect::MayForbid(addresses),
+            false => Effect::Allows(addresses),
+        };
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
         write(&mut transaction, model, changes);
@@ -143,7 +159,7 @@ fn write(transaction: &mut Transaction<'_>, model: &Model, changes: Changes) {
     for chain in &changes.new_chains {
         let Some(lines) = program.chains.get(chain) else { continue };
         for line in &lines.lines {
-            transaction.rule(&layout::chain_name(*chain), &layout::rule(line, lines.direction));
+            transaction.rule(&layout::chain_name(*chain), &layout::rule(line, lines));
         }
     }
     for (set, elements) in changes.new_elements {

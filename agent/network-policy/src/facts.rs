@@ -1,9 +1,12 @@
-//! The properties of pods that policies refer to.
+//! The properties of pods and nodes that policies refer to.
 
 use std::net::IpAddr;
 
 use coracle_values::label_selector::Labels;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
+
+/// The namespace of nodes among the namespaces of pods.
+pub(crate) const NODES: &str = "";
 
 /// A container port with a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,6 +38,11 @@ pub(crate) fn protocol(name: Option<&str>) -> Option<u8> {
         "SCTP" => Some(132),
         _ => None,
     }
+}
+
+/// Unique id of a node among those of pods, which have no slash.
+pub(crate) fn node_uid(name: &str) -> String {
+    format!("node/{name}")
 }
 
 // === impl PodFacts ===
@@ -70,5 +78,25 @@ impl PodFacts {
             is_local: spec.node_name.as_deref() == Some(node),
             ports: ports.collect(),
         })
+    }
+
+    /// The facts of a node, with the addresses of its status. Names are no addresses.
+    #[must_use]
+    pub fn of_node(node: &Node) -> Option<Self> {
+        let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+        Some(Self {
+            uid: node_uid(node.metadata.name.as_deref()?),
+            namespace: NODES.to_owned(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            ips: addresses.into_iter().flatten().filter_map(|address| address.address.parse().ok()).collect(),
+            is_local: false,
+            ports: Vec::new(),
+        })
+    }
+
+    /// Namespace of the pod.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 }

@@ -8,6 +8,12 @@
 //! ```
 //!
 //! The two base chains follow each other at one hook, so that an accepted packet of the first enters the second.
+//!
+//! While there are policies of administrators, a base chain `egress-admin` precedes `egress`, and `ingress-admin`
+//! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet that
+//! it passes has no mark. A `goto` to the chains of NetworkPolicies would need no mark, but the kernel validates every path
+//! through the chains: their number would be the product of the pods and policies of both tiers. Pods that no
+//! NetworkPolicy selects pass the group of their baseline policies at the end of `egress` and `ingress`.
 
 use std::net::Ipv6Addr;
 
@@ -17,32 +23,34 @@ use coracle_nft::{
 };
 
 use crate::connections::FORBIDDEN;
-use crate::program::{Chain, Line, Ports, Program, Set, Then};
-use crate::rules::Direction;
+use crate::program::{Chain, Line, Lines, Ports, Program, Set, Then};
+use crate::rules::{Direction, Tier};
 
-/// Before the filters of Services (-50) and of the network (0) at the same hook.
-const EGRESS_PRIORITY: i32 = -62;
-const INGRESS_PRIORITY: i32 = -61;
+/// Tiers and directions of the base chains, in the order of their evaluation. The chain of a direction for the tier
+/// [`Tier::Namespaced`] serves the tier [`Tier::Baseline`], too.
+const BASE_CHAINS: [(Tier, Direction); 4] = [
+    (Tier::Admin, Direction::Egress),
+    (Tier::Namespaced, Direction::Egress),
+    (Tier::Admin, Direction::Ingress),
+    (Tier::Namespaced, Direction::Ingress),
+];
+/// Priority of the first base chain. The next ones follow it, before the filters of Services (-50) and of the network (0)
+/// at the same hook.
+const FIRST_PRIORITY: i32 = -64;
+/// Bit of a packet's mark between two base chains: a policy of administrators accepts the packet.
+const ALLOWED: u32 = 0x1000_0000;
 const ICMPV6: u8 = 58;
 /// First and last ICMPv6 type of neighbour solicitation and advertisement. conntrack does not track these
 /// packets.
 const NEIGHBOURS: (u8, u8) = (135, 136);
 
-/// The sets that exist without policies.
-const FIXED: [Set; 6] = [
-    Set::Isolated(Direction::Ingress, true),
-    Set::Isolated(Direction::Ingress, false),
-    Set::Isolated(Direction::Egress, true),
-    Set::Isolated(Direction::Egress, false),
-    Set::Itself(true),
-    Set::Itself(false),
-];
-
 /// Name of the base chain of a direction.
-pub(crate) fn base(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Ingress => "ingress",
-        Direction::Egress => "egress",
+pub(crate) fn base(tier: Tier, direction: Direction) -> &'static str {
+    match (tier, direction) {
+        (Tier::Admin, Direction::Ingress) => "ingress-admin",
+        (Tier::Admin, Direction::Egress) => "egress-admin",
+        (_, Direction::Ingress) => "ingress",
+        (_, Direction::Egress) => "egress",
     }
 }
 
@@ -52,34 +60,62 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfebf, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
 );
 
-/// Makes the fixed sets, the base chains and their rules.
-pub(crate) fn make(transaction: &mut Transaction<'_>) {
-    FIXED.into_iter().for_each(|set| make_set(transaction, set));
-    for (direction, priority) in
-        [(Direction::Egress, EGRESS_PRIORITY), (Direction::Ingress, INGRESS_PRIORITY)]
-    {
-        let name = base(direction);
+/// Makes the fixed sets, the base chains and their rules. `is_tiered`: with those for policies of administrators.
+pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
+    for ((tier, direction), priority) in BASE_CHAINS.into_iter().zip(FIRST_PRIORITY..) {
+        if tier == Tier::Admin && !is_tiered {
+            continue;
+        }
+        let name = base(tier, direction);
         transaction.make_base_chain(BaseChain { name, hook: Hook::Forward, priority, kind: "filter" });
-        transaction.rule(name, &Rule::default().connection_marked(FORBIDDEN).drop());
-        transaction.rule(name, &Rule::default().asked().accept());
-        let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
-        let discovery = discovery.payload(Header::Transport, 0, 1, R0);
-        transaction.rule(name, &discovery.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1]).accept());
-        // No policy matches link-local addresses, so a pod could bypass policies with them. Their packets are
-        // dropped.
-        for address in [of_family(false).source(false, R0), of_family(false).destination(false, R0)] {
-            let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
-            transaction.rule(name, &address.verdict(&Verdict::Drop));
+        begin(transaction, name);
+        if tier == Tier::Admin {
+            // Another program may use the bit.
+            transaction.rule(name, &Rule::default().clear_mark(ALLOWED));
+            dispatch(transaction, Tier::Admin, direction);
+            continue;
+        }
+        if is_tiered {
+            transaction.rule(name, &Rule::default().marked(ALLOWED).clear_mark(ALLOWED).accept());
         }
         for is_ipv4 in [true, false] {
+            let itself = Set::Itself(direction, is_ipv4);
+            make_set(transaction, itself);
             let ends = of_family(is_ipv4).source(is_ipv4, R0).destination(is_ipv4, R0 + registers(is_ipv4));
-            transaction.rule(name, &ends.inside(&set_name(Set::Itself(is_ipv4))).accept());
-            let pod = match direction {
-                Direction::Ingress => of_family(is_ipv4).destination(is_ipv4, R0),
-                Direction::Egress => of_family(is_ipv4).source(is_ipv4, R0),
-            };
-            transaction.rule(name, &pod.lookup_verdict(&set_name(Set::Isolated(direction, is_ipv4))));
+            transaction.rule(name, &ends.inside(&set_name(itself)).accept());
         }
+        dispatch(transaction, Tier::Namespaced, direction);
+        if is_tiered {
+            dispatch(transaction, Tier::Baseline, direction);
+        }
+    }
+}
+
+/// The rules at the start of each base chain.
+fn begin(transaction: &mut Transaction<'_>, name: &str) {
+    transaction.rule(name, &Rule::default().connection_marked(FORBIDDEN).drop());
+    transaction.rule(name, &Rule::default().asked().accept());
+    let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
+    let discovery = discovery.payload(Header::Transport, 0, 1, R0);
+    transaction.rule(name, &discovery.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1]).accept());
+    // No policy matches link-local addresses, so a pod could bypass policies with them. Their packets are
+    // dropped.
+    for address in [of_family(false).source(false, R0), of_family(false).destination(false, R0)] {
+        let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
+        transaction.rule(name, &address.verdict(&Verdict::Drop));
+    }
+}
+
+/// Makes the maps of a tier, and the rules that send packets of its pods to their groups.
+fn dispatch(transaction: &mut Transaction<'_>, tier: Tier, direction: Direction) {
+    for is_ipv4 in [true, false] {
+        let isolated = Set::Isolated(tier, direction, is_ipv4);
+        make_set(transaction, isolated);
+        let pod = match direction {
+            Direction::Ingress => of_family(is_ipv4).destination(is_ipv4, R0),
+            Direction::Egress => of_family(is_ipv4).source(is_ipv4, R0),
+        };
+        transaction.rule(base(tier, direction), &pod.lookup_verdict(&set_name(isolated)));
     }
 }
 
@@ -103,7 +139,7 @@ fn make_set(transaction: &mut Transaction<'_>, set: Set) {
     let (kind, length) = address(set.is_ipv4());
     let (types, length): (&[u32], u32) = match set {
         Set::Isolated(..) | Set::Addresses(..) | Set::Blocks(..) => (&[kind], length),
-        Set::Itself(_) => (&[kind, kind], 2 * length),
+        Set::Itself(..) => (&[kind, kind], 2 * length),
         Set::NamedPorts(..) => (&[kind, INET_PROTO, INET_SERVICE], length + 8),
     };
     transaction.make_set(&SetSpec {
@@ -115,12 +151,12 @@ fn make_set(transaction: &mut Transaction<'_>, set: Set) {
     });
 }
 
-/// The rule of a line in a chain of this direction.
-pub(crate) fn rule(line: &Line, direction: Direction) -> Rule {
+/// The rule of a line of a chain.
+pub(crate) fn rule(line: &Line, chain: &Lines) -> Rule {
     let mut rule = Rule::default();
     if let Some(set) = line.peer {
         let is_ipv4 = set.is_ipv4();
-        rule = match direction {
+        rule = match chain.direction {
             Direction::Ingress => of_family(is_ipv4).source(is_ipv4, R0),
             Direction::Egress => of_family(is_ipv4).destination(is_ipv4, R0),
         };
@@ -130,7 +166,9 @@ pub(crate) fn rule(line: &Line, direction: Direction) -> Rule {
         rule = with_ports(rule, ports);
     }
     match line.then {
-        Then::Accept => rule.accept(),
+        Then::Accept if chain.tier == Tier::Admin => rule.set_mark(ALLOWED).accept(),
+        // A packet without the mark enters the base chain of the next tier.
+        Then::Accept | Then::Pass => rule.accept(),
         Then::Drop => rule.drop(),
         Then::Jump(chain) => rule.jump(&chain_name(chain)),
     }
@@ -179,6 +217,14 @@ fn short(direction: Direction) -> &'static str {
     }
 }
 
+fn isolated(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Admin => "admin",
+        Tier::Namespaced => "isolated",
+        Tier::Baseline => "baseline",
+    }
+}
+
 pub(crate) fn chain_name(chain: Chain) -> String {
     match chain {
         Chain::Group(number) => format!("group{number}"),
@@ -192,8 +238,8 @@ pub(crate) fn chain_name(chain: Chain) -> String {
 pub(crate) fn set_name(set: Set) -> String {
     let family = if set.is_ipv4() { 4 } else { 6 };
     match set {
-        Set::Isolated(direction, _) => format!("isolated-{}-{family}", short(direction)),
-        Set::Itself(_) => format!("itself-{family}"),
+        Set::Isolated(tier, direction, _) => format!("{}-{}-{family}", isolated(tier), short(direction)),
+        Set::Itself(direction, _) => format!("itself-{}-{family}", short(direction)),
         Set::Addresses(number, _) => format!("pods{number}-{family}"),
         Set::NamedPorts(number, _) => format!("ports{number}-{family}"),
         Set::Blocks(number, direction, position, _) => {

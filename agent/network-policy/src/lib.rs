@@ -1,4 +1,4 @@
-//! NetworkPolicies as nftables chains, sets and verdict maps.
+//! Network policies as nftables chains, sets and verdict maps.
 //!
 //! [`Model`] turns policies, namespaces and pods into a table of chains and sets, and records what each change touches.
 //! It is pure. [`Enforcer`] writes the recorded difference to the kernel as one transaction.
@@ -11,6 +11,7 @@
 //! - only forwarded packets are filtered: the node always reaches its own pods, and they reach the node.
 
 mod blocks;
+mod cluster_policy;
 mod connections;
 mod enforcer;
 mod facts;
@@ -20,6 +21,7 @@ mod packet;
 mod program;
 mod rules;
 
+pub use cluster_policy::{ClusterKind, ClusterPolicy, InvalidPolicy};
 pub use connections::{Judged, judge_connections};
 pub use enforcer::{Effect, Enforcer, Error};
 pub use facts::PodFacts;

@@ -1,9 +1,10 @@
 //! The table's content from policies, namespaces and pods. Pure.
 //!
-//! Packets of a pod pass the chain of its group: all policies that select it. The chains and sets of a policy exist while
-//! a pod of this node needs them. Equal selectors share one set.
+//! Packets of a pod pass the chain of its group in each tier: all policies of the tier that select it. The chains and sets
+//! of a policy exist while a pod of this node needs them. Equal selectors share one set.
 
 mod build;
+mod cluster;
 mod selection;
 #[cfg(test)]
 mod tests;
@@ -16,13 +17,15 @@ use coracle_values::label_selector::Labels;
 use coracle_values::object::Key;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 
-use crate::facts::PodFacts;
+use crate::cluster_policy::{ClusterKind, Rank};
+use crate::facts::{NODES, PodFacts};
 use crate::program::{Chain, Line, Lines, Program, Set, Then};
-use crate::rules::{Direction, Rules};
+use crate::rules::{Direction, Rules, Tier};
 use build::Built;
 use selection::Selections;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+const TIERS: [Tier; 3] = [Tier::Admin, Tier::Namespaced, Tier::Baseline];
 
 /// Policies, namespaces and pods of the cluster, and the table that enforces the policies on this node.
 #[derive(Debug, Default)]
@@ -30,8 +33,13 @@ pub struct Model {
     namespaces: HashMap<String, Labels>,
     pods: HashMap<String, PodEntry>,
     pods_in: HashMap<String, BTreeSet<String>>,
+    /// Pods of this node.
+    local: BTreeSet<String>,
     policies: HashMap<Key, u64>,
     policies_in: HashMap<String, BTreeSet<u64>>,
+    cluster_policies: HashMap<(ClusterKind, String), u64>,
+    /// Number of cluster policies with nodes as peers.
+    policies_on_nodes: usize,
     versions: HashMap<u64, Version>,
     groups: HashMap<GroupKey, Group>,
     selections: Selections,
@@ -40,8 +48,11 @@ pub struct Model {
     last_number: u64,
 }
 
-/// Policies of one direction that select the same pods.
-type GroupKey = (Direction, BTreeSet<u64>);
+/// Tier and direction of policies.
+type Place = (Tier, Direction);
+
+/// Policies of one tier and direction that select the same pods, in the order of their evaluation.
+type GroupKey = (Place, Vec<u64>);
 
 #[derive(Debug)]
 struct PodEntry {
@@ -51,13 +62,16 @@ struct PodEntry {
     /// Selections that contain the pod.
     selections: BTreeSet<u64>,
     /// Policies that select the pod, if it runs on this node.
-    policies: BTreeMap<Direction, BTreeSet<u64>>,
+    policies: BTreeMap<Place, Vec<u64>>,
 }
 
 /// A policy as of one change. A changed policy gets another number, so its chains and sets are never changed.
 #[derive(Debug)]
 struct Version {
+    /// Empty for a policy of the whole cluster.
     namespace: String,
+    /// `None` for a NetworkPolicy.
+    rank: Option<Rank>,
     rules: Rules,
     /// Number of groups with this policy.
     users: usize,
@@ -77,7 +91,7 @@ impl Model {
     /// Whether there is no policy.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.policies.is_empty()
+        self.policies.is_empty() && self.cluster_policies.is_empty()
     }
 
     /// The namespaces with policies.
@@ -88,7 +102,7 @@ impl Model {
 
     /// The unique ids of the pods.
     pub fn pods(&self) -> impl Iterator<Item = &String> {
-        self.pods.keys()
+        self.pods.iter().filter(|(_, entry)| entry.facts.namespace != NODES).map(|(uid, _)| uid)
     }
 
     /// The names of the namespaces.
@@ -96,7 +110,7 @@ impl Model {
         self.namespaces.keys()
     }
 
-    /// The keys of the policies.
+    /// The keys of the NetworkPolicies.
     pub fn policies(&self) -> impl Iterator<Item = &Key> {
         self.policies.keys()
     }
@@ -107,13 +121,13 @@ impl Model {
             return;
         }
         self.namespaces.insert(name.to_owned(), labels);
-        self.select_again(name);
+        self.judge_namespace(name);
     }
 
     /// Removes a namespace.
     pub fn take_namespace(&mut self, name: &str) {
         if self.namespaces.remove(name).is_some() {
-            self.select_again(name);
+            self.judge_namespace(name);
         }
     }
 
@@ -130,6 +144,10 @@ impl Model {
         let old = self.pods.remove(&facts.uid);
         let (uid, namespace) = (facts.uid.clone(), facts.namespace.clone());
         self.pods_in.entry(namespace).or_default().insert(uid.clone());
+        match facts.is_local {
+            true => drop(self.local.insert(uid.clone())),
+            false => drop(self.local.remove(&uid)),
+        }
         let entry = PodEntry { facts, number, selections: BTreeSet::new(), policies: BTreeMap::new() };
         self.pods.insert(uid.clone(), entry);
         // The new entry is added before the old one is removed: chains and sets of both are then neither removed nor
@@ -144,6 +162,7 @@ impl Model {
     /// Removes a pod.
     pub fn take_pod(&mut self, uid: &str) {
         let Some(entry) = self.pods.remove(uid) else { return };
+        self.local.remove(uid);
         if let Some(pods) = self.pods_in.get_mut(&entry.facts.namespace) {
             pods.remove(uid);
             if pods.is_empty() {
@@ -153,7 +172,7 @@ impl Model {
         self.remove_claims(&entry, uid);
     }
 
-    /// Adds or replaces a policy. A policy that cannot be parsed is ignored: it selects no pod.
+    /// Adds or replaces a NetworkPolicy. A policy that cannot be parsed is ignored: it selects no pod.
     pub fn put_policy(&mut self, policy: &NetworkPolicy) {
         let key = Key::of(&policy.metadata);
         let Some(rules) = Rules::of(policy) else { return self.take_policy(&key) };
@@ -165,12 +184,13 @@ impl Model {
         let namespace = key.namespace.clone();
         self.policies_in.entry(namespace.clone()).or_default().insert(number);
         self.policies.insert(key, number);
-        let version = Version { namespace: namespace.clone(), rules, users: 0, built: Built::default() };
+        let version =
+            Version { namespace: namespace.clone(), rank: None, rules, users: 0, built: Built::default() };
         self.versions.insert(number, version);
         self.exchange(&namespace, old, Some(number));
     }
 
-    /// Removes a policy.
+    /// Removes a NetworkPolicy.
     pub fn take_policy(&mut self, key: &Key) {
         if let Some(old) = self.policies.remove(key) {
             self.exchange(&key.namespace, Some(old), None);
@@ -182,7 +202,7 @@ impl Model {
         self.last_number
     }
 
-    /// Replaces a policy's old version by the new one for all pods of its namespace.
+    /// Replaces a NetworkPolicy's old version by the new one for all pods of its namespace.
     fn exchange(&mut self, namespace: &str, old: Option<u64>, new: Option<u64>) {
         if let (Some(old), Some(numbers)) = (old, self.policies_in.get_mut(namespace)) {
             numbers.remove(&old);
@@ -190,66 +210,87 @@ impl Model {
                 self.policies_in.remove(namespace);
             }
         }
-        for uid in self.pods_in.get(namespace).cloned().unwrap_or_default() {
-            for direction in DIRECTIONS {
-                let Some(entry) = self.pods.get(&uid).filter(|entry| entry.facts.is_local) else { break };
-                let mut policies = entry_policies(Some(entry), direction);
-                policies.retain(|number| Some(*number) != old);
-                if let Some(version) = new.and_then(|new| self.versions.get(&new))
-                    && version.rules.restricts(direction, &entry.facts.labels)
-                {
-                    policies.extend(new);
-                }
-                self.restrict(&uid, direction, policies);
-            }
+        let pods = self.pods_in.get(namespace).into_iter().flatten();
+        let local: Vec<String> = pods.filter(|uid| self.local.contains(*uid)).cloned().collect();
+        self.replace_version(&local, Tier::Namespaced, old, new);
+    }
+
+    /// Replaces the old version of a policy by the new one for these pods of this node.
+    fn replace_version(&mut self, pods: &[String], tier: Tier, old: Option<u64>, new: Option<u64>) {
+        for (uid, direction) in pods.iter().flat_map(|uid| DIRECTIONS.map(|direction| (uid, direction))) {
+            let mut policies = entry_policies(self.pods.get(uid), (tier, direction));
+            policies.retain(|number| Some(*number) != old);
+            policies.extend(new.filter(|new| self.restricts(*new, uid, direction)));
+            let policies = self.in_order(policies);
+            self.restrict(uid, (tier, direction), policies);
         }
         if let Some(old) = old {
             self.versions.remove(&old);
         }
     }
 
+    /// Whether a policy restricts a pod. The pod is in the policy's namespace, if the policy has one.
+    fn restricts(&self, policy: u64, uid: &str, direction: Direction) -> bool {
+        let (Some(entry), Some(version)) = (self.pods.get(uid), self.versions.get(&policy)) else {
+            return false;
+        };
+        version.rules.restricts(direction, &entry.facts, self.namespaces.get(&entry.facts.namespace))
+    }
+
+    /// The policies in the order of their evaluation.
+    fn in_order(&self, mut policies: Vec<u64>) -> Vec<u64> {
+        let rank = |number: &u64| self.versions.get(number).and_then(|version| version.rank.as_ref());
+        policies.sort_unstable_by_key(|number| (rank(number), *number));
+        policies
+    }
+
     /// Puts a pod of this node into the groups of all policies that select it.
     fn restrict_by_all(&mut self, uid: &str) {
-        for direction in DIRECTIONS {
+        for place in TIERS.into_iter().flat_map(|tier| DIRECTIONS.map(|direction| (tier, direction))) {
             let Some(entry) = self.pods.get(uid).filter(|entry| entry.facts.is_local) else { return };
-            let numbers = self.policies_in.get(&entry.facts.namespace).into_iter().flatten();
-            let restricts = |number: &&u64| {
-                let version = self.versions.get(number);
-                version.is_some_and(|version| version.rules.restricts(direction, &entry.facts.labels))
+            let candidates: Vec<u64> = match place.0 {
+                Tier::Namespaced => {
+                    self.policies_in.get(&entry.facts.namespace).into_iter().flatten().copied().collect()
+                }
+                tier => self.cluster_policies_of(tier),
             };
-            let policies = numbers.filter(restricts).copied().collect();
-            self.restrict(uid, direction, policies);
+            let policies = candidates.into_iter().filter(|number| self.restricts(*number, uid, place.1));
+            let policies = self.in_order(policies.collect());
+            self.restrict(uid, place, policies);
         }
     }
 
-    /// Changes the policies of a pod in one direction.
-    fn restrict(&mut self, uid: &str, direction: Direction, policies: BTreeSet<u64>) {
-        let before = entry_policies(self.pods.get(uid), direction);
+    /// Updates the selections and policies by labels of a namespace for its pods.
+    fn judge_namespace(&mut self, namespace: &str) {
+        self.select_again(namespace);
+        if self.is_tiered() {
+            let pods = self.pods_in.get(namespace).into_iter().flatten();
+            let local: Vec<String> = pods.filter(|uid| self.local.contains(*uid)).cloned().collect();
+            local.iter().for_each(|uid| self.restrict_by_all(uid));
+        }
+    }
+
+    /// Changes the policies of a pod in one tier and direction.
+    fn restrict(&mut self, uid: &str, place: Place, policies: Vec<u64>) {
+        let before = entry_policies(self.pods.get(uid), place);
         if before == policies {
             return;
         }
-        let group = (!policies.is_empty()).then(|| self.use_group((direction, policies.clone())));
+        let group = (!policies.is_empty()).then(|| self.use_group((place, policies.clone())));
         let Some(entry) = self.pods.get_mut(uid) else { return };
         match group {
-            Some(_) => drop(entry.policies.insert(direction, policies)),
-            None => drop(entry.policies.remove(&direction)),
+            Some(_) => drop(entry.policies.insert(place, policies)),
+            None => drop(entry.policies.remove(&place)),
         }
-        let is_isolated = !entry.policies.is_empty();
         let (ips, number) = (entry.facts.ips.clone(), entry.number);
-        for ip in ips {
-            let (key, itself) = (element(ip), element(ip).address(ip));
-            let isolated = Set::Isolated(direction, ip.is_ipv4());
+        for (set, key, value) in ips.into_iter().flat_map(|ip| claims(place, ip, group)) {
             match group {
-                Some(group) => self.program.claim(isolated, &key, number, Some(group)),
-                None => self.program.unclaim(isolated, &key, number),
-            }
-            match is_isolated {
-                true => self.program.claim(Set::Itself(ip.is_ipv4()), &itself, number, None),
-                false => self.program.unclaim(Set::Itself(ip.is_ipv4()), &itself, number),
+                Some(_) => self.program.claim(set, &key, number, value),
+                None => self.program.unclaim(set, &key, number),
             }
         }
         if !before.is_empty() {
-            self.release_group(&(direction, before));
+            self.release_group(&(place, before));
         }
     }
 
@@ -269,17 +310,13 @@ impl Model {
         }
         let now = self.pods.get(uid);
         let ips_now = now.map(|entry| entry.facts.ips.clone()).unwrap_or_default();
-        for (direction, policies) in &old.policies {
-            let still = !entry_policies(self.pods.get(uid), *direction).is_empty();
-            for ip in old.facts.ips.iter().filter(|ip| !still || !ips_now.contains(ip)) {
-                self.program.unclaim(Set::Isolated(*direction, ip.is_ipv4()), &element(*ip), old.number);
+        for (place, policies) in &old.policies {
+            let still = !entry_policies(self.pods.get(uid), *place).is_empty();
+            let ended = old.facts.ips.iter().filter(|ip| !still || !ips_now.contains(ip));
+            for (set, key, _) in ended.flat_map(|ip| claims(*place, *ip, None)) {
+                self.program.unclaim(set, &key, old.number);
             }
-            let is_isolated = self.pods.get(uid).is_some_and(|entry| !entry.policies.is_empty());
-            for ip in old.facts.ips.iter().filter(|ip| !is_isolated || !ips_now.contains(ip)) {
-                let itself = element(*ip).address(*ip);
-                self.program.unclaim(Set::Itself(ip.is_ipv4()), &itself, old.number);
-            }
-            self.release_group(&(*direction, policies.clone()));
+            self.release_group(&(*place, policies.clone()));
         }
     }
 
@@ -289,18 +326,15 @@ impl Model {
             return group.number;
         }
         let number = self.next_number();
-        let (direction, policies) = &key;
+        let ((tier, direction), policies) = &key;
+        let line = |then| Line { peer: None, ports: None, then };
         let mut lines = Vec::new();
         for policy in policies {
-            self.use_version(*policy);
-            lines.push(Line {
-                peer: None,
-                ports: None,
-                then: Then::Jump(Chain::Policy(*policy, *direction)),
-            });
+            self.use_version(*policy, *tier);
+            lines.push(line(Then::Jump(Chain::Policy(*policy, *direction))));
         }
-        lines.push(Line { peer: None, ports: None, then: Then::Drop });
-        self.program.add_chain(Chain::Group(number), Lines { direction: *direction, lines });
+        lines.extend((*tier == Tier::Namespaced).then(|| line(Then::Drop)));
+        self.program.add_chain(Chain::Group(number), Lines { tier: *tier, direction: *direction, lines });
         self.groups.insert(key, Group { number, users: 1 });
         number
     }
@@ -318,12 +352,12 @@ impl Model {
         }
     }
 
-    fn use_version(&mut self, number: u64) {
+    fn use_version(&mut self, number: u64, tier: Tier) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         version.users += 1;
         if version.users == 1 {
             let (namespace, rules) = (version.namespace.clone(), version.rules.clone());
-            let built = self.build(number, &namespace, &rules);
+            let built = self.build(number, tier, &namespace, &rules);
             if let Some(version) = self.versions.get_mut(&number) {
                 version.built = built;
             }
@@ -340,8 +374,18 @@ impl Model {
     }
 }
 
-fn entry_policies(entry: Option<&PodEntry>, direction: Direction) -> BTreeSet<u64> {
-    entry.and_then(|entry| entry.policies.get(&direction)).cloned().unwrap_or_default()
+fn entry_policies(entry: Option<&PodEntry>, place: Place) -> Vec<u64> {
+    entry.and_then(|entry| entry.policies.get(&place)).cloned().unwrap_or_default()
+}
+
+/// The elements of a pod's address, if the pod has policies there. A pod reaches itself whatever its NetworkPolicies
+/// are. Packets of a pod to its own address come here only through a service, and policies of administrators judge them.
+fn claims((tier, direction): Place, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
+    let mut claims = vec![(Set::Isolated(tier, direction, ip.is_ipv4()), element(ip), group)];
+    if tier == Tier::Namespaced {
+        claims.push((Set::Itself(direction, ip.is_ipv4()), element(ip).address(ip), None));
+    }
+    claims
 }
 
 fn element(ip: IpAddr) -> ElementKey {

@@ -6,7 +6,7 @@ use coracle_nft::{Flow, Key};
 
 use crate::blocks::number;
 use crate::program::{Chain, Line, Ports, Program, Set, Then};
-use crate::rules::Direction;
+use crate::rules::{Direction, Tier};
 
 /// The first packet of a connection as policies match it: with the translated destination and the client's own address.
 #[derive(Clone, Copy, Debug)]
@@ -31,31 +31,38 @@ impl Packet {
 impl Program {
     /// Whether the table accepts a packet.
     pub(crate) fn allows(&self, packet: &Packet) -> bool {
+        [Direction::Egress, Direction::Ingress]
+            .into_iter()
+            .all(|direction| self.tiers(direction, packet) != Some(Then::Drop))
+    }
+
+    /// The verdict of the tiers in order. `None`: no tier decides.
+    fn tiers(&self, direction: Direction, packet: &Packet) -> Option<Then> {
         let is_ipv4 = packet.from.is_ipv4();
+        let decided = |verdict: &Then| *verdict != Then::Pass;
+        let admin = self.tier(Tier::Admin, direction, packet).filter(decided);
         let itself = Key::default().address(packet.from).address(packet.to);
-        if self.element(&(Set::Itself(is_ipv4), itself)).is_some() {
-            return true;
-        }
-        [(Direction::Egress, packet.from), (Direction::Ingress, packet.to)].into_iter().all(
-            |(direction, pod)| {
-                let isolated = (Set::Isolated(direction, is_ipv4), Key::default().address(pod));
-                match self.element(&isolated).flatten() {
-                    None => true,
-                    Some(group) => self.verdict(Chain::Group(group), packet).unwrap_or(true),
-                }
-            },
-        )
+        let is_itself = || self.element(&(Set::Itself(direction, is_ipv4), itself)).map(|_| Then::Accept);
+        admin
+            .or_else(is_itself)
+            .or_else(|| self.tier(Tier::Namespaced, direction, packet))
+            .or_else(|| self.tier(Tier::Baseline, direction, packet))
+    }
+
+    fn tier(&self, tier: Tier, direction: Direction, packet: &Packet) -> Option<Then> {
+        let pod = if direction == Direction::Egress { packet.from } else { packet.to };
+        let isolated = (Set::Isolated(tier, direction, pod.is_ipv4()), Key::default().address(pod));
+        self.element(&isolated).flatten().and_then(|group| self.verdict(Chain::Group(group), packet))
     }
 
     /// The verdict of a chain. `None`: the chain returns. Chains have no loop: groups jump to policies, policies to
     /// ports.
-    fn verdict(&self, chain: Chain, packet: &Packet) -> Option<bool> {
+    fn verdict(&self, chain: Chain, packet: &Packet) -> Option<Then> {
         let lines = self.chains.get(&chain)?;
         let mut matching = lines.lines.iter().filter(|line| self.matches(line, lines.direction, packet));
         matching.find_map(|line| match line.then {
-            Then::Accept => Some(true),
-            Then::Drop => Some(false),
             Then::Jump(chain) => self.verdict(chain, packet),
+            verdict => Some(verdict),
         })
     }
 

@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use coracle_nft::Key;
 
 use crate::blocks::Range;
-use crate::rules::Direction;
+use crate::rules::{Direction, Tier};
 
 /// Names of sets and maps. The flag is true for IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Set {
-    /// Map of this node's isolated pods to the chains of their policies.
-    Isolated(Direction, bool),
-    /// Pairs of one address, for each isolated pod of this node: packets of a pod to itself.
-    Itself(bool),
+    /// Map of this node's pods with policies of a tier to the chains of these policies.
+    Isolated(Tier, Direction, bool),
+    /// Pairs of one address, for each pod of this node with NetworkPolicies: packets of a pod to itself.
+    Itself(Direction, bool),
     /// Addresses of the pods of a selection.
     Addresses(u64, bool),
     /// Addresses, protocols and numbers of a named port of a selection.
@@ -26,9 +26,9 @@ pub(crate) enum Set {
 /// Names of chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Chain {
-    /// Jumps to all policies that select the same pods, and drops packets that none of them accepts.
+    /// Jumps to all policies of a tier that select the same pods. Packets on which no NetworkPolicy decides are dropped.
     Group(u64),
-    /// Rules of a policy in one direction: they accept what the policy allows.
+    /// Rules of a policy in one direction.
     Policy(u64, Direction),
     /// Ports of a rule of a policy.
     Ports(u64, Direction, usize),
@@ -58,12 +58,15 @@ pub(crate) enum Ports {
 pub(crate) enum Then {
     Accept,
     Drop,
+    /// The next tier judges the packet.
+    Pass,
     Jump(Chain),
 }
 
 /// The lines of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lines {
+    pub(crate) tier: Tier,
     pub(crate) direction: Direction,
     pub(crate) lines: Vec<Line>,
 }
@@ -106,8 +109,8 @@ pub(crate) struct Changes {
 impl Set {
     pub(crate) fn is_ipv4(self) -> bool {
         match self {
-            Self::Isolated(_, is_ipv4)
-            | Self::Itself(is_ipv4)
+            Self::Isolated(.., is_ipv4)
+            | Self::Itself(_, is_ipv4)
             | Self::Addresses(_, is_ipv4)
             | Self::NamedPorts(_, is_ipv4)
             | Self::Blocks(.., is_ipv4) => is_ipv4,
@@ -227,12 +230,13 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
-    /// Whether the change may forbid a connection that was allowed: a pod has other policies, or a policy's peers lost
-    /// a member. Other changes only allow more.
+    /// Whether the change may forbid a connection that was allowed: a pod has other policies, or the peers of a
+    /// NetworkPolicy lost a member. Other changes only allow more. Where policies of other tiers exist before or after
+    /// it, each change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
+        let is_namespaced = |set: &Set| matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..));
         let isolates = self.new_elements.keys().any(|set| matches!(set, Set::Isolated(..)));
-        let excludes =
-            self.ended_elements.keys().any(|set| !matches!(set, Set::Isolated(..) | Set::Itself(_)));
+        let excludes = self.ended_elements.keys().any(|set| !is_namespaced(set));
         isolates || excludes
     }
 

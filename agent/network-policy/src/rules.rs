@@ -1,4 +1,4 @@
-//! NetworkPolicies as parsed rules.
+//! Policies as parsed rules, and NetworkPolicies parsed.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, Network
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::blocks::Block;
-use crate::facts::protocol;
+use crate::facts::{PodFacts, protocol};
 
 /// Direction of packets, as seen by the selected pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,19 +19,41 @@ pub(crate) enum Direction {
     Egress,
 }
 
+/// Tier of a policy. The tiers judge a packet in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Tier {
+    /// Policies of the cluster's administrators.
+    Admin,
+    /// NetworkPolicies. They decide about every packet of the pods that they select.
+    Namespaced,
+    /// Policies of the cluster's administrators for pods that no NetworkPolicy selects.
+    Baseline,
+}
+
+/// Effect of a rule on the packets that match it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Allow,
+    Deny,
+    /// The other rules of the tier are skipped, and the next tier judges the packet.
+    Pass,
+}
+
 /// A parsed policy.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rules {
-    pub(crate) selects: LabelSelector,
+    /// Pods to which the policy applies.
+    pub(crate) subject: PodPeer,
     /// Rules for packets to the pods. `None`: the policy does not restrict the direction. An empty list
     /// allows nothing.
     pub(crate) ingress: Option<Vec<Rule>>,
     pub(crate) egress: Option<Vec<Rule>>,
 }
 
-/// Peers and ports that a policy allows.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Peers and ports of packets, and what happens to these packets.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
+    pub(crate) action: Action,
     /// `None`: all peers.
     pub(crate) peers: Option<Peers>,
     /// `None`: all ports of all protocols.
@@ -45,13 +67,25 @@ pub(crate) struct Peers {
     pub(crate) blocks: Vec<Block>,
 }
 
-/// Pods of some namespaces.
+/// Pods of some namespaces, or nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PodPeer {
-    /// `None`: the policy's own namespace.
-    pub(crate) namespaces: Option<LabelSelector>,
+    pub(crate) namespaces: Namespaces,
     pub(crate) pods: LabelSelector,
 }
+
+/// Namespaces of a peer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Namespaces {
+    /// The policy's own namespace.
+    Own,
+    Selected(LabelSelector),
+    /// None: the selector of pods selects nodes.
+    Nodes,
+}
+
+/// Protocol and name of a container port. Without a protocol, the port of any protocol with the name.
+pub(crate) type NamedPort = (Option<u8>, String);
 
 /// Ports of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,7 +93,12 @@ pub(crate) struct PortList {
     pub(crate) protocols: BTreeSet<u8>,
     pub(crate) single: BTreeSet<(u8, u16)>,
     pub(crate) ranges: BTreeSet<(u8, u16, u16)>,
-    pub(crate) named: BTreeSet<(u8, String)>,
+    pub(crate) named: BTreeSet<NamedPort>,
+}
+
+/// Whether a selector selects a namespace with these labels. Unknown labels match only the empty selector.
+pub(crate) fn selects_namespace(selector: &LabelSelector, labels: Option<&Labels>) -> bool {
+    selector.is_empty() || labels.is_some() && selector.matches(labels)
 }
 
 // === impl Rules ===
@@ -68,7 +107,7 @@ impl Rules {
     /// Parses a policy. An invalid part allows nothing; a policy with an invalid pod selector is `None`.
     pub(crate) fn of(policy: &NetworkPolicy) -> Option<Self> {
         let spec = policy.spec.as_ref()?;
-        let selects = match &spec.pod_selector {
+        let pods = match &spec.pod_selector {
             Some(selector) => LabelSelector::try_from(selector).ok()?,
             None => LabelSelector::default(),
         };
@@ -81,7 +120,7 @@ impl Rules {
         let egress = spec.egress.iter().flatten();
         let egress = egress.map(|rule| Rule::of(rule.to.as_deref(), rule.ports.as_deref()));
         Some(Self {
-            selects,
+            subject: PodPeer { namespaces: Namespaces::Own, pods },
             ingress: has_type("Ingress", true).then(|| ingress.collect()),
             egress: has_type("Egress", spec.egress.is_some()).then(|| egress.collect()),
         })
@@ -94,9 +133,22 @@ impl Rules {
         }
     }
 
-    /// Whether the policy restricts the direction for pods with these labels.
-    pub(crate) fn restricts(&self, direction: Direction, labels: &Labels) -> bool {
-        self.of_direction(direction).is_some() && self.selects.matches(Some(labels))
+    /// Whether the policy restricts the direction for a pod, in a namespace with these labels. A policy without a
+    /// selector of namespaces restricts only pods of its own namespace; the caller checks it.
+    pub(crate) fn restricts(&self, direction: Direction, pod: &PodFacts, namespace: Option<&Labels>) -> bool {
+        let is_in = match &self.subject.namespaces {
+            Namespaces::Own => true,
+            Namespaces::Selected(selector) => selects_namespace(selector, namespace),
+            Namespaces::Nodes => false,
+        };
+        is_in && self.of_direction(direction).is_some() && self.subject.pods.matches(Some(&pod.labels))
+    }
+
+    /// Whether a rule has nodes as peers.
+    pub(crate) fn names_nodes(&self) -> bool {
+        let rules = self.ingress.iter().chain(&self.egress).flatten();
+        let mut peers = rules.filter_map(|rule| rule.peers.as_ref()).flat_map(|peers| &peers.pods);
+        peers.any(|peer| peer.namespaces == Namespaces::Nodes)
     }
 }
 
@@ -105,6 +157,7 @@ impl Rules {
 impl Rule {
     fn of(peers: Option<&[NetworkPolicyPeer]>, ports: Option<&[NetworkPolicyPort]>) -> Self {
         Self {
+            action: Action::Allow,
             peers: peers.filter(|peers| !peers.is_empty()).map(Peers::of),
             ports: ports.filter(|ports| !ports.is_empty()).map(PortList::of),
         }
@@ -141,7 +194,7 @@ impl PodPeer {
         }
         let parse = |selector: &Option<_>| selector.as_ref().map(LabelSelector::try_from).transpose().ok();
         Some(Self {
-            namespaces: parse(&peer.namespace_selector)?,
+            namespaces: parse(&peer.namespace_selector)?.map_or(Namespaces::Own, Namespaces::Selected),
             pods: parse(&peer.pod_selector)?.unwrap_or_default(),
         })
     }
@@ -156,7 +209,9 @@ impl PortList {
             let Some(protocol) = protocol(port.protocol.as_deref()) else { continue };
             match (&port.port, port.end_port) {
                 (None, _) => drop(ports.protocols.insert(protocol)),
-                (Some(IntOrString::String(name)), _) => drop(ports.named.insert((protocol, name.clone()))),
+                (Some(IntOrString::String(name)), _) => {
+                    ports.named.insert((Some(protocol), name.clone()));
+                }
                 (Some(IntOrString::Int(first)), end) => {
                     let Ok(first) = u16::try_from(*first) else { continue };
                     match end.map(u16::try_from) {

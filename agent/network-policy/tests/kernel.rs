@@ -11,7 +11,9 @@ use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use coracle_network_policy::{Effect, Enforcer, Model, PodFacts, judge_connections};
+use coracle_network_policy::{
+    ClusterKind, ClusterPolicy, Effect, Enforcer, Model, PodFacts, judge_connections,
+};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
@@ -140,6 +142,51 @@ fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
         }
         enforcer.change(&mut model).unwrap();
         assert_eq!(friend.reaches(&web, 7000), [true, true]);
+        enforcer.remove().unwrap();
+    });
+}
+
+#[test]
+fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
+    alone(|| {
+        let (web, friend) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
+        let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
+        model.put_namespace("n", [("team".to_owned(), "x".to_owned())].into());
+        model.put_pod(web.facts("n", "web"));
+        model.put_pod(friend.facts("n", "friend"));
+        model.put_policy(&policy("deny", json!({"podSelector": {"matchLabels": {"app": "web"}}})));
+        enforcer.replace(&mut model).unwrap();
+        let put = |model: &mut Model, tier: &str, priority: u16, action: &str| {
+            let from =
+                json!([{"pods": {"namespaceSelector": {"matchLabels": {"team": "x"}}, "podSelector": {}}}]);
+            let spec = json!({"tier": tier, "priority": priority, "subject": {"namespaces": {}}, "ingress": [
+                {"action": action, "from": from, "protocols": [{"udp": {"destinationPort": {"number": 7000}}}]}]});
+            let kind = ClusterKind::ClusterNetworkPolicy;
+            model
+                .put_cluster_policy(ClusterPolicy::parse(kind, &format!("{tier}{priority}"), &spec).unwrap());
+        };
+        put(&mut model, "Admin", 5, "Accept");
+        assert!(enforcer.must_replace(&model), "its base chains are absent");
+        enforcer.replace(&mut model).unwrap();
+        assert!(!enforcer.must_replace(&model));
+        assert_eq!(friend.reaches(&web, 7000), [true, true], "an accepted packet skips NetworkPolicies");
+        assert_eq!(friend.reaches(&web, 7001), [false, false], "another port does not");
+        put(&mut model, "Admin", 4, "Pass");
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(friend.reaches(&web, 7000), [false, false], "a passed packet does not");
+        put(&mut model, "Baseline", 0, "Deny");
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(web.reaches(&friend, 7000), [false, false], "no NetworkPolicy selects the pod");
+        assert_eq!(web.reaches(&friend, 7001), [true, true]);
+        put(&mut model, "Admin", 3, "Deny");
+        let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
+        assert!(of.is_superset(&web.ips.into()));
+        for name in ["Admin3", "Admin4", "Admin5", "Baseline0"] {
+            model.take_cluster_policy(ClusterKind::ClusterNetworkPolicy, name);
+        }
+        assert!(enforcer.must_replace(&model));
+        enforcer.replace(&mut model).unwrap();
+        assert_eq!(web.reaches(&friend, 7000), [true, true]);
         enforcer.remove().unwrap();
     });
 }

@@ -78,7 +78,7 @@ fn candidates<'a>(
                 let candidate = Candidate {
                     conditions: endpoint.conditions,
                     is_local: endpoint.node_name.as_deref() == Some(node.name.as_str()),
-                    hints: endpoint.hints.as_ref(),
+                    hints: endpoint.hints.as_deref(),
                 };
                 // An endpoint may be in two slices while it moves between them.
                 let known = all.entry(Target { address, port }).or_insert(candidate);

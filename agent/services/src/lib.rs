@@ -5,6 +5,7 @@
 //! - a change touches only the entries of the changed object;
 //! - addresses are parsed once, when an EndpointSlice is read; an invalid address is not an endpoint.
 
+mod claims;
 mod slice;
 mod tables;
 

@@ -19,6 +19,9 @@ const PORTS_MAX: usize = 1000;
 pub struct EndpointSlice {
     /// Metadata. [`slim`](Self::slim) removes what consumers do not read.
     pub metadata: ObjectMeta,
+    /// Name of the service, after [`slim`](Self::slim) has removed the labels.
+    #[serde(skip)]
+    service: Option<Box<str>>,
     /// Address family of the endpoints.
     pub address_type: AddressType,
     /// The endpoints, at most 1000.
@@ -58,7 +61,7 @@ pub struct Endpoint {
     /// The node of the endpoint.
     pub node_name: Option<Box<str>>,
     /// The consumers for which the endpoint is preferred.
-    pub hints: Option<Hints>,
+    pub hints: Option<Box<Hints>>,
 }
 
 /// State of an endpoint. Absent values have the meaning that the API defines.
@@ -106,17 +109,17 @@ impl EndpointSlice {
     /// The name of the slice's service.
     #[must_use]
     pub fn service(&self) -> Option<&str> {
-        self.metadata.labels.as_ref()?.get(SERVICE_NAME).map(String::as_str)
+        let label = || self.metadata.labels.as_ref()?.get(SERVICE_NAME).map(String::as_str);
+        self.service.as_deref().or_else(label)
     }
 
     /// Removes metadata that no consumer reads.
     #[must_use]
     pub fn slim(mut self) -> Arc<Self> {
-        let service = self.service().map(|name| (SERVICE_NAME.to_owned(), name.to_owned()));
+        self.service = self.service().map(Box::from);
         self.metadata = ObjectMeta {
             name: self.metadata.name,
             namespace: self.metadata.namespace,
-            labels: Some(service.into_iter().collect()),
             ..ObjectMeta::default()
         };
         Arc::new(self)

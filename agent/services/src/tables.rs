@@ -7,6 +7,7 @@ use std::sync::Arc;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Service;
 
+use crate::claims::Claims;
 use crate::slice::EndpointSlice;
 
 /// All services and slices.
@@ -17,9 +18,9 @@ pub struct Tables {
     /// The service of each slice.
     service_of: HashMap<Key, Key>,
     /// The services of each cluster IP.
-    by_cluster_ip: HashMap<IpAddr, BTreeSet<Key>>,
-    /// The services of each endpoint address, with the number of slices that have it.
-    by_endpoint: HashMap<IpAddr, BTreeMap<Key, usize>>,
+    by_cluster_ip: Claims,
+    /// The services of each endpoint address: a claim for each endpoint of a slice.
+    by_endpoint: Claims,
     /// Whether all services, and all slices, were listed once.
     listed: (bool, bool),
 }
@@ -76,12 +77,12 @@ impl Tables {
 
     /// The services with this cluster IP.
     pub fn with_cluster_ip(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
-        self.by_cluster_ip.get(&address).into_iter().flatten()
+        self.by_cluster_ip.on(address)
     }
 
     /// The services with this endpoint.
     pub fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
-        self.by_endpoint.get(&address).into_iter().flat_map(BTreeMap::keys)
+        self.by_endpoint.on(address)
     }
 
     /// All services.
@@ -98,9 +99,8 @@ impl Tables {
     pub fn put_service(&mut self, service: Arc<Service>) -> Option<Key> {
         let key = named(&service.metadata)?;
         self.take_service(&key);
-        for address in cluster_ips(&service) {
-            self.by_cluster_ip.entry(address).or_default().insert(key.clone());
-        }
+        let shared = Arc::new(key.clone());
+        cluster_ips(&service).for_each(|address| self.by_cluster_ip.add(address, &shared));
         self.services.entry(key.namespace.clone()).or_default().insert(key.name.clone(), service);
         Some(key)
     }
@@ -112,14 +112,7 @@ impl Tables {
         if services.is_empty() {
             self.services.remove(&key.namespace);
         }
-        for address in cluster_ips(&service) {
-            if let Some(keys) = self.by_cluster_ip.get_mut(&address) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    self.by_cluster_ip.remove(&address);
-                }
-            }
-        }
+        cluster_ips(&service).for_each(|address| self.by_cluster_ip.remove(address, key));
         Some(service)
     }
 
@@ -131,8 +124,9 @@ impl Tables {
         let Some(service) = slice.service().map(|name| Key::new(&key.namespace, name)) else {
             return changed;
         };
+        let shared = Arc::new(service.clone());
         for address in slice.endpoints.iter().filter_map(|endpoint| endpoint.address) {
-            *self.by_endpoint.entry(address).or_default().entry(service.clone()).or_default() += 1;
+            self.by_endpoint.add(address, &shared);
         }
         self.service_of.insert(key.clone(), service.clone());
         self.slices.entry(service.clone()).or_default().insert(key.name, slice);
@@ -151,16 +145,7 @@ impl Tables {
             self.slices.remove(&service);
         }
         for address in slice.endpoints.iter().filter_map(|endpoint| endpoint.address) {
-            let Some(services) = self.by_endpoint.get_mut(&address) else { continue };
-            if let Some(count) = services.get_mut(&service) {
-                *count -= 1;
-                if *count == 0 {
-                    services.remove(&service);
-                }
-            }
-            if services.is_empty() {
-                self.by_endpoint.remove(&address);
-            }
+            self.by_endpoint.remove(address, &service);
         }
         Some(service)
     }
@@ -248,7 +233,7 @@ mod tests {
         assert_eq!(names(tables.put_slice(slice("t", "b", &[])).iter()), ["a", "b"], "the slice moves");
         assert_eq!(names(tables.with_endpoint(endpoint)), ["a"]);
         tables.take_slice(&Key::new("n", "s"));
-        assert!(tables.by_endpoint.is_empty() && names(tables.with_endpoint(endpoint)).is_empty());
+        assert!(tables.by_endpoint.len() == 0 && names(tables.with_endpoint(endpoint)).is_empty());
     }
 
     #[test]

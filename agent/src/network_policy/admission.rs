@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 #[derive(Default)]
 pub(super) struct Admitted {
     pods: HashMap<String, Entry>,
-    waiting: Vec<oneshot::Sender<()>>,
+    /// Namespaces of the pods, and the requests.
+    waiting: Vec<(String, oneshot::Sender<()>)>,
     /// Whether the table was written, or removed, since the start.
     pub(super) is_settled: bool,
 }
@@ -26,8 +27,8 @@ impl Admitted {
     /// Adds a pod or replaces its addresses. `done` is answered when its policies are in the kernel.
     pub(super) fn add(&mut self, facts: PodFacts, done: oneshot::Sender<()>) {
         let is_watched = self.pods.get(&facts.uid).is_some_and(|entry| entry.is_watched);
+        self.waiting.push((facts.namespace().to_owned(), done));
         self.pods.insert(facts.uid.clone(), Entry { facts, is_watched });
-        self.waiting.push(done);
     }
 
     /// Removes a pod without a sandbox. Returns whether its object exists.
@@ -58,10 +59,10 @@ impl Admitted {
         self.pods.get_mut(uid).map(|entry| entry.is_watched = false).is_some()
     }
 
-    /// Answers the waiting requests.
-    pub(super) fn answer(&mut self) {
+    /// Answers the waiting requests of pods in these namespaces.
+    pub(super) fn answer(&mut self, are_known: impl Fn(&str) -> bool) {
         self.is_settled = true;
-        for done in self.waiting.drain(..) {
+        for (_, done) in self.waiting.extract_if(.., |(namespace, _)| are_known(namespace)) {
             // A caller that disconnects before the answer has stopped waiting.
             let _ = done.send(());
         }
@@ -88,7 +89,9 @@ mod tests {
         let (done, mut answered) = oneshot::channel();
         admitted.add(facts("10.0.0.2"), done);
         assert!(answered.try_recv().is_err());
-        admitted.answer();
+        admitted.answer(|namespace| namespace != "n");
+        assert!(answered.try_recv().is_err(), "the policies of its namespace are unknown");
+        admitted.answer(|_| true);
         assert!(answered.try_recv().is_ok());
         let mut stale = facts("10.0.0.1");
         admitted.correct(&mut stale);

@@ -20,6 +20,10 @@ const LIMIT: Duration = Duration::from_secs(3);
 /// Maximum size in bytes of the record.
 const RECORD_MAX: u64 = 64 << 20;
 
+/// Entry of the record while there are policies of the whole cluster: they may select pods of every namespace. No
+/// namespace has this name.
+pub(super) const EVERY_NAMESPACE: &str = "*";
+
 /// A request to the task of network policies.
 pub(super) enum Request {
     /// The pod's sandbox has these addresses. `done` is answered when its policies are in the kernel.
@@ -125,7 +129,9 @@ impl Restricted {
 
     fn has(&self, namespace: &str) -> bool {
         let namespaces = self.namespaces.read().unwrap_or_else(PoisonError::into_inner);
-        namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(namespace))
+        namespaces
+            .as_ref()
+            .is_none_or(|namespaces| namespaces.contains(namespace) || namespaces.contains(EVERY_NAMESPACE))
     }
 
     /// Replaces the namespaces, and writes the record if they differ.
@@ -167,6 +173,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("record");
         assert!(!Restricted::load(&record).has("n"), "no record: no policy was ever known");
+        std::fs::write(&record, "[\"*\"]").unwrap();
+        assert!(Restricted::load(&record).has("n"), "policies of the whole cluster were known");
         std::fs::write(&record, "[\"n").unwrap();
         assert!(Restricted::load(&record).has("other"));
     }

@@ -54,6 +54,11 @@ impl Recorder {
         self.send(about, Level::Warning, reason, message.into());
     }
 
+    /// Records a warning about another object.
+    pub(crate) fn warning(&self, about: ObjectReference, reason: &'static str, message: impl Into<String>) {
+        self.send(about, Level::Warning, reason, message.into());
+    }
+
     /// Records an event about the node.
     pub(crate) fn node(&self, level: Level, reason: &'static str, message: impl Into<String>) {
         let about = ObjectReference {

@@ -126,3 +126,19 @@ fn a_missing_right_is_distinguished_from_other_failures() {
     };
     assert!(refused(403) && !refused(404) && !refused(500));
 }
+
+#[tokio::test]
+async fn services_are_kept_without_what_no_consumer_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    let mut large = service("ns", "a", "10.0.0.1");
+    let text = |key: &str| Some([(key.to_owned(), "x".repeat(1000))].into());
+    (large.metadata.annotations, large.metadata.labels) = (text("a"), text("b"));
+    let mut other = large.clone();
+    other.metadata.name = Some("b".to_owned());
+    other.metadata.labels = Some([(PROXY_NAME.to_owned(), "mesh".to_owned())].into());
+    list(&cache, vec![large, other]);
+    let all = cache.of("ns");
+    assert_eq!(*all[0], service("ns", "a", "10.0.0.1"));
+    assert_eq!((has_other_proxy(&all[0]), has_other_proxy(&all[1])), (false, true));
+}

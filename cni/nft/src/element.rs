@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::expression::{Verdict, octets, value, verdict_data};
+use crate::expression::{Verdict, octets, verdict_data};
 use crate::message::Attributes;
 
 /// Key of an element. Each field of a concatenation is padded to four bytes.
@@ -106,15 +106,23 @@ impl Element {
         Self { key, value: Some(value), expires: None }
     }
 
-    pub(crate) fn encoded(&self) -> Attributes {
-        let key = Attributes::default().nest(1, value(&self.key.0));
+    /// Appends the element to a list. A table has tens of thousands, so they are written in place.
+    pub(crate) fn append_to(&self, list: Attributes) -> Attributes {
+        list.nest_with(1, |element| self.encode(element))
+    }
+
+    fn encode(&self, element: Attributes) -> Attributes {
+        let key = element.nest_with(1, |key| key.bytes(1, &self.key.0));
         let with_value = match &self.value {
             None => key,
             Some(Value::Verdict(verdict)) => key.nest(2, verdict_data(verdict)),
             Some(Value::Target(address, port)) => {
-                let mut target = octets(*address);
-                target.extend_from_slice(&padded(*port));
-                key.nest(2, value(&target))
+                let mut target = [0; 20];
+                let length = match address {
+                    IpAddr::V4(ip) => fill(&mut target, &[&ip.octets(), &padded(*port)]),
+                    IpAddr::V6(ip) => fill(&mut target, &[&ip.octets(), &padded(*port)]),
+                };
+                key.nest_with(2, |value| value.bytes(1, target.get(..length).unwrap_or_default()))
             }
         };
         match self.expires {
@@ -127,7 +135,33 @@ impl Element {
     }
 }
 
+/// Copies the parts to the start of the target. Returns their length.
+fn fill(target: &mut [u8], parts: &[&[u8]]) -> usize {
+    let bytes = parts.iter().flat_map(|part| part.iter());
+    target.iter_mut().zip(bytes).map(|(to, from)| *to = *from).count()
+}
+
 fn padded(port: u16) -> [u8; 4] {
     let [high, low] = port.to_be_bytes();
     [high, low, 0, 0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expression::value;
+
+    #[test]
+    fn elements_written_in_place_have_the_bytes_of_nested_attributes() {
+        for (address, target) in [
+            ("10.0.0.1", vec![10, 0, 0, 1, 0x1f, 0x90, 0, 0]),
+            ("::1", [&[0; 15][..], &[1, 0x1f, 0x90, 0, 0]].concat()),
+        ] {
+            let key = Key::default().address(address.parse().unwrap()).protocol(6).port(80);
+            let element = Element::pair(key.clone(), Value::Target(address.parse().unwrap(), 8080));
+            let nested = Attributes::default().nest(1, value(key.as_bytes())).nest(2, value(&target));
+            let nested = Attributes::default().text(9, "before").nest(1, nested);
+            assert_eq!(element.append_to(Attributes::default().text(9, "before")), nested);
+        }
+    }
 }

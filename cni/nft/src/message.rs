@@ -128,6 +128,20 @@ impl Attributes {
         Self { too_long: nested.too_long | inner.too_long, ..nested }
     }
 
+    /// Like [`nest`](Self::nest), with attributes that `fill` appends in place: it copies nothing.
+    #[must_use]
+    pub(crate) fn nest_with(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
+        let at = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 2]);
+        self.bytes.extend_from_slice(&(kind | NESTED).to_ne_bytes());
+        let mut filled = fill(self);
+        match (u16::try_from(filled.bytes.len() - at), filled.bytes.get_mut(at..at + 2)) {
+            (Ok(length), Some(field)) => field.copy_from_slice(&length.to_ne_bytes()),
+            _ => filled.too_long = true,
+        }
+        filled
+    }
+
     /// Like [`nest`](Self::nest), with attributes received from the kernel.
     #[must_use]
     pub fn nested(self, kind: u16, inner: &[u8]) -> Self {
@@ -433,6 +447,7 @@ mod tests {
             Attributes::default().bytes(1, &more),
             Attributes::default().nest(1, Attributes::default().bytes(1, &more)).text(2, "t"),
             Attributes::default().text(2, "t").and(&Attributes::default().bytes(1, &more)),
+            Attributes::default().nest_with(1, |inner| inner.bytes(1, &most)).text(2, "t"),
         ] {
             let mut batch = Batch::new();
             batch.push(INET, Verb::NewTable, &long);

@@ -166,27 +166,37 @@ impl<'a> Transaction<'a> {
 
     /// Adds elements to a set.
     pub fn add<'e>(&mut self, set: &str, elements: impl IntoIterator<Item = &'e Element>) {
-        let elements = elements.into_iter().map(listed);
-        self.elements(Verb::NewElements, set, elements);
+        let named = self.named().text(2, set);
+        self.push_elements(Verb::NewElements, &named, elements.into_iter(), |list, element| {
+            element.append_to(list)
+        });
     }
 
     /// Removes elements of a set. An absent element is an error.
     pub fn remove<'e>(&mut self, set: &str, elements: impl IntoIterator<Item = &'e Element>) {
-        let elements = elements.into_iter().map(listed);
-        self.elements(Verb::DeleteElements, set, elements);
+        let named = self.named().text(2, set);
+        self.push_elements(Verb::DeleteElements, &named, elements.into_iter(), |list, element| {
+            element.append_to(list)
+        });
     }
 
     /// Adds or deletes encoded elements, in as many messages as necessary.
     pub fn elements(&mut self, verb: Verb, set: &str, elements: impl Iterator<Item = Attributes>) {
         let named = self.named().text(2, set);
-        self.push_elements(verb, &named, elements);
+        self.push_elements(verb, &named, elements, |list, element| list.and(&element));
     }
 
-    fn push_elements(&mut self, verb: Verb, set: &Attributes, elements: impl Iterator<Item = Attributes>) {
+    fn push_elements<E>(
+        &mut self,
+        verb: Verb,
+        set: &Attributes,
+        elements: impl Iterator<Item = E>,
+        append: impl Fn(Attributes, E) -> Attributes,
+    ) {
         let mut list = Attributes::default();
         let mut elements = elements.peekable();
         while let Some(element) = elements.next() {
-            list = list.and(&element);
+            list = append(list, element);
             if list.len() >= LONG_LIST || elements.peek().is_none() {
                 let message = set.clone().nest(3, std::mem::take(&mut list));
                 self.batch.push(self.family, verb, &message);
@@ -228,7 +238,8 @@ impl<'a> Transaction<'a> {
         made = made.nest(9, Attributes::default().number(1, size));
         self.batch.push(self.family, Verb::NewSet, &made.number(10, id));
         let named = self.named().text(2, name).number(4, id);
-        self.push_elements(Verb::NewElements, &named, set.elements.iter().map(listed));
+        let elements = set.elements.iter();
+        self.push_elements(Verb::NewElements, &named, elements, |list, element| element.append_to(list));
         let lookup = Attributes::default().text(1, name).number(2, crate::R0);
         let lookup = match into {
             Some(register) => lookup.number(3, register),
@@ -236,8 +247,4 @@ impl<'a> Transaction<'a> {
         };
         Attributes::default().text(1, "lookup").nest(2, lookup.number(4, id))
     }
-}
-
-fn listed(element: &Element) -> Attributes {
-    Attributes::default().nest(1, element.encoded())
 }

@@ -4,6 +4,16 @@ use coracle_integration::{Cluster, eventually, on_a_machine};
 
 const PORTS: &str = r#""ports":[{"name":"web","containerPort":8080},{"name":"other","containerPort":8081}]"#;
 
+/// The kind ClusterNetworkPolicy without the schema of its fields, which upstream's has.
+const CLUSTER_POLICY_KIND: &str = r#"{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+    "metadata":{"name":"clusternetworkpolicies.policy.networking.k8s.io",
+      "annotations":{"api-approved.kubernetes.io":"https://github.com/kubernetes-sigs/network-policy-api/pull/347"}},
+    "spec":{"group":"policy.networking.k8s.io","scope":"Cluster",
+      "names":{"kind":"ClusterNetworkPolicy","listKind":"ClusterNetworkPolicyList","plural":"clusternetworkpolicies",
+        "singular":"clusternetworkpolicy","shortNames":["cnp"]},
+      "versions":[{"name":"v1alpha2","served":true,"storage":true,"subresources":{"status":{}},
+        "schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}"#;
+
 /// A pod that answers HTTP on the ports 8080 and 8081 of both families.
 fn server(namespace: &str, name: &str) -> String {
     format!(
@@ -72,5 +82,38 @@ fn policies_restrict_pods_of_one_node() {
         assert!(ready.as_array().unwrap().iter().any(is_ready), "probes of the node pass");
         cluster.kubectl(&["delete", "networkpolicy", "by-block"]);
         eventually("everything to be allowed again", 20, || may(friend, 8080));
+        cluster_policies_precede(&cluster, &ip);
     });
+}
+
+/// Policies of the whole cluster: their kind is installed while the node runs, and removed with its objects.
+fn cluster_policies_precede(cluster: &Cluster, ip: &str) {
+    let (friend, guest) = (("default", "friend"), ("red", "guest"));
+    let may = |from, port| reaches(cluster, from, ip, port);
+    cluster.apply(CLUSTER_POLICY_KIND);
+    let definition = "crd/clusternetworkpolicies.policy.networking.k8s.io";
+    cluster.kubectl(&["wait", definition, "--for=condition=Established", "--timeout=60s"]);
+    cluster.apply(
+        r#"{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"tenants"},
+        "spec":{"tier":"Admin","priority":3,"subject":{"namespaces":{"matchLabels":{"kubernetes.io/metadata.name":"default"}}},
+        "ingress":[{"action":"Deny","from":[{"namespaces":{"matchLabels":{"team":"y"}}}]},
+          {"action":"Accept","from":[{"planets":{}}]}]}}"#,
+    );
+    eventually("the other namespace to be denied", 30, || !may(guest, 8080) && may(friend, 8080));
+    let allow = r#"{"podSelector":{},"ingress":[{}]}"#;
+    cluster.apply(&policy("default", "allow-all", allow));
+    // Nodes receive it after the other policy.
+    cluster.apply(&policy("red", "deny", r#"{"podSelector":{}}"#));
+    let of_guest = address(cluster, guest);
+    eventually("the tenants' policies to be enforced", 30, || {
+        !reaches(cluster, friend, &of_guest, 8080) && may(friend, 8080)
+    });
+    assert!(!may(guest, 8080), "a tenant's policy cannot allow it");
+    eventually("the invalid rule to be reported", 30, || {
+        let events = cluster.kubectl(&["get", "events", "--field-selector", "reason=PolicyNotEnforced"]);
+        events.contains("clusternetworkpolicy/tenants")
+            && events.contains("ingress rule 1: unknown variant `planets`")
+    });
+    cluster.kubectl(&["delete", definition]);
+    eventually("the policies to end with their kind", 30, || may(guest, 8080));
 }

@@ -5,8 +5,9 @@ use coracle_values::label_selector::LabelSelector;
 use super::selection::{Scope, Selection};
 use super::{DIRECTIONS, Model};
 use crate::blocks::ranges;
+use crate::facts::NODES;
 use crate::program::{Chain, Line, Lines, Ports, Set, Then};
-use crate::rules::{Direction, PodPeer, PortList, Rule, Rules};
+use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, Rule, Rules, Tier};
 
 /// The objects of a policy in the table.
 #[derive(Debug, Default)]
@@ -21,24 +22,25 @@ pub(super) struct Built {
 struct Place<'a> {
     policy: u64,
     namespace: &'a str,
-    /// Pods that the policy selects.
-    selects: &'a LabelSelector,
+    tier: Tier,
+    /// Pods to which the policy applies.
+    subject: &'a PodPeer,
     direction: Direction,
     position: usize,
 }
 
 impl Model {
     /// Adds the chains and sets of a policy.
-    pub(super) fn build(&mut self, policy: u64, namespace: &str, rules: &Rules) -> Built {
+    pub(super) fn build(&mut self, policy: u64, tier: Tier, namespace: &str, rules: &Rules) -> Built {
         let mut built = Built::default();
         for direction in DIRECTIONS {
             let Some(all) = rules.of_direction(direction) else { continue };
             let mut lines = Vec::new();
             for (position, rule) in all.iter().enumerate() {
-                let place = Place { policy, namespace, selects: &rules.selects, direction, position };
+                let place = Place { policy, namespace, tier, subject: &rules.subject, direction, position };
                 lines.extend(self.rule(&mut built, place, rule));
             }
-            self.chain(&mut built, Chain::Policy(policy, direction), direction, lines);
+            self.chain(&mut built, Chain::Policy(policy, direction), Lines { tier, direction, lines });
         }
         built
     }
@@ -50,31 +52,36 @@ impl Model {
         built.selections.into_iter().for_each(|number| self.release_selection(number));
     }
 
-    fn chain(&mut self, built: &mut Built, chain: Chain, direction: Direction, lines: Vec<Line>) {
-        self.program.add_chain(chain, Lines { direction, lines });
+    fn chain(&mut self, built: &mut Built, chain: Chain, lines: Lines) {
+        self.program.add_chain(chain, lines);
         built.chains.push(chain);
     }
 
     fn rule(&mut self, built: &mut Built, place: Place<'_>, rule: &Rule) -> Vec<Line> {
         let peers = self.peers(built, place, rule);
         let line = |peer, ports, then| Line { peer, ports, then };
+        let then = match rule.action {
+            Action::Allow => Then::Accept,
+            Action::Deny => Then::Drop,
+            Action::Pass => Then::Pass,
+        };
         let Some(ports) = &rule.ports else {
-            return peers.into_iter().map(|peer| line(peer, None, Then::Accept)).collect();
+            return peers.into_iter().map(|peer| line(peer, None, then)).collect();
         };
         let conditions = self.conditions(built, place, ports);
         let mut lines: Vec<Line> = match &peers[..] {
             _ if conditions.is_empty() => Vec::new(),
-            [None] => conditions.into_iter().map(|ports| line(None, Some(ports), Then::Accept)).collect(),
+            [None] => conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect(),
             peers => {
                 let of_rule = Chain::Ports(place.policy, place.direction, place.position);
-                let accepted = conditions.into_iter().map(|ports| line(None, Some(ports), Then::Accept));
-                self.chain(built, of_rule, place.direction, accepted.collect());
+                let lines = conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect();
+                self.chain(built, of_rule, Lines { tier: place.tier, direction: place.direction, lines });
                 peers.iter().map(|peer| line(*peer, None, Then::Jump(of_rule))).collect()
             }
         };
         if place.direction == Direction::Egress {
             let named = self.named_of_peers(built, place, rule, ports);
-            lines.extend(named.into_iter().map(|set| line(None, Some(Ports::Named(set)), Then::Accept)));
+            lines.extend(named.into_iter().map(|set| line(None, Some(Ports::Named(set)), then)));
         }
         lines
     }
@@ -109,9 +116,9 @@ impl Model {
         conditions
             .extend(list.ranges.iter().map(|(protocol, first, last)| Ports::Range(*protocol, *first, *last)));
         if place.direction == Direction::Ingress {
-            let own = PodPeer { namespaces: None, pods: place.selects.clone() };
+            let own = place.subject;
             for port in &list.named {
-                let number = self.selected(built, place, &own, Some(port));
+                let number = self.selected(built, place, own, Some(port));
                 conditions
                     .extend([true, false].map(|is_ipv4| Ports::Named(Set::NamedPorts(number, is_ipv4))));
             }
@@ -129,7 +136,7 @@ impl Model {
         list: &PortList,
     ) -> Vec<Set> {
         let anywhere = LabelSelector::default;
-        let all = [PodPeer { namespaces: Some(anywhere()), pods: anywhere() }];
+        let all = [PodPeer { namespaces: Namespaces::Selected(anywhere()), pods: anywhere() }];
         let peers = rule.peers.as_ref().map_or(&all[..], |peers| &peers.pods);
         let mut sets = Vec::new();
         for (peer, port) in peers.iter().flat_map(|peer| list.named.iter().map(move |port| (peer, port))) {
@@ -144,11 +151,12 @@ impl Model {
         built: &mut Built,
         place: Place<'_>,
         peer: &PodPeer,
-        port: Option<&(u8, String)>,
+        port: Option<&NamedPort>,
     ) -> u64 {
         let scope = match &peer.namespaces {
-            None => Scope::Namespace(place.namespace.to_owned()),
-            Some(selector) => Scope::Namespaces(selector.clone()),
+            Namespaces::Own => Scope::Namespace(place.namespace.to_owned()),
+            Namespaces::Selected(selector) => Scope::Namespaces(selector.clone()),
+            Namespaces::Nodes => Scope::Namespace(NODES.to_owned()),
         };
         let number = self.use_selection(Selection { scope, pods: peer.pods.clone(), port: port.cloned() });
         built.selections.push(number);

@@ -6,19 +6,19 @@ use coracle_nft::Key as ElementKey;
 use coracle_values::label_selector::{LabelSelector, Labels};
 
 use super::{Model, element};
-use crate::facts::PodFacts;
+use crate::facts::{NODES, PodFacts};
 use crate::program::Set;
+use crate::rules::{NamedPort, selects_namespace};
 
 /// Pods, or one named port of them.
 #[derive(Clone, Debug)]
 pub(super) struct Selection {
     pub(super) scope: Scope,
     pub(super) pods: LabelSelector,
-    /// Protocol and name.
-    pub(super) port: Option<(u8, String)>,
+    pub(super) port: Option<NamedPort>,
 }
 
-/// Namespaces of a selection.
+/// Namespaces of a selection. Nodes are in the namespace [`NODES`].
 #[derive(Clone, Debug)]
 pub(super) enum Scope {
     Namespace(String),
@@ -55,14 +55,11 @@ impl Selected {
         })
     }
 
-    /// Whether the selection contains a pod. A namespace whose labels are unknown matches only the empty
-    /// selector.
+    /// Whether the selection contains a pod, or a node.
     fn contains(&self, facts: &PodFacts, labels: Option<&Labels>) -> bool {
         let is_in = match &self.selection.scope {
             Scope::Namespace(namespace) => *namespace == facts.namespace,
-            Scope::Namespaces(selector) => {
-                selector.is_empty() || labels.is_some() && selector.matches(labels)
-            }
+            Scope::Namespaces(selector) => facts.namespace != NODES && selects_namespace(selector, labels),
         };
         is_in && self.selection.pods.matches(Some(&facts.labels))
     }
@@ -77,8 +74,11 @@ impl Selected {
             let set = if ip.is_ipv4() { v4 } else { v6 };
             let port = self.selection.port.as_ref();
             let whole = port.is_none().then(|| (set, element(*ip)));
-            let is_wanted =
-                move |name: &str, protocol| port.is_some_and(|port| *port == (protocol, name.to_owned()));
+            let is_wanted = move |name: &str, protocol| {
+                port.is_some_and(|(wanted, own)| {
+                    own == name && wanted.is_none_or(|wanted| wanted == protocol)
+                })
+            };
             let named = facts.ports.iter().filter(move |port| is_wanted(&port.name, port.protocol));
             let named = named.map(move |port| (set, element(*ip).protocol(port.protocol).port(port.number)));
             whole.into_iter().chain(named)

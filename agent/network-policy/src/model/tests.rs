@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use coracle_values::label_selector::LabelSelector;
 use coracle_values::object::ObjectExt as _;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::networking::v1::{NetworkPolicyPeer, NetworkPolicyPort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::blocks::number;
+use crate::cluster_policy::ClusterPolicy;
 use crate::packet::Packet;
 use crate::program::{Changes, Element, Ports};
 
@@ -43,7 +44,7 @@ impl Kernel {
             assert!(self.chains.insert(chain, program.chains[&chain].clone()).is_none(), "{chain:?} exists");
         }
         for (set, elements) in changes.new_elements {
-            let is_fixed = matches!(set, Set::Isolated(..) | Set::Itself(_));
+            let is_fixed = matches!(set, Set::Isolated(..) | Set::Itself(..));
             assert!(is_fixed || self.sets.contains_key(&set), "{set:?} does not exist");
             for (key, value) in elements {
                 assert!(self.elements.insert((set, key), value).is_none(), "an element of {set:?} exists");
@@ -81,24 +82,30 @@ impl Kernel {
     fn passes(&self, packet: Packet) -> bool {
         [Direction::Egress, Direction::Ingress].into_iter().all(|direction| {
             let is_ipv4 = packet.from.is_ipv4();
-            if self.has(Set::Itself(is_ipv4), element(packet.from).address(packet.to)) {
+            let pod = if direction == Direction::Egress { packet.from } else { packet.to };
+            let dispatch = |tier| {
+                let group = self.elements.get(&(Set::Isolated(tier, direction, is_ipv4), element(pod)));
+                group.and_then(|group| self.chain(Chain::Group(group.unwrap()), packet))
+            };
+            // The first base chain: an accepted packet has a mark, and a passed one has not.
+            match dispatch(Tier::Admin) {
+                Some(Then::Drop) => return false,
+                Some(Then::Accept) => return true,
+                _ => {}
+            }
+            if self.has(Set::Itself(direction, is_ipv4), element(packet.from).address(packet.to)) {
                 return true;
             }
-            let pod = if direction == Direction::Egress { packet.from } else { packet.to };
-            match self.elements.get(&(Set::Isolated(direction, is_ipv4), element(pod))) {
-                None => true,
-                Some(group) => self.chain(Chain::Group(group.unwrap()), packet).unwrap_or(true),
-            }
+            dispatch(Tier::Namespaced).or_else(|| dispatch(Tier::Baseline)) != Some(Then::Drop)
         })
     }
 
     /// The verdict of a chain. `None`: it returns.
-    fn chain(&self, chain: Chain, packet: Packet) -> Option<bool> {
-        let Lines { direction, lines } = &self.chains[&chain];
+    fn chain(&self, chain: Chain, packet: Packet) -> Option<Then> {
+        let Lines { direction, lines, .. } = &self.chains[&chain];
         lines.iter().filter(|line| self.matches(line, *direction, packet)).find_map(|line| match line.then {
-            Then::Accept => Some(true),
-            Then::Drop => Some(false),
             Then::Jump(chain) => self.chain(chain, packet),
+            verdict => Some(verdict),
         })
     }
 
@@ -128,6 +135,9 @@ struct Cluster {
     namespaces: BTreeMap<String, Labels>,
     pods: BTreeMap<String, Pod>,
     policies: BTreeMap<Key, NetworkPolicy>,
+    nodes: BTreeMap<String, Node>,
+    /// Kinds, names and specifications.
+    cluster_policies: BTreeMap<(ClusterKind, String), Value>,
 }
 
 // === impl Cluster ===
@@ -139,15 +149,17 @@ impl Cluster {
     }
 
     fn allows(&self, packet: Packet) -> bool {
-        packet.from == packet.to
-            || self.allows_in(Direction::Egress, packet.from, packet.to, packet)
-                && self.allows_in(Direction::Ingress, packet.to, packet.from, packet)
+        self.allows_in(Direction::Egress, packet.from, packet.to, packet)
+            && self.allows_in(Direction::Ingress, packet.to, packet.from, packet)
     }
 
     fn allows_in(&self, direction: Direction, own: IpAddr, peer: IpAddr, packet: Packet) -> bool {
         let Some(pod) = self.pod(own) else { return true };
         if pod.spec.as_ref().unwrap().node_name.as_deref() != Some("here") {
             return true;
+        }
+        if let Some(decision) = self.tier("Admin", direction, pod, packet) {
+            return decision;
         }
         let kind = if direction == Direction::Ingress { "Ingress" } else { "Egress" };
         let selecting: Vec<_> = self
@@ -159,33 +171,131 @@ impl Cluster {
             .filter(|spec| matches(spec.pod_selector.as_ref().unwrap(), pod.metadata.labels.as_ref()))
             .collect();
         if selecting.is_empty() {
-            return true;
+            return self.tier("Baseline", direction, pod, packet).unwrap_or(true);
         }
         let namespace = pod.namespace();
-        selecting.iter().any(|spec| match direction {
-            Direction::Ingress => spec.ingress.iter().flatten().any(|rule| {
-                self.is_peer(rule.from.as_deref(), namespace, peer)
-                    && self.is_port(rule.ports.as_deref(), packet)
-            }),
-            Direction::Egress => spec.egress.iter().flatten().any(|rule| {
-                let names_need_a_pod =
-                    |port: &NetworkPolicyPort| matches!(port.port, Some(IntOrString::String(_)));
-                let by_block = |peer: &NetworkPolicyPeer| peer.ip_block.is_some();
-                // A port's name is resolved in the pod that receives the packet. So with a named port the rule's
-                // `ipBlock` peers allow nothing.
-                rule.ports.as_deref().unwrap_or_default().iter().any(|port| {
-                    let peers: Option<Vec<_>> = rule.to.as_ref().map(|peers| {
-                        let usable = |peer: &&NetworkPolicyPeer| !(names_need_a_pod(port) && by_block(peer));
-                        peers.iter().filter(usable).cloned().collect()
-                    });
-                    let none_left = rule.to.as_ref().is_some_and(|to| !to.is_empty())
-                        && peers.as_ref().is_some_and(Vec::is_empty);
-                    !none_left
-                        && self.is_peer(peers.as_deref(), namespace, peer)
-                        && self.is_port(Some(std::slice::from_ref(port)), packet)
-                }) || rule.ports.as_deref().unwrap_or_default().is_empty()
-                    && self.is_peer(rule.to.as_deref(), namespace, peer)
-            }),
+        own == peer
+            || selecting.iter().any(|spec| match direction {
+                Direction::Ingress => spec.ingress.iter().flatten().any(|rule| {
+                    self.is_peer(rule.from.as_deref(), namespace, peer)
+                        && self.is_port(rule.ports.as_deref(), packet)
+                }),
+                Direction::Egress => spec.egress.iter().flatten().any(|rule| {
+                    let names_need_a_pod =
+                        |port: &NetworkPolicyPort| matches!(port.port, Some(IntOrString::String(_)));
+                    let by_block = |peer: &NetworkPolicyPeer| peer.ip_block.is_some();
+                    // A port's name is resolved in the pod that receives the packet. So with a named port the rule's
+                    // `ipBlock` peers allow nothing.
+                    rule.ports.as_deref().unwrap_or_default().iter().any(|port| {
+                        let peers: Option<Vec<_>> = rule.to.as_ref().map(|peers| {
+                            let usable =
+                                |peer: &&NetworkPolicyPeer| !(names_need_a_pod(port) && by_block(peer));
+                            peers.iter().filter(usable).cloned().collect()
+                        });
+                        let none_left = rule.to.as_ref().is_some_and(|to| !to.is_empty())
+                            && peers.as_ref().is_some_and(Vec::is_empty);
+                        !none_left
+                            && self.is_peer(peers.as_deref(), namespace, peer)
+                            && self.is_port(Some(std::slice::from_ref(port)), packet)
+                    }) || rule.ports.as_deref().unwrap_or_default().is_empty()
+                        && self.is_peer(rule.to.as_deref(), namespace, peer)
+                }),
+            })
+    }
+
+    /// The decision of the policies of the whole cluster in a tier. `None`: they leave it to the next tier.
+    fn tier(&self, tier: &str, direction: Direction, pod: &Pod, packet: Packet) -> Option<bool> {
+        let of = |kind: &ClusterKind, specification: &Value| match kind {
+            ClusterKind::ClusterNetworkPolicy => specification["tier"] == tier,
+            ClusterKind::AdminNetworkPolicy => tier == "Admin",
+            ClusterKind::BaselineAdminNetworkPolicy => tier == "Baseline",
+        };
+        let mut policies: Vec<_> = self
+            .cluster_policies
+            .iter()
+            .filter(|((kind, _), specification)| of(kind, specification))
+            .collect();
+        let priority = |kind, specification: &Value| match kind {
+            ClusterKind::BaselineAdminNetworkPolicy => None,
+            _ => specification["priority"].as_u64(),
+        };
+        policies.sort_by_key(|(key, specification)| (priority(key.0, specification).unwrap_or(2000), *key));
+        let field = if direction == Direction::Ingress { "ingress" } else { "egress" };
+        for (_, specification) in policies {
+            if !self.is_selected(&specification["subject"], pod) {
+                continue;
+            }
+            for rule in specification[field].as_array().into_iter().flatten() {
+                let peers = rule["from"].as_array().or(rule["to"].as_array()).unwrap();
+                let allows = matches!(rule["action"].as_str().unwrap(), "Allow" | "Accept");
+                if peers.contains(&json!({})) {
+                    match allows {
+                        true => continue,
+                        false => return Some(false),
+                    }
+                }
+                let peer = if direction == Direction::Ingress { packet.from } else { packet.to };
+                if !peers.iter().any(|wanted| self.is_cluster_peer(wanted, peer))
+                    || !self.is_cluster_port(rule, packet)
+                {
+                    continue;
+                }
+                return match rule["action"].as_str().unwrap() {
+                    "Pass" => None,
+                    "Deny" => Some(false),
+                    _ => Some(true),
+                };
+            }
+        }
+        None
+    }
+
+    /// Whether a subject or peer `{namespaces: …}` or `{pods: …}` selects a pod.
+    fn is_selected(&self, subject: &Value, pod: &Pod) -> bool {
+        let pods = &subject["pods"];
+        let selector = subject.get("namespaces").unwrap_or(&pods["namespaceSelector"]);
+        let labels = self.namespaces.get(pod.namespace());
+        let is_in = *selector == json!({})
+            || labels.is_some() && LabelSelector::from_object(selector).unwrap().matches(labels);
+        is_in
+            && LabelSelector::from_object(&pods["podSelector"]).unwrap().matches(pod.metadata.labels.as_ref())
+    }
+
+    fn is_cluster_peer(&self, peer: &Value, ip: IpAddr) -> bool {
+        if let Some(selector) = peer.get("nodes") {
+            let selector = LabelSelector::from_object(selector).unwrap();
+            let has_ip = |node: &Node| PodFacts::of_node(node).unwrap().ips.contains(&ip);
+            return self
+                .nodes
+                .values()
+                .any(|node| has_ip(node) && selector.matches(node.metadata.labels.as_ref()));
+        }
+        if let Some(networks) = peer["networks"].as_array() {
+            let contains = |network: &Value| {
+                network.as_str().unwrap().parse::<ipnetwork::IpNetwork>().unwrap().contains(ip)
+            };
+            return networks.iter().any(contains);
+        }
+        self.pod(ip).is_some_and(|pod| self.is_selected(peer, pod))
+    }
+
+    fn is_cluster_port(&self, rule: &Value, packet: Packet) -> bool {
+        let Some(ports) = rule["ports"].as_array().filter(|ports| !ports.is_empty()) else { return true };
+        ports.iter().any(|port| {
+            let number = crate::facts::protocol(Some("TCP")).unwrap();
+            if let Some(wanted) = port["portNumber"]["port"].as_u64() {
+                return number == packet.protocol && wanted == u64::from(packet.port);
+            }
+            if let Some(first) = port["portRange"]["start"].as_u64() {
+                let last = port["portRange"]["end"].as_u64().unwrap();
+                return number == packet.protocol && (first..=last).contains(&u64::from(packet.port));
+            }
+            let facts = self.pod(packet.to).and_then(|pod| PodFacts::of(pod, "here"));
+            let is_named = |own: &crate::facts::NamedPort| {
+                own.name == port["namedPort"].as_str().unwrap()
+                    && (own.number, own.protocol) == (packet.port, packet.protocol)
+            };
+            facts.is_some_and(|facts| facts.ports.iter().any(is_named))
         })
     }
 
@@ -261,6 +371,7 @@ fn packets() -> impl Iterator<Item = Packet> {
         .flat_map(|number| [(format!("10.42.0.{number}"), true), (format!("fd42::{number:x}"), false)])
         .chain([
             ("192.0.2.1".to_owned(), true),
+            ("192.0.2.2".to_owned(), true),
             ("10.42.0.99".to_owned(), true),
             ("2001:db8::1".to_owned(), false),
         ])
@@ -286,6 +397,10 @@ enum Change {
     NoNamespace(&'static str),
     Policy(&'static str, u8, Value),
     NoPolicy(&'static str, u8),
+    Node(u8, &'static str),
+    NoNode(u8),
+    ClusterPolicy(ClusterKind, u8, Value),
+    NoClusterPolicy(ClusterKind, u8),
 }
 
 fn any_namespace() -> impl Strategy<Value = &'static str> {
@@ -343,11 +458,64 @@ fn any_policy() -> impl Strategy<Value = Value> {
     })
 }
 
+fn any_cluster_peer(is_egress: bool) -> impl Strategy<Value = Value> {
+    let teams = prop::sample::select(vec![
+        json!({}),
+        json!({"matchLabels": {"team": "x"}}),
+        json!({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}),
+    ]);
+    let networks = prop::sample::select(vec![
+        json!({"networks": ["10.42.0.0/30", "fd42::/64"]}),
+        json!({"networks": ["0.0.0.0/0"]}),
+        json!({"nodes": {}}),
+        json!({"nodes": {"matchLabels": {"team": "x"}}}),
+    ]);
+    let networks = if is_egress { networks.boxed() } else { Just(json!({"namespaces": {}})).boxed() };
+    prop_oneof![
+        3 => teams.clone().prop_map(|teams| json!({"namespaces": teams})),
+        3 => (any_labels(), teams)
+            .prop_map(|(pods, teams)| json!({"pods": {"podSelector": pods, "namespaceSelector": teams}})),
+        3 => networks,
+        1 => Just(json!({})),
+    ]
+}
+
+fn any_cluster_rules(field: &'static str) -> impl Strategy<Value = Vec<Value>> {
+    let port = prop::sample::select(vec![
+        json!({"portNumber": {"port": 80}}),
+        json!({"portRange": {"start": 80, "end": 81}}),
+        json!({"namedPort": "web"}),
+    ]);
+    let action = prop::sample::select(vec!["Accept", "Allow", "Deny", "Deny", "Pass"]);
+    let peers = prop::collection::vec(any_cluster_peer(field == "to"), 1..3);
+    let rule = (action, peers, prop::collection::vec(port, 0..3));
+    let rule = rule.prop_map(move |(action, peers, mut ports)| {
+        // Schemas refuse named ports of nodes and networks.
+        if peers.iter().any(|peer| peer.get("nodes").or(peer.get("networks")).is_some()) {
+            ports.retain(|port| port.get("namedPort").is_none());
+        }
+        json!({"action": action, field: peers, "ports": ports})
+    });
+    prop::collection::vec(rule, 0..4)
+}
+
+fn any_cluster_policy() -> impl Strategy<Value = Value> {
+    let tier = prop::sample::select(vec!["Admin", "Baseline"]);
+    let subject = any_cluster_peer(false).prop_filter("a subject selects pods", |peer| *peer != json!({}));
+    (tier, 0u16..4, subject, any_cluster_rules("from"), any_cluster_rules("to")).prop_map(
+        |(tier, priority, subject, ingress, egress)| {
+            json!({"tier": tier, "priority": priority, "subject": subject, "ingress": ingress, "egress": egress})
+        },
+    )
+}
+
 fn any_change() -> impl Strategy<Value = Change> {
     let app = prop::sample::select(vec!["a", "b"]);
     let node = prop::sample::select(vec!["here", "here", "there"]);
     let port = prop::sample::select(vec![80u16, 8080]);
     let pods = (1u8..=6, any_namespace(), app, node, port);
+    let kind = prop::sample::select(ClusterKind::ALL.to_vec());
+    let team = prop::sample::select(vec!["x", "y"]);
     prop_oneof![
         4 => pods.prop_map(|(number, namespace, app, node, port)| Change::Pod(number, namespace, app, node, port)),
         1 => (1u8..=6).prop_map(Change::NoPod),
@@ -355,11 +523,37 @@ fn any_change() -> impl Strategy<Value = Change> {
         1 => any_namespace().prop_map(Change::NoNamespace),
         4 => (any_namespace(), 0u8..3, any_policy()).prop_map(|(namespace, name, spec)| Change::Policy(namespace, name, spec)),
         1 => (any_namespace(), 0u8..3).prop_map(|(namespace, name)| Change::NoPolicy(namespace, name)),
+        1 => (1u8..=2, team).prop_map(|(number, team)| Change::Node(number, team)),
+        1 => (1u8..=2).prop_map(Change::NoNode),
+        4 => (kind.clone(), 0u8..2, any_cluster_policy()).prop_map(|(kind, name, spec)| Change::ClusterPolicy(kind, name, spec)),
+        1 => (kind, 0u8..2).prop_map(|(kind, name)| Change::NoClusterPolicy(kind, name)),
     ]
+}
+
+fn node(number: u8, team: &str) -> Node {
+    serde_json::from_value(json!({"metadata": {"name": format!("n{number}"), "labels": {"team": team}}, "status": {"addresses": [
+        {"type": "InternalIP", "address": format!("192.0.2.{number}")}, {"type": "Hostname", "address": "n"}]}}))
+    .unwrap()
 }
 
 fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
     match change {
+        Change::Node(number, team) => {
+            model.put_node(&node(number, team));
+            cluster.nodes.insert(format!("n{number}"), node(number, team));
+        }
+        Change::NoNode(number) => {
+            model.take_node(&format!("n{number}"));
+            cluster.nodes.remove(&format!("n{number}"));
+        }
+        Change::ClusterPolicy(kind, name, specification) => {
+            model.put_cluster_policy(ClusterPolicy::parse(kind, &name.to_string(), &specification).unwrap());
+            cluster.cluster_policies.insert((kind, name.to_string()), specification);
+        }
+        Change::NoClusterPolicy(kind, name) => {
+            model.take_cluster_policy(kind, &name.to_string());
+            cluster.cluster_policies.remove(&(kind, name.to_string()));
+        }
         Change::Pod(number, namespace, app, node, port) => {
             let pod = pod(number, namespace, app, node, port);
             // A pod's namespace never changes: another pod has another uid.
@@ -431,6 +625,10 @@ proptest! {
         for key in cluster.policies.keys() {
             model.take_policy(key);
         }
+        for (kind, name) in cluster.cluster_policies.keys() {
+            model.take_cluster_policy(*kind, name);
+        }
+        prop_assert!(model.is_empty() && !model.needs_nodes());
         let changes = model.program.changes();
         kernel.apply(&model.program, changes);
         prop_assert!(kernel.chains.is_empty() && kernel.sets.is_empty() && kernel.elements.is_empty());
@@ -469,6 +667,43 @@ fn the_latest_pod_has_an_address_that_two_pods_claim() {
     next.ips = vec!["10.42.0.1".parse().unwrap()];
     model.put_pod(next);
     model.take_pod("u1");
-    let isolated = (Set::Isolated(Direction::Ingress, true), element("10.42.0.1".parse().unwrap()));
+    let isolated =
+        (Set::Isolated(Tier::Namespaced, Direction::Ingress, true), element("10.42.0.1".parse().unwrap()));
     assert!(model.program.element(&isolated).is_some(), "the second pod stays isolated");
+}
+
+#[test]
+fn a_pod_of_an_unknown_namespace_has_unknown_policies() {
+    let mut model = Model::default();
+    assert!(model.knows_policies_of("red"));
+    let specification = json!({"priority": 1, "subject": {"namespaces": {}}});
+    let policy = ClusterPolicy::parse(ClusterKind::AdminNetworkPolicy, "p", &specification).unwrap();
+    model.put_cluster_policy(policy);
+    assert!(!model.knows_policies_of("red"));
+    model.put_namespace("red", Labels::new());
+    assert!(model.knows_policies_of("red"));
+}
+
+#[test]
+fn a_tenant_cannot_make_its_pod_look_like_a_node() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let specification = json!({"priority": 1, "subject": {"namespaces": {}},
+        "egress": [{"action": "Deny", "to": [{"nodes": {}}]}]});
+    let policy = ClusterPolicy::parse(ClusterKind::AdminNetworkPolicy, "p", &specification).unwrap();
+    model.put_cluster_policy(policy);
+    model.put_namespace("red", Labels::new());
+    let mut own = pod(1, "red", "a", "here", 80);
+    own.metadata.name = Some("n1".to_owned());
+    model.put_pod(PodFacts::of(&own, "here").unwrap());
+    model.put_pod(PodFacts::of(&pod(2, "red", "a", "here", 80), "here").unwrap());
+    model.put_node(&node(1, "x"));
+    let changes = model.program.changes();
+    kernel.apply(&model.program, changes);
+    let to = |to: &str| Packet {
+        from: "10.42.0.2".parse().unwrap(),
+        to: to.parse().unwrap(),
+        protocol: TCP,
+        port: 80,
+    };
+    assert!(kernel.passes(to("10.42.0.1")) && !kernel.passes(to("192.0.2.1")));
 }

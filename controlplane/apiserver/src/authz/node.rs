@@ -18,6 +18,11 @@ const OWN: &[&str] = &["get", "update", "patch", "delete"];
 /// The label of local volumes: the node that has the directory.
 pub(crate) const LOCAL_NODE: &str = "coracle.dev/node";
 
+/// Group and resources of policies of the whole cluster. Users install these kinds.
+const POLICY_GROUP: &str = "policy.networking.k8s.io";
+const CLUSTER_POLICIES: [&str; 3] =
+    ["clusternetworkpolicies", "adminnetworkpolicies", "baselineadminnetworkpolicies"];
+
 /// Allows what a node needs for its pods.
 pub(super) struct Nodes;
 
@@ -37,6 +42,10 @@ fn allows(question: &Question<'_>) -> bool {
             own_pods(question, resource, node) || verb != "get" && has_policies(question)
         }
         ("networking.k8s.io", "networkpolicies", "") => READ.contains(&verb),
+        (POLICY_GROUP, name, "") => READ.contains(&verb) && CLUSTER_POLICIES.contains(&name),
+        ("apiextensions.k8s.io", "customresourcedefinitions", "") => {
+            READ.contains(&verb) && defines_policies(question, resource)
+        }
         ("", "pods", "") => matches!(verb, "create" | "delete"),
         ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
         ("", "pods", "eviction") => verb == "create",
@@ -99,8 +108,24 @@ fn own_slices(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> b
 
 /// Whether the cluster has network policies: then each node needs the addresses and labels of all pods.
 fn has_policies(question: &Question<'_>) -> bool {
-    let kind = by_resource("networking.k8s.io", "v1", "networkpolicies");
-    kind.is_some_and(|kind| !question.cache.list(kind, "").is_empty())
+    let has = |group, resource| question.cache.count(group, resource) > 0;
+    has("networking.k8s.io", "networkpolicies") || CLUSTER_POLICIES.iter().any(|name| has(POLICY_GROUP, name))
+}
+
+/// Whether a request is for the definition of a kind of network policies, by its name.
+fn defines_policies(question: &Question<'_>, resource: &ResourceInfo) -> bool {
+    let name = wanted_name(question, resource);
+    let plural = name.strip_suffix(POLICY_GROUP).and_then(|rest| rest.strip_suffix('.'));
+    plural.is_some_and(|plural| CLUSTER_POLICIES.contains(&plural))
+}
+
+/// The name of the object that a request is for. Empty for requests for many objects.
+fn wanted_name<'a>(question: &'a Question<'_>, resource: &'a ResourceInfo) -> &'a str {
+    if !resource.name.is_empty() {
+        return &resource.name;
+    }
+    let selected = question.info.query.get("fieldSelector").strip_prefix("metadata.name=");
+    selected.unwrap_or_default().trim_start_matches('=')
 }
 
 /// Whether a request for pods is restricted to pods that are bound to the node.
@@ -144,13 +169,7 @@ fn volume(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool 
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name an object, too.
 fn needed(question: &Question<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
-    let selected = question.info.query.get("fieldSelector");
-    let wanted = if resource.name.is_empty() {
-        selected.strip_prefix("metadata.name=").unwrap_or_default()
-    } else {
-        &resource.name
-    };
-    let wanted = wanted.trim_start_matches('=');
+    let wanted = wanted_name(question, resource);
     let pods = by_resource("", "v1", "pods").and_then(|pods| question.cache.of(pods).ok());
     !wanted.is_empty()
         && !resource.namespace.is_empty()
@@ -283,6 +302,35 @@ mod tests {
         ] {
             let uri = format!("/apis/resource.k8s.io/v1/resourceslices{path}").parse().unwrap();
             let info = RequestInfo::parse(&method, &uri);
+            let question = Question { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&question), expect, "{verb} {path}");
+        }
+    }
+
+    #[test]
+    fn a_node_reads_policies_and_their_definitions_only() {
+        let cache = Cache::new(0);
+        let user = User::new("system:node:n", &["system:nodes"]);
+        let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let of = |name: &str| format!("{definitions}?fieldSelector=metadata.name%3D{name}");
+        let policies = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies";
+        for (verb, method, path, expect) in [
+            ("list", http::Method::GET, of("clusternetworkpolicies.policy.networking.k8s.io"), true),
+            ("watch", http::Method::GET, of("adminnetworkpolicies.policy.networking.k8s.io"), true),
+            ("list", http::Method::GET, of("others.policy.networking.k8s.io"), false),
+            (
+                "list",
+                http::Method::GET,
+                of("a.example%2Cmetadata.name%3Dadminnetworkpolicies.policy.networking.k8s.io"),
+                false,
+            ),
+            ("list", http::Method::GET, definitions.to_owned(), false),
+            ("list", http::Method::GET, policies.to_owned(), true),
+            ("update", http::Method::PUT, format!("{policies}/p"), false),
+            ("update", http::Method::PUT, format!("{policies}/p/status"), false),
+            ("list", http::Method::GET, "/api/v1/pods".to_owned(), false),
+        ] {
+            let info = RequestInfo::parse(&method, &path.parse().unwrap());
             let question = Question { user: &user, verb, info: &info, cache: &cache };
             assert_eq!(allows(&question), expect, "{verb} {path}");
         }

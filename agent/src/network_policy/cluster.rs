@@ -1,0 +1,356 @@
+//! Watches of the policies of the whole cluster, whose kinds users may install.
+//!
+//! A watch of the kind's definition, by its name, shows whether the kind exists. Objects are watched only then.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use coracle_error_chain::chain;
+use coracle_network_policy::{ClusterKind, ClusterPolicy, InvalidPolicy, Model};
+use futures::stream::{self, StreamExt};
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, Config, Event};
+use kube::{Api, Client};
+
+use super::peers::{Events, Received, next, watch_with};
+use crate::pod::Recorder;
+
+/// Pause after the API server refused to show a definition: on a stock control plane the agent may lack the right.
+const REFUSED_PAUSE: Duration = Duration::from_secs(600);
+const FORBIDDEN: u16 = 403;
+const NOT_FOUND: u16 = 404;
+
+type Definition = PartialObjectMeta<CustomResourceDefinition>;
+
+/// The kinds of policies of the whole cluster.
+pub(super) struct ClusterPolicies {
+    client: Client,
+    recorder: Recorder,
+    kinds: [Kind; 3],
+}
+
+/// A kind, and the watches of its definition and objects.
+struct Kind {
+    kind: ClusterKind,
+    definition: Events<Definition>,
+    is_defined: bool,
+    /// While the kind is defined.
+    objects: Option<Events<DynamicObject>>,
+    /// Whether the last request for objects was refused.
+    is_refused: bool,
+    /// Names of the list that is being received.
+    listed: HashSet<String>,
+    /// Whether the policies are known: all were listed once, or the kind did not exist.
+    is_complete: bool,
+    /// Unique ids and generations of policies whose problems were reported.
+    reported: HashMap<String, (Option<String>, Option<i64>)>,
+}
+
+/// Events of the watches of one kind.
+pub(super) enum News {
+    Definition(ClusterKind, Vec<Received<Definition>>),
+    Objects(ClusterKind, Vec<Received<DynamicObject>>),
+}
+
+// === impl ClusterPolicies ===
+
+impl ClusterPolicies {
+    pub(super) fn watch(client: &Client, recorder: Recorder) -> Self {
+        let kinds = ClusterKind::ALL.map(|kind| Kind::new(client, kind));
+        Self { client: client.clone(), recorder, kinds }
+    }
+
+    /// Whether the policies of all kinds are known.
+    pub(super) fn are_complete(&self) -> bool {
+        self.kinds.iter().all(|kind| kind.is_complete)
+    }
+
+    /// The next events. Cancel-safe: the streams keep what is not returned.
+    pub(super) async fn next(&mut self) -> Option<News> {
+        let [first, second, third] = &mut self.kinds;
+        tokio::select! {
+            news = first.next() => news,
+            news = second.next() => news,
+            news = third.next() => news,
+        }
+    }
+
+    /// Changes the model by the events. Returns whether policies may have changed.
+    pub(super) fn learn(&mut self, news: News, model: &mut Model) -> bool {
+        let Self { client, recorder, kinds } = self;
+        let (News::Definition(kind, _) | News::Objects(kind, _)) = &news;
+        let Some(followed) = kinds.iter_mut().find(|followed| followed.kind == *kind) else { return false };
+        match news {
+            News::Definition(_, events) => {
+                events.into_iter().for_each(|event| followed.learn_definition(event, client, model));
+            }
+            News::Objects(_, events) => {
+                events.into_iter().for_each(|event| followed.learn_object(event, recorder, model));
+            }
+        }
+        true
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    fn new(client: &Client, kind: ClusterKind) -> Self {
+        Self {
+            kind,
+            definition: definition(client, kind),
+            is_defined: false,
+            objects: None,
+            is_refused: false,
+            listed: HashSet::new(),
+            is_complete: false,
+            reported: HashMap::new(),
+        }
+    }
+
+    async fn next(&mut self) -> Option<News> {
+        tokio::select! {
+            events = self.definition.next() => events.map(|events| News::Definition(self.kind, events)),
+            events = next(self.objects.as_mut()) => events.map(|events| News::Objects(self.kind, events)),
+        }
+    }
+
+    fn learn_definition(&mut self, event: Received<Definition>, client: &Client, model: &mut Model) {
+        match event {
+            Ok(Event::Init) => self.is_defined = false,
+            Ok(Event::InitApply(_) | Event::Apply(_)) => {
+                self.is_defined = true;
+                // A refused request is repeated at once: the kind may be served now.
+                if self.objects.is_none() || std::mem::take(&mut self.is_refused) {
+                    self.objects = Some(objects(client, self.kind));
+                }
+            }
+            Ok(Event::InitDone) if self.is_defined => {}
+            Ok(Event::InitDone | Event::Delete(_)) => {
+                self.is_defined = false;
+                self.objects = None;
+                self.keep_only(&HashSet::new(), model);
+            }
+            Err(error) => {
+                tracing::debug!(error = chain(&error), kind = self.kind.name(), "a watch failed");
+                if matches!(refusal(&error), Some(FORBIDDEN | NOT_FOUND)) && !self.is_defined {
+                    tracing::warn!(
+                        error = chain(&error),
+                        kind = self.kind.name(),
+                        "cannot watch the definition of cluster network policies, none are enforced"
+                    );
+                    self.is_complete = true;
+                    let again = definition(client, self.kind);
+                    let pause = stream::once(tokio::time::sleep(REFUSED_PAUSE));
+                    self.definition = pause.filter_map(|()| async { None }).chain(again).boxed();
+                }
+            }
+        }
+    }
+
+    fn learn_object(&mut self, event: Received<DynamicObject>, recorder: &Recorder, model: &mut Model) {
+        match event {
+            Ok(Event::Init) => self.listed.clear(),
+            Ok(Event::InitApply(policy)) => {
+                self.listed.extend(policy.metadata.name.clone());
+                self.put(&policy, recorder, model);
+            }
+            Ok(Event::InitDone) => {
+                let listed = std::mem::take(&mut self.listed);
+                self.is_refused = false;
+                self.keep_only(&listed, model);
+            }
+            Ok(Event::Apply(policy)) => self.put(&policy, recorder, model),
+            Ok(Event::Delete(policy)) => {
+                let name = policy.metadata.name.unwrap_or_default();
+                self.reported.remove(&name);
+                model.take_cluster_policy(self.kind, &name);
+            }
+            Err(error) => self.learn_failure(&error, model),
+        }
+    }
+
+    /// A kind that is not served has no policies. Known policies of a kind that may not be read any more are kept.
+    fn learn_failure(&mut self, error: &watcher::Error, model: &mut Model) {
+        tracing::debug!(error = chain(error), kind = self.kind.name(), "a watch failed");
+        let Some(code @ (FORBIDDEN | NOT_FOUND)) = refusal(error) else { return };
+        if !std::mem::replace(&mut self.is_refused, true) {
+            tracing::warn!(
+                error = chain(error),
+                kind = self.kind.name(),
+                "cannot watch cluster network policies, retrying"
+            );
+        }
+        match code {
+            NOT_FOUND => self.keep_only(&HashSet::new(), model),
+            _ => self.is_complete = true,
+        }
+    }
+
+    /// Removes the policies that are not listed. The policies are known then.
+    fn keep_only(&mut self, listed: &HashSet<String>, model: &mut Model) {
+        let absent = model.cluster_policies(self.kind).filter(|name| !listed.contains(*name)).cloned();
+        for name in absent.collect::<Vec<_>>() {
+            model.take_cluster_policy(self.kind, &name);
+        }
+        self.reported.retain(|name, _| listed.contains(name));
+        self.is_complete = true;
+    }
+
+    /// Adds or replaces a policy. An invalid one has no effect; its problems are reported.
+    fn put(&mut self, policy: &DynamicObject, recorder: &Recorder, model: &mut Model) {
+        let name = policy.metadata.name.as_deref().unwrap_or_default();
+        let problems = match ClusterPolicy::parse(self.kind, name, &policy.data["spec"]) {
+            Ok(mut parsed) => {
+                let problems = std::mem::take(&mut parsed.problems).join(". ");
+                model.put_cluster_policy(parsed);
+                problems
+            }
+            Err(error) => {
+                model.take_cluster_policy(self.kind, name);
+                no_effect(&error)
+            }
+        };
+        if problems.is_empty() {
+            self.reported.remove(name);
+            return;
+        }
+        let version = (policy.metadata.uid.clone(), policy.metadata.generation);
+        if self.reported.insert(name.to_owned(), version.clone()).as_ref() == Some(&version) {
+            return;
+        }
+        tracing::warn!(
+            kind = self.kind.name(),
+            policy = name,
+            problems,
+            "a cluster network policy is not enforced as written"
+        );
+        recorder.warning(reference(self.kind, policy), "PolicyNotEnforced", problems);
+    }
+}
+
+fn no_effect(error: &InvalidPolicy) -> String {
+    format!("the policy has no effect: {}", chain(error))
+}
+
+fn reference(kind: ClusterKind, policy: &DynamicObject) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(format!("{}/{}", ClusterKind::GROUP, kind.version())),
+        kind: Some(kind.name().to_owned()),
+        name: policy.metadata.name.clone(),
+        uid: policy.metadata.uid.clone(),
+        resource_version: policy.metadata.resource_version.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+fn definition(client: &Client, kind: ClusterKind) -> Events<Definition> {
+    let name = format!("metadata.name={}.{}", kind.plural(), ClusterKind::GROUP);
+    watch_with(Api::<Definition>::all(client.clone()), Config::default().fields(&name))
+}
+
+fn objects(client: &Client, kind: ClusterKind) -> Events<DynamicObject> {
+    let named = GroupVersionKind::gvk(ClusterKind::GROUP, kind.version(), kind.name());
+    let resource = ApiResource::from_gvk_with_plural(&named, kind.plural());
+    watch_with(Api::<DynamicObject>::all_with(client.clone(), &resource), Config::default())
+}
+
+/// The status code of a refused request. `None`: no answer.
+fn refusal(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status.code),
+        watcher::Error::WatchError(status) => Some(status.code),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A client whose requests are never answered.
+    fn client() -> Client {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+        });
+        Client::new(service, "default")
+    }
+
+    fn definition_of(kind: ClusterKind) -> Definition {
+        let name = format!("{}.{}", kind.plural(), ClusterKind::GROUP);
+        serde_json::from_value(json!({"metadata": {"name": name}})).unwrap()
+    }
+
+    fn policy(generation: i64, specification: Value) -> DynamicObject {
+        serde_json::from_value(
+            json!({"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+            "metadata": {"name": "p", "uid": "u", "generation": generation}, "spec": specification}),
+        )
+        .unwrap()
+    }
+
+    fn refused(code: u16) -> watcher::Error {
+        let status = Status::failure("refused", "Refused").with_code(code);
+        watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+    }
+
+    #[tokio::test]
+    async fn policies_are_known_when_their_kind_is_absent_refused_or_listed() {
+        let (client, mut model) = (client(), Model::default());
+        let (recorder, _sender) = crate::pod::events(client.clone(), "here");
+        let new = || Kind::new(&client, ClusterKind::ClusterNetworkPolicy);
+        let mut absent = new();
+        absent.learn_definition(Ok(Event::Init), &client, &mut model);
+        assert!(!absent.is_complete);
+        absent.learn_definition(Ok(Event::InitDone), &client, &mut model);
+        assert!(absent.is_complete && absent.objects.is_none(), "objects of an absent kind are not watched");
+        let mut forbidden = new();
+        forbidden.learn_definition(Err(refused(500)), &client, &mut model);
+        assert!(!forbidden.is_complete, "another request may succeed");
+        forbidden.learn_definition(Err(refused(403)), &client, &mut model);
+        assert!(forbidden.is_complete);
+        let mut defined = new();
+        let definition = definition_of(defined.kind);
+        for event in [Event::Init, Event::InitApply(definition.clone()), Event::InitDone] {
+            defined.learn_definition(Ok(event), &client, &mut model);
+        }
+        assert!(!defined.is_complete && defined.objects.is_some());
+        defined.learn_object(Err(refused(404)), &recorder, &mut model);
+        assert!(defined.is_complete && defined.is_refused, "it is not served yet");
+        defined.learn_definition(Ok(Event::Apply(definition.clone())), &client, &mut model);
+        assert!(!defined.is_refused, "the request is repeated");
+        let specification = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}});
+        for event in [Event::Init, Event::InitApply(policy(1, specification)), Event::InitDone] {
+            defined.learn_object(Ok(event), &recorder, &mut model);
+        }
+        assert!(model.is_tiered() && defined.reported.is_empty());
+        defined.learn_object(Err(refused(403)), &recorder, &mut model);
+        assert!(model.is_tiered(), "known policies hold while the right to read them is missing");
+        defined.learn_definition(Ok(Event::Delete(definition)), &client, &mut model);
+        assert!(!model.is_tiered() && defined.objects.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_invalid_policy_ends_the_former_one_and_is_reported_once() {
+        let (client, mut model) = (client(), Model::default());
+        let (recorder, _sender) = crate::pod::events(client.clone(), "here");
+        let mut kind = Kind::new(&client, ClusterKind::ClusterNetworkPolicy);
+        let valid = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}});
+        kind.put(&policy(1, valid.clone()), &recorder, &mut model);
+        assert!(model.is_tiered());
+        let invalid = policy(2, json!({"tier": "Middle", "priority": 1, "subject": {"namespaces": {}}}));
+        kind.put(&invalid, &recorder, &mut model);
+        assert!(!model.is_tiered());
+        assert_eq!(kind.reported["p"], (Some("u".to_owned()), Some(2)));
+        kind.put(&policy(3, valid), &recorder, &mut model);
+        assert!(model.is_tiered() && kind.reported.is_empty());
+    }
+}

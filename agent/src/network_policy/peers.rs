@@ -1,0 +1,193 @@
+//! Watches of the objects that policies refer to: namespaces, pods and nodes.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Config, Event};
+use kube::{Api, Client};
+
+use super::NetworkPolicies;
+
+/// Maximum events of one watch that one transaction covers.
+const EVENTS_MAX: usize = 512;
+
+/// An event of a watch, or why a request failed.
+pub(super) type Received<K> = Result<Event<K>, watcher::Error>;
+/// The events of a watch, in batches of those that are ready.
+pub(super) type Events<K> = BoxStream<'static, Vec<Received<K>>>;
+
+/// Objects of a list that is being received.
+#[derive(Debug)]
+pub(super) struct Listing<K> {
+    pub(super) listed: HashSet<K>,
+    /// Whether the list was complete once.
+    pub(super) is_complete: bool,
+}
+
+/// Watches of pods and namespaces.
+pub(super) struct Peers {
+    pub(super) pods: Events<Pod>,
+    pub(super) namespaces: Events<Namespace>,
+    pub(super) listed_pods: Listing<String>,
+    listed_namespaces: Listing<String>,
+}
+
+/// The watch of nodes.
+pub(super) struct Nodes {
+    pub(super) events: Events<Node>,
+    listed: Listing<String>,
+}
+
+/// A change of an object with a name.
+enum Change<K> {
+    Put(String, K),
+    Take(String),
+}
+
+// === impl Listing ===
+
+impl<K> Default for Listing<K> {
+    fn default() -> Self {
+        Self { listed: HashSet::new(), is_complete: false }
+    }
+}
+
+impl<K: Hash + Eq> Listing<K> {
+    /// Ends the list. Returns its objects.
+    pub(super) fn complete(&mut self) -> HashSet<K> {
+        self.is_complete = true;
+        std::mem::take(&mut self.listed)
+    }
+}
+
+impl Listing<String> {
+    /// The changes by an event. `known`: the names before it.
+    fn changes<'a, K: kube::Resource>(
+        &mut self,
+        event: Event<K>,
+        known: impl Iterator<Item = &'a str>,
+    ) -> Vec<Change<K>> {
+        let name = |object: &K| object.meta().name.clone().unwrap_or_default();
+        match event {
+            Event::Init => {
+                self.listed.clear();
+                Vec::new()
+            }
+            Event::InitApply(object) => {
+                self.listed.insert(name(&object));
+                vec![Change::Put(name(&object), object)]
+            }
+            Event::Apply(object) => vec![Change::Put(name(&object), object)],
+            Event::InitDone => {
+                let listed = self.complete();
+                let absent = known.filter(|name| !listed.contains(*name));
+                absent.map(|name| Change::Take(name.to_owned())).collect()
+            }
+            Event::Delete(object) => vec![Change::Take(name(&object))],
+        }
+    }
+}
+
+// === impl Peers ===
+
+impl Peers {
+    pub(super) fn watch(client: &Client) -> Self {
+        Self {
+            pods: watch(client),
+            namespaces: watch(client),
+            listed_pods: Listing::default(),
+            listed_namespaces: Listing::default(),
+        }
+    }
+
+    pub(super) fn are_complete(&self) -> bool {
+        self.listed_pods.is_complete && self.listed_namespaces.is_complete
+    }
+}
+
+// === impl NetworkPolicies ===
+
+impl NetworkPolicies {
+    pub(super) fn learn_namespaces(&mut self, events: Vec<Received<Namespace>>) {
+        let Some(peers) = &mut self.peers else { return };
+        for event in events.into_iter().filter_map(|event| received(event, "namespaces")) {
+            let known = self.model.namespaces().map(String::as_str);
+            for change in peers.listed_namespaces.changes(event, known) {
+                match change {
+                    Change::Put(name, namespace) => {
+                        self.model.put_namespace(&name, namespace.metadata.labels.unwrap_or_default());
+                    }
+                    Change::Take(name) => self.model.take_namespace(&name),
+                }
+            }
+        }
+    }
+
+    pub(super) fn learn_nodes(&mut self, events: Vec<Received<Node>>) {
+        let Some(nodes) = &mut self.nodes else { return };
+        for event in events.into_iter().filter_map(|event| received(event, "nodes")) {
+            for change in nodes.listed.changes(event, self.model.nodes()) {
+                match change {
+                    Change::Put(_, node) => self.model.put_node(&node),
+                    Change::Take(name) => self.model.take_node(&name),
+                }
+            }
+        }
+    }
+
+    /// Watches nodes while policies have them as peers. Returns whether the nodes are known as far as they are needed.
+    pub(super) fn follow_nodes(&mut self) -> bool {
+        match (&self.nodes, self.model.needs_nodes()) {
+            (Some(nodes), true) => nodes.listed.is_complete,
+            (None, true) => {
+                self.nodes = Some(Nodes { events: watch(&self.client), listed: Listing::default() });
+                false
+            }
+            (None, false) => true,
+            (Some(_), false) => {
+                self.nodes = None;
+                let names: Vec<String> = self.model.nodes().map(str::to_owned).collect();
+                names.iter().for_each(|name| self.model.take_node(name));
+                true
+            }
+        }
+    }
+}
+
+/// The events of all objects of a kind. Failed requests are repeated with a growing pause.
+pub(super) fn watch<K>(client: &Client) -> Events<K>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
+    K: serde::de::DeserializeOwned,
+{
+    watch_with(Api::<K>::all(client.clone()), Config::default())
+}
+
+/// Like [`watch`], with a given API and configuration.
+pub(super) fn watch_with<K>(api: Api<K>, config: Config) -> Events<K>
+where
+    K: kube::Resource + Clone + std::fmt::Debug + Send + 'static,
+    K: serde::de::DeserializeOwned,
+{
+    watcher::watcher(api, config).default_backoff().ready_chunks(EVENTS_MAX).boxed()
+}
+
+/// The next item of a stream. Waits forever if there is no stream.
+pub(super) async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Option<T> {
+    match stream {
+        Some(stream) => stream.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The event, if the request succeeded.
+pub(super) fn received<K>(event: Received<K>, kind: &'static str) -> Option<Event<K>> {
+    event
+        .inspect_err(|error| {
+            tracing::debug!(error = error as &dyn std::error::Error, kind, "a watch failed");
+        })
+        .ok()
+}
