@@ -93,8 +93,11 @@ impl Cgroups {
         let Shared { config, tree, .. } = &*self.shared;
         let node = Limits { shares: Some(cpu::shares(config.cpu_millis)), ..Limits::default() };
         tree.ensure("kubepods", &node)?;
+        tree.inherit_cpusets("kubepods");
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
             tree.ensure(class, &Limits { shares: Some(cpu::MIN_SHARES), ..Limits::default() })?;
+            // Also if an earlier version created the cgroup.
+            tree.inherit_cpusets(class);
         }
         Ok(())
     }

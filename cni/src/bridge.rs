@@ -248,11 +248,14 @@ impl Bridge<'_> {
         });
         let routes: Vec<Route> = routes.collect();
         let addresses: Vec<IpNetwork> = answer.ips.iter().map(|ip| ip.address).collect();
+        // Other networks keep the address: programs in their pods may use it.
+        let no_link_local = self.conf.ours && is_ipv4_alone(&addresses);
         if !self.conf.enable_dad {
-            return Setup { addresses, detect: false, up: true, routes }.apply(netns, ifname).await;
+            let setup = Setup { addresses, detect: false, no_link_local, up: true, routes };
+            return setup.apply(netns, ifname).await;
         }
         let v6: Vec<IpNetwork> = addresses.iter().copied().filter(IpNetwork::is_ipv6).collect();
-        let inside = Setup { addresses, detect: true, up: true, routes: Vec::new() };
+        let inside = Setup { addresses, detect: true, no_link_local, up: true, routes: Vec::new() };
         let inside = inside.apply(netns, ifname).await?;
         Links::inside(netns)?.settle(netns, &inside, &v6).await?;
         Setup { routes, ..Setup::default() }.apply(netns, ifname).await?;
@@ -441,10 +444,29 @@ fn listed(link: &Link) -> Interface {
     }
 }
 
+/// Whether the interface has addresses, all of them IPv4.
+fn is_ipv4_alone(addresses: &[IpNetwork]) -> bool {
+    !addresses.is_empty() && addresses.iter().all(IpNetwork::is_ipv4)
+}
+
 /// The first address of a network that can be a host's.
 fn first_of(network: IpNetwork) -> Option<IpAddr> {
     match network.network() {
         IpAddr::V4(v4) => v4.to_bits().checked_add(1).map(|bits| std::net::Ipv4Addr::from_bits(bits).into()),
         IpAddr::V6(v6) => v6.to_bits().checked_add(1).map(|bits| std::net::Ipv6Addr::from_bits(bits).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_interface_whose_addresses_are_all_ipv4_needs_no_link_local_address() {
+        let alone = |texts: &[&str]| {
+            is_ipv4_alone(&texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>())
+        };
+        assert!(alone(&["10.42.0.2/24", "10.43.0.2/24"]));
+        assert!(!alone(&["10.42.0.2/24", "fd42::2/64"]) && !alone(&["fd42::2/64"]) && !alone(&[]));
     }
 }

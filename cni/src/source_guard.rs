@@ -218,7 +218,7 @@ fn layout(transaction: &mut Transaction<'_>) {
     rules().iter().for_each(|rule| transaction.rule(CHAIN, rule));
 }
 
-fn rules() -> [Rule; 9] {
+fn rules() -> [Rule; 10] {
     const SOURCE: (u32, u32) = (6, 6);
     const IPV4: [u8; 2] = [0x08, 0x00];
     const ARP: [u8; 2] = [0x08, 0x06];
@@ -228,6 +228,7 @@ fn rules() -> [Rule; 9] {
     const SENDER: (u32, u32) = (14, 4);
     const ICMPV6: u8 = 58;
     // Types, and the target of an advertisement.
+    const ROUTER_SOLICITATION: u8 = 133;
     const ROUTER_ADVERTISEMENT: u8 = 134;
     const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
     const REDIRECT: u8 = 137;
@@ -246,6 +247,8 @@ fn rules() -> [Rule; 9] {
         with(with(of(ARP), Header::Network, SENDER_HARDWARE).inside(HARDWARE), Header::Network, SENDER)
             .inside(V4)
             .accept(),
+        // No router answers on this bridge, and the bridge would copy each solicitation to all ports.
+        icmp(ROUTER_SOLICITATION).drop(),
         icmp(ROUTER_ADVERTISEMENT).drop(),
         icmp(REDIRECT).drop(),
         with(icmp(NEIGHBOUR_ADVERTISEMENT), Header::Transport, TARGET).outside(V6).drop(),

@@ -78,6 +78,7 @@ impl HostNetwork {
         let setup = Setup {
             addresses: host.addresses.clone(),
             detect: false,
+            no_link_local: false,
             up: true,
             routes: self.gateways.iter().map(|gateway| Route::default_by(gateway.ip())).collect(),
         };

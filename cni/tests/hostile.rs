@@ -294,6 +294,24 @@ fn neighbour(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
 }
 
+/// A router solicitation (RFC 4861 §4.1), to all nodes, so that a node that is no router receives it, too.
+fn solicitation(from: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
+    let all: Ipv6Addr = "ff02::1".parse().unwrap();
+    let mut body = [133, 0, 0, 0, 0, 0, 0, 0];
+    let addresses = [source.octets(), all.octets()].concat();
+    let sum = checksum(&[&addresses[..], &[0, 0, 0, 8], &[0, 0, 0, 58], &body].concat());
+    body[2..4].copy_from_slice(&sum);
+    let header = [&[0x60, 0, 0, 0, 0, 8, 58, 255][..], &addresses].concat();
+    [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
+}
+
+/// Number of router solicitations that the node received.
+fn solicited() -> u64 {
+    let counters = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+    let found = counters.lines().find_map(|line| line.strip_prefix("Icmp6InRouterSolicits"));
+    found.map_or(0, |count| count.trim().parse().unwrap())
+}
+
 /// Entries of the node's neighbour table with this hardware address.
 fn neighbours(mac: [u8; 6]) -> String {
     let text = mac.map(|byte| format!("{byte:02x}")).join(":");
@@ -327,11 +345,13 @@ fn a_pod_sends_only_from_its_own_addresses() {
             neighbour(own, link_local, claimed),
             forged.clone(),
             datagram([2, 0, 0, 0, 0, 9], [10, 99, 0, 1], 7001),
+            solicitation(own, link_local),
         ];
         attacks.iter().for_each(|frame| pod.send(frame.clone()));
         until_taken(&pod);
         assert_eq!(neighbours(own).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count(), 0);
         assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
+        assert_eq!(solicited(), 0);
         // The frames are valid: without the table each has its effect.
         assert!(
             Command::new("nft")
@@ -343,7 +363,7 @@ fn a_pod_sends_only_from_its_own_addresses() {
         eventually("the forged frames have their effect without the rules", 20, || {
             attacks.iter().for_each(|frame| pod.send(frame.clone()));
             until_taken(&pod);
-            neighbours(own).contains("10.99.0.77") && neighbours(own).contains("fd99::77")
+            neighbours(own).contains("10.99.0.77") && neighbours(own).contains("fd99::77") && solicited() > 0
         });
         assert!(inner.recv(&mut [0; 64]).is_ok());
         network.del("aaaa").await.unwrap();

@@ -31,6 +31,9 @@ const V1_CONTROLLERS: [&str; 14] = [
 /// Files of a v1 cpuset without which it accepts no process. A new cpuset has empty ones.
 const CPUSET_FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
 
+/// File of a v1 cgroup: with `1`, a new child cpuset has the values of its parent (cgroup_clone_children).
+const CLONE_CHILDREN: &str = "cgroup.clone_children";
+
 /// Version of the cgroup interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Version {
@@ -102,6 +105,15 @@ fn mounts_of_v1(mountinfo: &str) -> BTreeMap<String, PathBuf> {
         }
     }
     mounts
+}
+
+/// Makes new cpusets below a cgroup inherit CPUs and memory nodes, at any depth. When a program writes them instead, the
+/// kernel rebuilds its scheduling domains and visits all cpusets: the cost of a pod grows with the number of pods. If the
+/// write fails, [`fill_cpusets`] and the shims write the values.
+pub(super) fn inherit_cpusets(mount: &Path, below: &str) {
+    if let Err(error) = fs::write(mount.join(below).join(CLONE_CHILDREN), "1") {
+        tracing::debug!(%error, cgroup = below, "new cpusets do not inherit the values of their parent");
+    }
 }
 
 /// Copies CPUs and memory nodes to each cpuset on the path that has none, from its parent.

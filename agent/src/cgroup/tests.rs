@@ -1,7 +1,7 @@
 //! Tests on the machine's cgroup tree, below a cgroup of the test.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
@@ -56,6 +56,19 @@ fn pod(uid: &str, resources: serde_json::Value) -> Pod {
         json!({"metadata": {"name": "p", "uid": uid}, "spec": {"containers": [container]}}),
     )
     .expect("pod")
+}
+
+#[tokio::test]
+async fn cpusets_of_pods_and_containers_inherit_the_values_of_the_class() {
+    let scratch = Scratch::new("cpusets");
+    let parent = scratch.cgroups.ensure_pod(&pod("u3", json!({}))).await.expect("ensure").0;
+    let Some(mount) = scratch.cgroups.shared.tree.cpuset_mount_of_v1() else { return };
+    let container = mount.join(format!("{}/c1", parent.trim_start_matches('/')));
+    fs::create_dir(&container).expect("a container's cpuset");
+    let cpus = |dir: &Path| fs::read_to_string(dir.join("cpuset.cpus")).expect("cpus").trim().to_owned();
+    let values = (cpus(&container), cpus(&mount));
+    fs::remove_dir(&container).expect("remove");
+    assert_eq!(values.0, values.1);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use coracle_systemd::property::{self, v1};
 use coracle_systemd::{Property, Systemd, unit};
 
 use super::error::CgroupError;
-use super::hierarchies::Version;
+use super::hierarchies::{Version, inherit_cpusets};
 use super::limits::{Limits, writes};
 
 /// Controllers that the limits of pods need.
@@ -77,6 +77,17 @@ impl Tree {
         let below = self.below(path);
         self.create(path, &below, |_| true)?;
         self.write(&self.directories_by_controller(&below), limits)
+    }
+
+    /// Makes new cgroups below this one inherit its CPUs and memory nodes. On v2 they always do.
+    pub(crate) fn inherit_cpusets(&self, path: &str) {
+        if let Some(mount) = self.cpuset_mount_of_v1() {
+            inherit_cpusets(&mount, &self.below(path));
+        }
+    }
+
+    pub(super) fn cpuset_mount_of_v1(&self) -> Option<PathBuf> {
+        self.mounts.get("cpuset").filter(|_| !self.is_v2()).cloned()
     }
 
     /// Writes limits. On v1 the kernel refuses a CPU quota below that of a child, even if the child's container has

@@ -5,7 +5,7 @@ use std::io;
 
 use ipnetwork::IpNetwork;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkMessage};
 use rtnetlink::LinkUnspec;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 
@@ -25,6 +25,9 @@ pub(crate) struct Setup {
     pub(crate) addresses: Vec<IpNetwork>,
     /// Whether the kernel runs duplicate address detection before the addresses are used.
     pub(crate) detect: bool,
+    /// Whether the kernel gives the interface no link-local IPv6 address when it is set up. Then a port of a bridge
+    /// sends no solicitations and reports, each of which the bridge copies to every other port.
+    pub(crate) no_link_local: bool,
     pub(crate) up: bool,
     /// If two routes have the same destination, the first one is used.
     pub(crate) routes: Vec<Route>,
@@ -34,7 +37,8 @@ pub(crate) struct Setup {
 struct Step {
     action: &'static str,
     what: String,
-    may_exist: bool,
+    /// The error after which the change counts as made.
+    ignored: Option<i32>,
 }
 
 /// Sets the loopback up.
@@ -75,11 +79,16 @@ impl Setup {
                 Some(gateway) => format!("{} by {gateway}", route.dst),
                 None => route.dst.to_string(),
             };
-            let step = Step { may_exist: true, ..Step::new("add the route", &what) };
+            let step = Step { ignored: Some(libc::EEXIST), ..Step::new("add the route", &what) };
             (step, (message, NLM_F_CREATE | NLM_F_EXCL))
         });
+        let no_link_local = self.no_link_local.then(|| {
+            let step = Step::new("disable the link-local address of", &link.name);
+            // A kernel without IPv6 assigns none.
+            (Step { ignored: Some(libc::EAFNOSUPPORT), ..step }, no_link_local(link.index))
+        });
         let up = self.up.then(|| (Step::new("set up", &link.name), up(link.index)));
-        addresses.chain(up).chain(routes).collect()
+        addresses.chain(no_link_local).chain(up).chain(routes).collect()
     }
 }
 
@@ -87,7 +96,7 @@ impl Setup {
 
 impl Step {
     fn new(action: &'static str, what: &str) -> Self {
-        Self { action, what: what.to_owned(), may_exist: false }
+        Self { action, what: what.to_owned(), ignored: None }
     }
 }
 
@@ -99,6 +108,13 @@ fn up(index: u32) -> Request {
     (RouteNetlinkMessage::SetLink(LinkUnspec::new_with_index(index).up().build()), 0)
 }
 
+fn no_link_local(index: u32) -> Request {
+    let mut message = LinkUnspec::new_with_index(index).build();
+    let none = vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)];
+    message.attributes.push(LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(none)]));
+    (RouteNetlinkMessage::SetLink(message), 0)
+}
+
 /// Sends all changes. Returns the first error.
 fn send_all(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(), Error> {
     let (steps, requests): (Vec<Step>, Vec<Request>) = steps.into_iter().unzip();
@@ -106,10 +122,47 @@ fn send_all(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(),
         socket.batch(requests).map_err(|source| Error::Socket { action: "set up an interface", source })?;
     for (place, error) in refused {
         match steps.get(place) {
-            Some(step) if step.may_exist && error.raw_os_error() == Some(libc::EEXIST) => {}
+            Some(step) if step.ignored.is_some() && step.ignored == error.raw_os_error() => {}
             Some(step) => return Err(failed(step.action, &step.what)(error)),
             None => return Err(Error::Socket { action: "set up an interface", source: error }),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use coracle_testing::eventually;
+
+    use super::*;
+
+    fn ip(line: &str) {
+        assert!(Command::new("ip").args(line.split(' ')).status().unwrap().success(), "ip {line}");
+    }
+
+    fn has_ipv6(interface: &str) -> bool {
+        let listed = std::fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
+        listed.lines().any(|line| line.ends_with(&format!(" {interface}")))
+    }
+
+    #[test]
+    fn an_interface_without_a_link_local_address_comes_up_without_ipv6_addresses() {
+        if !std::path::Path::new("/proc/net/if_inet6").exists() {
+            return;
+        }
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            ip("link add eth0 type veth peer name eth1");
+            let addresses = vec!["10.99.0.2/24".parse().unwrap()];
+            let setup = Setup { addresses, up: true, no_link_local: true, ..Setup::default() };
+            setup.clone().give("eth0").unwrap();
+            // Both ends get their carrier at the same time.
+            Setup { no_link_local: false, addresses: Vec::new(), ..setup }.give("eth1").unwrap();
+            eventually("the other end has a link-local address", 20, || has_ipv6("eth1"));
+            assert!(!has_ipv6("eth0"));
+        });
+        thread.join().unwrap();
+    }
 }
