@@ -25,7 +25,7 @@ pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
         let names = if is_directory { 1 } else { u128::from(stat.st_nlink).max(1) };
         let part = WHOLE / names;
         inodes += part;
-        bytes += u128::from(stat.st_blocks.unsigned_abs()) * 512 * part;
+        bytes += u128::try_from(stat.st_blocks).unwrap_or_default() * 512 * part;
     })?;
     Ok((whole(bytes), whole(inodes)))
 }
