@@ -69,7 +69,7 @@ struct Plugin {
     calls: Arc<Mutex<Vec<String>>>,
     fails: Arc<Mutex<Option<String>>>,
     info: registration_api::PluginInfo,
-    told: Arc<tokio::sync::watch::Sender<Option<registration_api::RegistrationStatus>>>,
+    notified: Arc<tokio::sync::watch::Sender<Option<registration_api::RegistrationStatus>>>,
 }
 
 impl Plugin {
@@ -133,7 +133,7 @@ impl Registration for Plugin {
         &self,
         request: tonic::Request<registration_api::RegistrationStatus>,
     ) -> Result<Response<registration_api::RegistrationStatusResponse>, Status> {
-        self.told.send_replace(Some(request.into_inner()));
+        self.notified.send_replace(Some(request.into_inner()));
         Ok(Response::new(registration_api::RegistrationStatusResponse {}))
     }
 }
@@ -199,11 +199,11 @@ fn serve(path: &Path, plugin: Plugin) -> BoxFuture<'static, ()> {
 }
 
 /// The answer to the plugin's registration.
-async fn told(plugin: &Plugin) -> registration_api::RegistrationStatus {
-    let mut told = plugin.told.subscribe();
-    let told =
-        tokio::time::timeout(LIMIT, told.wait_for(Option::is_some)).await.expect("registered").unwrap();
-    told.clone().unwrap()
+async fn notified(plugin: &Plugin) -> registration_api::RegistrationStatus {
+    let mut notified = plugin.notified.subscribe();
+    let notified =
+        tokio::time::timeout(LIMIT, notified.wait_for(Option::is_some)).await.expect("registered").unwrap();
+    notified.clone().unwrap()
 }
 
 fn pod(uid: &str, claim: &str) -> Pod {
@@ -223,7 +223,7 @@ async fn claims_are_prepared_once_given_to_containers_and_unprepared_after_the_l
     node.server.put("c", &["p", "q"], DRIVER);
     let (dra, _running) = node.agent("boot");
     let (plugin, _serving) = node.driver(node.info());
-    assert_eq!(told(&plugin).await.error, "");
+    assert_eq!(notified(&plugin).await.error, "");
     let (first, second) = (pod("p", "c"), pod("q", "c"));
     assert!(matches!(devices(&dra, &first), Err(ClaimError::NotPrepared { .. })));
     for pod in [&first, &first, &second] {
@@ -251,7 +251,7 @@ async fn a_restart_neither_loses_nor_repeats_and_a_reboot_prepares_again() {
     let pod = pod("p", "c");
     {
         let (dra, _running) = node.agent("boot");
-        told(&plugin).await;
+        notified(&plugin).await;
         *plugin.fails.lock().unwrap() = Some("no device".to_owned());
         let error = coracle_error_chain::chain(&dra.prepare(&pod).await.unwrap_err());
         assert!(error.contains("NodePrepareResources failed for ResourceClaim c: no device"), "{error}");
@@ -260,18 +260,18 @@ async fn a_restart_neither_loses_nor_repeats_and_a_reboot_prepares_again() {
     }
     plugin.calls();
     for (boot, calls) in [("boot", 1), ("boot", 0), ("another", 1)] {
-        plugin.told.send_replace(None);
+        plugin.notified.send_replace(None);
         let (dra, _running) = node.agent(boot);
         assert_eq!(dra.pods(), ["p"]);
-        told(&plugin).await;
+        notified(&plugin).await;
         dra.prepare(&pod).await.unwrap();
         assert_eq!(devices(&dra, &pod).unwrap(), ["example.com/gpu=c"]);
         assert_eq!(plugin.calls().len(), calls, "{boot}");
     }
     node.server.claims.lock().unwrap().clear();
-    plugin.told.send_replace(None);
+    plugin.notified.send_replace(None);
     let (dra, _running) = node.agent("another");
-    told(&plugin).await;
+    notified(&plugin).await;
     dra.prepare(&pod).await.expect("a prepared claim needs no API server");
     dra.unprepare("p").await.unwrap();
     assert_eq!(plugin.calls(), ["unprepare c"], "the claim was deleted meanwhile");
@@ -284,7 +284,7 @@ async fn a_pod_without_right_or_driver_leaves_no_record() {
     node.server.put("foreign", &["p"], "absent.example.com");
     let (dra, _running) = node.agent("boot");
     let (plugin, _serving) = node.driver(node.info());
-    told(&plugin).await;
+    notified(&plugin).await;
     for (claim, expected) in [
         ("other", "not reserved for the pod"),
         ("foreign", "DRA driver absent.example.com is not registered"),
@@ -326,7 +326,7 @@ async fn a_plugin_of_another_kind_or_with_a_foreign_endpoint_is_refused_with_the
             info.supported_versions = vec!["v1alpha4.Node".to_owned()];
         }
         let (plugin, _serving) = node.driver(info);
-        let status = told(&plugin).await;
+        let status = notified(&plugin).await;
         assert!(!status.plugin_registered && status.error.contains(expected), "{}", status.error);
     }
 }
@@ -340,7 +340,7 @@ async fn a_driver_that_starts_again_is_used_again_and_slices_are_deleted_at_the_
     let (dra, _running) = node.agent("boot");
     for claim in ["c", "d"] {
         let (plugin, _serving) = node.driver(node.info());
-        told(&plugin).await;
+        notified(&plugin).await;
         dra.prepare(&pod("p", claim)).await.unwrap();
         assert_eq!(plugin.calls(), [format!("prepare {claim}")]);
     }
