@@ -26,6 +26,8 @@ LENGTH = 14
 # Seconds without a write after which a history counts as quiet, and after which a difference counts as final.
 QUIET = 0.8
 FINAL = 14
+# Autoscalers are reconciled every 15 s.
+FINAL_OF_AUTOSCALERS = 32
 # Pods of an absent node are deleted after upstream's quarantine of 40 s, in a loop of 20 s.
 FINAL_OF_NODES = 80
 STOP = threading.Event()
@@ -94,7 +96,11 @@ class Run:
             self.done += 1
             away |= step.get("method") == "DELETE" and step["resource"] in ("nodes", "namespaces")
             found = [("response", step["text"], *map(str, codes))] if codes[0] != codes[1] else []
-            found += self.settle(FINAL_OF_NODES if away else FINAL)
+            if step.get("hasty"):
+                time.sleep(1)
+                continue
+            usual = FINAL_OF_AUTOSCALERS if self.history.theme == "policy" else FINAL
+            found += self.settle(FINAL_OF_NODES if away else usual)
             if found:
                 self.report(found)
                 if len(self.known) > 60:

@@ -120,7 +120,9 @@ class History:
         strategy = self.pick({"type": "Recreate"}, self.rolling(), self.rolling())
         yield self.create("Deployment", "web", selector("web") | {
             "replicas": self.pick(1, 3, 4), "strategy": strategy, "template": template("web"),
-            "revisionHistoryLimit": self.pick(0, 1, 10), "progressDeadlineSeconds": self.pick(600, 600, 5)})
+            "revisionHistoryLimit": self.pick(0, 1, 10),
+            # With Recreate it depends on the times of the last pods whether upstream notices that the deadline passed.
+            "progressDeadlineSeconds": 600 if strategy["type"] == "Recreate" else self.pick(600, 600, 5)})
         yield self.act("bind")
 
     def deployment_step(self):
@@ -215,6 +217,11 @@ class History:
                                                                    "revisionHistoryLimit": self.pick(1, 10)})
         yield self.act("bind")
 
+    def counted(self, step):
+        """A change of a node, with one of the set: upstream counts a set's nodes again only at the set's next event."""
+        self.image += 1
+        return [step | {"hasty": True}, self.patch("DaemonSet", "each", {"metadata": {"annotations": {"n": str(self.image)}}})]
+
     def daemonset_step(self):
         image = self.new_image()
         node = f"{self.scope}-w{self.pick(0, 1)}"
@@ -224,11 +231,12 @@ class History:
             lambda: [self.spec("DaemonSet", "each", template={"spec": {"containers": [
                 {"name": "c", "image": f"i:{self.random.randint(1, self.image)}"}]}})],
             lambda: self.node(f"w{self.image + 1}"),
-            lambda: [self.patch("Node", node, {"spec": {"taints": [taint]}})],
-            lambda: [self.patch("Node", node, {"spec": {"taints": None}})],
-            lambda: [self.patch("Node", node, {"spec": {"unschedulable": self.pick(True, None)}})],
-            lambda: [self.patch("Node", node, {"metadata": {"labels": {"history": self.pick(self.scope, "none")}}})],
-            lambda: [self.act("node", node=node, value=self.pick("False", "True"))],
+            lambda: self.counted(self.patch("Node", node, {"spec": {"taints": [taint]}})),
+            lambda: self.counted(self.patch("Node", node, {"spec": {"taints": None}})),
+            lambda: self.counted(self.patch("Node", node, {"spec": {"unschedulable": self.pick(True, None)}})),
+            lambda: self.counted(self.patch("Node", node, {"metadata": {"labels": {
+                "history": self.pick(self.scope, "none")}}})),
+            lambda: self.counted(self.act("node", node=node, value=self.pick("False", "True"))),
             lambda: [self.spec("DaemonSet", "each", minReadySeconds=self.pick(0, 1))],
             self.pod_trouble, self.pod_trouble,
             lambda: [self.delete("DaemonSet", "each"), self.act("reap")],

@@ -131,11 +131,28 @@ fn new_job(cron_job: &CronJob, time: Timestamp, name: &str) -> Value {
     json!({"metadata": metadata, "spec": template["spec"]})
 }
 
-/// A scheduled time in the time zone of the cron job.
+/// A scheduled time in the time zone of the cron job. As Go writes it: an offset of zero is `Z`.
 fn scheduled(cron_job: &CronJob, time: Timestamp) -> String {
     let zone = cron_job.spec.time_zone.as_deref().and_then(|name| jiff::tz::TimeZone::get(name).ok());
-    match zone {
-        Some(zone) => time.display_with_offset(zone.to_offset(time)).to_string(),
+    match zone.map(|zone| zone.to_offset(time)).filter(|offset| !offset.is_zero()) {
+        Some(offset) => time.display_with_offset(offset).to_string(),
         None => time.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scheduled_times_have_the_offset_of_the_zone() {
+        let time: Timestamp = "2026-11-01T00:00:00Z".parse().unwrap();
+        let of = |zone: Value| {
+            let spec = json!({"timeZone": zone, "schedule": "0 0 1 * *", "jobTemplate": {}});
+            scheduled(&serde_json::from_value(json!({"spec": spec})).unwrap(), time)
+        };
+        assert_eq!(of(json!("Etc/UTC")), "2026-11-01T00:00:00Z");
+        assert_eq!(of(json!("Asia/Tokyo")), "2026-11-01T09:00:00+09:00");
+        assert_eq!(of(Value::Null), "2026-11-01T00:00:00Z");
     }
 }

@@ -81,8 +81,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     let mut wait = None;
     let mut outcome = Ok(());
+    let mut decided = None;
     if !job.finished() {
         let view = View::of(&job, &claim.own, Timestamp::now());
+        decided.clone_from(&view.verdict);
         match plan::plan(&view) {
             Change::Nothing => {}
             Change::Wait(time) => wait = Some(time),
@@ -100,7 +102,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     // The cache has the pods of the writes above.
     let own = own_pods(context, &*job, &selector);
-    let update = status::update(&View::of(&job, &own, Timestamp::now()));
+    let update = status::update(&View::of(&job, &own, Timestamp::now()).with_verdict(decided));
     let again = apply(&control, update).await?;
     outcome?;
     let next: Option<Duration> = wait.into_iter().chain(again).min();

@@ -102,7 +102,7 @@ fn count(view: &View<'_>, update: &mut Update) -> UncountedTerminatedPods {
                 failed.push(uid.to_owned());
             }
         } else {
-            removable = view.verdict.is_some() && pod.is_being_deleted();
+            removable = job.is_being_deleted() || view.verdict.is_some() && pod.is_being_deleted();
         }
         if removable && !is_kept(view, pod) {
             update.finalize.push(pod.clone());

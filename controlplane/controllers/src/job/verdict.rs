@@ -59,6 +59,13 @@ impl<'a> View<'a> {
         view
     }
 
+    /// The state with the verdict that was reached before pods were deleted, if there was one: their deletion must not
+    /// change it.
+    pub(super) fn with_verdict(mut self, decided: Option<Verdict>) -> Self {
+        self.verdict = decided.or(self.verdict);
+        self
+    }
+
     /// Pods that are neither finished nor being deleted.
     pub(super) fn active(&self) -> impl Iterator<Item = &'a Arc<Pod>> + use<'a> {
         self.pods.iter().filter(|pod| pod.is_active())

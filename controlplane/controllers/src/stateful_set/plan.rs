@@ -41,6 +41,12 @@ pub(super) fn ordinals(set: &StatefulSet) -> std::ops::Range<i32> {
     start..start.saturating_add(set.spec.replicas.unwrap_or(1))
 }
 
+/// Whether the action deletes a pod above the set's size.
+pub(super) fn is_above_size(set: &StatefulSet, action: &Action) -> bool {
+    let Action::Delete(pod) = action else { return false };
+    ordinal(set, pod).is_some_and(|ordinal| !ordinals(set).contains(&ordinal))
+}
+
 /// Whether the pods are created and deleted at the same time.
 fn is_parallel(set: &StatefulSet) -> bool {
     set.spec.pod_management_policy.as_deref() == Some("Parallel")
@@ -144,7 +150,8 @@ fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &
     true
 }
 
-/// Plans the deletion of pods of old revisions, highest ordinal first, as many as may be unavailable.
+/// Plans the deletion of pods of old revisions, highest ordinal first. With `maxUnavailable`: as many as may be
+/// unavailable. Without it: the first one, unless a pod with a higher ordinal is unavailable.
 fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     let set = snapshot.set;
     let strategy = set.spec.update_strategy.as_ref();
@@ -154,21 +161,25 @@ fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
     let first =
         ordinals(set).start.saturating_add(rolling.and_then(|rolling| rolling.partition).unwrap_or_default());
-    let allowed = max_unavailable(rolling.and_then(|rolling| rolling.max_unavailable.as_ref()), set);
     let unavailable = |pod: &&Arc<Pod>| pod.is_being_deleted() || !is_available(set, pod, snapshot.now);
+    let is_old = |pod: &&Arc<Pod>| revision(pod) != snapshot.update && !pod.is_being_deleted();
+    let mut pods = replicas.range(first.max(ordinals(set).start)..).rev().map(|(_, pod)| pod);
+    let Some(allowed) = rolling.and_then(|rolling| rolling.max_unavailable.as_ref()) else {
+        let stop = pods.find(|pod| is_old(pod) || unavailable(pod));
+        actions.extend(stop.filter(is_old).cloned().map(Action::Delete));
+        return;
+    };
+    let allowed = max_unavailable(allowed, set);
     let room = allowed.saturating_sub(replicas.values().filter(unavailable).count());
-    let old = replicas.range(first.max(ordinals(set).start)..).rev().map(|(_, pod)| pod);
-    let old = old.filter(|pod| revision(pod) != snapshot.update && !pod.is_being_deleted());
-    actions.extend(old.take(room).cloned().map(Action::Delete));
+    actions.extend(pods.filter(is_old).take(room).cloned().map(Action::Delete));
 }
 
 /// A number or a percentage of the set's size, at least 1.
-fn max_unavailable(value: Option<&IntOrString>, set: &StatefulSet) -> usize {
+fn max_unavailable(value: &IntOrString, set: &StatefulSet) -> usize {
     let replicas = set.spec.replicas.unwrap_or(1);
     let number = match value {
-        None => 1,
-        Some(IntOrString::Int(number)) => *number,
-        Some(IntOrString::String(text)) => {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(text) => {
             let percent: i32 =
                 text.strip_suffix('%').and_then(|number| number.parse().ok()).unwrap_or_default();
             replicas.saturating_mul(percent) / 100

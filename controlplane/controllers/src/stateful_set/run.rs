@@ -91,6 +91,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     };
     let mut outcome = Ok(());
     for action in actions {
+        // As upstream, no pod above the size is deleted while one below cannot be created.
+        if outcome.is_err() && plan::is_above_size(&set, &action) {
+            break;
+        }
         let done = match action {
             Action::Create { ordinal, updated } => {
                 let revision = if updated { &current.revision } else { &old };

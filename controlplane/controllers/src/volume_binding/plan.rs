@@ -227,11 +227,13 @@ pub(crate) fn cached_claim(volume: &PersistentVolume, cached: Option<Arc<Claim>>
 
 /// The steps for a volume. `claim` is the claim that its claimRef names.
 pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Action> {
+    let uid = volume.spec.claim_ref.as_ref().and_then(|reference| reference.uid.as_deref());
     if volume.is_being_deleted() {
-        return Vec::new();
+        // A bound volume is protected from deletion: without this phase it would stay forever.
+        let is_left = uid.is_some_and(|uid| !uid.is_empty() && claim.is_none_or(|claim| claim.uid() != uid));
+        return if is_left { volume_phase(volume, "Released", None) } else { Vec::new() };
     }
-    let Some(reference) = &volume.spec.claim_ref else { return volume_phase(volume, "Available", None) };
-    let uid = reference.uid.as_deref().unwrap_or_default();
+    let uid = uid.unwrap_or_default();
     if uid.is_empty() {
         return volume_phase(volume, "Available", None);
     }

@@ -103,6 +103,10 @@ fn an_update_replaces_the_highest_old_pod_above_the_partition() {
     assert_eq!(decide(&rolling(json!({"partition": 2})), ""), "+0~ +1~ +2");
     assert_eq!(decide(&rolling(json!({"maxUnavailable": 2})), "0~ 1~ 2~"), "-2 -1");
     assert_eq!(decide(&rolling(json!({"maxUnavailable": "50%"})), "0~ 1~- 2~"), "");
+    // Without maxUnavailable only pods with a higher ordinal hold up the update.
+    assert_eq!(decide(&rolling(json!({})), "0~ 1x 2~"), "-2");
+    assert_eq!(decide(&rolling(json!({})), "0~ 1x 2"), "");
+    assert_eq!(decide(&rolling(json!({"maxUnavailable": 1})), "0~ 1x 2~"), "");
     let on_delete = set(2, json!({"updateStrategy": {"type": "OnDelete"}}));
     assert_eq!(decide(&on_delete, "0~ 1~"), "");
 }
@@ -114,4 +118,12 @@ fn ordinals_begin_where_the_set_says_and_pods_wait_for_min_ready_seconds() {
     assert_eq!(decide(&shifted, "5 6 0"), "-0");
     let slow = set(2, json!({"minReadySeconds": 60}));
     assert_eq!(decide(&slow, "0"), "");
+}
+
+#[test]
+fn only_the_deletion_of_pods_outside_of_the_ordinals_is_above_the_size() {
+    let two = set(2, json!({"ordinals": {"start": 1}}));
+    assert!(is_above_size(&two, &Action::Delete(pod("3"))) && is_above_size(&two, &Action::Delete(pod("0"))));
+    assert!(!is_above_size(&two, &Action::Delete(pod("2!"))));
+    assert!(!is_above_size(&two, &Action::Create { ordinal: 1, updated: true }));
 }

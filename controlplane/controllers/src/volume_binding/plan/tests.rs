@@ -180,3 +180,15 @@ fn a_volume_of_a_claim_with_another_volume_is_free_again() {
     let [Action::PatchVolume { patch, .. }] = steps.as_slice() else { panic!("{steps:?}") };
     assert_eq!(patch["spec"], json!({"claimRef": null}));
 }
+
+#[test]
+fn a_deleted_volume_is_released_when_its_claim_is_gone() {
+    let claim = claim_of(json!({"spec": {"volumeName": "v"}}));
+    let deleted = volume_of(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"claimRef": {"namespace": "n", "name": "c", "uid": "u"}, "persistentVolumeReclaimPolicy": "Delete"},
+        "status": {"phase": "Bound"}}));
+    assert!(volume(&deleted, Some(&claim)).is_empty());
+    let patch = json!({"metadata": {"uid": "w"}, "status": {"phase": "Released", "message": null}});
+    let step = Action::PatchVolume { name: "v".to_owned(), part: Part::Status, patch };
+    assert_eq!(volume(&deleted, None), [step]);
+}
