@@ -6,6 +6,7 @@
 mod allocated;
 mod collection;
 mod object;
+mod progress;
 mod references;
 
 use std::{
@@ -19,7 +20,6 @@ use std::{
 use arc_swap::ArcSwap;
 use coracle_kinds::{Resource, resource};
 use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
-use tokio::sync::watch;
 
 use crate::authz::rbac::Policies;
 use crate::error::{ApiError, Result};
@@ -29,6 +29,7 @@ pub(crate) use collection::{Change, Collection, Event, Events, Scope, Watcher};
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
+use progress::Progress;
 pub(crate) use references::{References, Referred};
 
 /// The guard of the services' addresses and ports: each write that allocates some touches it. It has no `/`, so no object
@@ -41,7 +42,7 @@ type Collections = HashMap<Box<str>, HashMap<Box<str>, Arc<Shared>>>;
 pub(crate) struct Cache {
     /// Replaced when a resource comes or goes; read without a lock.
     collections: ArcSwap<Collections>,
-    revision: watch::Sender<u64>,
+    revision: Progress,
     /// Revision of [`ALLOCATIONS`]; 0 if it does not exist. All allocations up to it are in the collections.
     allocations: AtomicU64,
     /// Number of [`Stored::Resync`] events.
@@ -85,7 +86,7 @@ impl Cache {
         for kind in resource::built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
             insert(&mut collections, Collection::new(kind.clone(), revision));
         }
-        let revision = watch::Sender::new(revision);
+        let revision = Progress::new(revision);
         Self {
             collections: ArcSwap::from_pointee(collections),
             revision,
@@ -149,7 +150,7 @@ impl Cache {
         while let Some(event) = watch.next().await {
             match event {
                 Stored::Commit(commit) => self.apply(&commit),
-                Stored::Progress(revision) => drop(self.revision.send_replace(revision)),
+                Stored::Progress(revision) => self.revision.advance(revision),
                 Stored::Resync { page, unreadable } => self.resync(page, &unreadable),
             }
         }
@@ -170,7 +171,7 @@ impl Cache {
         }
         // A request that waits for this revision may allocate next: it needs the guard of the same revision.
         if !commit.guard_follows {
-            self.revision.send_replace(commit.revision);
+            self.revision.advance(commit.revision);
         }
     }
 
@@ -196,7 +197,7 @@ impl Cache {
         }
         quotas.load(self);
         drop(quotas);
-        self.revision.send_replace(page.revision);
+        self.revision.advance(page.revision);
     }
 
     fn note_guard(&self, key: &str, revision: u64) {
@@ -222,14 +223,15 @@ impl Cache {
 
     /// The newest applied revision.
     pub(crate) fn revision(&self) -> u64 {
-        *self.revision.borrow()
+        self.revision.revision()
     }
 
     /// Waits until a commit is applied.
     pub(crate) async fn reach(&self, revision: u64) -> Result<()> {
-        let mut seen = self.revision.subscribe();
-        let reached = seen.wait_for(|newest| *newest >= revision).await;
-        reached.map(|_| ()).map_err(|_closed| ApiError::unavailable("the store is closed"))
+        match self.revision.reach(revision).await {
+            true => Ok(()),
+            false => Err(ApiError::unavailable("the store is closed")),
+        }
     }
 
     /// Waits until a condition holds. It is checked at each commit.

@@ -1,6 +1,7 @@
 //! The objects of one kind, their recent changes, and their watchers.
 
 use std::{
+    cell::LazyCell,
     collections::{BTreeMap, VecDeque},
     sync::{
         Arc,
@@ -26,6 +27,9 @@ const MAX_HISTORY_BYTES: usize = 384 << 10;
 const MAX_QUEUED_EVENTS: usize = 4096;
 /// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
 const MAX_QUEUED_BYTES: usize = 4 << 20;
+
+/// The field with the node of a pod.
+const NODE: &str = "spec.nodeName";
 
 /// One applied commit.
 #[derive(Clone, Debug)]
@@ -96,6 +100,16 @@ pub(crate) struct Collection {
     allocated: Allocated,
 }
 
+// === impl Change ===
+
+impl Change {
+    /// The nodes of a pod after and before the change; empty if it was not bound.
+    fn nodes(&self, kind: &Resource) -> [&str; 2] {
+        let old = self.old.as_ref().map_or("", |old| old.facets(kind).field(NODE));
+        [self.new.facets(kind).field(NODE), old]
+    }
+}
+
 // === impl Scope ===
 
 impl Scope {
@@ -110,6 +124,11 @@ impl Scope {
             let facets = object.facets(kind.stored_as());
             facets.match_labels(&self.labels) && self.fields.matches_facets(facets)
         }
+    }
+
+    /// The node whose pods the scope selects.
+    fn node(&self) -> Option<&str> {
+        self.fields.exact(NODE)
     }
 
     /// The event of a change for a client with this scope.
@@ -319,10 +338,17 @@ impl Collection {
             true => self.allocated.remove(&change.new.key),
             false => self.allocated.set(&self.kind, change.old.as_deref(), &change.new),
         }
-        let kind = &self.kind;
-        self.watchers.retain_mut(|watcher| match watcher.scope.event(kind, &change) {
-            Some(event) => watcher.send(event, change.revision),
-            None => !watcher.events.is_closed(),
+        let (kind, is_of_pods) = (&self.kind, self.has_references());
+        let nodes = LazyCell::new(|| change.nodes(kind));
+        self.watchers.retain_mut(|watcher| {
+            // Each node watches its pods: a change of a pod must not cost a selection for each node.
+            let node = watcher.scope.node().filter(|_| is_of_pods);
+            let is_elsewhere = node.is_some_and(|node| !nodes.contains(&node));
+            let event = if is_elsewhere { None } else { watcher.scope.event(kind, &change) };
+            match event {
+                Some(event) => watcher.send(event, change.revision),
+                None => !watcher.events.is_closed(),
+            }
         });
         self.record_change(change.clone());
         Some(change)
@@ -383,6 +409,17 @@ impl Collection {
             .map(|(_, object)| object)
     }
 
+    /// The objects that a scope may select, in key order: those under its prefix, of pods those of its node.
+    pub(crate) fn candidates(&self, scope: &Scope) -> Vec<Arc<Object>> {
+        match scope.node().filter(|node| self.has_references() && !node.is_empty()) {
+            Some(node) => {
+                let keys = self.references.pods_of(node).filter(|key| key.starts_with(&scope.prefix));
+                keys.filter_map(|key| self.objects.get(key)).cloned().collect()
+            }
+            None => self.under(&scope.prefix).cloned().collect(),
+        }
+    }
+
     /// The newest known change of this kind.
     pub(crate) fn newest(&self) -> u64 {
         self.changes.back().map_or(self.compacted, |change| change.revision)
@@ -422,9 +459,8 @@ impl Collection {
 
     /// Registers a watcher. Returns the existing objects at `revision` or newer.
     pub(crate) fn watch_from_now(&mut self, mut watcher: Watcher, revision: u64) -> Vec<Arc<Object>> {
-        let objects = self.under(&watcher.scope.prefix);
-        let initial = objects.filter(|object| watcher.scope.selects(&self.kind, object));
-        let initial = initial.cloned().collect();
+        let mut initial = self.candidates(&watcher.scope);
+        initial.retain(|object| watcher.scope.selects(&self.kind, object));
         watcher.sent = revision;
         self.watchers.push(watcher);
         initial
@@ -471,5 +507,45 @@ mod tests {
         };
         assert_eq!(list(), (50, 100));
         assert_eq!(list(), (50, 0));
+    }
+
+    #[test]
+    fn the_pods_of_a_node_are_found_without_those_of_others() {
+        const PODS: u64 = 100;
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "Pod").unwrap());
+        let commit = |number: u64, revision: u64| {
+            let (name, node) = (format!("p{number:02}"), format!("node-{}", number % 10));
+            let pod = json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"nodeName": node}});
+            let value = Some(encode(kind, &pod));
+            let key = key_of(kind, "ns", &name).into();
+            Commit { key, revision, value, created: number, guard_follows: false }
+        };
+        (1..=PODS).for_each(|number| cache.apply(&commit(number, number)));
+        let fields = |text: &str| FieldSelector::parse(kind, text).unwrap();
+        let scope = |namespace: &str, text: &str| Scope {
+            prefix: prefix_of(kind, namespace),
+            fields: fields(text),
+            ..Scope::default()
+        };
+        let shared = cache.of(kind).unwrap();
+        let names = |namespace: &str, text: &str| {
+            let scope = scope(namespace, text);
+            let mut found = shared.lock().candidates(&scope);
+            found.retain(|object| scope.selects(kind, object));
+            found.iter().map(|object| object.name().to_owned()).collect::<Vec<_>>()
+        };
+        let before = parses::so_far();
+        assert_eq!(names("", "spec.nodeName=node-3").len(), 10);
+        assert_eq!(names("ns", "spec.nodeName=node-3,metadata.name!=p03").first().unwrap(), "p13");
+        assert!(names("other", "spec.nodeName=node-3").is_empty());
+        assert_eq!(parses::so_far() - before, 10, "only the pods of the node are parsed");
+        assert_eq!(names("", "spec.nodeName!=node-3").len(), 90);
+        assert!(names("", "spec.nodeName=").is_empty());
+        let (watcher, mut events) = Watcher::new(scope("", "spec.nodeName=node-3"), false);
+        assert_eq!(shared.lock().watch_from_now(watcher, PODS).len(), 10);
+        cache.apply(&commit(4, 101));
+        cache.apply(&commit(3, 102));
+        assert!(matches!(events.events.try_recv(), Ok(Event::Modified(pod)) if pod.revision == 102));
+        assert!(events.events.try_recv().is_err());
     }
 }

@@ -1,12 +1,14 @@
-//! The index of references by node: secrets, config maps, service accounts, claims and ResourceClaims of the node's pods.
+//! The index by node: its pods, and the secrets, config maps, service accounts, claims and ResourceClaims that they refer
+//! to.
 //!
-//! The cache of pods updates it with each change, so that the node authorizer does not read pods. It counts references,
-//! because several pods of a node can refer to one object.
+//! The cache of pods updates it with each change, so that the node authorizer does not read pods, and a node's list or
+//! watch does not read the pods of other nodes. It counts references, because several pods of a node can refer to one
+//! object.
 
 mod names;
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     sync::Arc,
 };
 
@@ -28,8 +30,16 @@ pub(crate) enum Referred {
 pub(crate) struct References {
     /// By the pod's key.
     pods: HashMap<Arc<str>, Bound>,
-    /// By node: the number of its pods that refer to each object.
-    nodes: HashMap<Arc<str>, HashMap<Arc<Reference>, usize>>,
+    nodes: HashMap<Arc<str>, Node>,
+}
+
+/// A node with bound pods.
+#[derive(Debug, Default)]
+struct Node {
+    /// Keys of its pods.
+    pods: BTreeSet<Arc<str>>,
+    /// Number of its pods that refer to each object.
+    names: HashMap<Arc<Reference>, usize>,
 }
 
 /// A bound pod.
@@ -54,7 +64,12 @@ impl References {
     /// Whether a pod on the node refers to this object.
     pub(crate) fn needed(&self, node: &str, kind: Referred, namespace: &str, name: &str) -> bool {
         let wanted = Reference { kind, namespace: namespace.into(), name: name.into() };
-        self.nodes.get(node).is_some_and(|names| names.contains_key(&wanted))
+        self.nodes.get(node).is_some_and(|node| node.names.contains_key(&wanted))
+    }
+
+    /// The keys of the pods that are bound to a node, in order.
+    pub(super) fn pods_of(&self, node: &str) -> impl Iterator<Item = &Arc<str>> {
+        self.nodes.get(node).into_iter().flat_map(|node| &node.pods)
     }
 
     /// Adds or updates a pod. A status is parsed only if it can name ResourceClaims: most commits of a pod change its
@@ -74,7 +89,9 @@ impl References {
         let node = node.map_or_else(|| names.node.as_str().into(), |(known, _)| known.clone());
         // Keys of pods are `/pods/namespace/name`.
         let namespace = pod.key.split('/').nth(2).unwrap_or_default();
-        let counts = self.nodes.entry(node.clone()).or_default();
+        let entry = self.nodes.entry(node.clone()).or_default();
+        entry.pods.insert(pod.key.clone());
+        let counts = &mut entry.names;
         let found = [
             (Referred::Secret, names.secrets),
             (Referred::ConfigMap, names.config_maps),
@@ -96,16 +113,17 @@ impl References {
     /// Removes a deleted pod.
     pub(super) fn remove(&mut self, key: &str) {
         let Some(Bound { node, names, .. }) = self.pods.remove(key) else { return };
-        let Some(counts) = self.nodes.get_mut(&node) else { return };
+        let Some(found) = self.nodes.get_mut(&node) else { return };
+        found.pods.remove(key);
         for name in names {
-            if let Entry::Occupied(mut entry) = counts.entry(name) {
+            if let Entry::Occupied(mut entry) = found.names.entry(name) {
                 *entry.get_mut() -= 1;
                 if *entry.get() == 0 {
                     entry.remove();
                 }
             }
         }
-        if counts.is_empty() {
+        if found.pods.is_empty() {
             self.nodes.remove(&node);
         }
     }
@@ -183,8 +201,11 @@ mod tests {
         ] {
             assert!(!references.needed(node, kind, namespace, name), "{node} {namespace}/{name}");
         }
+        let keys: Vec<&str> = references.pods_of("n").map(|key| &**key).collect();
+        assert_eq!(keys, ["/pods/ns/a", "/pods/ns/b"]);
         references.remove(&a.key);
         assert!(needs(&references, "s"));
+        assert_eq!(references.pods_of("n").count(), 1);
         let changed = pod("b", 4, "n", "t", "");
         references.set(Some(&b), &changed);
         assert!(!needs(&references, "s") && needs(&references, "t"));

@@ -105,7 +105,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     let newest = cache.revision().max(objects.newest());
     if let Some(token) = earlier {
         let (found, revision) = match token.rv {
-            0 => (objects.under(&scope.prefix).cloned().collect(), newest),
+            0 => (objects.candidates(scope), newest),
             _ if token.is_expired(now()) => return Err(ApiError::expired_list(token.inconsistent()?)),
             rv => match objects.under_at(&scope.prefix, rv) {
                 Ok(found) => (found, rv),
@@ -127,7 +127,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         Some(name) if !scope.prefix.ends_with("//") && is_single(call) => {
             objects.get(&format!("{}{name}", scope.prefix)).into_iter().collect()
         }
-        _ => objects.under(&scope.prefix).cloned().collect(),
+        _ => objects.candidates(scope),
     };
     Ok((found, newest))
 }
