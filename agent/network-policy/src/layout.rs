@@ -17,7 +17,7 @@ use coracle_nft::{
 };
 
 use crate::connections::FORBIDDEN;
-use crate::program::{Chain, Line, Ports, Program, Set, Then};
+use crate::program::{Chain, Line, Ports, Program, RuleAction, Set};
 use crate::rules::Direction;
 
 /// Before the filters of Services (-50) and of the network (0) at the same hook.
@@ -130,9 +130,9 @@ pub(crate) fn rule(line: &Line, direction: Direction) -> Rule {
         rule = with_ports(rule, ports);
     }
     match line.then {
-        Then::Accept => rule.accept(),
-        Then::Drop => rule.drop(),
-        Then::Jump(chain) => rule.jump(&chain_name(chain)),
+        RuleAction::Accept => rule.accept(),
+        RuleAction::Drop => rule.drop(),
+        RuleAction::Jump(chain) => rule.jump(&chain_name(chain)),
     }
 }
 

@@ -17,7 +17,7 @@ use coracle_values::object::Key;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 
 use crate::facts::PodFacts;
-use crate::program::{Chain, Line, Lines, Program, Set, Then};
+use crate::program::{Chain, Line, Lines, Program, RuleAction, Set};
 use crate::rules::{Direction, Rules};
 use build::Built;
 use selection::Selections;
@@ -296,10 +296,10 @@ impl Model {
             lines.push(Line {
                 peer: None,
                 ports: None,
-                then: Then::Jump(Chain::Policy(*policy, *direction)),
+                then: RuleAction::Jump(Chain::Policy(*policy, *direction)),
             });
         }
-        lines.push(Line { peer: None, ports: None, then: Then::Drop });
+        lines.push(Line { peer: None, ports: None, then: RuleAction::Drop });
         self.program.add_chain(Chain::Group(number), Lines { direction: *direction, lines });
         self.groups.insert(key, Group { number, users: 1 });
         number

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use coracle_nft::{Flow, Key};
 
 use crate::blocks::number;
-use crate::program::{Chain, Line, Ports, Program, Set, Then};
+use crate::program::{Chain, Line, Ports, Program, RuleAction, Set};
 use crate::rules::Direction;
 
 /// The first packet of a connection as policies match it: with the translated destination and the client's own address.
@@ -53,9 +53,9 @@ impl Program {
         let lines = self.chains.get(&chain)?;
         let mut matching = lines.lines.iter().filter(|line| self.matches(line, lines.direction, packet));
         matching.find_map(|line| match line.then {
-            Then::Accept => Some(true),
-            Then::Drop => Some(false),
-            Then::Jump(chain) => self.verdict(chain, packet),
+            RuleAction::Accept => Some(true),
+            RuleAction::Drop => Some(false),
+            RuleAction::Jump(chain) => self.verdict(chain, packet),
         })
     }
 

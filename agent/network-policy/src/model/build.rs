@@ -5,7 +5,7 @@ use coracle_values::label_selector::LabelSelector;
 use super::selection::{Scope, Selection};
 use super::{DIRECTIONS, Model};
 use crate::blocks::ranges;
-use crate::program::{Chain, Line, Lines, Ports, Set, Then};
+use crate::program::{Chain, Line, Lines, Ports, RuleAction, Set};
 use crate::rules::{Direction, PodPeer, PortList, Rule, Rules};
 
 /// The objects of a policy in the table.
@@ -18,7 +18,7 @@ pub(super) struct Built {
 
 /// A rule of a policy.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct RulePosition<'a> {
     policy: u64,
     namespace: &'a str,
     /// Pods that the policy selects.
@@ -35,7 +35,7 @@ impl Model {
             let Some(all) = rules.of_direction(direction) else { continue };
             let mut lines = Vec::new();
             for (position, rule) in all.iter().enumerate() {
-                let place = Place { policy, namespace, selects: &rules.selects, direction, position };
+                let place = RulePosition { policy, namespace, selects: &rules.selects, direction, position };
                 lines.extend(self.rule(&mut built, place, rule));
             }
             self.chain(&mut built, Chain::Policy(policy, direction), direction, lines);
@@ -55,32 +55,36 @@ impl Model {
         built.chains.push(chain);
     }
 
-    fn rule(&mut self, built: &mut Built, place: Place<'_>, rule: &Rule) -> Vec<Line> {
+    fn rule(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Line> {
         let peers = self.peers(built, place, rule);
         let line = |peer, ports, then| Line { peer, ports, then };
         let Some(ports) = &rule.ports else {
-            return peers.into_iter().map(|peer| line(peer, None, Then::Accept)).collect();
+            return peers.into_iter().map(|peer| line(peer, None, RuleAction::Accept)).collect();
         };
         let conditions = self.conditions(built, place, ports);
         let mut lines: Vec<Line> = match &peers[..] {
             _ if conditions.is_empty() => Vec::new(),
-            [None] => conditions.into_iter().map(|ports| line(None, Some(ports), Then::Accept)).collect(),
+            [None] => {
+                conditions.into_iter().map(|ports| line(None, Some(ports), RuleAction::Accept)).collect()
+            }
             peers => {
                 let of_rule = Chain::Ports(place.policy, place.direction, place.position);
-                let accepted = conditions.into_iter().map(|ports| line(None, Some(ports), Then::Accept));
+                let accepted =
+                    conditions.into_iter().map(|ports| line(None, Some(ports), RuleAction::Accept));
                 self.chain(built, of_rule, place.direction, accepted.collect());
-                peers.iter().map(|peer| line(*peer, None, Then::Jump(of_rule))).collect()
+                peers.iter().map(|peer| line(*peer, None, RuleAction::Jump(of_rule))).collect()
             }
         };
         if place.direction == Direction::Egress {
             let named = self.named_of_peers(built, place, rule, ports);
-            lines.extend(named.into_iter().map(|set| line(None, Some(Ports::Named(set)), Then::Accept)));
+            lines
+                .extend(named.into_iter().map(|set| line(None, Some(Ports::Named(set)), RuleAction::Accept)));
         }
         lines
     }
 
     /// The sets of the rule's peers. `None` in the list: all peers.
-    fn peers(&mut self, built: &mut Built, place: Place<'_>, rule: &Rule) -> Vec<Option<Set>> {
+    fn peers(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Option<Set>> {
         let Some(peers) = &rule.peers else { return vec![None] };
         let mut sets = Vec::new();
         for peer in &peers.pods {
@@ -101,7 +105,7 @@ impl Model {
 
     /// Conditions on the ports of a rule. A named port is a port of the receiving pod: for ingress, of the pods
     /// that the policy selects.
-    fn conditions(&mut self, built: &mut Built, place: Place<'_>, list: &PortList) -> Vec<Ports> {
+    fn conditions(&mut self, built: &mut Built, place: RulePosition<'_>, list: &PortList) -> Vec<Ports> {
         let mut conditions: Vec<Ports> = list.protocols.iter().copied().map(Ports::Protocol).collect();
         if !list.single.is_empty() {
             conditions.push(Ports::Single(list.single.clone()));
@@ -124,7 +128,7 @@ impl Model {
     fn named_of_peers(
         &mut self,
         built: &mut Built,
-        place: Place<'_>,
+        place: RulePosition<'_>,
         rule: &Rule,
         list: &PortList,
     ) -> Vec<Set> {
@@ -142,7 +146,7 @@ impl Model {
     fn selected(
         &mut self,
         built: &mut Built,
-        place: Place<'_>,
+        place: RulePosition<'_>,
         peer: &PodPeer,
         port: Option<&(u8, String)>,
     ) -> u64 {

@@ -63,7 +63,7 @@ impl Kernel {
         let groups = self.elements.values().flatten();
         groups.for_each(|group| assert!(self.chains.contains_key(&Chain::Group(*group))));
         for line in self.chains.values().flat_map(|lines| &lines.lines) {
-            if let Then::Jump(chain) = line.then {
+            if let RuleAction::Jump(chain) = line.then {
                 assert!(self.chains.contains_key(&chain), "{chain:?} is absent");
             }
             let named = match line.ports {
@@ -96,9 +96,9 @@ impl Kernel {
     fn chain(&self, chain: Chain, packet: Packet) -> Option<bool> {
         let Lines { direction, lines } = &self.chains[&chain];
         lines.iter().filter(|line| self.matches(line, *direction, packet)).find_map(|line| match line.then {
-            Then::Accept => Some(true),
-            Then::Drop => Some(false),
-            Then::Jump(chain) => self.chain(chain, packet),
+            RuleAction::Accept => Some(true),
+            RuleAction::Drop => Some(false),
+            RuleAction::Jump(chain) => self.chain(chain, packet),
         })
     }
 
