@@ -18,7 +18,7 @@ mod mutating;
 mod validating;
 
 pub use conditions::{Conditions, MAX_CONDITIONS};
-pub use environment::{Expressions, Input, Want, is_free_name};
+pub use environment::{Expressions, Input, ResultType, is_free_name};
 pub use mutating::{MutatingPolicy, Patch};
 pub use validating::{Denial, Outcome, ValidatingPolicy};
 
