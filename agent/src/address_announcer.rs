@@ -61,7 +61,7 @@ impl AddressAnnouncer {
                 // Cancel-safe: changed keys stay in the subscription until they are returned.
                 let is_other = tokio::select! {
                     changed = changes.next() => self.read_services(changed),
-                    () = reached(renewal) => true,
+                    () = sleep_until_optional(renewal) => true,
                 };
                 if is_other {
                     break;
@@ -100,7 +100,7 @@ impl AddressAnnouncer {
 }
 
 /// Waits until the time. Without a time it never returns.
-async fn reached(time: Option<Instant>) {
+async fn sleep_until_optional(time: Option<Instant>) {
     match time {
         None => std::future::pending().await,
         Some(at) => tokio::time::sleep_until(at).await,

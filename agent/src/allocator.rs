@@ -37,19 +37,20 @@ const SERVER: u8 = 2;
 
 /// Test programs have their own `main`.
 static KIND: AtomicU8 = AtomicU8::new(if cfg!(test) { COMPACT } else { UNDECIDED });
-static EARLY: Early = Early { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
+static EARLY: StartupArena =
+    StartupArena { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
 
 /// The global allocator.
 pub(crate) struct ByRole;
 
 /// A static area; each byte is allocated once.
-struct Early {
+struct StartupArena {
     area: UnsafeCell<[u8; EARLY_SIZE]>,
     used: AtomicUsize,
 }
 
 // SAFETY: `used` gives each byte of the area to one caller only.
-unsafe impl Sync for Early {}
+unsafe impl Sync for StartupArena {}
 
 /// Chooses the allocator by the command line. Must be called first in `main`, before a second thread exists.
 pub(crate) fn choose() {
@@ -72,7 +73,7 @@ pub(crate) fn collect() {
     // SAFETY: the name is null-terminated, and this control has no input or output value.
     let error = unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), none, std::ptr::null_mut(), none, 0) };
     if error != 0 {
-        tracing::debug!(error, "cannot give free memory back");
+        tracing::debug!(error, "cannot return free memory to the kernel");
     }
 }
 
@@ -85,9 +86,9 @@ fn is_server(command_line: &[u8]) -> bool {
     command_line.split(|byte| *byte == 0).skip(1).any(|word| SERVERS.contains(&word))
 }
 
-// === impl Early ===
+// === impl StartupArena ===
 
-impl Early {
+impl StartupArena {
     fn take(&self, layout: Layout) -> *mut u8 {
         let start = self.area.get().cast::<u8>();
         let mut used = self.used.load(Ordering::Relaxed);
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn early_memory_is_aligned_disjoint_and_limited() {
-        let early = Early { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
+        let early = StartupArena { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
         let one = early.take(Layout::new::<u8>());
         let two = early.take(Layout::new::<u64>());
         assert!(early.holds(one) && early.holds(two) && two.addr() > one.addr());

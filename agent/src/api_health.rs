@@ -13,7 +13,7 @@ const WITH_COPY: Duration = Duration::from_secs(2);
 /// Timeout of a request without a stored copy.
 const WITHOUT_COPY: Duration = Duration::from_secs(5);
 /// Time after a failure in which no request with a stored copy is sent.
-const AWAY: Duration = Duration::from_secs(10);
+const FAILURE_BACKOFF: Duration = Duration::from_secs(10);
 
 /// Handle; cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +25,7 @@ impl ApiHealth {
     /// Whether a request failed within that time and none has succeeded since.
     pub(crate) fn is_away(&self) -> bool {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.is_some_and(|at| at.elapsed() < AWAY)
+        failed.is_some_and(|at| at.elapsed() < FAILURE_BACKOFF)
     }
 
     /// Records that the API server responded, with any status.
@@ -71,7 +71,7 @@ mod tests {
         assert!(health.ask(true, std::future::pending::<Result<(), _>>()).await.is_err());
         assert_eq!(began.elapsed(), WITH_COPY);
         assert!(health.is_away());
-        tokio::time::advance(AWAY).await;
+        tokio::time::advance(FAILURE_BACKOFF).await;
         assert!(!health.is_away(), "time for another try");
         health.failed();
         assert!(health.ask(false, async { Ok(()) }).await.is_ok());

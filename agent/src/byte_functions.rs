@@ -241,18 +241,18 @@ mod tests {
     use super::*;
 
     /// More than all limits, and not a multiple of a step.
-    const MOST: usize = 300;
+    const MAX_LENGTH: usize = 300;
 
     fn pattern() -> Vec<u8> {
-        (0..2 * MOST + 64).map(|at| u8::try_from((at * 7 + at / 256) % 251).unwrap()).collect()
+        (0..2 * MAX_LENGTH + 64).map(|at| u8::try_from((at * 7 + at / 256) % 251).unwrap()).collect()
     }
 
     #[test]
     fn copies_have_the_bytes_and_change_nothing_beside_them() {
         let from = pattern();
-        for count in 0..=MOST {
+        for count in 0..=MAX_LENGTH {
             for shift in [0, 1, 7, 15] {
-                let mut to = vec![0xee; MOST + 64];
+                let mut to = vec![0xee; MAX_LENGTH + 64];
                 // SAFETY: both vectors are longer than the largest shift and count together.
                 unsafe { copy(to.as_mut_ptr().add(16 + shift), from.as_ptr().add(shift), count) };
                 let (before, rest) = to.split_at(16 + shift);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn overlapping_areas_are_copied_in_both_directions() {
-        for count in 0..=MOST {
+        for count in 0..=MAX_LENGTH {
             for distance in [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 64, 127, 200, 299] {
                 for (from, to) in [(32, 32 + distance), (32 + distance, 32)] {
                     let (mut ours, mut expected) = (pattern(), pattern());
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn comparisons_order_by_the_first_differing_byte() {
         let one = pattern();
-        for count in 0..=MOST {
+        for count in 0..=MAX_LENGTH {
             // SAFETY: both areas have `count` bytes.
             assert_eq!(unsafe { compare(one.as_ptr(), one.clone().as_ptr(), count) }, 0, "{count} bytes");
             for at in 0..count {

@@ -126,7 +126,7 @@ impl Cgroups {
         let mut wanted = limits::of_pod(pod);
         wanted.pids = self.shared.config.pod_pids_limit;
         let parent = CgroupParent(self.shared.tree.absolute(&path));
-        self.beside(move |tree| tree.ensure(&path, &wanted)).await?;
+        self.run_blocking(move |tree| tree.ensure(&path, &wanted)).await?;
         Ok(parent)
     }
 
@@ -134,8 +134,8 @@ impl Cgroups {
     /// resized.
     pub async fn widen_pod(&self, before: &Pod, after: &Pod) -> Result<(), CgroupError> {
         let path = pod_path(after)?;
-        let wanted = limits::of_pod(before).widest(&limits::of_pod(after));
-        self.beside(move |tree| tree.ensure(&path, &wanted)).await
+        let wanted = limits::of_pod(before).max_of_each(&limits::of_pod(after));
+        self.run_blocking(move |tree| tree.ensure(&path, &wanted)).await
     }
 
     /// Removes the pod's cgroup with its children, in any QoS class. Succeeds if it does not exist.
@@ -170,11 +170,11 @@ impl Cgroups {
 
     async fn remove_once(&self, uid: &str) -> Result<(), CgroupError> {
         let paths = CLASSES.map(|class| format!("{class}/pod{uid}"));
-        self.beside(move |tree| paths.map(|path| tree.remove(&path)).into_iter().collect()).await
+        self.run_blocking(move |tree| paths.map(|path| tree.remove(&path)).into_iter().collect()).await
     }
 
     /// Runs calls of systemd outside the executor's threads.
-    async fn beside(
+    async fn run_blocking(
         &self,
         call: impl FnOnce(&Tree) -> Result<(), CgroupError> + Send + 'static,
     ) -> Result<(), CgroupError> {

@@ -31,9 +31,9 @@ use owners::Owners;
 
 /// Pause in which writes are collected: a new pod changes again when its start is reported.
 const COLLECT: Duration = Duration::from_millis(100);
-/// Pause after a batch that could not be written (disk full); doubled up to [`LONGEST_PAUSE`].
+/// Pause after a batch that could not be written (disk full); doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Maximum time that a caller waits for its removal to reach the disk.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -254,7 +254,7 @@ impl Checkpoint {
                     continue;
                 }
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
             }
         }
     }

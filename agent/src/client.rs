@@ -11,8 +11,8 @@ use tower::{BoxError, ServiceBuilder};
 /// Maximum time without an acknowledgement of sent data (TCP_USER_TIMEOUT).
 const UNANSWERED: Duration = Duration::from_secs(15);
 /// Idle time after which the kernel sends keepalive probes.
-const SILENT: Duration = Duration::from_secs(10);
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A standard client whose connections fail when the other end is unreachable: after a power failure, or after a
 /// change of this machine's address, no packet closes them, and a watch would wait for ever.
@@ -24,8 +24,8 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(config.connect_timeout);
-    tcp.set_keepalive(Some(SILENT));
-    tcp.set_keepalive_interval(Some(ASK_AGAIN));
+    tcp.set_keepalive(Some(KEEPALIVE_IDLE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(2));
     tcp.set_tcp_user_timeout(Some(UNANSWERED));
     let https = config.rustls_https_connector_with_connector(tcp)?;

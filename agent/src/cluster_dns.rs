@@ -16,9 +16,9 @@ use crate::config::DnsConfig;
 
 /// Port of DNS.
 const PORT: u16 = 53;
-/// Pause after a failure; doubled up to [`LONGEST_PAUSE`].
+/// Pause after a failure; doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// The task that serves DNS.
 pub(crate) struct ClusterDns {
@@ -72,7 +72,7 @@ impl ClusterDns {
                 tracing::warn!(error, "cluster DNS cannot be served, retrying");
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

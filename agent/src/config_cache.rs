@@ -89,7 +89,7 @@ impl ConfigCache {
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
         match self.health.ask(stored.is_some(), api.get_opt(name)).await {
             Ok(found) => {
-                self.learn(namespace, name, found.as_ref());
+                self.store(namespace, name, found.as_ref());
                 Ok(found)
             }
             // Also after a refusal: a node with an expired certificate still starts its pods.
@@ -103,17 +103,17 @@ impl ConfigCache {
     }
 
     /// Stores an object, or its absence, as the API server reported it.
-    pub(crate) fn learn<K: Config>(&self, namespace: &str, name: &str, found: Option<&K>) {
+    pub(crate) fn store<K: Config>(&self, namespace: &str, name: &str, found: Option<&K>) {
         let key = K::key(namespace, name);
         match found {
-            Some(found) => self.checkpoint.put(key, &essence(found)),
+            Some(found) => self.checkpoint.put(key, &stored_fields(found)),
             None => self.checkpoint.remove(&key),
         }
     }
 }
 
 /// An object without metadata that changes independently of the content.
-fn essence<K: Config>(object: &K) -> K {
+fn stored_fields<K: Config>(object: &K) -> K {
     let mut object = object.clone();
     let meta = object.meta_mut();
     meta.managed_fields = None;

@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::pod::Pods;
 use crate::pod::{Level, Recorder};
 use crate::runtime::{Runtime, RuntimeError};
-use plan::{Disk, Need, Removal};
+use plan::{Disk, Removal, SpaceToFree};
 pub use policy::ImageGcPolicy;
 pub(crate) use trigger::Trigger;
 
@@ -57,7 +57,7 @@ pub(crate) struct ImageGc {
     /// Directory of the images, once the runtime has reported it.
     directory: Option<PathBuf>,
     failures: Failures,
-    pace: Pace,
+    timer: PassTimer,
 }
 
 /// Rate limit of events about failures.
@@ -70,7 +70,7 @@ struct Failures {
 
 /// Earliest time of the next pass.
 #[derive(Debug, Default)]
-struct Pace {
+struct PassTimer {
     rests_until: Option<Instant>,
 }
 
@@ -113,10 +113,10 @@ impl Failures {
     }
 }
 
-// === impl Pace ===
+// === impl PassTimer ===
 
-impl Pace {
-    fn worked(&mut self, now: Instant) {
+impl PassTimer {
+    fn record_pass(&mut self, now: Instant) {
         self.rests_until = Some(now + REST);
     }
 
@@ -134,8 +134,8 @@ impl ImageGc {
         Collected { runtime, pods, recorder }: Collected,
         trigger: Trigger,
     ) -> Self {
-        let (failures, pace) = (Failures::default(), Pace::default());
-        Self { policy, runtime, pods, recorder, trigger, directory: None, failures, pace }
+        let (failures, timer) = (Failures::default(), PassTimer::default());
+        Self { policy, runtime, pods, recorder, trigger, directory: None, failures, timer }
     }
 
     /// Collects at each trigger, for ever.
@@ -157,7 +157,7 @@ impl ImageGc {
                 () = sleep_until(next) => {}
             }
             let no_room = self.trigger.no_room.swap(false, Ordering::AcqRel);
-            if let Some(later) = self.pace.wait(no_room, Instant::now()) {
+            if let Some(later) = self.timer.wait(no_room, Instant::now()) {
                 next = next.min(later);
                 continue;
             }
@@ -180,25 +180,25 @@ impl ImageGc {
         let directory = self.directory().await?;
         let mut disk = read_disk(&directory)?;
         let mut need = plan::need(&self.policy, &disk, no_room);
-        if need != Need::Nothing {
+        if need != SpaceToFree::Nothing {
             // Space of removed images that is not released yet must not be freed twice.
             self.wait_for_disk().await?;
             disk = read_disk(&directory)?;
             need = plan::need(&self.policy, &disk, no_room);
         }
-        if need == Need::Nothing && self.policy.maximum_age.is_zero() {
+        if need == SpaceToFree::Nothing && self.policy.maximum_age.is_zero() {
             return Ok(None);
         }
-        self.pace.worked(Instant::now());
+        self.timer.record_pass(Instant::now());
         let images = inventory::images(&*self.runtime, &self.pods).await.map_err(|s| runtime_failed(&s))?;
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
-        if need != Need::Nothing {
+        if need != SpaceToFree::Nothing {
             tracing::info!(?need, freed, percent = disk.percent(), "collected unused images");
         }
         let wanted = match need {
-            Need::Bytes(bytes) => bytes,
-            Need::Nothing | Need::All => 0,
+            SpaceToFree::Bytes(bytes) => bytes,
+            SpaceToFree::Nothing | SpaceToFree::All => 0,
         };
         if !errors.is_empty() {
             return Err(Failed::Removing { wanted, freed, errors: errors.join("; ") });
@@ -299,12 +299,12 @@ mod tests {
 
     #[test]
     fn a_disk_that_stays_full_is_not_worked_on_without_rest() {
-        let (mut pace, now) = (Pace::default(), Instant::now());
-        assert_eq!(pace.wait(false, now), None);
-        pace.worked(now);
-        assert_eq!(pace.wait(false, now + REST / 2), Some(now + REST));
-        assert_eq!(pace.wait(true, now), None, "a pull waits for room");
-        assert_eq!(pace.wait(false, now + REST), None);
+        let (mut timer, now) = (PassTimer::default(), Instant::now());
+        assert_eq!(timer.wait(false, now), None);
+        timer.record_pass(now);
+        assert_eq!(timer.wait(false, now + REST / 2), Some(now + REST));
+        assert_eq!(timer.wait(true, now), None, "a pull waits for room");
+        assert_eq!(timer.wait(false, now + REST), None);
     }
 
     #[test]

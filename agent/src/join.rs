@@ -89,7 +89,7 @@ pub async fn join(
     files.write_authority(&authority)?;
     files.write_kubeconfig(endpoint, &authority, node)?;
     files.forget_pending_key();
-    tracing::info!(node, server = %endpoint, "joined");
+    tracing::info!(node, server = %endpoint, "joined the cluster");
     resume(state_dir, node)?
         .ok_or_else(|| JoinError::Certificate("the files that were just written do not exist".to_owned()))
 }

@@ -54,7 +54,7 @@ enum Role {
     /// no flags.
     Agent {
         #[command(flatten)]
-        way: role::agent::Way,
+        connection: role::agent::ControlPlaneConnection,
         #[command(flatten)]
         places: Flags<Places>,
         #[command(flatten)]
@@ -162,9 +162,9 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
         Role::Up { places, node, plane } => {
             role::block_on(role::up::run(Settings::load(AllFlags { log, places, node, plane })?))
         }
-        Role::Agent { way, places, node } => {
+        Role::Agent { connection, places, node } => {
             let settings = Settings::load(AllFlags { log, places, node, ..AllFlags::default() })?;
-            role::block_on(role::agent::run(settings, way))
+            role::block_on(role::agent::run(settings, connection))
         }
         #[cfg(feature = "controlplane")]
         Role::Controlplane { places, plane, issue_node, external } => {

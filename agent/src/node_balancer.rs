@@ -33,7 +33,7 @@ const REFUSED_MAX: usize = 256;
 /// Time after which refused services are checked again.
 const RETRY: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A service and its slices.
 type State = (Arc<Service>, Vec<Arc<EndpointSlice>>);
@@ -129,7 +129,7 @@ impl NodeBalancer {
     }
 
     /// Discards all results, so that each service is checked again.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn withdraw(&self) {
         let mut checks = self.lock();
         checks.services.values_mut().for_each(|check| check.ports.clear());
         checks.sockets = Sockets::default();
@@ -177,7 +177,7 @@ impl NodeBalancer {
                     "cannot write the refused ports of load balancers, retrying"
                 );
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
                 continue;
             }
             pause = FIRST_PAUSE;

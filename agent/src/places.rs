@@ -13,7 +13,7 @@ use anyhow::Context;
 use nix::sys::stat::{Mode, umask};
 
 /// Users may pass through the state and run directories to a socket, and not list them.
-const TOP: u32 = 0o711;
+const TRAVERSABLE: u32 = 0o711;
 const PRIVATE: u32 = 0o700;
 /// As the kubelet's root directory.
 const GROUP: u32 = 0o750;
@@ -51,7 +51,7 @@ pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()
     if let Some(parent) = top.parent() {
         fs::create_dir_all(parent).with_context(context)?;
     }
-    make(top, TOP).and_then(|()| restrict(top, TOP)).with_context(context)?;
+    make(top, TRAVERSABLE).and_then(|()| restrict(top, TRAVERSABLE)).with_context(context)?;
     for (name, mode) in below.iter().copied().flatten() {
         let path = top.join(name);
         let made = make(&path, *mode).and_then(|()| restrict(&path, *mode));
@@ -66,7 +66,7 @@ pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()
 /// A mode cannot be changed.
 pub(crate) fn repair(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()> {
     let named = below.iter().copied().flatten().map(|(name, mode)| (top.join(name), *mode));
-    for (path, mode) in std::iter::once((top.to_owned(), TOP)).chain(named) {
+    for (path, mode) in std::iter::once((top.to_owned(), TRAVERSABLE)).chain(named) {
         match restrict(&path, mode) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             other => other.with_context(|| format!("cannot repair the directory {}", path.display()))?,

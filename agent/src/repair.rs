@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first pause; doubled up to [`LONGEST`].
-const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(60);
+/// The first pause; doubled up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// The pause before the next repair. A repair after a quiet time has none.
 #[derive(Debug, Default)]
@@ -21,15 +21,15 @@ impl RepairPause {
     /// Waits before a repair, if the last one was recent: another process that flushes the table at once would
     /// otherwise occupy a processor.
     pub(crate) async fn before_repair(&mut self) {
-        let is_recent = self.last.is_some_and(|last| last.elapsed() < LONGEST + self.next);
-        self.next = if is_recent { (self.next * 2).clamp(FIRST, LONGEST) } else { Duration::ZERO };
+        let is_recent = self.last.is_some_and(|last| last.elapsed() < MAX_PAUSE + self.next);
+        self.next = if is_recent { (self.next * 2).clamp(FIRST_PAUSE, MAX_PAUSE) } else { Duration::ZERO };
         tokio::time::sleep(self.next).await;
         self.last = Some(Instant::now());
     }
 
     /// Waits after a failure.
     pub(crate) async fn after_failure(&mut self) {
-        self.next = (self.next * 2).clamp(FIRST, LONGEST);
+        self.next = (self.next * 2).clamp(FIRST_PAUSE, MAX_PAUSE);
         tokio::time::sleep(self.next).await;
         self.last = Some(Instant::now());
     }
@@ -48,8 +48,8 @@ mod tests {
             pause.before_repair().await;
             waits.push(began.elapsed());
         }
-        assert_eq!(waits, [Duration::ZERO, FIRST, FIRST * 2, FIRST * 4]);
-        tokio::time::advance(LONGEST * 3).await;
+        assert_eq!(waits, [Duration::ZERO, FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4]);
+        tokio::time::advance(MAX_PAUSE * 3).await;
         let began = Instant::now();
         pause.before_repair().await;
         assert_eq!(began.elapsed(), Duration::ZERO);

@@ -120,16 +120,21 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
     tasks.spawn(server.run(backend, shutdown.clone()));
+    end_tasks(tasks, &node, &shutdown).await;
+    Ok(())
+}
+
+/// Waits for the shutdown or for a panic of a task. Then ends all tasks and writes the checkpoint.
+async fn end_tasks(mut tasks: JoinSet<()>, node: &pod::NodeContext, shutdown: &CancellationToken) {
     // Both arms are cancel-safe: the token stays cancelled, and a task that panicked has been logged.
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = wait_for_panic(&mut tasks) => {}
     }
-    // The next start continues whatever a task was doing.
+    // The next start continues the work of the ended tasks.
     tasks.shutdown().await;
     let checkpoint = node.configs.checkpoint().clone();
     let _unwritten = tokio::task::spawn_blocking(move || checkpoint.flush()).await;
-    Ok(())
 }
 
 /// Renews the node's certificates, unless they are files of the user.

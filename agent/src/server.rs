@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Held, Limits, LogLimit, Slot};
+use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Limits, LogLimit, Slot, SlotStream};
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -126,7 +126,7 @@ async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slo
     coracle_cri::notice_lost_client(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
-    let held = Held::new(stream, slot.clone());
+    let held = SlotStream::new(stream, slot.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(slot.clone());
         let (backend, caller) = (backend.clone(), caller.clone());
@@ -147,7 +147,7 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
     if matches!(route, Some(Route::Healthz)) {
         return text(StatusCode::OK, "ok");
     }
-    let needed = access::Needed::of(request.method(), route.as_ref());
+    let needed = access::RequiredPermission::of(request.method(), route.as_ref());
     if let Err(refused) = caller.may_use(&backend.access, request.headers(), needed).await {
         return refused.answer();
     }

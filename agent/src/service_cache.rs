@@ -36,7 +36,7 @@ const STORE_AFTER: Duration = Duration::from_secs(1);
 const WITH_COPY: Duration = Duration::from_secs(2);
 const WITHOUT_COPY: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// The cache; cheap to clone.
 #[derive(Clone)]
@@ -160,15 +160,15 @@ impl ServiceCache {
         if with_slices {
             let (cache, mut slices) = (self.clone(), Vec::new());
             watch_of_slices.spawn(async move {
-                let learn = |event| cache.learn_slice(event, &mut slices);
-                cache.watch("endpointslices.discovery.k8s.io", learn).await;
+                let apply_event = |event| cache.apply_slice_event(event, &mut slices);
+                cache.watch("endpointslices.discovery.k8s.io", apply_event).await;
             });
         }
         let mut services = Vec::new();
-        tokio::join!(self.watch("services", |event| self.learn(event, &mut services)), self.store());
+        tokio::join!(self.watch("services", |event| self.apply_event(event, &mut services)), self.store());
     }
 
-    async fn watch<K>(&self, kind: &'static str, mut learn: impl FnMut(Event<K>))
+    async fn watch<K>(&self, kind: &'static str, mut apply_event: impl FnMut(Event<K>))
     where
         K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
         K: serde::de::DeserializeOwned,
@@ -179,11 +179,11 @@ impl ServiceCache {
         while let Some(event) = events.next().await {
             match event {
                 // The watcher begins a list before it sends the request, which may fail.
-                Ok(event @ Event::Init) => learn(event),
+                Ok(event @ Event::Init) => apply_event(event),
                 Ok(event) => {
                     pause = FIRST_PAUSE;
                     self.shared.health.answered();
-                    learn(event);
+                    apply_event(event);
                 }
                 Err(error) => {
                     if is_forbidden(&error) && !std::mem::replace(&mut refused, true) {
@@ -196,26 +196,27 @@ impl ServiceCache {
                     tracing::debug!(error = &error as &dyn std::error::Error, kind, "a watch failed");
                     self.shared.progress.send_modify(|progress| progress.failed = true);
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_PAUSE);
                 }
             }
         }
     }
 
-    fn learn(&self, event: Event<Service>, listed: &mut Vec<Arc<Service>>) {
+    fn apply_event(&self, event: Event<Service>, listed: &mut Vec<Arc<Service>>) {
         let changed: Vec<ObjectKey> = match event {
             Event::Init => {
                 listed.clear();
                 return;
             }
             Event::InitApply(service) => {
-                listed.push(Arc::new(lighten(service)));
+                listed.push(Arc::new(without_unread_fields(service)));
                 return;
             }
             Event::InitDone => self.write(|tables| tables.replace_services(std::mem::take(listed))),
-            Event::Apply(service) => {
-                self.write(|tables| tables.put_service(Arc::new(lighten(service)))).into_iter().collect()
-            }
+            Event::Apply(service) => self
+                .write(|tables| tables.put_service(Arc::new(without_unread_fields(service))))
+                .into_iter()
+                .collect(),
             Event::Delete(service) => {
                 let key = service.key();
                 self.write(|tables| tables.take_service(&key));
@@ -233,7 +234,7 @@ impl ServiceCache {
         self.shared.unsaved_more.notify_one();
     }
 
-    fn learn_slice(&self, event: Event<EndpointSlice>, listed: &mut Vec<Arc<EndpointSlice>>) {
+    fn apply_slice_event(&self, event: Event<EndpointSlice>, listed: &mut Vec<Arc<EndpointSlice>>) {
         let changed: Vec<ObjectKey> = match event {
             Event::Init => {
                 listed.clear();
@@ -289,7 +290,8 @@ impl ServiceCache {
     }
 
     fn store_one(&self, namespace: &str) {
-        let services: Vec<Service> = self.of(namespace).iter().map(|service| essence(service)).collect();
+        let services: Vec<Service> =
+            self.of(namespace).iter().map(|service| environment_fields(service)).collect();
         self.shared.checkpoint.put(Key::services(namespace), &services);
     }
 
@@ -324,7 +326,7 @@ fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {
 }
 
 /// A service without fields that no consumer reads and that are often large.
-fn lighten(mut service: Service) -> Service {
+fn without_unread_fields(mut service: Service) -> Service {
     let metadata = &mut service.metadata;
     (metadata.managed_fields, metadata.owner_references) = (None, None);
     metadata.annotations = None;
@@ -339,7 +341,7 @@ pub(crate) fn has_other_proxy(service: &Service) -> bool {
 }
 
 /// A service without fields that an environment does not need.
-fn essence(service: &Service) -> Service {
+fn environment_fields(service: &Service) -> Service {
     let mut light = Service { spec: service.spec.clone(), ..Service::default() };
     light.metadata.name.clone_from(&service.metadata.name);
     light.metadata.namespace.clone_from(&service.metadata.namespace);

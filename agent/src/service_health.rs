@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, Connections, Held, Limits, Slot};
+use coracle_connections::{ACCEPT_PAUSE, Connections, Limits, Slot, SlotStream};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use http::{Request, Response, StatusCode};
@@ -49,7 +49,7 @@ struct Server {
     _tasks: JoinSet<()>,
 }
 
-/// What a health check reports.
+/// The content of a health check's response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Health {
     namespace: String,
@@ -171,7 +171,7 @@ async fn listen(port: u16) -> TcpListener {
 }
 
 async fn connection(stream: TcpStream, slot: Arc<Slot>, health: watch::Receiver<Health>) {
-    let held = Held::new(stream, Arc::clone(&slot));
+    let held = SlotStream::new(stream, Arc::clone(&slot));
     let service = hyper::service::service_fn(move |_request: Request<Incoming>| {
         let answer = answer(&health.borrow());
         async move { Ok::<_, Infallible>(answer) }

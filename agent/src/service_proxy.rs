@@ -20,9 +20,9 @@ use crate::node_balancer::NodeBalancer;
 use crate::repair::RepairPause;
 use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
 
-/// Pause after a failure; doubled up to [`LONGEST_PAUSE`].
+/// Pause after a failure; doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Label of a node with its zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -88,7 +88,7 @@ impl ServiceProxy {
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "cannot program services, retrying");
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_PAUSE);
                 }
             }
         }
@@ -117,7 +117,7 @@ impl ServiceProxy {
         let proxy = Proxy::open(&self.config.table, self.view.clone())?;
         let author = proxy.author();
         changes.take();
-        self.balancer.forget();
+        self.balancer.withdraw();
         let (keys, read, view) = (services.keys(), self.reader(services), self.view.clone());
         let mut proxy = blocking(proxy, move |proxy| proxy.replace(view, keys.into_iter().map(read))).await?;
         // After the replacement, whose own notifications may exceed the buffer.

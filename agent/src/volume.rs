@@ -130,7 +130,7 @@ impl VolumeContext {
         self.shared.config.pods_dir.join(uid)
     }
 
-    /// Where an `emptyDir` of a pod is.
+    /// The directory of a pod's `emptyDir`.
     pub(crate) fn empty_dir(&self, uid: &str, volume: &str) -> PathBuf {
         self.pod_dir(uid).join("volumes").join(empty_dir::PLUGIN).join(volume)
     }
@@ -210,7 +210,7 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     if let Some(refreshing) = refreshing {
         refreshing.stop().await;
     }
-    ctx.shared.tokens.forget(uid);
+    ctx.shared.tokens.remove_pod(uid);
     let dirs = [ctx.pod_dir(uid), ctx.memory_dir(uid)];
     let removed = tokio::task::spawn_blocking(move || {
         dirs.into_iter().try_for_each(|path| {

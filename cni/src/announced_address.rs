@@ -35,7 +35,7 @@ pub async fn announce_address(
         reason: "no interface of this node is in its network".to_owned(),
     };
     let name = interface_of(address).or_else(|| interface_with(node?)).ok_or_else(none)?;
-    let links = Links::here()?;
+    let links = Links::in_own_namespace()?;
     let link = links.get(&name).await?;
     let present = links.addresses(&link).await?;
     let same = |present: &&Present| present.network.ip() == address;
@@ -61,7 +61,7 @@ pub async fn announce_address(
 /// # Errors
 /// When netlink fails.
 pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
-    let links = Links::here()?;
+    let links = Links::in_own_namespace()?;
     while let Some(name) = interface_with(address) {
         let link = links.get(&name).await?;
         let present = links.addresses(&link).await?;

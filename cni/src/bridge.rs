@@ -257,7 +257,7 @@ impl Bridge<'_> {
         let v6: Vec<IpNetwork> = addresses.iter().copied().filter(IpNetwork::is_ipv6).collect();
         let inside = Setup { addresses, detect: true, no_link_local, up: true, routes: Vec::new() };
         let inside = inside.apply(netns, ifname).await?;
-        Links::inside(netns)?.settle(netns, &inside, &v6).await?;
+        Links::inside(netns)?.wait_for_duplicate_detection(netns, &inside, &v6).await?;
         Setup { routes, ..Setup::default() }.apply(netns, ifname).await?;
         Ok(inside)
     }

@@ -12,7 +12,7 @@ use coracle_nft::{Channel, Flow, delete_flows};
 use crate::nft::Mapping;
 
 /// Removes the conntrack entries of packets to these ports of this machine, with any target.
-pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()> {
+pub(crate) fn delete_entries(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()> {
     let mut groups: BTreeMap<(bool, u8), Vec<&Mapping>> = BTreeMap::new();
     for port in ports {
         groups.entry((port.to.is_ipv4(), port.protocol.number())).or_default().push(port);
@@ -21,7 +21,7 @@ pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()>
     for ((is_ipv4, protocol), ports) in groups {
         let numbers = ports.iter().map(|port| port.host_port).collect();
         let mut here = HashMap::new();
-        let stale = |flow: &Flow| ports.iter().any(|port| came_by(flow, port, &mut here));
+        let stale = |flow: &Flow| ports.iter().any(|port| is_mapped_by(flow, port, &mut here));
         first = first.and(delete_flows(channel, is_ipv4, protocol, &numbers, stale).map(drop));
     }
     first
@@ -29,7 +29,7 @@ pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()>
 
 /// Whether the port's rules apply to the entry. They do not apply to packets that are forwarded to the same port of
 /// another machine.
-fn came_by(flow: &Flow, port: &Mapping, here: &mut HashMap<IpAddr, bool>) -> bool {
+fn is_mapped_by(flow: &Flow, port: &Mapping, here: &mut HashMap<IpAddr, bool>) -> bool {
     flow.port == port.host_port
         && match port.host_ip {
             Some(ip) => ip == flow.to,

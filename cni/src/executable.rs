@@ -91,7 +91,7 @@ async fn serve(
     let places = request.conf.get("coracle").cloned().map(|places| from_value::<Places>(places, "coracle"));
     let places = places.transpose()?.unwrap_or_default();
     let firewall = Firewall::open(&places.table, &places.state_dir, true)?;
-    let host = Host::here(firewall, None, None)?;
+    let host = Host::in_own_namespace(firewall, None, None)?;
     let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request)
         .await
         .map_err(|error| if command == Command::Status { error.of_status() } else { error })?;

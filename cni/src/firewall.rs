@@ -67,7 +67,7 @@ impl State {
     /// Host ports without connections that differ from `led`.
     fn led_changes(&self) -> Vec<Mapping> {
         if !self.is_known {
-            let wanted = self.claims.ledger.whole().connectionless();
+            let wanted = self.claims.ledger.full_plan().connectionless();
             return self.led.symmetric_difference(&wanted).cloned().collect();
         }
         let changed = self.claims.ledger.changed_ports().into_iter();
@@ -95,8 +95,8 @@ impl Firewall {
         let dir = dir.join("firewall");
         fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
         let claims = if shared { BTreeMap::new() } else { read_all(&dir)? };
-        let claims = Index::settled(claims);
-        let led = claims.ledger.whole().connectionless();
+        let claims = Index::committed(claims);
+        let led = claims.ledger.full_plan().connectionless();
         let (gone, channel) = (BTreeSet::new(), None);
         let state = Mutex::new(State { claims, is_known: false, led, gone, channel });
         Ok(Self { table: table.to_owned(), dir, shared, served: Vec::new(), state })
@@ -301,11 +301,11 @@ impl Firewall {
         let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let lock = Flock::lock(file.map_err(failed("open", &path))?, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
-        state.claims = Index::settled(read_all(&self.dir)?);
+        state.claims = Index::committed(read_all(&self.dir)?);
         // Applied by the last process, unless it was killed before it updated the table.
         state.is_known = !self.dir.join(MARK).exists();
         state.led = match state.is_known {
-            true => state.claims.ledger.whole().connectionless(),
+            true => state.claims.ledger.full_plan().connectionless(),
             false => BTreeSet::new(),
         };
         Ok((state, Some(lock)))
@@ -329,7 +329,7 @@ impl Firewall {
             let exists = nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))?;
             state.is_known = !exists && state.claims.ledger.is_empty();
             if state.is_known {
-                state.claims.ledger.settle();
+                state.claims.ledger.mark_committed();
             }
         }
         Ok(())
@@ -384,11 +384,11 @@ impl Firewall {
             // The table in the kernel was incomplete.
             let batch = match is_empty {
                 true => nft::remove(&self.table),
-                false => nft::replace(&self.table, &state.claims.ledger.whole(), &self.served),
+                false => nft::replace(&self.table, &state.claims.ledger.full_plan(), &self.served),
             };
             self.commit(state, batch, "change")?;
         }
-        state.claims.ledger.settle();
+        state.claims.ledger.mark_committed();
         state.is_known = true;
         Ok(())
     }
@@ -405,7 +405,7 @@ impl Firewall {
         }
         let forgotten = state.channel().and_then(|channel| {
             let wrong = |source| Error::Socket { action: "remove conntrack entries of host ports", source };
-            conntrack::forget(channel, changed).map_err(wrong)
+            conntrack::delete_entries(channel, changed).map_err(wrong)
         });
         if let Err(error) = forgotten {
             warn!(

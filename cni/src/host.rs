@@ -21,12 +21,12 @@ pub(crate) struct Host {
 // === impl Host ===
 
 impl Host {
-    pub(crate) fn here(
+    pub(crate) fn in_own_namespace(
         firewall: Firewall,
         guard: Option<SourceGuard>,
         attachments: Option<Arc<Cache>>,
     ) -> Result<Self, Error> {
-        Ok(Self { links: Links::here()?, firewall, guard, attachments })
+        Ok(Self { links: Links::in_own_namespace()?, firewall, guard, attachments })
     }
 
     /// Whether our own plugins run in this process instead of as executables. Then the caller also ensures that no

@@ -14,7 +14,7 @@ use crate::link::Links;
 /// # Errors
 /// When netlink fails.
 pub async fn add_host_address(address: IpAddr) -> Result<(), Error> {
-    let links = Links::here()?;
+    let links = Links::in_own_namespace()?;
     let lo = links.get("lo").await?;
     links.add_scoped_address(&lo, IpNetwork::from(address), AddressScope::Host).await
 }
@@ -24,7 +24,7 @@ pub async fn add_host_address(address: IpAddr) -> Result<(), Error> {
 /// # Errors
 /// When netlink fails.
 pub async fn remove_host_address(address: IpAddr) -> Result<(), Error> {
-    let links = Links::here()?;
+    let links = Links::in_own_namespace()?;
     let lo = links.get("lo").await?;
     let present = links.addresses(&lo).await?;
     match present.into_iter().find(|present| present.network == IpNetwork::from(address)) {

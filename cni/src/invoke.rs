@@ -23,10 +23,12 @@ pub(crate) use parameters::Parameters;
 /// "Try again later" (section 5, "Error"). Our own executables return it for a full range, too.
 const TRY_AGAIN: u32 = 11;
 
-/// Where a plugin and its IPAM plugin run.
+/// The plugins that a GC selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Where {
+pub(crate) enum ExecutionPlace {
+    /// Plugins that run in this process, with their IPAM plugin.
     InProcess,
+    /// Plugins of which an executable runs.
     Elsewhere,
 }
 
@@ -111,9 +113,10 @@ impl Invoker<'_> {
     /// Runs GC of the plugins that run in process, or of those that run as executables. Our own plugins support GC in
     /// all versions. All plugins are run; the first error is returned. No plugin is run if the list has `disableGC`,
     /// because others attach to the network, too.
-    pub(crate) async fn gc(&self, list: &List, valid: &[Valid], of: Where) -> Result<(), Error> {
+    pub(crate) async fn gc(&self, list: &List, valid: &[Valid], of: ExecutionPlace) -> Result<(), Error> {
         let mut first = Ok(());
-        let is_there = |plugin: &&Map<String, Value>| runs_in_process(plugin) == (of == Where::InProcess);
+        let is_there =
+            |plugin: &&Map<String, Value>| runs_in_process(plugin) == (of == ExecutionPlace::InProcess);
         let selected = list.plugins.iter().filter(is_there).filter(|_| !list.disable_gc);
         for plugin in selected {
             if list.version.has_status_and_gc() || Kind::parse(kind(plugin)).is_some() {

@@ -54,8 +54,8 @@ pub use host_address::{add_host_address, remove_host_address};
 pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{
-    AddressMonitor, Applied, Backend, End, Local, LocalAddress, Mac, Offload, Overlay, OverlayConfig,
-    OverlayError, Passes, Peer, PeerKind, Rival, Way, examine, local_addresses, merged,
+    AddressMonitor, Applied, Backend, End, ForeignDevice, Local, LocalAddress, Mac, Offload, Overlay,
+    OverlayConfig, OverlayError, Peer, PeerKind, ProbePath, ProbeResult, examine, local_addresses, merged,
 };
 pub use plugin_kind::Kind as PluginKind;
 pub use ports::{PortMapping, Protocol};

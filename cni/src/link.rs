@@ -112,7 +112,7 @@ fn no_socket(source: io::Error) -> Error {
 
 impl Links {
     /// The links of the caller's own namespace.
-    pub(crate) fn here() -> Result<Self, Error> {
+    pub(crate) fn in_own_namespace() -> Result<Self, Error> {
         Self::connect(true).map_err(no_socket)
     }
 
@@ -451,14 +451,14 @@ impl Link {
                 LinkAttribute::TxQueueLen(length) => link.queue_length = *length,
                 LinkAttribute::Controller(index) => link.controller = Some(*index),
                 LinkAttribute::Link(index) => link.peer = Some(*index),
-                LinkAttribute::LinkInfo(infos) => infos.iter().for_each(|info| link.learn(info)),
+                LinkAttribute::LinkInfo(infos) => infos.iter().for_each(|info| link.read_info(info)),
                 _ => {}
             }
         }
         link
     }
 
-    fn learn(&mut self, info: &LinkInfo) {
+    fn read_info(&mut self, info: &LinkInfo) {
         match info {
             LinkInfo::Kind(kind) => self.kind = Some(kind.clone()),
             LinkInfo::Data(InfoData::Bridge(properties)) => {

@@ -23,7 +23,7 @@ const SCTP: u8 = 132;
 /// `INET_DIAG_SKV6ONLY` (`linux/inet_diag.h`).
 const V6_ONLY: u16 = 11;
 /// Maximum size of a dump's part in bytes.
-const LONGEST: usize = 64 << 10;
+const MAX_MESSAGE: usize = 64 << 10;
 
 /// A socket that receives packets to a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +107,7 @@ fn dump(request: InetRequest, mut each: impl FnMut(InetResponse)) -> io::Result<
     let mut out = vec![0; message.buffer_len()];
     message.serialize(&mut out);
     socket.send_to(&out, &SocketAddr::new(0, 0), 0)?;
-    let mut buffer = Vec::with_capacity(LONGEST);
+    let mut buffer = Vec::with_capacity(MAX_MESSAGE);
     loop {
         buffer.clear();
         socket.recv(&mut buffer, 0)?;

@@ -176,7 +176,7 @@ impl Network {
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?.serving(&config.served);
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
         let guard = config.check_sources.then(|| SourceGuard::new(&config.table));
-        let host = Arc::new(Host::here(firewall, guard, Some(Arc::clone(&cache)))?);
+        let host = Arc::new(Host::in_own_namespace(firewall, guard, Some(Arc::clone(&cache)))?);
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
         // Packets to pods of other nodes are not masqueraded, also before the other nodes are known again.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
@@ -260,7 +260,7 @@ impl Network {
 
     async fn try_add(&self, at: &Attachment) -> Result<Attached, Error> {
         let inner = &self.inner;
-        inner.releases.forget(&at.id);
+        inner.releases.cancel(&at.id);
         if let Some(earlier) = inner.cache.get(&at.id) {
             self.take_back(&earlier).await?;
         }

@@ -402,7 +402,7 @@ impl Table<'_> {
             let by = || of_family(loopback).meta(Meta::InInterface, R0).equal(R0, &interface(name));
             // Two rules, because packets unknown to conntrack have no status to compare.
             self.rule("input", &by().to(loopback, false).translated().accept());
-            self.rule("input", &by().to(loopback, false).unasked().drop());
+            self.rule("input", &by().to(loopback, false).new_connections().drop());
         }
     }
 

@@ -32,12 +32,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ipnetwork::IpNetwork;
 
 pub use address::{AddressMonitor, LocalAddress, local_addresses};
-pub use error::{OverlayError, Rival};
+pub use error::{ForeignDevice, OverlayError};
 use kernel::Kernel;
 use monitor::{BURST, Monitor};
 pub use offload::Offload;
 use plan::{Change, Node, Plan, Port, Tables, Uplink};
-pub use probe::{Passes, Way, examine};
+pub use probe::{ProbePath, ProbeResult, examine};
 pub use range::merged;
 use tunnel::Tunnel;
 
@@ -330,8 +330,8 @@ impl Overlay {
 
     /// The paths to these peers since the last [`apply`](Self::apply), for [`examine`].
     #[must_use]
-    pub fn ways(&self, peers: &BTreeSet<String>) -> Vec<Way> {
-        self.plan.ways(peers)
+    pub fn paths(&self, peers: &BTreeSet<String>) -> Vec<ProbePath> {
+        self.plan.paths(peers)
     }
 
     /// Whether the VXLAN devices compute checksums, and if not, why. The setting outlives the process.
@@ -415,7 +415,7 @@ impl Overlay {
         if let Some(tunnel) = &mut self.tunnel {
             let socket = |uplink: &Uplink| SocketAddr::new(uplink.address.ip(), self.config.udp_port);
             tunnel.listen(&self.plan.uplinks().iter().map(socket).collect::<Vec<_>>())?;
-            tunnel.lead(self.plan.tunnels());
+            tunnel.set_nodes(self.plan.tunnels());
         }
         self.kernel.run(changes)
     }

@@ -11,7 +11,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 /// Maximum size of a send: well below the kernel's default socket buffer.
 const CHUNK: usize = 48 << 10;
 /// Maximum size of an answer: the kernel fills dumps up to 32 KiB.
-const LONGEST: usize = 64 << 10;
+const MAX_ANSWER: usize = 64 << 10;
 /// `NLM_F_DUMP_INTR`: the table changed while it was read.
 const INTERRUPTED: u16 = 0x10;
 
@@ -35,7 +35,7 @@ impl RouteSocket {
         socket.set_netlink_get_strict_chk(true)?;
         // Errors without a copy of the request.
         socket.set_cap_ack(true)?;
-        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(LONGEST) })
+        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(MAX_ANSWER) })
     }
 
     /// Dumps a table, and calls `each` for each entry.

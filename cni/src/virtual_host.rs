@@ -55,7 +55,7 @@ impl HostNetwork {
     /// # Errors
     /// When the bridge belongs to another program, or netlink or nftables fail.
     pub async fn ensure(&self) -> Result<(), Error> {
-        let links = Links::here()?;
+        let links = Links::in_own_namespace()?;
         links.claim_bridge(&self.bridge, &self.gateways).await?;
         let wanted = link::Bridge { ours: true, ..link::Bridge::default() };
         let (bridge, _) = links.ensure_bridge(&self.bridge, wanted).await?;
@@ -82,7 +82,7 @@ impl HostNetwork {
             up: true,
             routes: self.gateways.iter().map(|gateway| Route::default_by(gateway.ip())).collect(),
         };
-        let links = Links::here()?;
+        let links = Links::in_own_namespace()?;
         let bridge = links.get(&self.bridge).await?;
         let is_port = links.find(&host.port).await?.is_some_and(|port| port.controller == Some(bridge.index));
         if is_port && setup.clone().apply(&netns, INSIDE).await.is_ok() {
@@ -111,7 +111,7 @@ impl HostNetwork {
     /// # Errors
     /// When netlink, nftables or an unmount fails.
     pub async fn remove(&self, hosts: &[VirtualHost]) -> Result<(), Error> {
-        let links = Links::here()?;
+        let links = Links::in_own_namespace()?;
         for host in hosts {
             links.delete(&host.port).await?;
             remove_namespace(&host.namespace)?;

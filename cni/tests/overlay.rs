@@ -12,7 +12,9 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use coracle_cni::{Backend, End, Local, Offload, Overlay, OverlayConfig, Passes, Peer, PeerKind, examine};
+use coracle_cni::{
+    Backend, End, Local, Offload, Overlay, OverlayConfig, Peer, PeerKind, ProbeResult, examine,
+};
 use nix::sched::{CloneFlags, unshare};
 
 /// A timeout that even a slow machine does not reach.
@@ -271,8 +273,8 @@ fn a_deleted_tun_device_keeps_no_processor_busy() {
 
 /// The MTU that reaches the other node, for IPv4 and IPv6.
 fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
-    let found = examine(&overlay.ways(&BTreeSet::from(["node-2".to_owned()]))).unwrap();
-    found.into_iter().map(|Passes { bytes, offloaded }| (bytes, offloaded)).collect()
+    let found = examine(&overlay.paths(&BTreeSet::from(["node-2".to_owned()]))).unwrap();
+    found.into_iter().map(|ProbeResult { bytes, offloaded }| (bytes, offloaded)).collect()
 }
 
 #[test]
@@ -318,12 +320,13 @@ fn a_thousand_faultless_paths_have_no_false_positive() {
     in_a_namespace(async || {
         let way = |number: u32| {
             let to = std::net::Ipv4Addr::from_bits(0x7f01_0000 + number).into();
-            coracle_cni::Way { peer: format!("peer-{number}"), to, mtu: 1450 }
+            coracle_cni::ProbePath { peer: format!("peer-{number}"), to, mtu: 1450 }
         };
-        let ways: Vec<_> = (0..1000).map(way).collect();
-        let found = examine(&ways).unwrap();
-        let well = found.iter().filter(|passes| **passes == Passes { bytes: 1450, offloaded: true }).count();
-        assert_eq!(well, ways.len());
+        let paths: Vec<_> = (0..1000).map(way).collect();
+        let found = examine(&paths).unwrap();
+        let well =
+            found.iter().filter(|passes| **passes == ProbeResult { bytes: 1450, offloaded: true }).count();
+        assert_eq!(well, paths.len());
     });
 }
 

@@ -72,11 +72,11 @@ pub struct ControlPlaneConfig {
     pub election: LeaderElection,
     /// Configuration of the admission plugins: a file of upstream's `AdmissionConfiguration`.
     pub admission_file: Option<PathBuf>,
-    /// Which admission plugins run.
+    /// The admission plugins that run.
     pub admission_plugins: PluginSelection,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
-    /// Which controllers run.
+    /// The controllers that run.
     pub controllers: ControllerSelection,
     /// Whether the scheduler runs.
     pub run_scheduler: bool,

@@ -67,7 +67,7 @@ impl Candidate {
     {
         loop {
             let Some(held_since) = self.acquire(&shutdown).await else { return };
-            tracing::info!(lease = self.name, identity = self.identity, "leading");
+            tracing::info!(lease = self.name, identity = self.identity, "acquired the lease of the leader");
             let term = shutdown.child_token();
             let mut working = std::pin::pin!(work(term.clone()));
             tokio::select! {

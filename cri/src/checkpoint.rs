@@ -25,7 +25,7 @@ use std::path::Path;
 
 use self::build::BUILD_DIR;
 use self::cleanup::OUTPUT;
-pub(crate) use self::cleanup::{forget, remove_pod_output};
+pub(crate) use self::cleanup::{remove_incomplete, remove_pod_output};
 pub(crate) use self::criu::program;
 pub use self::error::{CheckpointError, CriuError};
 pub(crate) use self::fit::fit;
@@ -33,13 +33,13 @@ pub(crate) use self::fit::fit;
 pub(crate) use self::fit::fuzz;
 pub(crate) use self::manifest::Manifest;
 pub(crate) use self::pod::{PodSubject, checkpoint_pod};
-pub(crate) use self::restore::{forget_images, images_dir, read, said, unpack_checkpoint, verify};
+pub(crate) use self::restore::{criu_errors, forget_images, images_dir, read, unpack_checkpoint, verify};
 use self::subject::Connections;
 pub(crate) use self::subject::Subject;
 
 /// Writes the checkpoint's archive, completely or not at all. Blocks.
 pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), CheckpointError> {
-    let made = forget(&subject.layer).and_then(|()| {
+    let made = remove_incomplete(&subject.layer).and_then(|()| {
         location::note(&subject.layer, location)?;
         coracle_fault::point("checkpoint.noted");
         let one = std::slice::from_ref(subject);
@@ -53,7 +53,7 @@ pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), Check
         Ok(()) => location::forget_note(&subject.layer),
         Err(_) => Ok(()),
     };
-    let forgotten = forgotten.and(forget(&subject.layer));
+    let forgotten = forgotten.and(remove_incomplete(&subject.layer));
     made.and(forgotten)
 }
 

@@ -49,7 +49,7 @@ impl Default for RuntimeConfig {
             cgroup_driver: CgroupDriver::default(),
             log_max_size: 10 << 20,
             log_max_files: 5,
-            shim_binary: PathBuf::from(shim_program::OWN),
+            shim_binary: PathBuf::from(shim_program::OWN_EXECUTABLE),
             shim_times: Times::default(),
             stream_url: "http://127.0.0.1".to_owned(),
             // The default of the kubelet's --streaming-connection-idle-timeout and of containerd.

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use coracle_images::{Held, Reference};
+use coracle_images::{ImageHold, Reference};
 use coracle_proto::cri;
 use tokio::sync::watch;
 
@@ -57,7 +57,7 @@ pub(crate) struct Container {
     /// State for usage rates.
     pub(crate) meter: Meter,
     /// Hold the layers of its image and of its image volumes.
-    _held: Vec<Held>,
+    _held: Vec<ImageHold>,
 }
 
 /// The mutable state of a container.
@@ -72,7 +72,7 @@ pub(crate) struct ContainerState {
 // === impl Container ===
 
 impl Container {
-    pub(crate) fn new(record: ContainerRecord, held: Vec<Held>) -> Self {
+    pub(crate) fn new(record: ContainerRecord, held: Vec<ImageHold>) -> Self {
         let resources = record.config.linux.as_ref().and_then(|linux| linux.resources.clone());
         let state = ContainerState { phase: record.phase.clone(), pid: record.pid, resources };
         Self {

@@ -16,8 +16,8 @@ use tracing::warn;
 use crate::clock::now;
 use crate::container::Container;
 use crate::error::Error;
-use crate::events::{Events, Item, Turn};
-use crate::records::{Records, Removed, Subject, Transition, forget};
+use crate::events::{Events, Item, SendGuard};
+use crate::records::{Records, Removed, Subject, Transition, remove_record};
 use crate::sandbox::{Sandbox, SandboxState};
 use crate::tables::Tables;
 
@@ -35,7 +35,7 @@ pub(crate) struct EventOutbox {
 #[must_use = "recorded transitions must be sent"]
 pub(crate) struct PendingEvents<'a> {
     outbox: &'a EventOutbox,
-    turn: Turn<'a>,
+    send_guard: SendGuard<'a>,
     transitions: Vec<Transition>,
     removed: Option<PathBuf>,
 }
@@ -62,12 +62,17 @@ struct UnsentTransitions {
 impl EventOutbox {
     /// Waits until no other transition is in progress.
     pub(crate) fn pending(&self) -> PendingEvents<'_> {
-        PendingEvents { outbox: self, turn: self.events.turn(), transitions: Vec::new(), removed: None }
+        PendingEvents {
+            outbox: self,
+            send_guard: self.events.send_guard(),
+            transitions: Vec::new(),
+            removed: None,
+        }
     }
 
     /// Ensures that new events get numbers above these numbers of an earlier start.
     pub(crate) fn skip_numbers(&self, numbers: impl Iterator<Item = u64>) {
-        self.events.turn().skip(numbers.max().unwrap_or_default());
+        self.events.send_guard().skip(numbers.max().unwrap_or_default());
     }
 
     /// Records a transition of a container.
@@ -132,7 +137,7 @@ impl EventOutbox {
         }
         for removed in removed {
             if removed.number <= transitions.delivered {
-                forget(&removed.file);
+                remove_record(&removed.file);
                 continue;
             }
             transitions.add_removed(&removed);
@@ -224,7 +229,7 @@ impl UnsentTransitions {
 impl PendingEvents<'_> {
     /// Adds a transition. None without listeners: then nothing needs to be recorded.
     pub(crate) fn add(&mut self, what: ContainerEventType, at: i64) -> Option<Transition> {
-        let number = self.turn.number()?;
+        let number = self.send_guard.number()?;
         let transition = Transition { number, what: what.into(), at };
         self.transitions.push(transition);
         Some(transition)
@@ -252,7 +257,7 @@ impl PendingEvents<'_> {
         self.outbox.changes.send_replace(());
         for transition in self.transitions {
             let status = Some(sandbox.status());
-            self.turn.send(&Item {
+            self.send_guard.send(&Item {
                 number: transition.number,
                 event: self.outbox.event(transition, object_id.to_owned(), &sandbox.id, status),
                 removed: self.removed.clone(),

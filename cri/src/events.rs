@@ -30,7 +30,7 @@ use crate::lock::locked;
 const BACKLOG: usize = 1024;
 /// Maximum events that are kept for the first listener after the start. If there are more, all are dropped: no client
 /// listens.
-const EARLY: usize = 256;
+const MAX_EARLY_EVENTS: usize = 256;
 
 /// The listeners of container events.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ struct Listener {
 
 /// The exclusive right to number and send events.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct SendGuard<'a> {
     events: &'a Events,
     last: MutexGuard<'a, u64>,
 }
@@ -119,8 +119,8 @@ impl Events {
     }
 
     /// Waits until no other event is being numbered and sent.
-    pub(crate) fn turn(&self) -> Turn<'_> {
-        Turn { events: self, last: locked(&self.numbers) }
+    pub(crate) fn send_guard(&self) -> SendGuard<'_> {
+        SendGuard { events: self, last: locked(&self.numbers) }
     }
 
     /// Queues events of earlier starts before all events of this start.
@@ -134,7 +134,7 @@ impl Events {
     /// Ends the recovery: listeners can connect, and the queue for the first listener is limited.
     pub(crate) fn open_to_listeners(&self) {
         let mut state = locked(&self.state);
-        state.room = state.early.as_ref().map(|early| early.len() + EARLY);
+        state.room = state.early.as_ref().map(|early| early.len() + MAX_EARLY_EVENTS);
     }
 
     /// Ends all current and future streams: the server stops.
@@ -153,9 +153,9 @@ impl State {
     }
 }
 
-// === impl Turn ===
+// === impl SendGuard ===
 
-impl Turn<'_> {
+impl SendGuard<'_> {
     /// The next number. None without listeners.
     pub(crate) fn number(&mut self) -> Option<u64> {
         self.events.wanted().then(|| {
@@ -223,10 +223,10 @@ mod tests {
     }
 
     fn send(events: &Events, created_at: i64) {
-        let mut turn = events.turn();
-        let Some(number) = turn.number() else { return };
+        let mut send_guard = events.send_guard();
+        let Some(number) = send_guard.number() else { return };
         let event = ContainerEventResponse { created_at, ..Default::default() };
-        turn.send(&Item { number, event, removed: None });
+        send_guard.send(&Item { number, event, removed: None });
     }
 
     async fn all(
@@ -283,13 +283,13 @@ mod tests {
         events.open_to_listeners();
         let removed = dir.path().join("1.container");
         std::fs::write(&removed, "").expect("write");
-        let number = events.turn().number().expect("a number");
-        events.turn().send(&Item { number, event: Default::default(), removed: Some(removed.clone()) });
+        let number = events.send_guard().number().expect("a number");
+        events.send_guard().send(&Item { number, event: Default::default(), removed: Some(removed.clone()) });
         (0..300).for_each(|number| send(&events, number));
         assert!(!events.wanted());
         // Dropped events are not replayed by the next start.
         assert!(!removed.exists());
-        assert_eq!((open(&dir).last_delivered(), events.turn().last()), (257, 257));
+        assert_eq!((open(&dir).last_delivered(), events.send_guard().last()), (257, 257));
     }
 
     #[tokio::test]
@@ -300,8 +300,12 @@ mod tests {
         let removed: Vec<PathBuf> = (1..=3).map(|number| dir.path().join(format!("{number}"))).collect();
         let send = |file: &PathBuf| {
             std::fs::write(file, "").expect("write");
-            let number = events.turn().number().expect("a number");
-            events.turn().send(&Item { number, event: Default::default(), removed: Some(file.clone()) });
+            let number = events.send_guard().number().expect("a number");
+            events.send_guard().send(&Item {
+                number,
+                event: Default::default(),
+                removed: Some(file.clone()),
+            });
         };
         removed[..2].iter().for_each(send);
         drop(leaves);
@@ -323,8 +327,8 @@ mod tests {
         }
         let next = open(&dir);
         assert_eq!(next.last_delivered(), 11);
-        next.turn().skip(12);
-        assert_eq!(next.turn().number(), Some(13));
+        next.send_guard().skip(12);
+        assert_eq!(next.send_guard().number(), Some(13));
     }
 
     #[tokio::test]
@@ -349,7 +353,7 @@ mod tests {
     fn no_number_is_allocated_without_listeners() {
         let events = events();
         drop(events.listen());
-        assert_eq!(events.turn().number(), None);
+        assert_eq!(events.send_guard().number(), None);
     }
 
     #[test]
@@ -357,6 +361,6 @@ mod tests {
         let events = events();
         let _listener = events.listen();
         events.end();
-        assert_eq!(events.turn().number(), Some(1));
+        assert_eq!(events.send_guard().number(), Some(1));
     }
 }

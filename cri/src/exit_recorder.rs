@@ -83,7 +83,7 @@ impl ExitRecorder {
     /// a file.
     pub(crate) async fn end_lost_container(&self, container: &Container) {
         if !self.cgroups.kill(&container.record.cgroup).await {
-            warn!(container = container.id, "processes of a lost container do not die");
+            warn!(container = container.id, "killed processes of a lost container have not ended");
         }
         let exits = self.records.sandbox_dir(&container.record.sandbox_id).join(EXITS);
         let exit = match recorded_exit(&exits, &container.id) {

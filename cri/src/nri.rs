@@ -29,7 +29,7 @@ use crate::container::Container;
 use crate::error::{self, Error};
 use crate::host::Host;
 use crate::records::{ContainerRecord, Records, SandboxRecord};
-use crate::sandbox::{Live, Sandbox};
+use crate::sandbox::{LiveShim, Sandbox};
 use crate::tables::Tables;
 use crate::undo::{Step, Undo};
 
@@ -48,7 +48,7 @@ pub(crate) struct PluginHooks {
 #[derive(Clone, Copy)]
 pub(crate) struct PodOf<'a> {
     pub(crate) sandbox: &'a Sandbox,
-    pub(crate) live: &'a Live,
+    pub(crate) live: &'a LiveShim,
 }
 
 // === impl PluginHooks ===
@@ -63,7 +63,7 @@ impl PluginHooks {
     pub(crate) async fn run_pod_sandbox(
         &self,
         record: &SandboxRecord,
-        live: &Live,
+        live: &LiveShim,
         undo: &mut Undo,
     ) -> Result<(), Error> {
         if !self.nri.is_active() {

@@ -24,7 +24,7 @@ use crate::config::RuntimeConfig;
 use crate::error::Error;
 use crate::selinux::Labels;
 
-pub(crate) use removed::{Removed, Subject, forget};
+pub(crate) use removed::{Removed, Subject, remove_record};
 
 const VERSION: u32 = 1;
 const FILE: &str = "record.json";

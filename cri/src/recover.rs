@@ -30,13 +30,13 @@ use crate::names::Names;
 use crate::records::{
     self, ContainerPhase, ContainerRecord, Records, SandboxPhase, SandboxRecord, Transition,
 };
-use crate::sandbox::{self, Live, Sandbox, SandboxState};
+use crate::sandbox::{self, LiveShim, Sandbox, SandboxState};
 use crate::selinux::Selinux;
 use crate::services::containers::ContainerService;
 use crate::services::execs::ExecService;
 use crate::services::sandboxes::SandboxService;
 use crate::shim_client::{self, ErrorKind, Shim};
-use crate::shim_monitor::{Missed, ShimMonitor, missed, phase_now};
+use crate::shim_monitor::{MissedTransition, ShimMonitor, missed, phase_now};
 use crate::tables::Tables;
 
 /// A recorded sandbox and its shim.
@@ -185,8 +185,8 @@ impl Recovery {
         let dir = self.records.sandbox_dir(id);
         let times = self.config.shim_times;
         match Shim::reach(&dir, times).await {
-            Ok(shim_client::Reached::Answers(shim, state)) => Ok(Found::Answers(shim, state)),
-            Ok(shim_client::Reached::Silent(shim)) => {
+            Ok(shim_client::ConnectResult::Answers(shim, state)) => Ok(Found::Answers(shim, state)),
+            Ok(shim_client::ConnectResult::Silent(shim)) => {
                 warn!(sandbox = id, "the shim of a sandbox does not answer");
                 Ok(Found::Silent(shim))
             }
@@ -231,11 +231,15 @@ impl Recovery {
     }
 
     /// Records transitions that happened while no runtime was running, in their order. Returns the last event number.
-    fn number_missed(&self, mut missed: Vec<Missed>) -> u64 {
+    fn number_missed(&self, mut missed: Vec<MissedTransition>) -> u64 {
         missed.sort_by_key(|missed| missed.at);
-        let mut turn = self.outbox.events.turn();
-        for Missed { at, container, what } in &missed {
-            container.note(turn.number().map(|number| Transition { number, what: (*what).into(), at: *at }));
+        let mut send_guard = self.outbox.events.send_guard();
+        for MissedTransition { at, container, what } in &missed {
+            container.note(send_guard.number().map(|number| Transition {
+                number,
+                what: (*what).into(),
+                at: *at,
+            }));
         }
         for container in self.tables.containers.all() {
             if let Err(error) = self.records.write_container(&container.record_now()) {
@@ -243,14 +247,14 @@ impl Recovery {
             }
             coracle_fault::point("recover.numbered");
         }
-        turn.last()
+        send_guard.last()
     }
 
     async fn recover_containers(
         &self,
         found: records::Found<ContainerRecord>,
         sandboxes: &[RecordedSandbox],
-    ) -> Result<Vec<Missed>, Error> {
+    ) -> Result<Vec<MissedTransition>, Error> {
         let shims: HashMap<&str, &Found> =
             sandboxes.iter().map(|sandbox| (sandbox.record.id.as_str(), &sandbox.shim)).collect();
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
@@ -359,7 +363,7 @@ impl Recovery {
         &self,
         mut record: ContainerRecord,
         state: Option<&State>,
-    ) -> (Arc<Container>, Vec<Missed>) {
+    ) -> (Arc<Container>, Vec<MissedTransition>) {
         let before = record.phase.clone();
         let seen = state
             .and_then(|state| state.containers.iter().find(|container| container.container_id == record.id));
@@ -412,7 +416,7 @@ impl Recovery {
         let mut ended = Ended { containers: Vec::new(), sandbox: None };
         let known: HashSet<String> = match found {
             Found::Answers(shim, state) => {
-                self.monitor.adopt_sandbox(record, Live { shim, init_pid: state.init_pid });
+                self.monitor.adopt_sandbox(record, LiveShim { shim, init_pid: state.init_pid });
                 self.execs.kill_orphaned(state.execs);
                 state.containers.into_iter().map(|container| container.container_id).collect()
             }
@@ -460,7 +464,7 @@ fn remove_checkpoint(id: &str, freezer: Option<&Freezer>, layer: &Path) {
     if let Some(Err(error)) = freezer.map(Freezer::thaw) {
         warn!(container = id, %error, "cannot thaw a container");
     }
-    if let Err(error) = checkpoint::forget(layer) {
+    if let Err(error) = checkpoint::remove_incomplete(layer) {
         let error = chain(&error);
         warn!(container = id, error, "cannot remove an incomplete checkpoint");
     }

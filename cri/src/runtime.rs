@@ -58,7 +58,7 @@ pub struct Runtime {
     plugin_host: Arc<PluginHost>,
 }
 
-/// What several services share.
+/// Components that several services share.
 struct Parts {
     config: Arc<RuntimeConfig>,
     images: Images,

@@ -70,7 +70,7 @@ pub(crate) struct PodSize {
 #[derive(Debug, Clone)]
 pub(crate) enum SandboxState {
     /// The shim is alive and holds the namespaces.
-    Ready(Live),
+    Ready(LiveShim),
     /// The shim is alive but has not answered yet, so the state of its containers is unknown. Clients see `NotReady`.
     Silent(Shim),
     /// Nothing of it runs. Its record and its containers' records remain until it is removed.
@@ -79,7 +79,7 @@ pub(crate) enum SandboxState {
 
 /// A sandbox's shim.
 #[derive(Debug, Clone)]
-pub(crate) struct Live {
+pub(crate) struct LiveShim {
     pub(crate) shim: Shim,
     /// Pid of the pod's init if the pod shares a pid namespace, else 0.
     pub(crate) init_pid: i32,
@@ -114,7 +114,7 @@ impl Sandbox {
         layout.pod(parent, &self.id)
     }
 
-    pub(crate) fn live(&self) -> Option<Live> {
+    pub(crate) fn live(&self) -> Option<LiveShim> {
         match &*locked(&self.state) {
             SandboxState::Ready(live) => Some(live.clone()),
             SandboxState::Silent(_) | SandboxState::NotReady => None,
@@ -153,7 +153,7 @@ impl Sandbox {
     /// Stores the connection to a shim that has answered, and returns the previous state. `NotReady` is not changed.
     pub(crate) fn answered(&self, shim: &Shim, init_pid: i32) -> SandboxState {
         let mut state = locked(&self.state);
-        let ready = SandboxState::Ready(Live { shim: shim.clone(), init_pid });
+        let ready = SandboxState::Ready(LiveShim { shim: shim.clone(), init_pid });
         match &*state {
             SandboxState::NotReady => SandboxState::NotReady,
             SandboxState::Ready(_) | SandboxState::Silent(_) => std::mem::replace(&mut state, ready),

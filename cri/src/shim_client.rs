@@ -33,7 +33,7 @@ use tokio::time::timeout;
 pub use self::error::{Error, ErrorKind};
 use self::link::Link;
 use self::process::Process;
-pub use self::stdio::{AttachTo, Attached, Begun, ExecStdio, Late, Started};
+pub use self::stdio::{AttachTo, Attached, ExecStdio, PendingStart, StartResult, Started};
 pub use self::times::Times;
 
 /// Maximum bytes of an inline process in an exec call. A larger one (command and environment) is passed as a file. Shims of
@@ -52,7 +52,7 @@ pub struct Shim {
 
 /// A live shim after a request for its state.
 #[derive(Debug)]
-pub enum Reached {
+pub enum ConnectResult {
     /// The shim answered.
     Answers(Shim, shim::State),
     /// The shim has not answered yet. The request is still pending.
@@ -97,9 +97,9 @@ impl Shim {
         }
         let process = process::spawn(binary, dir, &config, times).await?;
         let socket = PathBuf::from(&config.socket);
-        let error = match Self::over(dir, &socket, Some(process.clone()), times).await {
-            Ok(Reached::Answers(shim, state)) => return Ok((shim, state)),
-            Ok(Reached::Silent(_)) => Error::silent(),
+        let error = match Self::connect_to(dir, &socket, Some(process.clone()), times).await {
+            Ok(ConnectResult::Answers(shim, state)) => return Ok((shim, state)),
+            Ok(ConnectResult::Silent(_)) => Error::silent(),
             Err(error) => error,
         };
         process.kill_and_reap().await;
@@ -112,8 +112,8 @@ impl Shim {
     /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not answer.
     pub async fn connect(dir: &Path) -> Result<(Self, shim::State), Error> {
         match Self::reach(dir, Times::default()).await? {
-            Reached::Answers(shim, state) => Ok((shim, state)),
-            Reached::Silent(_) => Err(Error::silent()),
+            ConnectResult::Answers(shim, state) => Ok((shim, state)),
+            ConnectResult::Silent(_) => Err(Error::silent()),
         }
     }
 
@@ -123,16 +123,16 @@ impl Shim {
     /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do not
     /// mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer supports our
     /// protocol.
-    pub async fn reach(dir: &Path, times: Times) -> Result<Reached, Error> {
+    pub async fn reach(dir: &Path, times: Times) -> Result<ConnectResult, Error> {
         let socket = process::read_config(dir).await?.socket;
-        Self::over(dir, Path::new(&socket), None, times).await
+        Self::connect_to(dir, Path::new(&socket), None, times).await
     }
 
     /// Connects to the same shim after the connection ended.
     ///
     /// # Errors
     /// As [`Shim::reach`].
-    pub async fn reach_again(&self) -> Result<Reached, Error> {
+    pub async fn reach_again(&self) -> Result<ConnectResult, Error> {
         Self::reach(self.dir(), self.times).await
     }
 
@@ -142,7 +142,12 @@ impl Shim {
         Self { times, ..self }
     }
 
-    async fn over(dir: &Path, path: &Path, process: Option<Process>, times: Times) -> Result<Reached, Error> {
+    async fn connect_to(
+        dir: &Path,
+        path: &Path,
+        process: Option<Process>,
+        times: Times,
+    ) -> Result<ConnectResult, Error> {
         let connected = timeout(times.answer, socket::Socket::connect(path)).await;
         let socket = connected.map_err(|_late| Error::silent())??;
         let process = match process {
@@ -154,13 +159,13 @@ impl Shim {
         let inner = Inner { dir: dir.to_owned(), link, process, events: Mutex::new(Some(receiver)) };
         let shim = Self { inner: Arc::new(inner), times };
         match timeout(times.answer, shim.hello()).await {
-            Ok(Ok(state)) => Ok(Reached::Answers(shim, state)),
+            Ok(Ok(state)) => Ok(ConnectResult::Answers(shim, state)),
             // A live shim that closed the connection: another client may have connected meanwhile. It can be reached again.
             Ok(Err(error)) if error.kind == ErrorKind::Gone && !shim.inner.process.is_dying().await => {
-                Ok(Reached::Silent(shim))
+                Ok(ConnectResult::Silent(shim))
             }
             Ok(Err(error)) => Err(error),
-            Err(_late) => Ok(Reached::Silent(shim)),
+            Err(_late) => Ok(ConnectResult::Silent(shim)),
         }
     }
 
@@ -198,7 +203,7 @@ impl Shim {
     pub async fn closed(&self) -> Closed {
         tokio::select! {
             // Cancel safe: both arms only observe.
-            () = self.inner.process.died() => Closed::Died,
+            () = self.inner.process.ended() => Closed::Died,
             () = self.inner.link.closed() => {
                 if self.inner.process.is_dying().await { Closed::Died } else { Closed::Replaced }
             }
@@ -206,8 +211,8 @@ impl Shim {
     }
 
     /// Waits for the end of the shim. Cancel safe.
-    pub async fn died(&self) {
-        self.inner.process.died().await;
+    pub async fn ended(&self) {
+        self.inner.process.ended().await;
     }
 
     /// Gets the shim's complete state. Pending events are sent again. Without a timeout.
@@ -269,7 +274,7 @@ impl Shim {
         exec_id: &str,
         process: &oci_spec::runtime::Process,
         stdio: ExecStdio,
-    ) -> Result<Begun, Error> {
+    ) -> Result<StartResult, Error> {
         let process =
             serde_json::to_vec(process).map_err(|error| Error::invalid("encode the process", &error))?;
         let mut exec = shim::Exec {
@@ -304,10 +309,10 @@ impl Shim {
         let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });
         match timeout(self.times.work, &mut answer).await {
             Ok(answer) => {
-                let started: Started = Late::parse(answer)?;
-                Ok(Begun::Started(started))
+                let started: Started = PendingStart::parse(answer)?;
+                Ok(StartResult::Started(started))
             }
-            Err(_late) => Ok(Begun::Late(Late(answer))),
+            Err(_late) => Ok(StartResult::PendingStart(PendingStart(answer))),
         }
     }
 
@@ -390,7 +395,7 @@ impl Shim {
         let process = &self.inner.process;
         let mut ended = pin!(async {
             self.done(request::Call::Shutdown(shim::Shutdown {}), self.times.end).await?;
-            process.died().await;
+            process.ended().await;
             Ok::<(), Error>(())
         });
         let early = timeout(self.times.answer, &mut ended).await;

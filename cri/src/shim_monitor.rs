@@ -13,7 +13,7 @@ use coracle_proto::shim::Event;
 use futures::StreamExt as _;
 use tracing::warn;
 
-pub(crate) use self::phase::{Missed, missed, phase_now};
+pub(crate) use self::phase::{MissedTransition, missed, phase_now};
 use self::reconnect::{Backoff, reconnect};
 use crate::container::Container;
 use crate::error::Error;
@@ -21,7 +21,7 @@ use crate::exit_recorder::{ExitRecorder, exit_record};
 use crate::lock::locked;
 use crate::nri::PluginHooks;
 use crate::records::{ExitRecord, Records, SandboxRecord};
-use crate::sandbox::{Live, Sandbox, SandboxState, process1};
+use crate::sandbox::{LiveShim, Sandbox, SandboxState, process1};
 use crate::services::execs::ExecService;
 use crate::shim_client::{Closed, ErrorKind, Shim};
 use crate::tables::Tables;
@@ -32,7 +32,7 @@ pub(crate) struct ShimMonitor {
     state: Arc<State>,
 }
 
-/// What the monitor works on. Its tasks hold weak references, so that they do not keep the runtime alive.
+/// The state of the monitor. Its tasks hold weak references, so that they do not keep the runtime alive.
 pub(crate) struct State {
     pub(crate) tables: Arc<Tables>,
     pub(crate) records: Arc<Records>,
@@ -66,7 +66,7 @@ impl ShimMonitor {
     }
 
     /// Adds a sandbox with a live shim to the table and monitors the shim.
-    pub(crate) fn adopt_sandbox(&self, record: SandboxRecord, live: Live) -> Arc<Sandbox> {
+    pub(crate) fn adopt_sandbox(&self, record: SandboxRecord, live: LiveShim) -> Arc<Sandbox> {
         let (shim, watched) = (live.shim.clone(), live.clone());
         let sandbox = Arc::new(Sandbox::new(record, SandboxState::Ready(live)));
         process1::watch(&sandbox, &watched);
@@ -167,7 +167,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         warn!(sandbox = sandbox.id, "the connection to a live shim ended");
         let Some(next) = connect_again(&state, &sandbox, &shim, &mut backoff).await else {
             // The death can take time: the kernel may wait for a disk to close the shim's files.
-            shim.died().await;
+            shim.ended().await;
             break;
         };
         shim = next;

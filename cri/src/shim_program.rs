@@ -16,7 +16,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 /// The executable of this process, which is also the shim's, except in tests.
-pub(crate) const OWN: &str = "/proc/self/exe";
+pub(crate) const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
 /// The executable of shims.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct MountAttr {
 impl ShimProgram {
     /// Opens the executable. The own executable gets a read-only mount, another one is used as it is.
     pub(crate) fn open(program: &Path) -> io::Result<Self> {
-        if program != Path::new(OWN) {
+        if program != Path::new(OWN_EXECUTABLE) {
             return Ok(Self { path: program.to_owned(), _file: None });
         }
         let file = read_only(program)?;

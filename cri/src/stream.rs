@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, Connections, Held, Limits, LogLimit, Slot};
+use coracle_connections::{ACCEPT_PAUSE, Connections, Limits, LogLimit, Slot, SlotStream};
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::upgrade::Upgraded;
@@ -39,7 +39,7 @@ use self::client::Client;
 use self::idle::Connection;
 use self::spdy::Session;
 use self::spdy_command::expected_streams;
-pub(crate) use self::token::{Ticket, Tokens};
+pub(crate) use self::token::{StreamRequest, Tokens};
 use self::upgrade::{Codec, Protocol, Transport};
 use crate::services::execs::ExecService;
 use crate::tables::Tables;
@@ -110,7 +110,7 @@ impl StreamService {
     }
 
     /// Serves a stream until it ends or its idle limit is reached.
-    async fn serve_upgraded(&self, ticket: Ticket, transport: Transport, connection: Upgraded) {
+    async fn serve_upgraded(&self, ticket: StreamRequest, transport: Transport, connection: Upgraded) {
         let (connection, idle) = idle::watch(TokioIo::new(connection));
         tokio::select! {
             // The other arm is dropped; its tasks end with the connection.
@@ -121,16 +121,16 @@ impl StreamService {
         }
     }
 
-    async fn serve_stream(&self, ticket: Ticket, transport: Transport, connection: Connection) {
+    async fn serve_stream(&self, ticket: StreamRequest, transport: Transport, connection: Connection) {
         match (ticket, transport.protocol()) {
-            (Ticket::PortForward(request), Protocol::WebSocketChannels(_)) => {
+            (StreamRequest::PortForward(request), Protocol::WebSocketChannels(_)) => {
                 websocket::forward(&self.tables, request, websocket::accept(connection).await).await;
             }
-            (Ticket::PortForward(request), Protocol::WebSocketSpdy) => {
+            (StreamRequest::PortForward(request), Protocol::WebSocketSpdy) => {
                 let tunnel = websocket::tunnel(websocket::accept(connection).await);
                 spdy_forward::forward(&self.tables, &request, Session::open(tunnel)).await;
             }
-            (Ticket::PortForward(request), Protocol::Spdy) => {
+            (StreamRequest::PortForward(request), Protocol::Spdy) => {
                 spdy_forward::forward(&self.tables, &request, Session::open(connection)).await;
             }
             (command, Protocol::Spdy) => {
@@ -148,12 +148,12 @@ impl StreamService {
         }
     }
 
-    async fn run(&self, ticket: Ticket, client: Client) {
+    async fn run(&self, ticket: StreamRequest, client: Client) {
         match ticket {
-            Ticket::Exec(request) => command::exec(&self.execs, request, client).await,
-            Ticket::Attach(request) => attach::attach(&self.tables, request, client).await,
+            StreamRequest::Exec(request) => command::exec(&self.execs, request, client).await,
+            StreamRequest::Attach(request) => attach::attach(&self.tables, request, client).await,
             // `serve_stream` handles port-forward.
-            Ticket::PortForward(_) => {}
+            StreamRequest::PortForward(_) => {}
         }
     }
 }
@@ -210,7 +210,7 @@ pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdow
 
 /// Serves one connection until it is upgraded or ends, or its slot expires.
 async fn serve_connection(service: StreamService, connection: TcpStream, slot: Arc<Slot>) {
-    let held = Held::new(connection, slot.clone());
+    let held = SlotStream::new(connection, slot.clone());
     let proven = slot.clone();
     let handler = hyper::service::service_fn(move |request| {
         let (service, slot) = (service.clone(), proven.clone());

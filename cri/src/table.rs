@@ -101,9 +101,9 @@ impl<T: Row> Table<T> {
 impl<T: Row> Rows<T> {
     fn remove(&mut self, id: &str) -> Option<Arc<T>> {
         let row = self.by_id.remove(id)?;
-        forget(&mut self.by_sandbox, row.sandbox_id(), id);
+        remove_from_index(&mut self.by_sandbox, row.sandbox_id(), id);
         if let Some(uid) = row.pod_uid() {
-            forget(&mut self.by_pod, uid, id);
+            remove_from_index(&mut self.by_pod, uid, id);
         }
         Some(row)
     }
@@ -114,7 +114,7 @@ impl<T: Row> Rows<T> {
     }
 }
 
-fn forget(index: &mut Index, key: &str, id: &str) {
+fn remove_from_index(index: &mut Index, key: &str, id: &str) {
     if let Some(ids) = index.get_mut(key) {
         ids.remove(id);
         if ids.is_empty() {

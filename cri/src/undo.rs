@@ -43,7 +43,7 @@ pub(crate) enum Step {
     Announced(Announcement),
 }
 
-/// What the undo of steps works on.
+/// The components that undo steps use.
 pub(crate) struct UndoContext {
     pub(crate) selinux: Arc<Selinux>,
     pub(crate) records: Arc<Records>,

@@ -12,13 +12,13 @@ const GENERATION: usize = 4096;
 /// Maximum bytes of the answers and names in each of the two generations: 8 MiB in total.
 const GENERATION_BYTES: usize = 4 << 20;
 /// Largest answer that is stored, in bytes on the wire.
-const LARGEST: usize = 4096;
+const MAX_ANSWER_BYTES: usize = 4096;
 /// Maximum time for which an answer is used, whatever its time to live.
-const LONGEST: Duration = Duration::from_secs(3600);
+const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Maximum time for which a negative answer is used. RFC 2308 section 5 recommends a limit of one to three hours.
-const LONGEST_NEGATIVE: Duration = Duration::from_secs(30);
+const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 /// Time after its expiry in which an answer is used while no server responds (RFC 8767).
-const STALE: Duration = Duration::from_secs(3600);
+const MAX_STALE: Duration = Duration::from_secs(3600);
 
 /// Last part of an answer's lifetime, in percent, in which the server renews a frequently used answer.
 const PREFETCH_PERCENT: u32 = 10;
@@ -66,7 +66,7 @@ impl Cache {
         }
         let entry = self.new.get_mut(question)?;
         let age = entry.stored.elapsed();
-        if age >= entry.lifetime + STALE {
+        if age >= entry.lifetime + MAX_STALE {
             return None;
         }
         entry.uses = entry.uses.saturating_add(1);
@@ -95,7 +95,7 @@ impl Cache {
     /// Stores an answer, whose bytes on the wire are `bytes`, if it may be stored.
     pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: &[u8]) {
         let Some(lifetime) =
-            lifetime(message).filter(|lifetime| !lifetime.is_zero() && bytes.len() <= LARGEST)
+            lifetime(message).filter(|lifetime| !lifetime.is_zero() && bytes.len() <= MAX_ANSWER_BYTES)
         else {
             return;
         };
@@ -129,13 +129,13 @@ fn lifetime(message: &Message) -> Option<Duration> {
     }
     let shortest = message.answers.iter().map(|record| record.ttl).min();
     match (message.metadata.response_code, shortest) {
-        (ResponseCode::NoError, Some(ttl)) => Some(Duration::from_secs(ttl.into()).min(LONGEST)),
+        (ResponseCode::NoError, Some(ttl)) => Some(Duration::from_secs(ttl.into()).min(MAX_TTL)),
         (ResponseCode::NoError | ResponseCode::NXDomain, _) => {
             let soa = message.authorities.iter().find_map(|record| match &record.data {
                 RData::SOA(soa) => Some(soa.minimum.min(record.ttl)),
                 _ => None,
             })?;
-            Some(Duration::from_secs(soa.into()).min(LONGEST_NEGATIVE))
+            Some(Duration::from_secs(soa.into()).min(MAX_NEGATIVE_TTL))
         }
         _ => None,
     }
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(cache.left(&question(1)), Some((6, true)));
         tokio::time::advance(Duration::from_secs(6)).await;
         assert_eq!(cache.left(&question(1)), Some((30, false)));
-        tokio::time::advance(STALE).await;
+        tokio::time::advance(MAX_STALE).await;
         assert_eq!(cache.left(&question(1)), None);
     }
 
@@ -206,7 +206,7 @@ mod tests {
             }
         }
         assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION);
-        cache.put(question(1), &message(1000), &[0; LARGEST + 1]);
+        cache.put(question(1), &message(1000), &[0; MAX_ANSWER_BYTES + 1]);
         cache.store(question(2), &message(0));
         assert!(cache.get(&question(1)).is_none() && cache.get(&question(2)).is_none());
     }
@@ -215,8 +215,8 @@ mod tests {
     async fn the_size_of_all_answers_is_bounded() {
         let mut cache = Cache::default();
         for number in 0..3 * GENERATION {
-            cache.put(question(number), &message(1000), &[0; LARGEST]);
-            cache.put(question(number), &message(1000), &[0; LARGEST]);
+            cache.put(question(number), &message(1000), &[0; MAX_ANSWER_BYTES]);
+            cache.put(question(number), &message(1000), &[0; MAX_ANSWER_BYTES]);
             let all = |generation: &HashMap<Question, Entry>| {
                 generation.iter().map(|(question, entry)| size(question, entry)).sum::<usize>()
             };

@@ -12,6 +12,7 @@
 
 mod cache;
 mod exchange;
+mod fair_queue;
 mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
@@ -21,7 +22,6 @@ mod reply;
 mod server;
 mod servers;
 mod tcp;
-mod turns;
 mod zone;
 
 pub use forward::Upstream;

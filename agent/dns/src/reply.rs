@@ -12,7 +12,7 @@ use crate::zone::Zone;
 /// Smallest size of UDP messages that all clients accept.
 const UDP_MIN: u16 = 512;
 
-/// What to do with a query.
+/// The decision about a query.
 pub(crate) enum Reply {
     /// This reply.
     Now(Message),

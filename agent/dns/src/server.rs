@@ -14,12 +14,12 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::fair_queue::FairQueue;
 use crate::forward::Upstream;
 use crate::limit::Limit;
 use crate::metrics::{CacheSize, Received};
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::tcp;
-use crate::turns::Turns;
 use crate::zone::Zone;
 
 /// Largest query that is read.
@@ -103,21 +103,21 @@ impl Server {
     async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>) {
         let own = socket.local_addr().map(|address| address.ip()).ok();
         let mut buffer = vec![0; QUERY_MAX];
-        let mut turns = Turns::new();
+        let mut queue = FairQueue::new();
         loop {
-            let received = match turns.is_empty() {
+            let received = match queue.is_empty() {
                 true => socket.readable().await,
                 false => Ok(()),
             };
-            let received = received.and_then(|()| self.receive(&socket, own, &mut buffer, &mut turns));
+            let received = received.and_then(|()| self.receive(&socket, own, &mut buffer, &mut queue));
             if let Err(error) = received {
                 tracing::debug!(%error, "cannot receive a DNS query");
                 tokio::time::sleep(PAUSE).await;
             }
-            for (client, query) in std::iter::from_fn(|| turns.pop()).take(REPLIES_MAX) {
+            for (client, query) in std::iter::from_fn(|| queue.pop()).take(REPLIES_MAX) {
                 self.answer_udp(&socket, client, &query);
             }
-            if !turns.is_empty() {
+            if !queue.is_empty() {
                 tokio::task::yield_now().await;
             }
         }
@@ -130,7 +130,7 @@ impl Server {
         socket: &UdpSocket,
         own: Option<IpAddr>,
         buffer: &mut [u8],
-        turns: &mut Turns<(SocketAddr, Vec<u8>)>,
+        queue: &mut FairQueue<(SocketAddr, Vec<u8>)>,
     ) -> io::Result<()> {
         for _ in 0..RECEIVED_MAX {
             let (size, client) = match socket.try_recv_from(buffer) {
@@ -138,7 +138,7 @@ impl Server {
                 received => received?,
             };
             if let Some(query) = buffer.get(..size).filter(|_| self.permits(client.ip(), own.as_ref())) {
-                turns.push(client.ip(), (client, query.to_vec()));
+                queue.push(client.ip(), (client, query.to_vec()));
             }
         }
         Ok(())

@@ -17,9 +17,9 @@ const SERVERS_MAX: usize = 3;
 const RESOLV_CONF_MAX: u64 = 64 << 10;
 /// Number of failures after which a server is tried last.
 const FAILURES: u32 = 2;
-/// Time for which a failing server is tried last. It doubles with each failure, up to [`LONGEST_PAUSE`].
+/// Time for which a failing server is tried last. It doubles with each failure, up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Time without queries to a server that forwards to this server.
 const LOOP_PAUSE: Duration = Duration::from_secs(300);
 /// Port of DNS.
@@ -96,7 +96,7 @@ impl Server {
             health.failures = health.failures.saturating_add(1);
             if health.failures >= FAILURES {
                 let pause = FIRST_PAUSE * 2u32.saturating_pow((health.failures - FAILURES).min(5));
-                health.down_until = Some(Instant::now() + pause.min(LONGEST_PAUSE));
+                health.down_until = Some(Instant::now() + pause.min(MAX_PAUSE));
             }
         });
     }
@@ -268,7 +268,7 @@ mod tests {
         tokio::time::advance(FIRST_PAUSE).await;
         assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53");
         (0..40).for_each(|_| first.failed());
-        tokio::time::advance(LONGEST_PAUSE).await;
+        tokio::time::advance(MAX_PAUSE).await;
         assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53");
         first.succeeded();
         first.failed();

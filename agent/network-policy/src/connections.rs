@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
-use coracle_nft::{Channel, Ends, Flow, mark_flows};
+use coracle_nft::{Channel, Flow, FlowSelector, mark_flows};
 
 use crate::model::Model;
 use crate::packet::Packet;
@@ -38,13 +38,13 @@ pub struct Judged {
 pub fn judge_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<Judged> {
     let mut channel = Channel::open()?;
     let wanted = |flow: &Flow| Some(!model.program.allows(&Packet::of(flow)));
-    let ends = match of.filter(|addresses| addresses.len() <= ADDRESSES_MAX) {
-        Some(addresses) => addresses.iter().map(|address| Ends::Of(*address)).collect(),
-        None => vec![Ends::Any { is_ipv4: true }, Ends::Any { is_ipv4: false }],
+    let selectors = match of.filter(|addresses| addresses.len() <= ADDRESSES_MAX) {
+        Some(addresses) => addresses.iter().map(|address| FlowSelector::Of(*address)).collect(),
+        None => vec![FlowSelector::Any { is_ipv4: true }, FlowSelector::Any { is_ipv4: false }],
     };
     let (mut judged, mut first) = (Judged::default(), Ok(()));
-    for ends in ends {
-        match mark_flows(&mut channel, ends, FORBIDDEN, wanted) {
+    for selector in selectors {
+        match mark_flows(&mut channel, selector, FORBIDDEN, wanted) {
             Ok(marked) => {
                 judged.listed += marked.listed;
                 judged.forbidden += marked.with_bit;

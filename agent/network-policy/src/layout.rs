@@ -23,7 +23,7 @@ use coracle_nft::{
 };
 
 use crate::connections::FORBIDDEN;
-use crate::program::{Chain, Line, Lines, Ports, Program, Set, Then};
+use crate::program::{Chain, Line, Lines, Ports, Program, Set, RuleAction};
 use crate::rules::{Direction, Tier};
 
 /// Tiers and directions of the base chains, in the order of their evaluation. The chain of a direction for the tier
@@ -166,11 +166,11 @@ pub(crate) fn rule(line: &Line, chain: &Lines) -> Rule {
         rule = with_ports(rule, ports);
     }
     match line.then {
-        Then::Accept if chain.tier == Tier::Admin => rule.set_mark(ALLOWED).accept(),
+        RuleAction::Accept if chain.tier == Tier::Admin => rule.set_mark(ALLOWED).accept(),
         // A packet without the mark enters the base chain of the next tier.
-        Then::Accept | Then::Pass => rule.accept(),
-        Then::Drop => rule.drop(),
-        Then::Jump(chain) => rule.jump(&chain_name(chain)),
+        RuleAction::Accept | RuleAction::Pass => rule.accept(),
+        RuleAction::Drop => rule.drop(),
+        RuleAction::Jump(chain) => rule.jump(&chain_name(chain)),
     }
 }
 

@@ -19,7 +19,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 
 use crate::cluster_policy::{ClusterKind, Rank};
 use crate::facts::{NODES, PodFacts};
-use crate::program::{Chain, Line, Lines, Program, Set, Then};
+use crate::program::{Chain, Line, Lines, Program, Set, RuleAction};
 use crate::rules::{Direction, Rules, Tier};
 use build::Built;
 use selection::Selections;
@@ -49,10 +49,10 @@ pub struct Model {
 }
 
 /// Tier and direction of policies.
-type Place = (Tier, Direction);
+type RulePosition = (Tier, Direction);
 
 /// Policies of one tier and direction that select the same pods, in the order of their evaluation.
-type GroupKey = (Place, Vec<u64>);
+type GroupKey = (RulePosition, Vec<u64>);
 
 #[derive(Debug)]
 struct PodEntry {
@@ -62,7 +62,7 @@ struct PodEntry {
     /// Selections that contain the pod.
     selections: BTreeSet<u64>,
     /// Policies that select the pod, if it runs on this node.
-    policies: BTreeMap<Place, Vec<u64>>,
+    policies: BTreeMap<RulePosition, Vec<u64>>,
 }
 
 /// A policy as of one change. A changed policy gets another number, so its chains and sets are never changed.
@@ -271,7 +271,7 @@ impl Model {
     }
 
     /// Changes the policies of a pod in one tier and direction.
-    fn restrict(&mut self, uid: &str, place: Place, policies: Vec<u64>) {
+    fn restrict(&mut self, uid: &str, place: RulePosition, policies: Vec<u64>) {
         let before = entry_policies(self.pods.get(uid), place);
         if before == policies {
             return;
@@ -331,9 +331,9 @@ impl Model {
         let mut lines = Vec::new();
         for policy in policies {
             self.use_version(*policy, *tier);
-            lines.push(line(Then::Jump(Chain::Policy(*policy, *direction))));
+            lines.push(line(RuleAction::Jump(Chain::Policy(*policy, *direction))));
         }
-        lines.extend((*tier == Tier::Namespaced).then(|| line(Then::Drop)));
+        lines.extend((*tier == Tier::Namespaced).then(|| line(RuleAction::Drop)));
         self.program.add_chain(Chain::Group(number), Lines { tier: *tier, direction: *direction, lines });
         self.groups.insert(key, Group { number, users: 1 });
         number
@@ -374,13 +374,13 @@ impl Model {
     }
 }
 
-fn entry_policies(entry: Option<&PodEntry>, place: Place) -> Vec<u64> {
+fn entry_policies(entry: Option<&PodEntry>, place: RulePosition) -> Vec<u64> {
     entry.and_then(|entry| entry.policies.get(&place)).cloned().unwrap_or_default()
 }
 
 /// The elements of a pod's address, if the pod has policies there. A pod reaches itself whatever its NetworkPolicies
 /// are. Packets of a pod to its own address come here only through a service, and policies of administrators judge them.
-fn claims((tier, direction): Place, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
+fn claims((tier, direction): RulePosition, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
     let mut claims = vec![(Set::Isolated(tier, direction, ip.is_ipv4()), element(ip), group)];
     if tier == Tier::Namespaced {
         claims.push((Set::Itself(direction, ip.is_ipv4()), element(ip).address(ip), None));

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use coracle_nft::{Flow, Key};
 
 use crate::blocks::number;
-use crate::program::{Chain, Line, Ports, Program, Set, Then};
+use crate::program::{Chain, Line, Ports, Program, Set, RuleAction};
 use crate::rules::{Direction, Tier};
 
 /// The first packet of a connection as policies match it: with the translated destination and the client's own address.
@@ -33,23 +33,23 @@ impl Program {
     pub(crate) fn allows(&self, packet: &Packet) -> bool {
         [Direction::Egress, Direction::Ingress]
             .into_iter()
-            .all(|direction| self.tiers(direction, packet) != Some(Then::Drop))
+            .all(|direction| self.tiers(direction, packet) != Some(RuleAction::Drop))
     }
 
     /// The verdict of the tiers in order. `None`: no tier decides.
-    fn tiers(&self, direction: Direction, packet: &Packet) -> Option<Then> {
+    fn tiers(&self, direction: Direction, packet: &Packet) -> Option<RuleAction> {
         let is_ipv4 = packet.from.is_ipv4();
-        let decided = |verdict: &Then| *verdict != Then::Pass;
+        let decided = |verdict: &RuleAction| *verdict != RuleAction::Pass;
         let admin = self.tier(Tier::Admin, direction, packet).filter(decided);
         let itself = Key::default().address(packet.from).address(packet.to);
-        let is_itself = || self.element(&(Set::Itself(direction, is_ipv4), itself)).map(|_| Then::Accept);
+        let is_itself = || self.element(&(Set::Itself(direction, is_ipv4), itself)).map(|_| RuleAction::Accept);
         admin
             .or_else(is_itself)
             .or_else(|| self.tier(Tier::Namespaced, direction, packet))
             .or_else(|| self.tier(Tier::Baseline, direction, packet))
     }
 
-    fn tier(&self, tier: Tier, direction: Direction, packet: &Packet) -> Option<Then> {
+    fn tier(&self, tier: Tier, direction: Direction, packet: &Packet) -> Option<RuleAction> {
         let pod = if direction == Direction::Egress { packet.from } else { packet.to };
         let isolated = (Set::Isolated(tier, direction, pod.is_ipv4()), Key::default().address(pod));
         self.element(&isolated).flatten().and_then(|group| self.verdict(Chain::Group(group), packet))
@@ -57,11 +57,11 @@ impl Program {
 
     /// The verdict of a chain. `None`: the chain returns. Chains have no loop: groups jump to policies, policies to
     /// ports.
-    fn verdict(&self, chain: Chain, packet: &Packet) -> Option<Then> {
+    fn verdict(&self, chain: Chain, packet: &Packet) -> Option<RuleAction> {
         let lines = self.chains.get(&chain)?;
         let mut matching = lines.lines.iter().filter(|line| self.matches(line, lines.direction, packet));
         matching.find_map(|line| match line.then {
-            Then::Jump(chain) => self.verdict(chain, packet),
+            RuleAction::Jump(chain) => self.verdict(chain, packet),
             verdict => Some(verdict),
         })
     }

@@ -40,7 +40,7 @@ pub(crate) struct Line {
     /// The peer's address is in this set.
     pub(crate) peer: Option<Set>,
     pub(crate) ports: Option<Ports>,
-    pub(crate) then: Then,
+    pub(crate) then: RuleAction,
 }
 
 /// Condition on the transport protocol and the destination port.
@@ -53,9 +53,9 @@ pub(crate) enum Ports {
     Named(Set),
 }
 
-/// What happens to a packet that matches.
+/// The verdict on a packet that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum RuleAction {
     Accept,
     Drop,
     /// The next tier judges the packet.
@@ -82,12 +82,12 @@ pub(crate) struct Program {
     pub(crate) sets: HashMap<Set, Vec<Range>>,
     /// Claims of pods on elements, by the number of the pod. The latest claim decides.
     claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
-    touched: Touched,
+    touched: PreviousObjects,
 }
 
 /// Objects that changed, as they were before.
 #[derive(Debug, Default)]
-struct Touched {
+struct PreviousObjects {
     chains: BTreeMap<Chain, bool>,
     sets: BTreeMap<Set, bool>,
     elements: BTreeMap<(Set, Key), Option<Element>>,
@@ -211,7 +211,7 @@ impl Program {
 
     /// All content as changes of an empty table. Clears the record of touched objects.
     pub(crate) fn all(&mut self) -> Changes {
-        self.touched = Touched::default();
+        self.touched = PreviousObjects::default();
         let mut changes = Changes {
             new_sets: self.sets.keys().copied().collect(),
             new_chains: self.chains.keys().copied().collect(),

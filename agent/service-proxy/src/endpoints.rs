@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use coracle_services::{AddressType, Conditions, EndpointSlice, Hints};
 
-use crate::plan::NodeView;
+use crate::node_view::NodeView;
 
 /// An endpoint of one service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

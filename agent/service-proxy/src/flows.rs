@@ -25,7 +25,7 @@ pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
 }
 
 /// Removes entries of changed ports whose target is no longer a target of the port.
-pub(crate) fn forget(channel: &mut Channel, changed: &Changed) -> io::Result<()> {
+pub(crate) fn delete_stale(channel: &mut Channel, changed: &Changed) -> io::Result<()> {
     let mut groups: BTreeMap<(bool, u8), Vec<&Connectionless>> = BTreeMap::new();
     for port in changed.keys() {
         groups.entry((port.is_ipv4, port.protocol)).or_default().push(port);

@@ -16,19 +16,14 @@ use coracle_nft::{
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
-use crate::plan::NodeView;
-use crate::program::Map;
+use crate::node_view::NodeView;
+use crate::program::{Map, SHARED_MAX, balancing};
 
 /// Bit of the packet mark that requests masquerading, the same as kube-proxy's.
 pub(crate) const MASQUERADE: u32 = 0x4000;
 pub(crate) const REJECT: &str = "reject";
 pub(crate) const DROP: &str = "drop";
 pub(crate) const POSTROUTING: &str = "postrouting";
-
-/// Maximum targets of a service port in the map that all services share. The kernel compares the name of a new set with
-/// those of all sets of the table, also for sets that belong to a rule. Without sets of their own, 5,000 services are
-/// programmed in linear time.
-pub(crate) const SHARED_MAX: usize = 32;
 
 pub(crate) const MAPS: [Map; 9] = [
     Map::Services,
@@ -123,11 +118,6 @@ fn destination(is_ipv4: bool) -> Rule {
     of_family(is_ipv4).destination(is_ipv4, R0).protocol_and_port(R0 + registers(is_ipv4))
 }
 
-/// Name of the chain that chooses one of `count` targets of the destination.
-pub(crate) fn balancing(count: usize, is_ipv4: bool) -> String {
-    format!("balance {count}/{}", if is_ipv4 { 4 } else { 6 })
-}
-
 fn balance(transaction: &mut Transaction<'_>, count: usize) {
     for is_ipv4 in [true, false] {
         let (chain, registers) = (balancing(count, is_ipv4), registers(is_ipv4));
@@ -217,8 +207,10 @@ fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
     let of = |port: u16| {
         let pods = node.pod_networks.iter();
         pods.map(move |pods| {
-            let rule =
-                Rule::default().unasked().family(if pods.is_ipv4() { 2 } else { 10 }).from(*pods, false);
+            let rule = Rule::default()
+                .new_connections()
+                .family(if pods.is_ipv4() { 2 } else { 10 })
+                .from(*pods, false);
             let rule = rule.meta(Meta::Transport, R0).equal(R0, &[UDP]);
             rule.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).drop()
         })
@@ -245,9 +237,9 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
             no_encapsulation(node).iter().for_each(|rule| transaction.rule(name, rule));
         }
         if matches!(hook, Hook::Input | Hook::Output) {
-            transaction.rule(name, &Rule::default().unasked().jump("check-ports"));
+            transaction.rule(name, &Rule::default().new_connections().jump("check-ports"));
         }
-        transaction.rule(name, &Rule::default().unasked().jump("check"));
+        transaction.rule(name, &Rule::default().new_connections().jump("check"));
     }
 }
 
@@ -263,7 +255,7 @@ mod tests {
             ..NodeView::default()
         };
         let rules = no_encapsulation(&node);
-        let of_ipv4 = Rule::default().unasked().family(2).from(node.pod_networks[0], false);
+        let of_ipv4 = Rule::default().new_connections().family(2).from(node.pod_networks[0], false);
         let of_ipv4 = of_ipv4.meta(Meta::Transport, R0).equal(R0, &[17]);
         let of_ipv4 = of_ipv4.payload(Header::Transport, 2, 2, R0).equal(R0, &[0x21, 0x18]).drop();
         assert_eq!((rules.len(), &rules[0]), (2, &of_ipv4));

@@ -15,10 +15,11 @@ mod endpoints;
 mod error;
 mod flows;
 mod layout;
+mod node_view;
 mod plan;
 mod program;
 mod proxy;
 
 pub use error::Error;
-pub use plan::NodeView;
+pub use node_view::NodeView;
 pub use proxy::{Proxy, State};

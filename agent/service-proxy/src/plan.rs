@@ -13,36 +13,15 @@ use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec};
 
 use crate::endpoints::{Choice, PortId, choose};
-use crate::layout::{DROP, REJECT, SHARED_MAX};
-use crate::program::{Connectionless, Entry, Map, Program};
+use crate::layout::{DROP, REJECT};
+use crate::node_view::NodeView;
+use crate::program::{Connectionless, Entry, Map, Program, SHARED_MAX};
 use chains::Chains;
 
 /// Default timeout of session affinity: three hours, the API's default for `sessionAffinityConfig`.
 const AFFINITY: Duration = Duration::from_secs(10_800);
 /// Maximum timeout of session affinity: one day, the maximum that the API permits.
-const LONGEST_AFFINITY: Duration = Duration::from_secs(86_400);
-
-/// The properties of the proxy's node on which its rules depend.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeView {
-    /// Name of the node.
-    pub name: String,
-    /// Zone of the node (`topology.kubernetes.io/zone`).
-    pub zone: Option<String>,
-    /// Networks of this node's pods. Clients outside them are masqueraded.
-    pub pod_networks: Vec<IpNetwork>,
-    /// Whether packets between pods of one bridge do not pass the filters of the IP layer.
-    pub bridge_bypasses_filters: bool,
-    /// Addresses that the node serves itself, such as cluster DNS.
-    pub served_here: Vec<IpAddr>,
-    /// Ranges of addresses that services may take by `externalIPs`.
-    pub external_ips: Vec<IpNetwork>,
-    /// UDP port of the network between nodes. Packets of pods to it are dropped: the kernel cannot distinguish them
-    /// from packets of other nodes, and would deliver the inner packet with any source address.
-    pub overlay_port: Option<u16>,
-    /// Addresses of this node. It serves a load balancer at all of them if the load balancer's status has one of them.
-    pub addresses: Vec<IpAddr>,
-}
+const MAX_AFFINITY: Duration = Duration::from_secs(86_400);
 
 /// One port of a service in one family.
 struct Port<'a> {
@@ -193,7 +172,7 @@ impl<'a> Port<'a> {
         let config = self.spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
         let seconds = config.and_then(|config| config.timeout_seconds);
         let timeout = seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
-        Some(timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(AFFINITY).min(LONGEST_AFFINITY))
+        Some(timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(AFFINITY).min(MAX_AFFINITY))
     }
 
     /// Adds the elements of the cluster IPs.

@@ -1,4 +1,4 @@
-//! What one service needs in the table.
+//! The program of one service: its chains and elements in the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,7 +9,11 @@ use std::time::Duration;
 use coracle_nft::{Element, Key, Rule, Value, Verdict};
 
 use crate::endpoints::Target;
-use crate::layout;
+
+/// Maximum targets of a service port in the map that all services share. The kernel compares the name of a new set with
+/// those of all sets of the table, also for sets that belong to a rule. Without sets of their own, 5,000 services are
+/// programmed in linear time.
+pub(crate) const SHARED_MAX: usize = 32;
 
 /// The maps and sets of the table, each once for IPv4 and once for IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,14 +46,14 @@ pub(crate) struct Slot {
     pub(crate) key: Key,
 }
 
-/// Where a key leads.
+/// The value of a key in a map or set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// An element of a set.
     Member,
     /// A chain.
     Verdict(Verdict),
-    /// A random one of these targets: at most [`layout::SHARED_MAX`]. Only for [`Map::Services`], because the targets have
+    /// A random one of these targets: at most [`SHARED_MAX`]. Only for [`Map::Services`], because the targets have
     /// the destination in their keys.
     OneOf(Arc<[Target]>),
 }
@@ -71,13 +75,13 @@ pub(crate) struct Connectionless {
     pub(crate) port: u16,
 }
 
-/// What one service needs in the table.
+/// The chains and elements of one service in the table.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub(crate) chains: BTreeMap<String, Vec<Rule>>,
     pub(crate) affinities: BTreeMap<String, Affinity>,
     pub(crate) elements: BTreeMap<Slot, Entry>,
-    /// The addresses to which these ports lead.
+    /// The target addresses of ports of protocols without connections, such as UDP.
     pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
     /// The targets of the chains that choose one.
     #[cfg(test)]
@@ -103,7 +107,7 @@ impl Entry {
             Self::Member => None,
             Self::Verdict(verdict) => Some(Value::Verdict(verdict.clone())),
             Self::OneOf(targets) => {
-                let chain = layout::balancing(targets.len(), slot.is_ipv4);
+                let chain = balancing(targets.len(), slot.is_ipv4);
                 Some(Value::Verdict(Verdict::Goto(chain)))
             }
         };
@@ -156,4 +160,9 @@ pub(crate) fn hash(rules: &[Rule]) -> u64 {
     let mut hasher = DefaultHasher::new();
     rules.hash(&mut hasher);
     hasher.finish()
+}
+
+/// Name of the chain that chooses one of `count` targets of the destination.
+pub(crate) fn balancing(count: usize, is_ipv4: bool) -> String {
+    format!("balance {count}/{}", if is_ipv4 { 4 } else { 6 })
 }

@@ -12,7 +12,8 @@ use k8s_openapi::api::core::v1::Service;
 use crate::error::Error;
 use crate::flows::{self, Changed};
 use crate::layout::{self, address};
-use crate::plan::{NodeView, plan};
+use crate::node_view::NodeView;
+use crate::plan::plan;
 use crate::program::{Affinity, Applied, Entry, Map, Program, Slot, hash};
 
 /// Maximum clients of an endpoint in its session affinity set.
@@ -102,7 +103,7 @@ impl Proxy {
         self.is_unknown = true;
         self.applied.clear();
         self.claims.clear();
-        let difference = self.learn(all);
+        let difference = self.record(all);
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
         transaction.delete_table();
@@ -122,7 +123,7 @@ impl Proxy {
     /// # Errors
     /// When the kernel rejects it; the table must be replaced then.
     pub fn change(&mut self, changed: impl IntoIterator<Item = State>) -> Result<(), Error> {
-        let difference = self.learn(changed);
+        let difference = self.record(changed);
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
         self.is_unknown = true;
@@ -147,7 +148,7 @@ impl Proxy {
         let committed = self.channel.commit(transaction.finish());
         committed.map_err(|source| Error::Commit { table: self.table.clone(), source })?;
         self.is_unknown = false;
-        if let Err(error) = flows::forget(&mut self.channel, flows) {
+        if let Err(error) = flows::delete_stale(&mut self.channel, flows) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "cannot remove conntrack entries, datagrams may reach former endpoints until they expire"
@@ -157,7 +158,7 @@ impl Proxy {
     }
 
     /// Plans the changed services, and records the difference from the applied programs.
-    fn learn(&mut self, changed: impl IntoIterator<Item = State>) -> Difference {
+    fn record(&mut self, changed: impl IntoIterator<Item = State>) -> Difference {
         let mut difference = Difference::default();
         for (key, state) in changed {
             let (owner, program) = match &state {

@@ -42,7 +42,7 @@ impl Limits {
 
 impl Limits {
     /// The larger value of each limit. A limit that only one of them has is None, which leaves the cgroup unchanged.
-    pub(crate) fn widest(&self, other: &Self) -> Self {
+    pub(crate) fn max_of_each(&self, other: &Self) -> Self {
         let larger = |a: Option<i64>, b: Option<i64>| Some(a?.max(b?));
         Self {
             shares: larger(self.shares, other.shares),
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn the_widest_limits_are_those_that_both_have() {
         let of = |shares, quota, memory| Limits { shares: Some(shares), quota, memory, pids: Some(9) };
-        let widest = of(2, Some(5), None).widest(&of(4, Some(3), Some(7)));
+        let widest = of(2, Some(5), None).max_of_each(&of(4, Some(3), Some(7)));
         assert_eq!(widest, Limits { shares: Some(4), quota: Some(5), memory: None, pids: None });
     }
 

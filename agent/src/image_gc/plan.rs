@@ -19,7 +19,7 @@ pub(super) struct Disk {
 
 /// Space to free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum SpaceToFree {
     Nothing,
     Bytes(u64),
     /// All removable images: inodes are used up, and their number per image is unknown.
@@ -74,28 +74,28 @@ impl Disk {
 
 /// The space to free. A pull that failed on a full disk does not report how much it needs, so images are removed until
 /// at least twice the space is available. The first attempt does not remove everything, and each later one frees more.
-pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> Need {
+pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> SpaceToFree {
     if policy.high_threshold >= 100 {
-        return Need::Nothing;
+        return SpaceToFree::Nothing;
     }
     if disk.lacks_inodes() {
-        return Need::All;
+        return SpaceToFree::All;
     }
     let is_over = disk.percent() >= policy.high_threshold.into();
     let low = share(disk.capacity, 100 - policy.low_threshold.min(100));
     let goal = match (is_over, no_room) {
         (_, true) => low.max(disk.available.saturating_mul(2)).min(disk.capacity),
         (true, false) => low,
-        (false, false) => return Need::Nothing,
+        (false, false) => return SpaceToFree::Nothing,
     };
     match goal.saturating_sub(disk.available) {
-        0 => Need::Nothing,
-        bytes => Need::Bytes(bytes),
+        0 => SpaceToFree::Nothing,
+        bytes => SpaceToFree::Bytes(bytes),
     }
 }
 
 /// Selects unused images, least recently used first.
-pub(super) fn plan(policy: &ImageGcPolicy, need: Need, images: &[Image], now: Timestamp) -> Plan {
+pub(super) fn plan(policy: &ImageGcPolicy, need: SpaceToFree, images: &[Image], now: Timestamp) -> Plan {
     let (mut unused, kept): (Vec<&Image>, Vec<&Image>) =
         images.iter().partition(|image| !image.pinned && !image.in_use);
     unused.sort_by(|a, b| (a.used, a.pulled, &a.id).cmp(&(b.used, b.pulled, &b.id)));
@@ -111,11 +111,11 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: Need, images: &[Image], now: Ti
         let is_over_age =
             !policy.maximum_age.is_zero() && age(image.used, now).is_some_and(|age| age > policy.maximum_age);
         let is_needed = match need {
-            Need::Nothing => false,
-            Need::Bytes(bytes) => {
+            SpaceToFree::Nothing => false,
+            SpaceToFree::Bytes(bytes) => {
                 freed < bytes && image.layers.iter().any(|(layer, _)| !kept.contains(layer.as_str()))
             }
-            Need::All => true,
+            SpaceToFree::All => true,
         };
         if !is_over_age && !is_needed {
             continue;
@@ -130,7 +130,7 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: Need, images: &[Image], now: Ti
         freed += bytes;
         plan.removals.push(Removal { id: image.id.clone(), names: image.names.clone(), bytes });
     }
-    if matches!(need, Need::Bytes(bytes) if freed >= bytes) {
+    if matches!(need, SpaceToFree::Bytes(bytes) if freed >= bytes) {
         plan.again = None;
     }
     plan

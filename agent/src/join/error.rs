@@ -85,9 +85,9 @@ pub enum JoinError {
     /// The machine has joined another cluster, or the same as another node.
     #[error("this machine has joined already, {found}, not {wanted}; `coracle down --purge` makes it leave")]
     Joined {
-        /// What it has joined.
+        /// The cluster or node that it has joined.
         found: String,
-        /// What it was to join.
+        /// The requested cluster or node.
         wanted: String,
     },
     /// The node's certificate was not renewed in time.

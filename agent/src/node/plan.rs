@@ -24,7 +24,7 @@ const IMPAIRED: &str = "PodNetworkImpaired";
 
 /// The node's state that changes while it runs.
 #[derive(Clone, Debug)]
-pub(super) struct Situation {
+pub(super) struct CurrentState {
     /// The node's addresses, the primary one first.
     pub(super) ips: Vec<IpAddr>,
     /// Whether the pod network is ready; the reason if not.
@@ -45,7 +45,7 @@ pub(super) struct Pressure {
 }
 
 /// The Node object for registration.
-pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, situation: &Situation) -> Node {
+pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, current_state: &CurrentState) -> Node {
     let taints = config.taints.clone();
     let (name, directory) = local_volumes(config);
     Node {
@@ -56,7 +56,7 @@ pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, situation: &Situation
             ..ObjectMeta::default()
         },
         spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
-        status: Some(status(config, facts, situation, &NodeStatus::default())),
+        status: Some(status(config, facts, current_state, &NodeStatus::default())),
     }
 }
 
@@ -113,11 +113,11 @@ pub(super) fn metadata_patch(
 pub(super) fn status_patch(
     config: &NodeConfig,
     facts: &NodeFacts,
-    situation: &Situation,
+    current_state: &CurrentState,
     seen: &Node,
 ) -> Option<Value> {
     let held = seen.status.clone().unwrap_or_default();
-    let (want, stale) = (status(config, facts, situation, &held), stale(config, Some(&held)));
+    let (want, stale) = (status(config, facts, current_state, &held), stale(config, Some(&held)));
     let mut patch = serde_json::Map::new();
     // Replaced as a whole if it differs; a null removes what a merge would keep.
     put(&mut patch, "capacity", &held.capacity, &want.capacity);
@@ -157,19 +157,24 @@ fn put<T: PartialEq + serde::Serialize>(
     }
 }
 
-fn status(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, held: &NodeStatus) -> NodeStatus {
+fn status(
+    config: &NodeConfig,
+    facts: &NodeFacts,
+    current_state: &CurrentState,
+    held: &NodeStatus,
+) -> NodeStatus {
     let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
-    let internal = situation.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
+    let internal = current_state.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
     let addresses = internal.chain([address("Hostname", config.name.clone())]).collect();
     NodeStatus {
         addresses: Some(addresses),
         capacity: Some(facts.capacity.clone()),
         allocatable: Some(facts.allocatable.clone()),
-        conditions: Some(conditions(situation, held)),
+        conditions: Some(conditions(current_state, held)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }),
         }),
-        images: situation.images.clone(),
+        images: current_state.images.clone(),
         node_info: Some(facts.info.clone()),
         ..NodeStatus::default()
     }
@@ -182,9 +187,9 @@ struct Verdict {
     message: String,
 }
 
-fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
-    let pressure = situation.pressure;
-    let ready = match &situation.network {
+fn conditions(current_state: &CurrentState, held: &NodeStatus) -> Vec<NodeCondition> {
+    let pressure = current_state.pressure;
+    let ready = match &current_state.network {
         Ok(()) => Verdict {
             is: true,
             reason: "KubeletReady",
@@ -230,8 +235,8 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
         ("Ready", ready),
     ];
     all.into_iter()
-        .chain(overlay_conditions(&situation.overlay))
-        .map(|(type_, verdict)| condition(type_, verdict, held, situation.now))
+        .chain(overlay_conditions(&current_state.overlay))
+        .map(|(type_, verdict)| condition(type_, verdict, held, current_state.now))
         .collect()
 }
 
@@ -325,8 +330,8 @@ mod tests {
         }
     }
 
-    fn situation(network: Result<(), String>, second: i64) -> Situation {
-        Situation {
+    fn current_state(network: Result<(), String>, second: i64) -> CurrentState {
+        CurrentState {
             ips: vec!["192.0.2.1".parse().expect("address")],
             network,
             overlay: State::default(),
@@ -343,20 +348,20 @@ mod tests {
 
     #[test]
     fn a_status_that_differs_in_times_only_is_not_written() {
-        let node = node(&config(), &facts(), &situation(Ok(()), 1));
-        assert_eq!(status_patch(&config(), &facts(), &situation(Ok(()), 99), &node), None);
+        let node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 99), &node), None);
     }
 
     #[test]
     fn a_missing_network_is_a_condition_and_its_setup_a_transition() {
-        let node = node(&config(), &facts(), &situation(Err("no range".to_owned()), 1));
+        let node = node(&config(), &facts(), &current_state(Err("no range".to_owned()), 1));
         let condition = ready(&node);
         assert_eq!(
             (condition.status.as_str(), condition.reason.as_deref()),
             ("False", Some("KubeletNotReady"))
         );
         assert!(condition.message.is_some_and(|message| message.contains("no range")));
-        let patch = status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).expect("a patch");
+        let patch = status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node).expect("a patch");
         assert_eq!(patch["status"].as_object().expect("status").keys().collect::<Vec<_>>(), ["conditions"]);
         let conditions = patch["status"]["conditions"].as_array().expect("conditions");
         assert_eq!(conditions[3]["lastTransitionTime"], "1970-01-01T00:00:05Z");
@@ -365,16 +370,16 @@ mod tests {
 
     #[test]
     fn an_unknown_node_reports_ready_again() {
-        let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
+        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
         let conditions = node.status.as_mut().and_then(|s| s.conditions.as_mut()).expect("conditions");
         conditions.iter_mut().for_each(|c| c.status = "Unknown".to_owned());
-        assert!(status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).is_some());
+        assert!(status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node).is_some());
     }
 
     #[test]
     fn changed_addresses_replace_the_old_ones() {
-        let node = node(&config(), &facts(), &situation(Ok(()), 1));
-        let mut moved = situation(Ok(()), 1);
+        let node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let mut moved = current_state(Ok(()), 1);
         moved.ips.push("2001:db8::1".parse().expect("address"));
         let patch = status_patch(&config(), &facts(), &moved, &node).expect("a patch");
         let addresses = &patch["status"]["addresses"];
@@ -384,8 +389,8 @@ mod tests {
 
     #[test]
     fn images_are_reported_once_listed_and_when_none_is_left() {
-        let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
-        let with = |images| Situation { images, ..situation(Ok(()), 1) };
+        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let with = |images| CurrentState { images, ..current_state(Ok(()), 1) };
         let patched = |images, node: &Node| status_patch(&config(), &facts(), &with(images), node);
         assert_eq!(patched(Some(Vec::new()), &node), None, "no list is an empty one");
         let image = ContainerImage { names: Some(vec!["a:1".to_owned()]), size_bytes: Some(7) };
@@ -398,7 +403,7 @@ mod tests {
 
     #[test]
     fn nothing_stays_of_an_overlay_that_was_switched_off() {
-        let mut led = situation(Ok(()), 1);
+        let mut led = current_state(Ok(()), 1);
         led.overlay.reached = Some(Err("no".to_owned()));
         let mut node = node(&config(), &facts(), &led);
         let annotations = ["backend-type", "public-ip", "public-ip-overwrite"]
@@ -410,7 +415,7 @@ mod tests {
             Some(json!({"metadata": {"annotations": gone}})),
             "foreign fields stay"
         );
-        let patch = status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).expect("a patch");
+        let patch = status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node).expect("a patch");
         let conditions = patch["status"]["conditions"].as_array().expect("conditions");
         assert_eq!(
             conditions[4..],
@@ -426,12 +431,12 @@ mod tests {
             one.reason = Some("FlannelIsUp".to_owned());
         });
         assert_eq!(metadata_patch(&config(), None, &node), None);
-        assert_eq!(status_patch(&config(), &facts(), &situation(Ok(()), 5), &node), None);
+        assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node), None);
     }
 
     #[test]
     fn an_adopted_node_gets_only_the_labels_it_lacks() {
-        let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
+        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
         assert_eq!(metadata_patch(&config(), None, &node), None);
         node.metadata.labels.as_mut().expect("labels").remove("kubernetes.io/os");
         assert_eq!(

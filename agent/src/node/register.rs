@@ -16,7 +16,7 @@ use kube::runtime::watcher::watch_object;
 
 use super::disk::disk_shortage;
 use super::network::is_ready;
-use super::plan::{self, Pressure, Situation};
+use super::plan::{self, CurrentState, Pressure};
 use super::{EvictionThresholds, NodeAgent, events, facts};
 use crate::pod::Level;
 use crate::source::record;
@@ -82,12 +82,12 @@ async fn get_or_create(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::E
     if !agent.config.register {
         return Ok(());
     }
-    let wanted = plan::node(&agent.config, &agent.facts, &situation(agent));
+    let wanted = plan::node(&agent.config, &agent.facts, &current_state(agent));
     let node = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.code == 409 => api.get(name).await?,
         made => made?,
     };
-    tracing::info!(node = name, "registered");
+    tracing::info!(node = name, "registered the node");
     record_status(agent, &NodeStatus::default(), &node);
     node_received(agent, api, node).await
 }
@@ -123,7 +123,7 @@ async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
         node = Arc::new(patched);
         agent.node.send_replace(Some(node.clone()));
     }
-    let Some(patch) = plan::status_patch(&agent.config, &agent.facts, &situation(agent), &node) else {
+    let Some(patch) = plan::status_patch(&agent.config, &agent.facts, &current_state(agent), &node) else {
         return Ok(());
     };
     match api.patch_status(&agent.config.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
@@ -172,9 +172,9 @@ fn cidr_record(agent: &NodeAgent) -> std::path::PathBuf {
     agent.config.state_dir.join("agent").join("pod-cidrs.json")
 }
 
-fn situation(agent: &NodeAgent) -> Situation {
+fn current_state(agent: &NodeAgent) -> CurrentState {
     let node = agent.node.borrow().clone();
-    Situation {
+    CurrentState {
         ips: agent.ips.borrow().clone(),
         network: agent
             .network

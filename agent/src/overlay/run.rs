@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use coracle_cni::{Local, Network, Overlay, OverlayError, Passes, Peer, Way};
+use coracle_cni::{Local, Network, Overlay, OverlayError, Peer, ProbePath, ProbeResult};
 use coracle_error_chain::chain;
 use futures::StreamExt;
 use ipnetwork::IpNetwork;
@@ -69,11 +69,11 @@ struct Announced {
 }
 
 /// Tests of the paths to peers: the peers that wait, the start time, and the running test.
-struct Tests {
+struct PathTests {
     results: TestResults,
     waiting: BTreeSet<String>,
     at: Option<Instant>,
-    running: Option<JoinHandle<Vec<(Way, Passes)>>>,
+    running: Option<JoinHandle<Vec<(ProbePath, ProbeResult)>>>,
     /// Whether the overlay was applied once.
     begun: bool,
     rounds: Rounds,
@@ -94,7 +94,7 @@ enum Wake {
     Test,
     /// A turn of the lease's timer: some peers are tested again.
     Pulse,
-    Tested(Vec<(Way, Passes)>),
+    Tested(Vec<(ProbePath, ProbeResult)>),
     End,
 }
 
@@ -103,7 +103,7 @@ impl OverlayAgent {
     pub(crate) async fn run(mut self) {
         let events = watch_all(Api::<Node>::all(self.client.clone()), watcher::Config::default());
         let mut events = events.default_backoff().boxed();
-        let (mut nodes, mut tests, mut retry) = (Nodes::default(), Tests::of(&self.name), None::<Retry>);
+        let (mut nodes, mut tests, mut retry) = (Nodes::default(), PathTests::of(&self.name), None::<Retry>);
         self.refresh_addresses();
         loop {
             let wake = tokio::select! {
@@ -133,7 +133,7 @@ impl OverlayAgent {
                     tests.retest_some(&nodes.known.peers);
                     false
                 }
-                Wake::Tested(results) => self.learn(&mut tests, results),
+                Wake::Tested(results) => self.store(&mut tests, results),
                 Wake::End => return,
             };
             if apply && nodes.complete {
@@ -146,7 +146,7 @@ impl OverlayAgent {
     async fn apply_or_retry(
         &mut self,
         nodes: &mut Nodes,
-        tests: &mut Tests,
+        tests: &mut PathTests,
         retry: Option<Retry>,
     ) -> Option<Retry> {
         let Err(error) = self.apply(nodes, tests).await else { return None };
@@ -160,7 +160,7 @@ impl OverlayAgent {
         Some(Retry::after(retry, Instant::now()))
     }
 
-    async fn apply(&mut self, nodes: &mut Nodes, tests: &mut Tests) -> Result<(), OverlayError> {
+    async fn apply(&mut self, nodes: &mut Nodes, tests: &mut PathTests) -> Result<(), OverlayError> {
         let cidrs = self.ranges.borrow_and_update().clone();
         if cidrs.is_empty() {
             return Ok(());
@@ -173,11 +173,11 @@ impl OverlayAgent {
         }
         if applied.moved {
             self.reset_tests(tests);
-            tests.want(peers.keys().cloned(), turn(&self.name, peers.len()));
+            tests.want(peers.keys().cloned(), test_delay(&self.name, peers.len()));
         }
         let changed = std::mem::take(&mut nodes.changed);
-        changed.iter().for_each(|name| tests.results.forget_peer(name));
-        tests.want(changed.into_iter(), turn(&self.name, peers.len()));
+        changed.iter().for_each(|name| tests.results.remove_peer(name));
+        tests.want(changed.into_iter(), test_delay(&self.name, peers.len()));
         if let Err(error) = self.network.set_mtu(applied.mtu).await {
             tracing::warn!(error = chain(&error), "cannot set the MTU of all pods");
         }
@@ -194,13 +194,13 @@ impl OverlayAgent {
 
     /// Drops the test results after a change of the paths. The checksum offload results of an earlier agent
     /// are kept.
-    fn reset_tests(&self, tests: &mut Tests) {
+    fn reset_tests(&self, tests: &mut PathTests) {
         if !std::mem::replace(&mut tests.begun, true) {
             match self.overlay.offload() {
                 Ok(found) => tests.results = TestResults::begin(found),
                 Err(error) => tracing::debug!(error = chain(&error), "cannot read the checksum offload"),
             }
-        } else if tests.results.forget() {
+        } else if tests.results.reset() {
             self.set_offload(true);
         }
     }
@@ -220,13 +220,13 @@ impl OverlayAgent {
     }
 
     /// Stores test results. True if the tables or the reported state must follow.
-    fn learn(&self, tests: &mut Tests, results: Vec<(Way, Passes)>) -> bool {
+    fn store(&self, tests: &mut PathTests, results: Vec<(ProbePath, ProbeResult)>) -> bool {
         let before = (tests.results.narrow(), tests.results.sentences());
         let tested = results.iter().map(|(way, _)| way.peer.clone()).collect();
-        if let Some(on) = tests.results.learn(results, &self.overlay.ways(&tested)) {
+        if let Some(on) = tests.results.store(results, &self.overlay.paths(&tested)) {
             self.set_offload(on);
         }
-        if let Some((peers, pause)) = tests.results.again() {
+        if let Some((peers, pause)) = tests.results.to_retest() {
             tests.waiting.extend(peers);
             tests.at = Some(tests.at.map_or(Instant::now() + pause, |at| at.min(Instant::now() + pause)));
         }
@@ -270,7 +270,7 @@ impl Retry {
 
 /// Delay of this node's test when that many nodes test a peer at the same time: derived from the node's name, so that
 /// it is evenly spread and constant.
-fn turn(name: &str, nodes: usize) -> Duration {
+fn test_delay(name: &str, nodes: usize) -> Duration {
     // FNV-1a (64 bits) with a final mix: names often differ in the last character only.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -288,16 +288,18 @@ async fn until(time: Option<Instant>) {
 }
 
 /// The results of the running test, once. Cancel-safe: the handle is removed only after its end.
-async fn ended(running: &mut Option<JoinHandle<Vec<(Way, Passes)>>>) -> Vec<(Way, Passes)> {
+async fn ended(
+    running: &mut Option<JoinHandle<Vec<(ProbePath, ProbeResult)>>>,
+) -> Vec<(ProbePath, ProbeResult)> {
     let Some(test) = running else { return std::future::pending().await };
     let results = test.await;
     *running = None;
     results.unwrap_or_default()
 }
 
-// === impl Tests ===
+// === impl PathTests ===
 
-impl Tests {
+impl PathTests {
     /// Tests of the node with this name. No peer is due.
     fn of(own: &str) -> Self {
         Self {
@@ -335,15 +337,15 @@ impl Tests {
             self.at = Some(Instant::now() + BEFORE_TEST);
             return;
         }
-        let ways = overlay.ways(&std::mem::take(&mut self.waiting));
-        if ways.is_empty() {
+        let paths = overlay.paths(&std::mem::take(&mut self.waiting));
+        if paths.is_empty() {
             return;
         }
         self.running = Some(tokio::task::spawn_blocking(move || {
-            let passes = coracle_cni::examine(&ways);
+            let passes = coracle_cni::examine(&paths);
             let passes =
                 passes.inspect_err(|error| tracing::debug!(%error, "cannot test the paths to other nodes"));
-            ways.into_iter().zip(passes.unwrap_or_default()).collect()
+            paths.into_iter().zip(passes.unwrap_or_default()).collect()
         }));
     }
 }
@@ -438,12 +440,13 @@ mod tests {
     #[test]
     fn a_thousand_nodes_test_a_new_one_within_its_kernels_limits() {
         for names in ["node-", "ip-10-0-3-", "worker.example.org-"] {
-            let turns: Vec<_> = (0..1000).map(|number| turn(&format!("{names}{number}"), 1000)).collect();
+            let turns: Vec<_> =
+                (0..1000).map(|number| test_delay(&format!("{names}{number}"), 1000)).collect();
             assert!(turns.iter().all(|turn| *turn <= TEST_SPACING * 1000));
             assert_eq!(deaf(turns), 0, "{names}");
         }
         assert!(deaf(vec![Duration::ZERO; 1000]) > 0, "at once they would");
-        assert!(turn("node-1", 3) <= Duration::from_millis(12), "few need not wait");
+        assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "few need not wait");
     }
 
     #[test]

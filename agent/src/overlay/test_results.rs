@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use coracle_cni::{self as cni, Passes, Way};
+use coracle_cni::{self as cni, ProbePath, ProbeResult};
 
 /// Consecutive faults that count as one: a single fault may be a peer that was not there yet.
 const CONFIRMED: u32 = 2;
@@ -20,7 +20,7 @@ pub(super) struct TestResults {
 
 #[derive(Debug, Default)]
 struct PeerResult {
-    ways: Vec<(Way, Passes)>,
+    paths: Vec<(ProbePath, ProbeResult)>,
     /// Consecutive tests with a fault.
     wrong: u32,
     /// Consecutive tests in which only packets with checksum and segmentation offload were lost.
@@ -52,35 +52,39 @@ impl TestResults {
     }
 
     /// Drops all results after a change of the paths. True if checksum offload must be switched on again.
-    pub(super) fn forget(&mut self) -> bool {
+    pub(super) fn reset(&mut self) -> bool {
         let was = std::mem::take(self).offload;
         self.offload = if was == Offload::OffByAdministrator { was } else { Offload::default() };
         was == Offload::Off
     }
 
     /// Drops the results of a peer that changed or was removed.
-    pub(super) fn forget_peer(&mut self, name: &str) {
+    pub(super) fn remove_peer(&mut self, name: &str) {
         self.peers.remove(name);
     }
 
     /// Stores a test's results. Results of outdated paths are dropped: their peers were removed or changed during the
     /// test, and nothing would test those paths again. Returns the new state of checksum offload if it must be
     /// switched.
-    pub(super) fn learn(&mut self, mut results: Vec<(Way, Passes)>, ways: &[Way]) -> Option<bool> {
-        let ways: HashSet<&Way> = ways.iter().collect();
-        results.retain(|(way, _)| ways.contains(way));
-        let mut by_peer: BTreeMap<String, Vec<(Way, Passes)>> = BTreeMap::new();
+    pub(super) fn store(
+        &mut self,
+        mut results: Vec<(ProbePath, ProbeResult)>,
+        paths: &[ProbePath],
+    ) -> Option<bool> {
+        let paths: HashSet<&ProbePath> = paths.iter().collect();
+        results.retain(|(way, _)| paths.contains(way));
+        let mut by_peer: BTreeMap<String, Vec<(ProbePath, ProbeResult)>> = BTreeMap::new();
         for (way, passes) in results {
             by_peer.entry(way.peer.clone()).or_default().push((way, passes));
         }
-        for (name, ways) in by_peer {
+        for (name, paths) in by_peer {
             let known = self.peers.entry(name).or_default();
-            let wrong = ways.iter().any(|(way, passes)| passes.bytes < way.mtu || !passes.offloaded);
-            let lost_offloaded = ways.iter().any(|(_, passes)| passes.bytes > 0 && !passes.offloaded);
+            let wrong = paths.iter().any(|(way, passes)| passes.bytes < way.mtu || !passes.offloaded);
+            let lost_offloaded = paths.iter().any(|(_, passes)| passes.bytes > 0 && !passes.offloaded);
             let in_a_row = |again: bool, before: u32| if again { before + 1 } else { 0 };
             let (wrong, lost_offloaded) =
                 (in_a_row(wrong, known.wrong), in_a_row(lost_offloaded, known.lost_offloaded));
-            *known = PeerResult { ways, wrong, lost_offloaded };
+            *known = PeerResult { paths, wrong, lost_offloaded };
         }
         let suspect = self.peers.values().any(|peer| peer.lost_offloaded >= CONFIRMED);
         let (next, switch) = match (suspect, self.offload) {
@@ -109,7 +113,7 @@ impl TestResults {
     }
 
     /// Peers with a fault, and the pause until they are tested again.
-    pub(super) fn again(&self) -> Option<(Vec<String>, Duration)> {
+    pub(super) fn to_retest(&self) -> Option<(Vec<String>, Duration)> {
         let wrong = || self.peers.iter().filter(|(_, result)| result.wrong > 0);
         let least = wrong().map(|(_, result)| result.wrong).min()?;
         let pause = FIRST_RETRY * 2u32.pow((least - 1).min(MAX_DOUBLINGS));
@@ -129,22 +133,22 @@ impl TestResults {
         all
     }
 
-    fn confirmed(&self) -> impl Iterator<Item = (&Way, Passes)> {
+    fn confirmed(&self) -> impl Iterator<Item = (&ProbePath, ProbeResult)> {
         let confirmed = self.peers.values().filter(|result| result.wrong >= CONFIRMED);
-        confirmed.flat_map(|result| result.ways.iter().map(|(way, passes)| (way, *passes)))
+        confirmed.flat_map(|result| result.paths.iter().map(|(way, passes)| (way, *passes)))
     }
 }
 
-fn sentence(Way { peer, to, mtu }: &Way, passes: Passes) -> Option<String> {
+fn sentence(ProbePath { peer, to, mtu }: &ProbePath, passes: ProbeResult) -> Option<String> {
     match passes {
-        Passes { bytes: 0, .. } => Some(format!("{peer}: no packets reach {to}")),
-        Passes { bytes, .. } if bytes < *mtu => {
+        ProbeResult { bytes: 0, .. } => Some(format!("{peer}: no packets reach {to}")),
+        ProbeResult { bytes, .. } if bytes < *mtu => {
             Some(format!("{peer}: packets to {to} pass with up to {bytes} bytes, not with {mtu}"))
         }
-        Passes { offloaded: false, .. } => {
+        ProbeResult { offloaded: false, .. } => {
             Some(format!("{peer}: packets to {to} with checksum and segmentation offload are lost"))
         }
-        Passes { .. } => None,
+        ProbeResult { .. } => None,
     }
 }
 
@@ -152,91 +156,95 @@ fn sentence(Way { peer, to, mtu }: &Way, passes: Passes) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn result(peer: &str, bytes: u32, offloaded: bool) -> (Way, Passes) {
-        let way = Way { peer: peer.to_owned(), to: "10.42.1.0".parse().unwrap(), mtu: 1450 };
-        (way, Passes { bytes, offloaded })
+    fn result(peer: &str, bytes: u32, offloaded: bool) -> (ProbePath, ProbeResult) {
+        let way = ProbePath { peer: peer.to_owned(), to: "10.42.1.0".parse().unwrap(), mtu: 1450 };
+        (way, ProbeResult { bytes, offloaded })
     }
 
     /// Stores results of unchanged paths.
-    fn learn(known: &mut TestResults, results: Vec<(Way, Passes)>) -> Option<bool> {
-        let ways: Vec<Way> = results.iter().map(|(way, _)| way.clone()).collect();
-        known.learn(results, &ways)
+    fn store(known: &mut TestResults, results: Vec<(ProbePath, ProbeResult)>) -> Option<bool> {
+        let paths: Vec<ProbePath> = results.iter().map(|(way, _)| way.clone()).collect();
+        known.store(results, &paths)
     }
 
     #[test]
     fn a_peer_that_is_removed_during_a_test_has_no_result() {
         let mut results = TestResults::default();
         let [a, b] = ["a", "b"].map(|name| result(name, 0, false));
-        results.learn(vec![a.clone(), b], std::slice::from_ref(&a.0));
-        assert_eq!(results.again().unwrap().0, ["a"]);
-        let other = Way { to: "10.42.9.0".parse().unwrap(), ..a.0.clone() };
-        results.forget_peer("a");
-        results.learn(vec![a], &[other]);
-        assert_eq!(results.again(), None, "it is reached by another way now");
+        results.store(vec![a.clone(), b], std::slice::from_ref(&a.0));
+        assert_eq!(results.to_retest().unwrap().0, ["a"]);
+        let other = ProbePath { to: "10.42.9.0".parse().unwrap(), ..a.0.clone() };
+        results.remove_peer("a");
+        results.store(vec![a], &[other]);
+        assert_eq!(results.to_retest(), None, "it is reached by another way now");
     }
 
     #[test]
     fn offload_that_failed_before_a_restart_stays_off() {
         let mut results = TestResults::begin(cni::Offload::OffByTest);
-        assert_eq!(learn(&mut results, vec![result("a", 1450, true)]), None);
+        assert_eq!(store(&mut results, vec![result("a", 1450, true)]), None);
         assert_eq!(results.sentences().len(), 1, "and that is reported");
-        assert!(results.forget(), "until the way is another");
+        assert!(results.reset(), "until the way is another");
         assert_eq!(TestResults::begin(cni::Offload::On).sentences().len(), 0);
     }
 
     #[test]
     fn offload_that_an_administrator_switched_off_is_no_fault_and_stays_off() {
         let mut results = TestResults::begin(cni::Offload::OffByOthers);
-        learn(&mut results, vec![result("a", 1450, true)]);
+        store(&mut results, vec![result("a", 1450, true)]);
         assert!(results.sentences().is_empty());
         let bad = || vec![result("a", 1450, false)];
-        assert_eq!([(); 4].map(|()| learn(&mut results, bad())), [None; 4], "it is off, and stays so");
+        assert_eq!([(); 4].map(|()| store(&mut results, bad())), [None; 4], "it is off, and stays so");
         assert!(results.sentences()[0].contains("offload are lost") && results.sentences().len() == 1);
-        assert!(!results.forget(), "by whatever way");
-        assert_eq!([(); 4].map(|()| learn(&mut results, bad())), [None; 4]);
+        assert!(!results.reset(), "by whatever way");
+        assert_eq!([(); 4].map(|()| store(&mut results, bad())), [None; 4]);
     }
 
     #[test]
     fn working_paths_are_not_reported_and_not_tested_again() {
         let mut results = TestResults::default();
-        assert_eq!(learn(&mut results, vec![result("a", 1450, true)]), None);
-        assert_eq!((results.again(), results.sentences(), results.narrow().len()), (None, vec![], 0));
+        assert_eq!(store(&mut results, vec![result("a", 1450, true)]), None);
+        assert_eq!((results.to_retest(), results.sentences(), results.narrow().len()), (None, vec![], 0));
     }
 
     #[test]
     fn a_fault_counts_after_two_tests_and_is_dropped_after_a_success() {
         let mut results = TestResults::default();
-        learn(&mut results, vec![result("a", 1300, true), result("b", 0, false)]);
+        store(&mut results, vec![result("a", 1300, true), result("b", 0, false)]);
         assert!(results.sentences().is_empty() && results.narrow().is_empty());
-        assert_eq!(results.again(), Some((vec!["a".to_owned(), "b".to_owned()], FIRST_RETRY)));
-        assert_eq!(learn(&mut results, vec![result("a", 1300, true), result("b", 0, false)]), None);
+        assert_eq!(results.to_retest(), Some((vec!["a".to_owned(), "b".to_owned()], FIRST_RETRY)));
+        assert_eq!(store(&mut results, vec![result("a", 1300, true), result("b", 0, false)]), None);
         assert_eq!(results.narrow(), BTreeMap::from([("a".to_owned(), 1300)]));
         let text = results.sentences().join("; ");
         assert!(
             text.contains("up to 1300 bytes, not with 1450") && text.contains("b: no packets reach"),
             "{text}"
         );
-        assert_eq!(results.again().unwrap().1, FIRST_RETRY * 2);
-        learn(&mut results, vec![result("a", 1450, true)]);
-        results.forget_peer("b");
-        assert_eq!((results.again(), results.sentences().len()), (None, 0));
+        assert_eq!(results.to_retest().unwrap().1, FIRST_RETRY * 2);
+        store(&mut results, vec![result("a", 1450, true)]);
+        results.remove_peer("b");
+        assert_eq!((results.to_retest(), results.sentences().len()), (None, 0));
     }
 
     #[test]
     fn offload_is_disabled_only_if_that_helps() {
         let mut helps = TestResults::default();
         let bad = || vec![result("a", 1450, false)];
-        assert_eq!((learn(&mut helps, bad()), learn(&mut helps, bad())), (None, Some(false)));
-        assert_eq!(learn(&mut helps, vec![result("a", 1450, true)]), None);
-        assert_eq!((helps.sentences().len(), helps.again()), (1, None), "it is off, and that is reported");
+        assert_eq!((store(&mut helps, bad()), store(&mut helps, bad())), (None, Some(false)));
+        assert_eq!(store(&mut helps, vec![result("a", 1450, true)]), None);
+        assert_eq!(
+            (helps.sentences().len(), helps.to_retest()),
+            (1, None),
+            "it is off, and that is reported"
+        );
         let mut wide_again = TestResults::default();
         let narrow = || vec![result("a", 1300, true)];
         let learned = [narrow(), narrow(), bad(), vec![result("a", 1450, true)], bad()];
-        assert_eq!(learned.map(|results| learn(&mut wide_again, results)), [None; 5], "never twice in a row");
+        assert_eq!(learned.map(|results| store(&mut wide_again, results)), [None; 5], "never twice in a row");
         let mut innocent = TestResults::default();
-        let switched: Vec<_> = (0..8).filter_map(|_| learn(&mut innocent, bad())).collect();
+        let switched: Vec<_> = (0..8).filter_map(|_| store(&mut innocent, bad())).collect();
         assert_eq!(switched, [false, true]);
         assert!(innocent.sentences()[0].contains("offload are lost"));
-        assert_eq!((helps.forget(), innocent.forget()), (true, false), "on again where it is off");
+        assert_eq!((helps.reset(), innocent.reset()), (true, false), "on again where it is off");
     }
 }

@@ -197,7 +197,7 @@ impl Job {
             namespace: self.pod.metadata.namespace.as_deref().unwrap_or_default(),
         };
         let resolved = dns::resolve(&spec, &host, &cluster);
-        let place = sandbox::Place {
+        let place = sandbox::SandboxInputs {
             log_dir: &config.pod_log_dir,
             cgroup_parent: parent,
             cluster_domain: &config.cluster_domain,

@@ -33,7 +33,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// Delays of 1 s to 120 s, for operations that are cheap to retry.
-    pub(crate) fn quick() -> Self {
+    pub(crate) fn short() -> Self {
         Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
     }
 

@@ -60,7 +60,7 @@ impl Pods {
     }
 
     /// Resources of all pods that have not ended, without the pod with this uid.
-    pub(crate) fn taken_beside(&self, uid: &str) -> Taken {
+    pub(crate) fn used_by_others(&self, uid: &str) -> Taken {
         let state = self.read();
         let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);
         let amount = own.unwrap_or_default();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn sums(pods: &Pods) -> (usize, i64, usize, i64) {
-        let taken = pods.taken_beside("");
+        let taken = pods.used_by_others("");
         (taken.places, taken.requested.cpu_millis, taken.ports.len(), pods.burstable_millis())
     }
 
@@ -228,7 +228,7 @@ mod tests {
         pods.put("a", &pod("a", "1", 80, "s", "Pending"));
         pods.put("b", &pod("b", "2", 0, "s", "Pending"));
         assert_eq!(sums(&pods), (2, 3000, 1, 3000));
-        let beside = pods.taken_beside("a");
+        let beside = pods.used_by_others("a");
         assert_eq!((beside.places, beside.requested.cpu_millis, beside.ports.len()), (1, 2000, 0));
         pods.put("a", &pod("a", "1", 80, "s", "Running"));
         assert_eq!(sums(&pods), (2, 3000, 1, 3000));

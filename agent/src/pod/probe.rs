@@ -125,7 +125,7 @@ impl Watched {
     }
 
     async fn until_decided(&self, probe: &Probe) -> bool {
-        let schedule = Schedule::eager(period(probe));
+        let schedule = Schedule::until_success(period(probe));
         let decided = self.keep(Kind::Startup, probe, schedule, ControlFlow::Break).await;
         if !decided {
             self.report_unhealthy(probe, "failed startup probe");
@@ -143,7 +143,7 @@ impl Watched {
     async fn keep_readiness(&self, probe: &Probe) {
         let mut ready = self.before.ready;
         let period = period(probe);
-        let schedule = if ready { Schedule::regular(period) } else { Schedule::eager(period) };
+        let schedule = if ready { Schedule::regular(period) } else { Schedule::until_success(period) };
         self.keep::<()>(Kind::Readiness, probe, schedule, |now| {
             if now != ready {
                 ready = now;

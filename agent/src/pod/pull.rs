@@ -84,7 +84,7 @@ pub(crate) async fn ensure(
             return Ok(found);
         }
         if policy == Policy::Never {
-            return Err(about.never());
+            return Err(about.never_pulled());
         }
     }
     about.pull(&reference, sandbox).await
@@ -172,7 +172,7 @@ impl Subject<'_> {
         self.missing("ImageInspectError", message)
     }
 
-    fn never(&self) -> Missing {
+    fn never_pulled(&self) -> Missing {
         let message = format!("Container image \"{}\" is not present with pull policy of Never", self.image);
         self.event(Level::Warning, "ErrImageNeverPull", message.clone());
         self.event(Level::Warning, "Failed", "Error: ErrImageNeverPull".to_owned());

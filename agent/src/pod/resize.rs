@@ -192,7 +192,7 @@ impl Resizes {
     }
 
     /// Removes a pending resize. An accepted one stays for the worker.
-    pub(crate) fn forget(&self, uid: &str) {
+    pub(crate) fn remove(&self, uid: &str) {
         let mut pods = self.lock();
         if let Some(known) = pods.get_mut(uid) {
             known.pending = None;

@@ -28,7 +28,7 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     // A rejected pod has no containers to report.
     let refused = facts.state.verdict.is_some()
         && *facts.observed == ObservedPod::default()
-        && facts.last.is_none_or(untold);
+        && facts.last.is_none_or(is_unreported);
     let (inits, mains) = if refused { (Vec::new(), Vec::new()) } else { (inits, mains) };
     let phase = match api.phase.as_deref() {
         // These phases are final in the API server.
@@ -57,7 +57,7 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     status
 }
 
-fn untold(status: &PodStatus) -> bool {
+fn is_unreported(status: &PodStatus) -> bool {
     status.container_statuses.is_none()
 }
 

@@ -82,7 +82,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
                 None => break,
             },
             Some(woken) = wakes.recv() => sync.wake(&woken),
-            Some(evicted) = sync.inputs.evicted.recv() => sync.wake(&Woken::Pod(evicted)),
+            Some(evicted) = sync.inputs.evicted.recv() => sync.wake(&WakeRequest::Pod(evicted)),
             Some(ended) = sync.workers.join_next() => sync.ended(ended),
         }
     }
@@ -90,18 +90,18 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
 }
 
 /// Pods to observe again.
-enum Woken {
+enum WakeRequest {
     Pod(String),
     All,
 }
 
 /// Wakes workers by container events, and all of them after a gap in the stream.
-async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<Woken>) {
+async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<WakeRequest>) {
     let mut pause = Duration::from_millis(100);
     loop {
         match node.runtime.events().await {
             Ok(mut events) => {
-                if woken.send(Woken::All).is_err() {
+                if woken.send(WakeRequest::All).is_err() {
                     return;
                 }
                 while let Some(Ok(event)) = events.next().await {
@@ -112,7 +112,7 @@ async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<Woke
                     let sandbox = event.pod_sandbox_status.unwrap_or_default();
                     let uid =
                         sandbox.metadata.map(|m| m.uid).or_else(|| sandbox.labels.get(POD_UID).cloned());
-                    let one = uid.filter(|uid| !uid.is_empty()).map_or(Woken::All, Woken::Pod);
+                    let one = uid.filter(|uid| !uid.is_empty()).map_or(WakeRequest::All, WakeRequest::Pod);
                     if woken.send(one).is_err() {
                         return;
                     }
@@ -134,7 +134,7 @@ impl Sync {
             PodChange::Deleted(pod) => {
                 if let Some(uid) = &pod.metadata.uid {
                     self.finished.remove(uid);
-                    self.gone(uid, &forced(&pod));
+                    self.end_pod(uid, &forced(&pod));
                 }
             }
             PodChange::Complete(uids) => self.complete(&uids),
@@ -178,7 +178,7 @@ impl Sync {
         let node_object = self.inputs.node_object.borrow().clone();
         let facts = admit::Facts {
             pod,
-            taken: self.inputs.pods.taken_beside(uid),
+            taken: self.inputs.pods.used_by_others(uid),
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
@@ -218,12 +218,12 @@ impl Sync {
         });
     }
 
-    fn gone(&mut self, uid: &str, pod: &Arc<Pod>) {
+    fn end_pod(&mut self, uid: &str, pod: &Arc<Pod>) {
         match self.handles.get(uid) {
             Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
                 self.inputs.pods.take(uid);
-                self.node.checkpoint.forget(uid);
+                self.node.checkpoint.remove(uid);
                 self.retry_resizes();
             }
         }
@@ -239,7 +239,7 @@ impl Sync {
             .map(|(uid, handle)| (uid.clone(), Arc::clone(handle.desired.borrow().pod())))
             .collect();
         for (uid, pod) in stale {
-            self.gone(&uid, &pod);
+            self.end_pod(&uid, &pod);
         }
         for (uid, pod) in self.orphans.take().into_iter().flatten() {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
@@ -251,14 +251,14 @@ impl Sync {
         self.retry_resizes();
     }
 
-    fn wake(&self, woken: &Woken) {
+    fn wake(&self, woken: &WakeRequest) {
         match woken {
-            Woken::Pod(uid) => {
+            WakeRequest::Pod(uid) => {
                 if let Some(handle) = self.handles.get(uid) {
                     handle.wake.notify_one();
                 }
             }
-            Woken::All => self.handles.values().for_each(|handle| handle.wake.notify_one()),
+            WakeRequest::All => self.handles.values().for_each(|handle| handle.wake.notify_one()),
         }
     }
 

@@ -19,7 +19,7 @@ const TOKEN_MAX: u64 = 4 << 10;
 
 /// Connection of the agent to its control plane.
 #[derive(Args)]
-pub(crate) struct Way {
+pub(crate) struct ControlPlaneConnection {
     /// Kubeconfig of a node whose certificates are made elsewhere
     #[arg(long, value_name = "FILE", conflicts_with = "join")]
     kubeconfig: Option<PathBuf>,
@@ -42,27 +42,27 @@ pub(crate) struct Way {
 }
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) async fn run(settings: Settings, mut way: Way) -> anyhow::Result<()> {
+pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnection) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     let mut node = settings.node();
-    if way.kubeconfig.is_some() {
+    if connection.kubeconfig.is_some() {
         node.leave_services_to_cluster();
     }
-    let endpoint = way.container_runtime_endpoint.take();
+    let endpoint = connection.container_runtime_endpoint.take();
     if endpoint.is_some() {
         settings.check_remote_runtime()?;
     }
     super::repair(&node)?;
     let _lock = Lock::take(&node.dirs.run)?;
-    if let Some(kubeconfig) = way.kubeconfig {
+    if let Some(kubeconfig) = connection.kubeconfig {
         super::prepare(&node)?;
         let client = client(&kubeconfig).await?;
         let identity = serving(&node, &client)?;
         let credentials = Credentials { identity, client_ca: node.serving.client_ca.clone() };
         return run_node(node, endpoint, credentials, client).await;
     }
-    let membership = membership(&node, way).await?;
+    let membership = membership(&node, connection).await?;
     super::prepare(&node)?;
     let client = membership.client();
     let credentials = Credentials {
@@ -102,9 +102,9 @@ fn serving(node: &Node, client: &Client) -> anyhow::Result<Identity> {
     Ok(Identity::Files(certificate, key))
 }
 
-async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
+async fn membership(node: &Node, connection: ControlPlaneConnection) -> anyhow::Result<Membership> {
     let (state, name) = (&node.dirs.state, node.name.as_str());
-    if let (Some(endpoint), Some(hash)) = (&way.join, &way.ca_hash) {
+    if let (Some(endpoint), Some(hash)) = (&connection.join, &connection.ca_hash) {
         // A machine that has joined needs no token: the file may be removed, and the token expired.
         match join::resume(state, name) {
             Ok(Some(membership)) => return Ok(membership.of(hash)?),
@@ -116,7 +116,7 @@ async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
             }
             Err(error) => return Err(error.into()),
         }
-        let token = token(way.token, way.token_file.as_deref())?;
+        let token = token(connection.token, connection.token_file.as_deref())?;
         return Ok(join::join(state, name, endpoint, &token, hash).await?);
     }
     join::resume(state, name)?.context(

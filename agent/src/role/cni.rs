@@ -12,11 +12,11 @@ use coracle_cni::{PluginKind, plugin_main};
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    command: CniCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum CniCommand {
     /// Install links to this program in DIR, one for each plugin type
     Install {
         /// Plugin directory of the runtime, for example /opt/cni/bin
@@ -49,18 +49,18 @@ pub(crate) fn called_as() -> Option<PluginKind> {
 
 /// Installs the links, or runs one plugin.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let kind = match &arguments.what {
-        What::Install { dir, force } => {
+    let kind = match &arguments.command {
+        CniCommand::Install { dir, force } => {
             install(dir, *force)?;
             return Ok(ExitCode::SUCCESS);
         }
-        What::Bridge => PluginKind::Bridge,
-        What::HostLocal => PluginKind::HostLocal,
-        What::Loopback => PluginKind::Loopback,
-        What::Portmap => PluginKind::Portmap,
-        What::Bandwidth => PluginKind::Bandwidth,
-        What::Tuning => PluginKind::Tuning,
-        What::Firewall => PluginKind::Firewall,
+        CniCommand::Bridge => PluginKind::Bridge,
+        CniCommand::HostLocal => PluginKind::HostLocal,
+        CniCommand::Loopback => PluginKind::Loopback,
+        CniCommand::Portmap => PluginKind::Portmap,
+        CniCommand::Bandwidth => PluginKind::Bandwidth,
+        CniCommand::Tuning => PluginKind::Tuning,
+        CniCommand::Firewall => PluginKind::Firewall,
     };
     Ok(plugin_main(kind))
 }

@@ -182,11 +182,13 @@ async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<usize> {
     for sandbox in sandboxes {
         let (runtime, log_dir) = (parts.runtime.clone(), log_dir.to_owned());
         removals.spawn(async move {
-            let said = |status: tonic::Status| anyhow::anyhow!("{}", status.message());
+            let status_message = |status: tonic::Status| anyhow::anyhow!("{}", status.message());
             let stop = StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
-            RuntimeService::stop_pod_sandbox(&runtime, Request::new(stop)).await.map_err(said)?;
+            RuntimeService::stop_pod_sandbox(&runtime, Request::new(stop)).await.map_err(status_message)?;
             let remove = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id };
-            RuntimeService::remove_pod_sandbox(&runtime, Request::new(remove)).await.map_err(said)?;
+            RuntimeService::remove_pod_sandbox(&runtime, Request::new(remove))
+                .await
+                .map_err(status_message)?;
             let Some(pod) = sandbox.metadata else { return Ok(()) };
             remove_dir(&log_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid)))
         });

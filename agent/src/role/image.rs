@@ -120,7 +120,13 @@ impl Store {
             Self::Running(client) => {
                 let path = path.to_str().context("the path is not UTF-8")?.to_owned();
                 let request = ImportRequest { path, name: name.unwrap_or_default().to_owned() };
-                Ok(client.import(request).await.map_err(said).with_context(context)?.into_inner().images)
+                Ok(client
+                    .import(request)
+                    .await
+                    .map_err(status_message)
+                    .with_context(context)?
+                    .into_inner()
+                    .images)
             }
             Self::Here(images) => {
                 let imported = images.import(path, name).await.with_context(context)?;
@@ -141,9 +147,9 @@ impl Store {
             Self::Running(client) => {
                 let request = PullRequest { image: image.to_owned(), username, password };
                 let mut replies =
-                    client.pull(request).await.map_err(said).with_context(context)?.into_inner();
+                    client.pull(request).await.map_err(status_message).with_context(context)?.into_inner();
                 loop {
-                    let reply = replies.message().await.map_err(said).with_context(context)?;
+                    let reply = replies.message().await.map_err(status_message).with_context(context)?;
                     let reply = reply.context("the node stopped").with_context(context)?;
                     if let Some(image) = reply.image {
                         break image;
@@ -170,7 +176,7 @@ impl Store {
             Self::Running(client) => {
                 let path = path.to_str().context("the path is not UTF-8")?.to_owned();
                 let request = ExportRequest { image: image.to_owned(), path };
-                client.export(request).await.map_err(said).with_context(context)?;
+                client.export(request).await.map_err(status_message).with_context(context)?;
             }
             Self::Here(images) => images.export(image, path).await.with_context(context)?,
         }
@@ -179,7 +185,9 @@ impl Store {
 
     async fn list(&mut self) -> anyhow::Result<Vec<Image>> {
         match self {
-            Self::Running(client) => Ok(client.list(ListRequest {}).await.map_err(said)?.into_inner().images),
+            Self::Running(client) => {
+                Ok(client.list(ListRequest {}).await.map_err(status_message)?.into_inner().images)
+            }
             Self::Here(images) => Ok(images.list().iter().map(control::shown).collect()),
         }
     }
@@ -189,7 +197,7 @@ impl Store {
         match self {
             Self::Running(client) => {
                 let request = RemoveRequest { image: image.to_owned() };
-                client.remove(request).await.map_err(said).with_context(context)?;
+                client.remove(request).await.map_err(status_message).with_context(context)?;
             }
             Self::Here(images) => {
                 images.remove(image).await.with_context(context)?;
@@ -202,7 +210,7 @@ impl Store {
 }
 
 /// The node's error message without gRPC's prefix.
-fn said(status: tonic::Status) -> anyhow::Error {
+fn status_message(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }
 

@@ -68,7 +68,7 @@ enum Verb {
     },
 }
 
-/// What a machine needs to join.
+/// The data that a machine needs to join.
 pub(super) struct Join {
     pub(super) server: String,
     pub(super) token: Token,
@@ -77,7 +77,7 @@ pub(super) struct Join {
 
 /// Number of machines that may join with a token.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Uses {
+pub(super) enum UseLimit {
     Once,
     Many,
 }
@@ -89,7 +89,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     let path = kubeconfig.unwrap_or_else(|| settings.dirs().state.join("admin.kubeconfig"));
     let client = client(&path).await?;
     match verb {
-        Verb::Create { ttl, reusable } => create(&client, ttl, Uses::of(reusable)).await,
+        Verb::Create { ttl, reusable } => create(&client, ttl, UseLimit::of(reusable)).await,
         Verb::List { output } => list(&client, output).await,
         Verb::Delete { token } => delete(&client, &token).await,
     }
@@ -104,36 +104,40 @@ pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
     Client::try_from(config).context("cannot create an API client")
 }
 
-async fn create(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<()> {
+async fn create(client: &Client, ttl: Duration, uses: UseLimit) -> anyhow::Result<()> {
     let Join { server, token, hash } = make(client, ttl, uses).await?;
     let (id, secret) = (&token.id, &token.secret);
     super::print(&format!("coracle agent --join {server} --token {id}.{secret} --ca-hash {hash}\n"))
 }
 
 /// Creates a token, and waits until the cluster is published for its holder.
-pub(super) async fn make(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<Join> {
-    let token = Token { id: letters(6), secret: letters(16) };
+pub(super) async fn make(client: &Client, ttl: Duration, uses: UseLimit) -> anyhow::Result<Join> {
+    let token = Token { id: random_text(6), secret: random_text(16) };
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = secret(&token, ttl, uses, Timestamp::now())?;
-    secrets.create(&PostParams::default(), &secret).await.map_err(said).context("cannot create the token")?;
+    secrets
+        .create(&PostParams::default(), &secret)
+        .await
+        .map_err(api_message)
+        .context("cannot create the token")?;
     let published = tokio::time::timeout(SIGNATURE_TIMEOUT, published(client, &token)).await;
     let (server, authority) =
         published.context("the cluster does not publish itself in kube-public/cluster-info")??;
     Ok(Join { server, token, hash: CaHash::of(&authority)? })
 }
 
-impl Uses {
+impl UseLimit {
     fn of(reusable: bool) -> Self {
         if reusable { Self::Many } else { Self::Once }
     }
 }
 
-fn letters(count: usize) -> String {
+fn random_text(count: usize) -> String {
     let mut random = rand::rng();
     (0..count).map(|_| char::from(LETTERS[random.random_range(0..LETTERS.len())])).collect()
 }
 
-fn secret(token: &Token, ttl: Duration, uses: Uses, now: Timestamp) -> anyhow::Result<Secret> {
+fn secret(token: &Token, ttl: Duration, uses: UseLimit, now: Timestamp) -> anyhow::Result<Secret> {
     let mut data = json!({
         "token-id": token.id,
         "token-secret": token.secret,
@@ -141,7 +145,7 @@ fn secret(token: &Token, ttl: Duration, uses: Uses, now: Timestamp) -> anyhow::R
         "usage-bootstrap-signing": "true",
         "auth-extra-groups": GROUP,
     });
-    if uses == Uses::Once {
+    if uses == UseLimit::Once {
         data[SINGLE] = "true".into();
     }
     if !ttl.is_zero() {
@@ -176,7 +180,7 @@ async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, St
 async fn list(client: &Client, format: Format) -> anyhow::Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let params = ListParams::default().fields(&format!("type={TYPE}"));
-    let found = secrets.list(&params).await.map_err(said).context("cannot list the tokens")?;
+    let found = secrets.list(&params).await.map_err(api_message).context("cannot list the tokens")?;
     let now = Timestamp::now();
     let rows: Vec<Row> = found.items.iter().map(|secret| row(secret, now)).collect();
     output::print(format, &rows, ["ID", "LEFT", "EXPIRES", "USAGES", "MACHINES"], |row| {
@@ -234,7 +238,7 @@ fn left(seconds: i64) -> String {
 }
 
 /// The message of an API error: the client's own text shows the whole response.
-fn said(error: kube::Error) -> anyhow::Error {
+fn api_message(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => anyhow::Error::msg(status.message),
         other => other.into(),
@@ -246,7 +250,9 @@ pub(super) async fn remove(client: &Client, id: &str) -> anyhow::Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     match secrets.delete(&format!("bootstrap-token-{id}"), &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => anyhow::bail!("there is no token {id}"),
-        deleted => deleted.map_err(said).with_context(|| format!("cannot delete the token {id}")).map(drop),
+        deleted => {
+            deleted.map_err(api_message).with_context(|| format!("cannot delete the token {id}")).map(drop)
+        }
     }
 }
 
@@ -282,12 +288,12 @@ mod tests {
 
     #[test]
     fn a_token_is_a_secret_that_expires() {
-        let token = Token { id: letters(6), secret: letters(16) };
+        let token = Token { id: random_text(6), secret: random_text(16) };
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
-        let made = secret(&token, Duration::from_secs(3600), Uses::Once, now).unwrap();
+        let made = secret(&token, Duration::from_secs(3600), UseLimit::Once, now).unwrap();
         let data = made.string_data.unwrap();
         assert_eq!((data["expiration"].as_str(), data[SINGLE].as_str()), ("2026-01-01T01:00:00Z", "true"));
-        let endless = secret(&token, Duration::ZERO, Uses::Many, now).unwrap().string_data.unwrap();
+        let endless = secret(&token, Duration::ZERO, UseLimit::Many, now).unwrap().string_data.unwrap();
         assert_eq!(made.metadata.name, Some(format!("bootstrap-token-{}", token.id)));
         assert!(!endless.contains_key("expiration") && !endless.contains_key(SINGLE));
         assert!(format!("{}.{}", token.id, token.secret).parse::<Token>().is_ok());

@@ -36,7 +36,7 @@ pub(super) struct Relist {
 
 /// State of a sandbox or container, and the pod that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Listed {
+struct ListedObject {
     pod: String,
     /// The CRI's number; sandboxes and containers have different sets.
     state: i32,
@@ -87,7 +87,7 @@ async fn run(
     mut client: RuntimeServiceClient<Channel>,
     sender: Arc<Mutex<Option<broadcast::Sender<ContainerEventResponse>>>>,
 ) {
-    let mut known: Option<HashMap<String, Listed>> = None;
+    let mut known: Option<HashMap<String, ListedObject>> = None;
     loop {
         match list(&mut client).await {
             Ok(found) => {
@@ -114,7 +114,9 @@ async fn run(
 }
 
 /// Sandboxes and containers by id.
-async fn list(client: &mut RuntimeServiceClient<Channel>) -> Result<HashMap<String, Listed>, RuntimeError> {
+async fn list(
+    client: &mut RuntimeServiceClient<Channel>,
+) -> Result<HashMap<String, ListedObject>, RuntimeError> {
     let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None });
     let sandboxes = within(Some(LIST_LIMIT), "list_pod_sandbox", sandboxes).await?.items;
     let containers = client.list_containers(cri::ListContainersRequest { filter: None });
@@ -126,17 +128,17 @@ async fn list(client: &mut RuntimeServiceClient<Channel>) -> Result<HashMap<Stri
     let pod = |sandbox: &str| pods.get(sandbox).cloned().unwrap_or_default();
     let listed_sandboxes = sandboxes
         .iter()
-        .map(|s| (s.id.clone(), Listed { pod: pod(&s.id), state: s.state, is_sandbox: true }));
-    let listed_containers = containers
-        .iter()
-        .map(|c| (c.id.clone(), Listed { pod: pod(&c.pod_sandbox_id), state: c.state, is_sandbox: false }));
+        .map(|s| (s.id.clone(), ListedObject { pod: pod(&s.id), state: s.state, is_sandbox: true }));
+    let listed_containers = containers.iter().map(|c| {
+        (c.id.clone(), ListedObject { pod: pod(&c.pod_sandbox_id), state: c.state, is_sandbox: false })
+    });
     Ok(listed_sandboxes.chain(listed_containers).collect())
 }
 
 /// An event for each sandbox and container that is new, has another state or was removed.
 fn differences(
-    known: &HashMap<String, Listed>,
-    found: &HashMap<String, Listed>,
+    known: &HashMap<String, ListedObject>,
+    found: &HashMap<String, ListedObject>,
 ) -> Vec<ContainerEventResponse> {
     let changed = found.iter().filter(|(id, listed)| known.get(*id) != Some(*listed));
     let changed = changed.map(|(id, listed)| event(id, listed, kind(listed)));
@@ -146,7 +148,7 @@ fn differences(
         .collect()
 }
 
-fn kind(listed: &Listed) -> ContainerEventType {
+fn kind(listed: &ListedObject) -> ContainerEventType {
     const CREATED: i32 = cri::ContainerState::ContainerCreated as i32;
     const RUNNING: i32 = cri::ContainerState::ContainerRunning as i32;
     const READY: i32 = cri::PodSandboxState::SandboxReady as i32;
@@ -157,7 +159,7 @@ fn kind(listed: &Listed) -> ContainerEventType {
     }
 }
 
-fn event(id: &str, listed: &Listed, kind: ContainerEventType) -> ContainerEventResponse {
+fn event(id: &str, listed: &ListedObject, kind: ContainerEventType) -> ContainerEventResponse {
     let metadata = cri::PodSandboxMetadata { uid: listed.pod.clone(), ..Default::default() };
     ContainerEventResponse {
         container_id: id.to_owned(),
@@ -171,8 +173,8 @@ fn event(id: &str, listed: &Listed, kind: ContainerEventType) -> ContainerEventR
 mod tests {
     use super::*;
 
-    fn container(pod: &str, state: cri::ContainerState) -> Listed {
-        Listed { pod: pod.to_owned(), state: state.into(), is_sandbox: false }
+    fn container(pod: &str, state: cri::ContainerState) -> ListedObject {
+        ListedObject { pod: pod.to_owned(), state: state.into(), is_sandbox: false }
     }
 
     #[test]

@@ -155,10 +155,11 @@ impl Host for Remote {
     }
 }
 
-type Begun = (Option<Result<cri::ContainerEventResponse, Status>>, Streaming<cri::ContainerEventResponse>);
+type OpenedEvents =
+    (Option<Result<cri::ContainerEventResponse, Status>>, Streaming<cri::ContainerEventResponse>);
 
 /// The stream with the item that was taken from it.
-fn opened((first, rest): Begun) -> Events {
+fn opened((first, rest): OpenedEvents) -> Events {
     futures::stream::iter(first).chain(rest).map_err(RuntimeError::from).boxed()
 }
 

@@ -47,7 +47,7 @@ pub(super) struct User {
 
 /// The permission that a request needs: a verb on one of these subresources of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Needed {
+pub(super) struct RequiredPermission {
     pub(super) verb: &'static str,
     pub(super) subresources: &'static [&'static str],
 }
@@ -63,9 +63,9 @@ pub struct Access {
 
 struct Cache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
 
-// === impl Needed ===
+// === impl RequiredPermission ===
 
-impl Needed {
+impl RequiredPermission {
     /// Derived from the route, not the path, so that no spelling of a path is authorized as one resource and served
     /// as another. Streams need `create` with every method: a WebSocket begins with GET.
     pub(super) fn of(method: &http::Method, route: Option<&Route>) -> Self {
@@ -126,7 +126,7 @@ impl Access {
     }
 
     /// Fails if no subresource is allowed.
-    pub(super) async fn authorize(&self, user: &User, needed: Needed) -> Result<(), Refused> {
+    pub(super) async fn authorize(&self, user: &User, needed: RequiredPermission) -> Result<(), Refused> {
         let of = |subresource: &str| {
             format!("user={}, verb={}, resource=nodes, subresource={subresource}", user.name, needed.verb)
         };
@@ -274,7 +274,7 @@ mod tests {
     #[tokio::test]
     async fn tokens_and_permissions_are_reviewed_once() {
         let (access, count) = access();
-        let metrics = Needed::of(&http::Method::GET, Some(&Route::Metrics));
+        let metrics = RequiredPermission::of(&http::Method::GET, Some(&Route::Metrics));
         for _ in 0..3 {
             let user = access.authenticate("good").await.expect("known");
             assert_eq!(user.name, "prometheus");
@@ -282,7 +282,7 @@ mod tests {
         }
         assert_eq!(count.load(Ordering::Relaxed), 2);
         let user = access.authenticate("good").await.expect("known");
-        let pods = Needed::of(&http::Method::GET, Some(&Route::Pods));
+        let pods = RequiredPermission::of(&http::Method::GET, Some(&Route::Pods));
         let refused = access.authorize(&user, pods).await.expect_err("refused");
         assert_eq!(refused.0, StatusCode::FORBIDDEN);
         assert_eq!(refused.1, "Forbidden (user=prometheus, verb=get, resource=nodes, subresource=proxy)");
@@ -296,8 +296,8 @@ mod tests {
     #[test]
     fn streams_need_create_and_unknown_paths_need_all() {
         let target = Route::of("/exec/ns/p/c");
-        let get = |route: Option<&Route>| Needed::of(&http::Method::GET, route);
-        assert_eq!(get(target.as_ref()), Needed { verb: "create", subresources: &["proxy"] });
+        let get = |route: Option<&Route>| RequiredPermission::of(&http::Method::GET, route);
+        assert_eq!(get(target.as_ref()), RequiredPermission { verb: "create", subresources: &["proxy"] });
         for spelling in ["//exec/ns/p/c", "/exec/ns/p/c/", "/e%78ec/ns/p/c", "/stats/../exec/ns/p/c"] {
             let route = Route::of(spelling);
             let is_stream = matches!(route, Some(Route::Exec(_)));

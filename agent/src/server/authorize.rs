@@ -5,7 +5,7 @@ use http::{HeaderMap, StatusCode};
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::access::{Access, Needed, User, token};
+use super::access::{Access, RequiredPermission, User, token};
 use super::respond::Refused;
 
 /// The caller of a connection. The handshake has verified the certificate.
@@ -42,7 +42,7 @@ impl Caller {
         &self,
         access: &Access,
         headers: &HeaderMap,
-        needed: Needed,
+        needed: RequiredPermission,
     ) -> Result<(), Refused> {
         if self.is_trusted() {
             return Ok(());

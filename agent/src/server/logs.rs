@@ -27,7 +27,7 @@ pub(crate) use line::Line;
 use options::Options;
 
 /// Maximum chunks that wait for a slow reader.
-const AHEAD: usize = 4;
+const MAX_WAITING_CHUNKS: usize = 4;
 
 pub(super) async fn answer(
     backend: &Backend,
@@ -106,9 +106,9 @@ fn waiting(pod: &Pod, name: &str) -> Option<String> {
 }
 
 async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -> Response<Body> {
-    let (sender, receiver) = mpsc::channel::<Bytes>(AHEAD);
+    let (sender, receiver) = mpsc::channel::<Bytes>(MAX_WAITING_CHUNKS);
     let ended =
-        if options.follow { container::ended(backend, &of.id).await } else { container::Ended::already() };
+        if options.follow { container::ended(backend, &of.id).await } else { container::Ended::of_stopped() };
     let reading = follow::read(of.log_path.into(), options, ended, sender);
     tokio::spawn(async move {
         if let Err(error) = reading.await {

@@ -14,13 +14,13 @@ use super::respond::{Refused, json, typed};
 use crate::runtime::Body;
 
 /// Usage of one container, with its pod.
-struct Used {
+struct ContainerUsage {
     pod: [String; 3],
     container: String,
     stats: ContainerStats,
 }
 
-async fn used(backend: &Backend) -> Result<Vec<Used>, Refused> {
+async fn used(backend: &Backend) -> Result<Vec<ContainerUsage>, Refused> {
     let listed = backend.runtime.list_container_stats(ListContainerStatsRequest::default()).await;
     let listed = listed.map_err(|status| Refused::by_runtime(&status))?;
     let named = listed.stats.into_iter().filter_map(|stats| {
@@ -31,7 +31,7 @@ async fn used(backend: &Backend) -> Result<Vec<Used>, Refused> {
             label("io.kubernetes.pod.name")?,
             label("io.kubernetes.pod.uid")?,
         ];
-        Some(Used { pod, container: label("io.kubernetes.container.name")?, stats })
+        Some(ContainerUsage { pod, container: label("io.kubernetes.container.name")?, stats })
     });
     Ok(named.collect())
 }
@@ -61,7 +61,7 @@ pub(super) async fn summary(backend: &Backend) -> Response<Body> {
     }))
 }
 
-fn container(used: &Used) -> Value {
+fn container(used: &ContainerUsage) -> Value {
     let number = |value: Option<UInt64Value>| value.map(|value| value.value);
     let (cpu, memory) = (used.stats.cpu.unwrap_or_default(), used.stats.memory.unwrap_or_default());
     json!({
@@ -125,7 +125,7 @@ pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
         "# TYPE node_memory_working_set_bytes gauge\nnode_memory_working_set_bytes {}",
         node.memory_used
     );
-    let labels = |used: &Used| {
+    let labels = |used: &ContainerUsage| {
         format!("container=\"{}\",namespace=\"{}\",pod=\"{}\"", used.container, used.pod[0], used.pod[1])
     };
     let _ = writeln!(out, "# TYPE container_cpu_usage_seconds_total counter");

@@ -27,9 +27,9 @@ fn cache_of(dir: &std::path::Path, client: Client) -> ServiceCache {
 
 fn list(cache: &ServiceCache, services: Vec<Service>) {
     let mut listed = Vec::new();
-    cache.learn(Event::Init, &mut listed);
-    services.into_iter().for_each(|service| cache.learn(Event::InitApply(service), &mut listed));
-    cache.learn(Event::InitDone, &mut listed);
+    cache.apply_event(Event::Init, &mut listed);
+    services.into_iter().for_each(|service| cache.apply_event(Event::InitApply(service), &mut listed));
+    cache.apply_event(Event::InitDone, &mut listed);
 }
 
 fn names(services: &[Arc<Service>]) -> Vec<String> {
@@ -67,8 +67,8 @@ async fn an_environment_has_the_services_of_its_namespace_and_the_api_servers_ow
     assert_eq!(names(&cache.environment(Some("default")).await.unwrap()), ["kubernetes", "other"]);
     assert_eq!(names(&cache.environment(None).await.unwrap()), ["kubernetes"]);
     let revision = cache.changes().borrow().revision;
-    cache.learn(Event::Delete(service("ns", "a", "")), &mut Vec::new());
-    cache.learn(Event::Apply(service("ns", "c", "10.0.0.2")), &mut Vec::new());
+    cache.apply_event(Event::Delete(service("ns", "a", "")), &mut Vec::new());
+    cache.apply_event(Event::Apply(service("ns", "c", "10.0.0.2")), &mut Vec::new());
     assert_eq!(names(&cache.of("ns")), ["b", "c"]);
     assert_eq!(cache.changes().borrow().revision, revision + 2);
 }
@@ -108,8 +108,8 @@ async fn a_burst_of_changes_is_stored_once_and_only_where_pods_are() {
         async move { cache.store().await }
     });
     for number in 0..100 {
-        cache.learn(Event::Apply(service("ns", &format!("s{number}"), "10.0.0.1")), &mut Vec::new());
-        cache.learn(Event::Apply(service("z", &format!("s{number}"), "10.0.0.1")), &mut Vec::new());
+        cache.apply_event(Event::Apply(service("ns", &format!("s{number}"), "10.0.0.1")), &mut Vec::new());
+        cache.apply_event(Event::Apply(service("z", &format!("s{number}"), "10.0.0.1")), &mut Vec::new());
     }
     tokio::time::sleep(STORE_AFTER * 2).await;
     let stored: Vec<Service> = cache.shared.checkpoint.get(&Key::services("ns")).unwrap();

@@ -10,12 +10,12 @@ use super::value::PathOrOff;
 pub(super) type Paths = (Option<PathOrOff>, Option<PathOrOff>, PathBuf);
 
 /// Run directory of the node's own runtime. A second runtime has another one, and must not start the node's plugins.
-const OWN: &str = "/run/coracle";
+const OWN_RUN_DIR: &str = "/run/coracle";
 
 /// The runtime with the default run directory uses the default paths of NRI. Another runtime has its socket in its own
 /// run directory, and starts no plugins unless a setting names them.
 pub(super) fn decide((socket, plugins, configs): Paths, run_dir: &Path) -> NriSettings {
-    let own = run_dir == Path::new(OWN);
+    let own = run_dir == Path::new(OWN_RUN_DIR);
     let socket = socket.unwrap_or_else(|| {
         PathOrOff(Some(if own { "/var/run/nri/nri.sock".into() } else { run_dir.join("nri.sock") }))
     });

@@ -31,7 +31,7 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
             }
             Ok(Event::InitApply(pod)) => {
                 listed.extend(pod.metadata.uid.clone());
-                PodChange::Applied(Arc::new(lighten(pod)))
+                PodChange::Applied(Arc::new(without_unread_fields(pod)))
             }
             Ok(Event::InitDone) => {
                 pause = FIRST_PAUSE;
@@ -39,13 +39,13 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
             }
             Ok(Event::Apply(pod)) => {
                 pause = FIRST_PAUSE;
-                PodChange::Applied(Arc::new(lighten(pod)))
+                PodChange::Applied(Arc::new(without_unread_fields(pod)))
             }
-            Ok(Event::Delete(pod)) => PodChange::Deleted(Arc::new(lighten(pod))),
+            Ok(Event::Delete(pod)) => PodChange::Deleted(Arc::new(without_unread_fields(pod))),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "the watch of pods failed");
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
                 continue;
             }
         };
@@ -56,10 +56,10 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// Removes large fields that the agent does not read, and the unused capacity of lists.
-fn lighten(mut pod: Pod) -> Pod {
+fn without_unread_fields(mut pod: Pod) -> Pod {
     pod.metadata.managed_fields = None;
     shrink(&mut pod);
     pod
@@ -120,7 +120,7 @@ mod tests {
         // A JSON decoder does not know the length of a list in advance.
         let decoded: Pod = serde_json::from_str(&text).unwrap();
         let pod: Pod = serde_json::from_str(&text).unwrap();
-        let pod = lighten(pod);
+        let pod = without_unread_fields(pod);
         let (spec, status) = (pod.spec.as_ref().unwrap(), pod.status.as_ref().unwrap());
         let projected = spec.volumes.as_ref().unwrap()[0].projected.as_ref().unwrap();
         let capacities = [

@@ -27,23 +27,23 @@ impl PodCheckpoint {
 
     /// Stores a pod if a restart would treat it differently from its earlier version.
     pub(crate) fn keep(&self, before: Option<&Pod>, pod: &Pod) {
-        if uid(pod).is_empty() || before.is_some_and(|before| is_same(before, pod)) {
+        if uid(pod).is_empty() || before.is_some_and(|before| has_same_stored_fields(before, pod)) {
             return;
         }
         self.checkpoint.own(uid(pod), references(pod));
-        self.checkpoint.put(Key::pod(uid(pod)), &essence(pod));
+        self.checkpoint.put(Key::pod(uid(pod)), &stored_fields(pod));
     }
 
     /// Removes a pod's record, and the records that only this pod needs.
-    pub(crate) fn forget(&self, uid: &str) {
+    pub(crate) fn remove(&self, uid: &str) {
         self.checkpoint.release(uid);
         self.checkpoint.remove(&Key::pod(uid));
     }
 
-    /// As [`forget`](Self::forget), and waits until the removal is on disk: the pod must not start again after its
+    /// As [`remove`](Self::remove), and waits until the removal is on disk: the pod must not start again after its
     /// object was deleted.
-    pub(crate) async fn forgotten(&self, uid: &str) {
-        self.forget(uid);
+    pub(crate) async fn remove_durably(&self, uid: &str) {
+        self.remove(uid);
         self.checkpoint.removed(&Key::pod(uid)).await;
     }
 }
@@ -52,8 +52,8 @@ fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// Whether two versions of a pod have the same [`essence`], as far as the API server lets them differ.
-fn is_same(a: &Pod, b: &Pod) -> bool {
+/// Whether two versions of a pod have the same [`stored_fields`], as far as the API server lets them differ.
+fn has_same_stored_fields(a: &Pod, b: &Pod) -> bool {
     let meta = |pod: &Pod| {
         let meta = &pod.metadata;
         (meta.deletion_timestamp.clone(), meta.deletion_grace_period_seconds, meta.generation)
@@ -61,19 +61,19 @@ fn is_same(a: &Pod, b: &Pod) -> bool {
     let shown = |a: &Pod, b: &Pod| {
         a.metadata.labels == b.metadata.labels && a.metadata.annotations == b.metadata.annotations
     };
-    meta(a) == meta(b) && lasting(a) == lasting(b) && shown(a, b) && a.spec == b.spec
+    meta(a) == meta(b) && stored_status(a) == stored_status(b) && shown(a, b) && a.spec == b.spec
 }
 
 /// A pod without fields that change while it runs.
-fn essence(pod: &Pod) -> Pod {
+fn stored_fields(pod: &Pod) -> Pod {
     let mut metadata = pod.metadata.clone();
     metadata.resource_version = None;
     metadata.managed_fields = None;
-    Pod { metadata, spec: pod.spec.clone(), status: lasting(pod) }
+    Pod { metadata, spec: pod.spec.clone(), status: stored_status(pod) }
 }
 
 /// The fields of a status that a restart needs: the start time, the phase of an ended pod, and the names of claims.
-fn lasting(pod: &Pod) -> Option<PodStatus> {
+fn stored_status(pod: &Pod) -> Option<PodStatus> {
     let status = pod.status.as_ref()?;
     Some(PodStatus {
         phase: status.phase.clone().filter(|phase| phase == "Failed" || phase == "Succeeded"),
@@ -99,13 +99,13 @@ mod tests {
     fn status_changes_of_a_running_pod_are_not_written() {
         let a = pod(json!({"phase": "Pending", "podIP": "1.1.1.1"}));
         let b = pod(json!({"phase": "Running", "podIP": "1.1.1.2"}));
-        assert!(is_same(&a, &b));
-        assert_eq!(essence(&a), essence(&b));
+        assert!(has_same_stored_fields(&a, &b));
+        assert_eq!(stored_fields(&a), stored_fields(&b));
         let claims = pod(json!({"resourceClaimStatuses": [{"name": "a", "resourceClaimName": "p-a-x"}]}));
-        assert_eq!(essence(&claims).status, claims.status);
+        assert_eq!(stored_fields(&claims).status, claims.status);
         let failed = pod(json!({"phase": "Failed"}));
-        assert!(!is_same(&a, &failed));
-        assert_ne!(essence(&a), essence(&failed));
+        assert!(!has_same_stored_fields(&a, &failed));
+        assert_ne!(stored_fields(&a), stored_fields(&failed));
     }
 
     #[test]
@@ -119,8 +119,8 @@ mod tests {
         pods.keep(None, &pod(json!({})));
         assert_eq!(pods.load().len(), 1);
         assert_eq!(open().load().len(), 1);
-        pods.forget("u");
-        pods.forget("../x");
+        pods.remove("u");
+        pods.remove("../x");
         assert!(pods.load().is_empty() && open().load().is_empty());
     }
 }

@@ -109,7 +109,7 @@ async fn follow<K: Config + Send + 'static>(
     while let Some(change) = changes.next().await {
         match change {
             Ok(found) => {
-                configs.learn(&key.namespace, &key.name, found.as_ref());
+                configs.store(&key.namespace, &key.name, found.as_ref());
                 let found = found.map(|object| Arc::new(data(object)));
                 publish.send_if_modified(|state| state.update(found));
             }

@@ -92,7 +92,7 @@ impl Tokens {
             return Ok(held.given(now));
         }
         if let Some(held) = held.as_ref().filter(|_| self.health.is_away()) {
-            return Ok(self.overdue(ctx, TokenOf { pod, key: &key }, held, now));
+            return Ok(self.keep_using(ctx, TokenOf { pod, key: &key }, held, now));
         }
         match self.health.ask(held.is_some(), request(ctx, pod, wanted)).await {
             Ok(answer) => {
@@ -104,7 +104,7 @@ impl Tokens {
                 Some(held) => {
                     let (uid, error) = (pod.metadata.uid.as_deref(), chain(&error));
                     tracing::warn!(error, uid, "cannot renew a service-account token, trying again");
-                    Ok(self.overdue(ctx, TokenOf { pod, key: &key }, &held, now))
+                    Ok(self.keep_using(ctx, TokenOf { pod, key: &key }, &held, now))
                 }
                 None => Err(SetUpError::Token(chain(&error))),
             },
@@ -112,7 +112,7 @@ impl Tokens {
     }
 
     /// A token that could not be renewed. If it has expired, a warning event reports that once.
-    fn overdue(&self, ctx: &VolumeContext, of: TokenOf<'_>, held: &Issued, now: Timestamp) -> Token {
+    fn keep_using(&self, ctx: &VolumeContext, of: TokenOf<'_>, held: &Issued, now: Timestamp) -> Token {
         let TokenOf { pod, key } = of;
         self.keep(key, pod, held);
         let is_first_report = held.is_over(now)
@@ -148,7 +148,7 @@ impl Tokens {
     }
 
     /// Drops the tokens of a pod.
-    pub(super) fn forget(&self, uid: &str) {
+    pub(super) fn remove_pod(&self, uid: &str) {
         lock(&self.held).retain(|_, held| held.uid != uid);
     }
 }

@@ -3,17 +3,17 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::expression::{Verdict, octets, verdict_data};
+use crate::data::{Verdict, octets, value, verdict_data};
 use crate::message::Attributes;
 
 /// Key of an element. Each field of a concatenation is padded to four bytes.
 #[derive(Debug, Default, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Vec<u8>);
 
-/// What a map assigns to a key.
+/// The value of a key in a map.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
-    /// What happens to the packet.
+    /// A verdict on the packet.
     Verdict(Verdict),
     /// Address and port, in this order.
     Target(IpAddr, u16),

@@ -2,10 +2,9 @@
 //!
 //! Registers are the 32-bit ones (`NFT_REG32_00` = 8 and up), so that the parts of concatenated keys are adjacent.
 
-use std::net::IpAddr;
-
 use ipnetwork::IpNetwork;
 
+use crate::data::{Verdict, octets, value, verdict_data};
 use crate::element::{Element, Key};
 use crate::message::Attributes;
 
@@ -37,21 +36,6 @@ pub struct AnonymousMap {
     pub value: Option<(u32, u32)>,
     /// The elements.
     pub elements: Vec<Element>,
-}
-
-/// What happens to a packet.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Verdict {
-    /// The base chain's evaluation ends; chains of other tables continue.
-    Accept,
-    /// The packet is discarded.
-    Drop,
-    /// The evaluation returns to the calling chain.
-    Return,
-    /// The chain is evaluated, then the next rule.
-    Jump(String),
-    /// The chain is evaluated instead of the next rules.
-    Goto(String),
 }
 
 /// Base of packet offsets.
@@ -243,7 +227,7 @@ impl Rule {
 
     /// Matches packets of connections that are neither established nor related (`ct state`).
     #[must_use]
-    pub fn unasked(self) -> Self {
+    pub fn new_connections(self) -> Self {
         self.state().equal(R0, &0u32.to_ne_bytes())
     }
 
@@ -408,30 +392,5 @@ impl AnonymousMap {
         let elements =
             numbered.map(|(number, value)| Element::pair(Key::of_bytes(&number.to_ne_bytes()), value));
         Self { key: (INTEGER, 4), value, elements: elements.collect() }
-    }
-}
-
-/// `NFTA_DATA_VALUE`.
-pub(crate) fn value(bytes: &[u8]) -> Attributes {
-    Attributes::default().bytes(1, bytes)
-}
-
-/// `NFTA_DATA_VERDICT`.
-pub(crate) fn verdict_data(verdict: &Verdict) -> Attributes {
-    let coded = |code: i32| Attributes::default().number(1, u32::from_ne_bytes(code.to_ne_bytes()));
-    let verdict = match verdict {
-        Verdict::Drop => coded(0),
-        Verdict::Accept => coded(1),
-        Verdict::Jump(chain) => coded(-3).text(2, chain),
-        Verdict::Goto(chain) => coded(-4).text(2, chain),
-        Verdict::Return => coded(-5),
-    };
-    Attributes::default().nest(2, verdict)
-}
-
-pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
     }
 }

@@ -52,7 +52,7 @@ pub struct Flow {
 
 /// Connections to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ends {
+pub enum FlowSelector {
     /// All connections of an address family.
     Any {
         /// Whether the family is IPv4.
@@ -64,7 +64,7 @@ pub enum Ends {
 
 /// Numbers of connections that [`mark_flows`] handled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Marked {
+pub struct MarkCounts {
     /// Entries that the kernel listed.
     pub listed: usize,
     /// Entries that have the bit, as far as the caller decided.
@@ -122,12 +122,12 @@ pub fn delete_flows(
 /// When the kernel refuses the list or a change. The other connections are still changed; the first error is returned.
 pub fn mark_flows(
     channel: &mut Channel,
-    ends: Ends,
+    ends: FlowSelector,
     bit: u32,
     mut wanted: impl FnMut(&Flow) -> Option<bool>,
-) -> io::Result<Marked> {
+) -> io::Result<MarkCounts> {
     let family = ends.family();
-    let (mut changes, mut error, mut marked) = (Vec::new(), None, Marked::default());
+    let (mut changes, mut error, mut marked) = (Vec::new(), None, MarkCounts::default());
     for question in ends.questions() {
         let request = Request { kind: GET, flags: DUMP, family };
         channel.request_each(request, &question.filter, |message| {
@@ -157,7 +157,7 @@ pub fn mark_flows(
 }
 
 /// A list of connections.
-struct Question {
+struct DumpRequest {
     filter: Attributes,
     /// Whether the list is complete if it is not empty.
     is_probe: bool,
@@ -175,9 +175,9 @@ fn by_source(address: IpAddr, (tuple, flags): (u16, u16)) -> Attributes {
     Attributes::default().nest(tuple, ends).nest(FILTER, filter)
 }
 
-// === impl Ends ===
+// === impl FlowSelector ===
 
-impl Ends {
+impl FlowSelector {
     fn family(self) -> u8 {
         let is_ipv4 = match self {
             Self::Any { is_ipv4 } => is_ipv4,
@@ -195,17 +195,17 @@ impl Ends {
 
     /// The lists that contain all these connections, up to the first complete one. The conditions of one filter are all
     /// required, so each end has a list of its own.
-    fn questions(self) -> Vec<Question> {
+    fn questions(self) -> Vec<DumpRequest> {
         let Self::Of(address) = self else {
-            return vec![Question { filter: Attributes::default(), is_probe: false }];
+            return vec![DumpRequest { filter: Attributes::default(), is_probe: false }];
         };
-        let by = |address, direction| Question { filter: by_source(address, direction), is_probe: false };
+        let by = |address, direction| DumpRequest { filter: by_source(address, direction), is_probe: false };
         let both = [by(address, (ORIGINAL, ORIGINAL_FLAGS)), by(address, (REPLY, REPLY_FLAGS))];
-        // Linux 6.18 compares IPv6 addresses the wrong way round (`ctnetlink_filter_match_tuple`), and lists all
+        // Linux 6.18 inverts the comparison of IPv6 addresses (`ctnetlink_filter_match_tuple`): it lists all
         // connections except those of the address. A filter for an address that no connection has then lists all
         // connections.
         let unused = by_source(Ipv6Addr::UNSPECIFIED.into(), (ORIGINAL, ORIGINAL_FLAGS));
-        let probe = address.is_ipv6().then_some(Question { filter: unused, is_probe: true });
+        let probe = address.is_ipv6().then_some(DumpRequest { filter: unused, is_probe: true });
         probe.into_iter().chain(both).collect()
     }
 }
@@ -298,7 +298,7 @@ mod tests {
     /// Makes an entry of UDP from `from` to `to`, which `answered_by` answers.
     fn connect(channel: &mut Channel, from: IpAddr, to: IpAddr, answered_by: IpAddr) {
         const TIMEOUT: u16 = 7;
-        let family = Ends::Of(from).family();
+        let family = FlowSelector::Of(from).family();
         let entry = Attributes::default().nest(ORIGINAL, tuple(from, to, [4000, 53]));
         let entry = entry.nest(REPLY, tuple(answered_by, from, [53, 4000])).number(TIMEOUT, 600);
         let answer = channel.request(NEW, ACK | 0x600, family, &entry).unwrap();
@@ -332,25 +332,26 @@ mod tests {
                     asked += 1;
                     Some(true)
                 };
-                let done = mark_flows(&mut channel, Ends::Of(pod), 1, decide).unwrap();
+                let done = mark_flows(&mut channel, FlowSelector::Of(pod), 1, decide).unwrap();
                 let v4 = prefix == "10.0";
                 let is_filtered = v4 || done.listed == 2;
                 let listed = |count| if is_filtered { count } else { others + 2 };
-                assert_eq!((done, asked), (Marked { listed: listed(2), with_bit: 2 }, 2), "{prefix}");
+                assert_eq!((done, asked), (MarkCounts { listed: listed(2), with_bit: 2 }, 2), "{prefix}");
                 let only = |port| BTreeSet::from([port]);
                 let unused =
                     delete_flows(&mut channel, v4, 17, &only(54), |_| panic!("no connection to the port"));
                 assert_eq!(unused.unwrap(), 0, "the connections of other ports are not listed");
                 assert_eq!(delete_flows(&mut channel, v4, 17, &only(53), |_| false).unwrap(), others + 2);
-                let fresh = mark_flows(&mut channel, Ends::Of(ip("6.6".into())), 1, |_| Some(true)).unwrap();
+                let fresh =
+                    mark_flows(&mut channel, FlowSelector::Of(ip("6.6".into())), 1, |_| Some(true)).unwrap();
                 assert_eq!(
                     fresh,
-                    Marked { listed: listed(0), with_bit: 0 },
+                    MarkCounts { listed: listed(0), with_bit: 0 },
                     "an address without connections"
                 );
-                let all = Ends::Any { is_ipv4: v4 };
+                let all = FlowSelector::Any { is_ipv4: v4 };
                 let marked = mark_flows(&mut channel, all, 1, |flow| Some(flow.mark & 1 != 0)).unwrap();
-                assert_eq!(marked, Marked { listed: others + 2, with_bit: 2 });
+                assert_eq!(marked, MarkCounts { listed: others + 2, with_bit: 2 });
             }
         });
         thread.join().unwrap();

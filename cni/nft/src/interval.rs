@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-use crate::expression::{octets, value};
+use crate::data::{octets, value};
 use crate::message::Attributes;
 
 /// Adjacent addresses of one family: first and last.

@@ -8,6 +8,7 @@
 //! - a [`Transaction`] is applied completely or not at all;
 //! - a read stops at the first incomplete message; no length from the kernel is trusted.
 
+mod data;
 mod dump;
 mod element;
 mod event;
@@ -18,11 +19,12 @@ mod message;
 mod transaction;
 mod watch;
 
+pub use data::Verdict;
 pub use dump::dynamic_elements;
 pub use element::{Element, Key, Value};
 pub use event::{Change, changes};
-pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule, Verdict};
-pub use flow::{Ends, Flow, Marked, delete_flows, mark_flows};
+pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule};
+pub use flow::{Flow, FlowSelector, MarkCounts, delete_flows, mark_flows};
 pub use interval::{Interval, intervals};
 pub use message::{
     Attributes, BODY, BRIDGE, Batch, Channel, INET, NLMSG_ERROR, Verb, attributes, errno_of, kind_of,

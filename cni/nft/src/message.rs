@@ -25,7 +25,7 @@ const HEADER: usize = 16;
 /// Offset of the attributes in a message.
 pub const BODY: usize = 20;
 /// Maximum size of a send: a third of the kernel's default socket buffer.
-const ROOM: usize = 64 << 10;
+const MAX_SEND: usize = 64 << 10;
 
 /// `NFPROTO_INET`: one table for both families.
 pub const INET: u8 = 1;
@@ -362,7 +362,7 @@ impl Channel {
     }
 
     fn exchange(&mut self, message: &[u8], mut take: impl FnMut(&[u8])) -> io::Result<()> {
-        if message.len() > ROOM {
+        if message.len() > MAX_SEND {
             // A transaction must be one send, whatever its size.
             setsockopt(&self.socket, SndBufForce, &message.len())?;
         }

@@ -12,7 +12,7 @@ use crate::ports::PortMapping;
 use crate::spec::request::Request;
 use crate::sysctl;
 
-/// What one plugin needs of the firewall for one attachment.
+/// The rules and addresses that one plugin requires of the firewall for one attachment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Claim {

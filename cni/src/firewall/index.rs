@@ -20,10 +20,10 @@ pub(super) struct Index {
 
 impl Index {
     /// The claims of a table that has all their content.
-    pub(super) fn settled(claims: BTreeMap<String, Claim>) -> Self {
+    pub(super) fn committed(claims: BTreeMap<String, Claim>) -> Self {
         let mut index = Self::default();
         claims.into_iter().for_each(|(key, claim)| drop(index.put(key, claim)));
-        index.ledger.settle();
+        index.ledger.mark_committed();
         index
     }
 

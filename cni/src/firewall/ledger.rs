@@ -182,7 +182,7 @@ impl Ledger {
     }
 
     /// The whole content.
-    pub(super) fn whole(&self) -> Plan {
+    pub(super) fn full_plan(&self) -> Plan {
         let mut plan = Plan {
             mappings: self.mappings.now(),
             untouched: self.untouched.now(),
@@ -203,7 +203,7 @@ impl Ledger {
     }
 
     /// The table has the content.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn mark_committed(&mut self) {
         self.had_content = !self.is_empty();
         self.mappings.touched.clear();
         self.conditional.touched.clear();

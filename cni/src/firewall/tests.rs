@@ -221,7 +221,7 @@ fn the_content_after_changes_is_that_of_all_claims() {
             _ => drop(index.remove(&claim.key())),
         }
         let wanted = plan(index.all().map(|(_, claim)| claim));
-        assert_eq!(index.ledger.whole(), wanted, "round {round}");
+        assert_eq!(index.ledger.full_plan(), wanted, "round {round}");
         assert!(index.ledger.is_changed() || wanted == known, "round {round}");
         assert_eq!(index.ledger.is_empty(), wanted == Plan::default());
         if random % 3 == 0 {
@@ -234,7 +234,7 @@ fn the_content_after_changes_is_that_of_all_claims() {
                 !is_rules || (&before.masquerade, &now.masquerade) == (&known.masquerade, &wanted.masquerade)
             );
             assert!(!is_rules || (&before.isolated, &now.isolated) == (&known.isolated, &wanted.isolated));
-            index.ledger.settle();
+            index.ledger.mark_committed();
             known = wanted;
         }
     }
@@ -250,10 +250,10 @@ fn a_change_of_one_sandbox_visits_its_own_content() {
     };
     let mut index = Index::default();
     (1..=2000).for_each(|number| drop(index.put(of(number).key(), of(number))));
-    index.ledger.settle();
+    index.ledger.mark_committed();
     let visited = |index: &mut Index| {
         let [before, now] = index.ledger.change();
-        index.ledger.settle();
+        index.ledger.mark_committed();
         let elements = |plan: &Plan| plan.mappings.len() + plan.masquerade_all.len();
         (elements(&before), elements(&now), before.hairpin.len() + now.hairpin.len() + now.opened.len())
     };

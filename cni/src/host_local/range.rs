@@ -153,7 +153,7 @@ impl Range {
         if subnet.prefix() > width - 2 {
             return Err(Error::RangeTooSmall { range: subnet });
         }
-        let (low, high) = whole(subnet);
+        let (low, high) = usable_range(subnet);
         let within = |name: &str, address: Option<IpAddr>, default: u128| match address {
             None => Ok(default),
             Some(address) if subnet.contains(address) => Ok(bits(address)),
@@ -199,12 +199,12 @@ impl Range {
     }
 
     fn is_whole(&self) -> bool {
-        whole(self.subnet) == (self.first, self.last)
+        usable_range(self.subnet) == (self.first, self.last)
     }
 }
 
 /// The usable addresses of a network: without the network address and (IPv4) the broadcast address.
-fn whole(subnet: IpNetwork) -> (u128, u128) {
+fn usable_range(subnet: IpNetwork) -> (u128, u128) {
     let low = bits(subnet.network()) + 1;
     match subnet {
         IpNetwork::V4(network) => (low, u128::from(network.broadcast().to_bits()) - 1),

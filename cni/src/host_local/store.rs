@@ -16,9 +16,9 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::error::Error;
 
 /// Separator of id and interface.
-const BREAK: &str = "\r\n";
+const SEPARATOR: &str = "\r\n";
 /// Name of an address file before it is linked. Ignored by readers.
-const UNDER_WAY: &str = ".taking";
+const TEMPORARY: &str = ".taking";
 
 /// The owner of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Store {
         let lock = Flock::lock(file, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
         // A killed process may have left it, linked to an address already: writing to it would change that address.
-        remove(&dir.join(UNDER_WAY))?;
+        remove(&dir.join(TEMPORARY))?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
@@ -83,8 +83,8 @@ impl Store {
         owner: &Owner,
         candidates: &mut dyn Iterator<Item = IpAddr>,
     ) -> Result<Option<IpAddr>, Error> {
-        let new = self.dir.join(UNDER_WAY);
-        let text = format!("{}{BREAK}{}", owner.id.trim(), owner.ifname);
+        let new = self.dir.join(TEMPORARY);
+        let text = format!("{}{SEPARATOR}{}", owner.id.trim(), owner.ifname);
         fs::write(&new, text).map_err(failed("write", &new))?;
         coracle_fault::point("host-local.written");
         let mut taken = Ok(None);

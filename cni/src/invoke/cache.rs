@@ -154,7 +154,7 @@ impl Cache {
 
     /// Records an entry. A record that is kept across boots is synced to disk, in a blocking thread.
     pub(crate) async fn keep(self: &Arc<Self>, entry: Entry) -> Result<(), Error> {
-        if !outlasts_the_boot(&entry.list) {
+        if !survives_reboot(&entry.list) {
             return self.put(entry);
         }
         let (cache, path) = (Arc::clone(self), file(&self.lasting, &entry.at.container_id));
@@ -163,7 +163,7 @@ impl Cache {
     }
 
     pub(crate) fn put(&self, entry: Entry) -> Result<(), Error> {
-        let lasts = outlasts_the_boot(&entry.list);
+        let lasts = survives_reboot(&entry.list);
         let dir = if lasts { &self.lasting } else { &self.volatile };
         let path = file(dir, &entry.at.container_id);
         let text = serde_json::to_vec(&entry.to_file(&self.boot)).map_err(std::io::Error::from);
@@ -230,7 +230,7 @@ impl Entry {
 }
 
 /// Whether plugins may keep data of the attachment across boots, which only a DEL removes.
-fn outlasts_the_boot(list: &List) -> bool {
+fn survives_reboot(list: &List) -> bool {
     !list.is_own() || list.disable_gc
 }
 

@@ -163,7 +163,7 @@ impl Links {
     }
 
     /// Waits for the end of duplicate address detection (RFC 4862 §5.4). A duplicate is an error.
-    pub(crate) async fn settle(
+    pub(crate) async fn wait_for_duplicate_detection(
         &self,
         netns: &Netns,
         link: &Link,
@@ -191,7 +191,7 @@ impl Links {
                 changes.next().await;
             }
         };
-        let settled = tokio::time::timeout(SETTLING, settled).await;
+        let settled = tokio::time::timeout(DETECTION_TIMEOUT, settled).await;
         listening.abort();
         let late = || {
             let source = std::io::Error::from(std::io::ErrorKind::TimedOut);
@@ -202,7 +202,7 @@ impl Links {
 }
 
 /// Timeout of duplicate address detection.
-const SETTLING: std::time::Duration = std::time::Duration::from_secs(10);
+const DETECTION_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The addresses of one link of the caller's namespace, filtered by the kernel.
 fn of_link(index: u32) -> io::Result<Vec<AddressMessage>> {

@@ -13,7 +13,7 @@ use crate::bridge;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
-use crate::invoke::Where;
+use crate::invoke::ExecutionPlace;
 use crate::invoke::cache::Entry;
 use crate::link::derived::host_interface;
 use crate::link::{Link, Links, format_mac};
@@ -28,7 +28,7 @@ use crate::spec::result::{Answer, Interface, Ip};
 
 /// Back-off of a GC by executables that was cancelled for a pod: first and last delay.
 const RETRY: Duration = Duration::from_secs(10);
-const RARELY: Duration = Duration::from_secs(300);
+const LAST_RETRY: Duration = Duration::from_secs(300);
 
 impl Network {
     /// Restores the addresses, interfaces and firewall rules of running sandboxes, and frees all others (CNI GC).
@@ -43,7 +43,7 @@ impl Network {
         let ids: HashSet<&str> = live.iter().map(|l| l.id.as_str()).collect();
         for entry in inner.cache.all().into_iter().filter(|e| !ids.contains(e.at.container_id.as_str())) {
             let id = entry.at.container_id.as_str();
-            debug!(sandbox = id, "freeing the network of a sandbox that is gone");
+            debug!(sandbox = id, "releasing the network of a removed sandbox");
             if entry.list.is_own() {
                 let given_back = self.give_back(&entry).await;
                 if given_back.is_err() {
@@ -77,7 +77,7 @@ impl Network {
         }
         // DELs are not deferred here: the process ends.
         for entry in inner.cache.all() {
-            inner.releases.forget(&entry.at.container_id);
+            inner.releases.cancel(&entry.at.container_id);
             reconciled = reconciled.and(self.del(&entry.at.container_id).await);
         }
         let guard = inner.host.guard.as_ref().map_or(Ok(()), |guard| guard.clear());
@@ -98,7 +98,7 @@ impl Network {
         let entries = inner.cache.all();
         let valid = valid(&entries, state);
         for list in lists(&entries, state) {
-            first = first.and(self.invoker().gc(list, &valid, Where::InProcess).await);
+            first = first.and(self.invoker().gc(list, &valid, ExecutionPlace::InProcess).await);
         }
         coracle_fault::point("recover.network-collected");
         for entry in entries.iter().filter(|entry| !entry.is_releasing()) {
@@ -137,7 +137,7 @@ impl Network {
                 }
                 drop(here);
                 tokio::time::sleep(pause).await;
-                pause = RARELY.min(2 * pause);
+                pause = LAST_RETRY.min(2 * pause);
                 if network().is_none_or(|here| !here.inner.gc_lock.is_newest(turn)) {
                     return;
                 }
@@ -167,7 +167,7 @@ impl Network {
 
     async fn collect(&self, list: &List) -> Result<(), Error> {
         let valid = valid(&self.inner.cache.all(), &*self.inner.state.read().await);
-        self.invoker().gc(list, &valid, Where::Elsewhere).await
+        self.invoker().gc(list, &valid, ExecutionPlace::Elsewhere).await
     }
 
     async fn with_executables(&self) -> Vec<List> {

@@ -55,7 +55,7 @@ impl ReleaseQueue {
     }
 
     /// Cancels the release of a sandbox that is attached again, because its new network must not be removed.
-    pub(super) fn forget(&self, id: &str) {
+    pub(super) fn cancel(&self, id: &str) {
         let mut state = self.lock();
         state.released.remove(id);
         state.failed.remove(id);

@@ -52,7 +52,7 @@ pub enum OverlayError {
         /// The interface that cannot be made.
         name: String,
         /// The other device.
-        rival: Rival,
+        rival: ForeignDevice,
         /// The VNI.
         vni: u32,
         /// The UDP port.
@@ -100,20 +100,20 @@ pub enum OverlayError {
 
 /// A foreign VXLAN device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rival {
+pub enum ForeignDevice {
     /// A device with this name.
     Here(String),
     /// A device that was made here and moved to another network namespace.
     Elsewhere,
 }
 
-impl From<Option<String>> for Rival {
+impl From<Option<String>> for ForeignDevice {
     fn from(name: Option<String>) -> Self {
         name.map_or(Self::Elsewhere, Self::Here)
     }
 }
 
-impl std::fmt::Display for Rival {
+impl std::fmt::Display for ForeignDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Here(name) => write!(f, "the interface {name}"),

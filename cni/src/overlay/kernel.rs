@@ -208,7 +208,7 @@ impl Kernel {
     fn now(&mut self, change: &Change, request: Request) -> Result<(), OverlayError> {
         let failed = self.send(vec![request])?;
         match failed.into_iter().next() {
-            Some((_, source)) if matters(change, &source) => {
+            Some((_, source)) if is_reported(change, &source) => {
                 Err(OverlayError::Change { what: format!("{change:?}"), source })
             }
             _ => Ok(()),
@@ -229,7 +229,7 @@ impl Kernel {
         let failed = self.send(requests)?;
         let mut failed = failed.into_iter().filter_map(|(place, source)| {
             let change = of.get(place)?;
-            matters(change, &source).then(|| OverlayError::Change { what: format!("{change:?}"), source })
+            is_reported(change, &source).then(|| OverlayError::Change { what: format!("{change:?}"), source })
         });
         failed.next().map_or(Ok(()), Err)
     }
@@ -397,7 +397,7 @@ enum LinkAsk<'a> {
 }
 
 /// Whether the error of a change is reported. Removing an absent object or adding an existing one is not an error.
-fn matters(change: &Change, error: &io::Error) -> bool {
+fn is_reported(change: &Change, error: &io::Error) -> bool {
     let absent = [libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EADDRNOTAVAIL];
     let is_absent = error.raw_os_error().is_some_and(|code| absent.contains(&code));
     match change {

@@ -13,7 +13,7 @@ use crate::route_socket::parse;
 
 /// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`.
 const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
-const LONGEST: usize = 64 << 10;
+const MAX_MESSAGE: usize = 64 << 10;
 /// Time within which related changes arrive.
 pub(crate) const BURST: Duration = Duration::from_millis(5);
 
@@ -36,7 +36,7 @@ impl Monitor {
             Ok(socket)
         };
         let socket = open().map_err(|source| OverlayError::Socket { action: "listen to changes", source })?;
-        Ok(Self { socket, buffer: Vec::with_capacity(LONGEST), indexes: None })
+        Ok(Self { socket, buffer: Vec::with_capacity(MAX_MESSAGE), indexes: None })
     }
 
     /// Restricts notifications to routes, addresses, and these interfaces: neighbour entries of pods change all the

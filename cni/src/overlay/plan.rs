@@ -106,7 +106,7 @@ pub(crate) struct Node {
 pub(crate) struct Wanted {
     pub(crate) tables: Tables,
     /// Destination ranges of routes. They do not overlap.
-    pub(crate) ranges: BTreeMap<IpNetwork, Reached>,
+    pub(crate) ranges: BTreeMap<IpNetwork, RangeOwner>,
     pub(crate) refused: Vec<(String, String)>,
     /// Whether no two peers share a range or a forwarding entry: then the desired entries of one peer do not depend on
     /// the others.
@@ -115,7 +115,7 @@ pub(crate) struct Wanted {
 
 /// Owner of a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Reached {
+pub(crate) struct RangeOwner {
     pub(crate) peer: String,
     /// Address of the peer for this range.
     pub(crate) by: IpAddr,
@@ -186,7 +186,7 @@ struct Planner<'a> {
 }
 
 /// The entries for one range of a peer.
-struct Lead {
+struct PlannedRange {
     to: IpNetwork,
     by: IpAddr,
     answers: bool,
@@ -282,7 +282,7 @@ impl Planner<'_> {
     fn peer(&mut self, name: &str, peer: &Peer, narrow: Option<u32>) {
         let mut leads = Vec::with_capacity(peer.cidrs.len());
         for range in peer.cidrs.iter().copied().map(canonical) {
-            match self.lead(peer, range, narrow) {
+            match self.plan_range(peer, range, narrow) {
                 Ok(lead) => leads.push(lead),
                 Err(reason) if speaks(peer, range.is_ipv6()) => self.refuse(name, reason),
                 Err(_not_in_use) => {}
@@ -290,11 +290,11 @@ impl Planner<'_> {
         }
         let is_anothers = |(forward, _)| self.wanted.tables.forwards.contains(&forward);
         self.wanted.apart &= !leads.iter().filter_map(|lead| lead.hop).any(is_anothers);
-        leads.into_iter().for_each(|lead| self.lay(name, lead));
+        leads.into_iter().for_each(|lead| self.add_range(name, lead));
     }
 
     /// Adds the entries for a range, unless an earlier peer has some of its addresses.
-    fn lay(&mut self, name: &str, Lead { to, by, answers, route, hop }: Lead) {
+    fn add_range(&mut self, name: &str, PlannedRange { to, by, answers, route, hop }: PlannedRange) {
         let taken = overlapping(&self.wanted.ranges, to).next();
         if let Some(reason) =
             taken.map(|(other, of)| format!("its range {to} overlaps {other} of {}", of.peer))
@@ -308,7 +308,7 @@ impl Planner<'_> {
             tables.neighbours.insert((port, ip), mac);
         }
         tables.routes.insert(to, route);
-        self.wanted.ranges.insert(to, Reached { peer: name.to_owned(), by, answers });
+        self.wanted.ranges.insert(to, RangeOwner { peer: name.to_owned(), by, answers });
     }
 
     fn refuse(&mut self, name: &str, reason: String) {
@@ -316,7 +316,7 @@ impl Planner<'_> {
     }
 
     /// The path to a range of a peer. It does not depend on other peers.
-    fn lead(&self, peer: &Peer, to: IpNetwork, narrow: Option<u32>) -> Result<Lead, String> {
+    fn plan_range(&self, peer: &Peer, to: IpNetwork, narrow: Option<u32>) -> Result<PlannedRange, String> {
         let (node, v6) = (self.node, to.is_ipv6());
         if let Some(own) = node.local.cidrs.iter().find(|own| overlap(**own, to)) {
             return Err(format!("its range {to} overlaps {own} of this node"));
@@ -329,7 +329,7 @@ impl Planner<'_> {
         let (route, hop) = match (node.config.backend, peer.kind, direct) {
             (Backend::HostGw, PeerKind::HostGw, Some(uplink))
             | (Backend::Vxlan { direct_routing: true, .. }, PeerKind::Vxlan, Some(uplink)) => {
-                (straight(uplink, end.ip, narrow), None)
+                (direct_route(uplink, end.ip, narrow), None)
             }
             (Backend::HostGw, PeerKind::HostGw, None) => {
                 return Err(format!("{} is not in this node's subnet, as host-gw needs", end.ip));
@@ -341,11 +341,11 @@ impl Planner<'_> {
             },
             (Backend::Vxlan { .. }, PeerKind::Udp, _)
             | (Backend::Udp, PeerKind::Udp | PeerKind::Vxlan, _) => {
-                (self.through(Port::Tun, None, to, narrow), None)
+                (self.tunnel_route(Port::Tun, None, to, narrow), None)
             }
             (_, kind, _) => return Err(format!("its backend is {}, which ours does not speak", kind.name())),
         };
-        Ok(Lead { to, by: end.ip, answers: speaks(peer, v6), route, hop })
+        Ok(PlannedRange { to, by: end.ip, answers: speaks(peer, v6), route, hop })
     }
 
     fn vxlan(
@@ -360,10 +360,10 @@ impl Planner<'_> {
         // that the kernel never asks the network for it.
         let via = range.network();
         let hop = (Forward { port, mac, to }, Neighbour { port, ip: via, mac });
-        (self.through(port, Some(via), range, narrow), Some(hop))
+        (self.tunnel_route(port, Some(via), range, narrow), Some(hop))
     }
 
-    fn through(&self, port: Port, via: Option<IpAddr>, range: IpNetwork, narrow: Option<u32>) -> Route {
+    fn tunnel_route(&self, port: Port, via: Option<IpAddr>, range: IpNetwork, narrow: Option<u32>) -> Route {
         let whole = self.wanted.tables.devices.get(&port).map_or(0, |device| device.mtu);
         let source = self.node.local.cidrs.iter().find(|own| own.is_ipv6() == range.is_ipv6());
         Route {
@@ -375,7 +375,7 @@ impl Planner<'_> {
     }
 }
 
-fn straight(uplink: &Uplink, via: IpAddr, narrow: Option<u32>) -> Route {
+fn direct_route(uplink: &Uplink, via: IpAddr, narrow: Option<u32>) -> Route {
     let mtu = narrow.filter(|narrow| *narrow < uplink.mtu);
     Route { via: Some(via), out: Out::Interface(uplink.index), source: None, mtu }
 }

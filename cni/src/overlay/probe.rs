@@ -14,7 +14,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use socket::{Echoes, Request, disable_fragmentation};
+use socket::{ProbeSockets, Request, disable_fragmentation};
 
 /// Timeout of an answer. The round trip between nodes of one cluster is assumed to be shorter.
 const TIMEOUT: Duration = Duration::from_millis(250);
@@ -28,7 +28,7 @@ const SMALL: u32 = 84;
 
 /// A path to a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Way {
+pub struct ProbePath {
     /// The peer's name.
     pub peer: String,
     /// An address of the peer behind the overlay, on which its kernel answers.
@@ -37,9 +37,9 @@ pub struct Way {
     pub mtu: u32,
 }
 
-/// Result of the probe of a [`Way`].
+/// Result of the probe of a [`ProbePath`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Passes {
+pub struct ProbeResult {
     /// Size of the longest packet that passes, in bytes. 0: none passes.
     pub bytes: u32,
     /// Whether packets pass that the device segments and checksums.
@@ -50,13 +50,13 @@ pub struct Passes {
 ///
 /// # Errors
 /// When the sockets cannot be opened.
-pub fn examine(ways: &[Way]) -> io::Result<Vec<Passes>> {
-    let mut echoes = Echoes::open()?;
-    let mut searches: Vec<Search> = ways.iter().map(|way| Search::new(way.mtu)).collect();
+pub fn examine(paths: &[ProbePath]) -> io::Result<Vec<ProbeResult>> {
+    let mut probe_sockets = ProbeSockets::open()?;
+    let mut searches: Vec<Search> = paths.iter().map(|way| Search::new(way.mtu)).collect();
     while searches.iter().any(|search| search.next().is_some()) {
         let asked: Vec<Request> = searches
             .iter()
-            .zip(ways)
+            .zip(paths)
             .enumerate()
             .filter_map(|(index, (search, way))| Some(Request { index, to: way.to, bytes: search.next()? }))
             .collect();
@@ -67,17 +67,17 @@ pub fn examine(ways: &[Way]) -> io::Result<Vec<Passes>> {
             if open.is_empty() {
                 break;
             }
-            answered.extend(echoes.round(&open, TIMEOUT)?);
+            answered.extend(probe_sockets.round(&open, TIMEOUT)?);
         }
         for Request { index, .. } in asked {
             if let Some(search) = searches.get_mut(index) {
-                search.learn(answered.contains(&index));
+                search.record(answered.contains(&index));
             }
         }
     }
     let bytes: Vec<u32> = searches.iter().map(|search| search.low).collect();
-    let offloaded = offloaded(ways, &bytes);
-    Ok(bytes.into_iter().zip(offloaded).map(|(bytes, offloaded)| Passes { bytes, offloaded }).collect())
+    let offloaded = offloaded(paths, &bytes);
+    Ok(bytes.into_iter().zip(offloaded).map(|(bytes, offloaded)| ProbeResult { bytes, offloaded }).collect())
 }
 
 /// Binary search for the longest packet that passes: small, then full, then halves.
@@ -107,7 +107,7 @@ impl Search {
         }
     }
 
-    fn learn(&mut self, passed: bool) {
+    fn record(&mut self, passed: bool) {
         let Some(tried) = self.next() else { return };
         match (passed, self.low) {
             (true, _) => self.low = tried,
@@ -119,13 +119,13 @@ impl Search {
 }
 
 /// For each path on which packets of this size pass: whether two packets pass that were sent as one segment.
-fn offloaded(ways: &[Way], bytes: &[u32]) -> Vec<bool> {
-    let mut passed = vec![false; ways.len()];
+fn offloaded(paths: &[ProbePath], bytes: &[u32]) -> Vec<bool> {
+    let mut passed = vec![false; paths.len()];
     for _ in 0..ATTEMPTS {
-        let open: Vec<usize> = (0..ways.len()).filter(|at| !passed[*at] && bytes[*at] > 0).collect();
+        let open: Vec<usize> = (0..paths.len()).filter(|at| !passed[*at] && bytes[*at] > 0).collect();
         for together in open.chunks(MAX_SOCKETS) {
             let sent: Vec<_> =
-                together.iter().map(|at| (*at, send_segments(ways[*at].to, bytes[*at]))).collect();
+                together.iter().map(|at| (*at, send_segments(paths[*at].to, bytes[*at]))).collect();
             let end = Instant::now() + TIMEOUT;
             for (at, sent) in sent {
                 passed[at] =
@@ -167,7 +167,7 @@ mod tests {
     fn found(full: u32, passes: u32) -> (u32, usize) {
         let (mut search, mut steps) = (Search::new(full), 0);
         while let Some(tried) = search.next() {
-            search.learn(tried <= passes);
+            search.record(tried <= passes);
             steps += 1;
         }
         (search.low, steps)

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::error::OverlayError;
 
 /// Maximum size of an IP packet.
-const LONGEST: usize = 64 << 10;
+const MAX_PACKET: usize = 64 << 10;
 
 /// Delay after a failure, because failures repeat at once: for example reading from a deleted device.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
@@ -23,14 +23,14 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 /// The device, and the tasks that move packets between it and UDP. Dropping it ends all of them.
 pub(crate) struct Tunnel {
     device: Arc<AsyncFd<File>>,
-    ways: Arc<RwLock<Ways>>,
+    ranges: Arc<RwLock<NodeRanges>>,
     sockets: Vec<(SocketAddr, Arc<UdpSocket>)>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 /// Sorted ranges without overlap, each with its node.
 #[derive(Default)]
-struct Ways(Vec<(IpNetwork, IpAddr)>);
+struct NodeRanges(Vec<(IpNetwork, IpAddr)>);
 
 // === impl Tunnel ===
 
@@ -38,7 +38,7 @@ impl Tunnel {
     /// Makes the device. The caller sets it up.
     pub(crate) fn open(name: &str) -> Result<Self, OverlayError> {
         let device = open_device(name)?;
-        Ok(Self { device, ways: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
+        Ok(Self { device, ranges: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
     }
 
     /// Makes a device again that was deleted. The sockets are kept: an address is not free as soon as the task with
@@ -50,9 +50,9 @@ impl Tunnel {
     }
 
     /// Sets the node of each range.
-    pub(crate) fn lead(&self, mut ways: Vec<(IpNetwork, IpAddr)>) {
-        ways.sort_by_key(|(range, _)| range.network());
-        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = Ways(ways);
+    pub(crate) fn set_nodes(&self, mut ranges: Vec<(IpNetwork, IpAddr)>) {
+        ranges.sort_by_key(|(range, _)| range.network());
+        *self.ranges.write().unwrap_or_else(PoisonError::into_inner) = NodeRanges(ranges);
     }
 
     /// Moves packets between the device and these addresses of the node, and no others.
@@ -71,14 +71,14 @@ impl Tunnel {
         }
         let sockets: Vec<_> = self.sockets.iter().map(|(_, socket)| socket.clone()).collect();
         let port = addresses.first().map_or(0, SocketAddr::port);
-        self.tasks.push(tokio::spawn(outwards(
+        self.tasks.push(tokio::spawn(forward_from_pods(
             self.device.clone(),
             sockets.clone(),
-            self.ways.clone(),
+            self.ranges.clone(),
             port,
         )));
         for socket in sockets {
-            self.tasks.push(tokio::spawn(inwards(self.device.clone(), socket, self.ways.clone())));
+            self.tasks.push(tokio::spawn(forward_to_pods(self.device.clone(), socket, self.ranges.clone())));
         }
         Ok(())
     }
@@ -102,13 +102,13 @@ fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
 }
 
 /// Packets from local pods to other nodes.
-async fn outwards(
+async fn forward_from_pods(
     device: Arc<AsyncFd<File>>,
     sockets: Vec<Arc<UdpSocket>>,
-    ways: Arc<RwLock<Ways>>,
+    ranges: Arc<RwLock<NodeRanges>>,
     port: u16,
 ) {
-    let mut buffer = vec![0; LONGEST];
+    let mut buffer = vec![0; MAX_PACKET];
     loop {
         let Ok(mut ready) = device.readable().await else { return };
         let length = match ready.try_io(|file| file.get_ref().read(&mut buffer)) {
@@ -121,8 +121,8 @@ async fn outwards(
             Err(_nothing_there) => continue,
         };
         let packet = buffer.get(..length).unwrap_or_default();
-        let to =
-            ends(packet).and_then(|(_, to)| ways.read().unwrap_or_else(PoisonError::into_inner).node_of(to));
+        let to = ends(packet)
+            .and_then(|(_, to)| ranges.read().unwrap_or_else(PoisonError::into_inner).node_of(to));
         let Some(to) = to else { continue };
         let speaks = |socket: &&Arc<UdpSocket>| {
             socket.local_addr().is_ok_and(|address| address.is_ipv4() == to.is_ipv4())
@@ -135,8 +135,12 @@ async fn outwards(
 }
 
 /// Packets from other nodes to local pods. Accepted only from known nodes, with a source in the node's ranges.
-async fn inwards(device: Arc<AsyncFd<File>>, socket: Arc<UdpSocket>, ways: Arc<RwLock<Ways>>) {
-    let mut buffer = vec![0; LONGEST];
+async fn forward_to_pods(
+    device: Arc<AsyncFd<File>>,
+    socket: Arc<UdpSocket>,
+    ranges: Arc<RwLock<NodeRanges>>,
+) {
+    let mut buffer = vec![0; MAX_PACKET];
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
@@ -147,7 +151,8 @@ async fn inwards(device: Arc<AsyncFd<File>>, socket: Arc<UdpSocket>, ways: Arc<R
             }
         };
         let packet = buffer.get(..length).unwrap_or_default();
-        let is_from = |ip| ways.read().unwrap_or_else(PoisonError::into_inner).node_of(ip) == Some(from.ip());
+        let is_from =
+            |ip| ranges.read().unwrap_or_else(PoisonError::into_inner).node_of(ip) == Some(from.ip());
         if ends(packet).is_some_and(|(source, _)| is_from(source)) {
             let _lost = device.get_ref().write(packet);
         }
@@ -165,7 +170,7 @@ fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
     }
 }
 
-impl Ways {
+impl NodeRanges {
     fn node_of(&self, ip: IpAddr) -> Option<IpAddr> {
         let after = self.0.partition_point(|(range, _)| range.network() <= ip);
         let (range, node) = self.0.get(after.checked_sub(1)?)?;
@@ -214,12 +219,12 @@ mod tests {
     #[test]
     fn an_address_is_sent_to_the_node_with_its_range() {
         let way = |range: &str, node: &str| (range.parse().unwrap(), node.parse().unwrap());
-        let ways = Ways(vec![
+        let ranges = NodeRanges(vec![
             way("10.42.1.0/24", "192.0.2.1"),
             way("10.42.3.0/24", "192.0.2.3"),
             way("fd42::/64", "192.0.2.1"),
         ]);
-        let node = |ip: &str| ways.node_of(ip.parse().unwrap()).map(|ip| ip.to_string());
+        let node = |ip: &str| ranges.node_of(ip.parse().unwrap()).map(|ip| ip.to_string());
         assert_eq!(node("10.42.1.255").as_deref(), Some("192.0.2.1"));
         assert_eq!(node("10.42.3.7").as_deref(), Some("192.0.2.3"));
         assert_eq!(node("fd42::7").as_deref(), Some("192.0.2.1"));

@@ -3,7 +3,7 @@
 use coracle_cel::{Program, Shared, Value as Cel};
 use serde_json::Value;
 
-use crate::environment::{Expressions, Input, Want, evaluate};
+use crate::environment::{Expressions, Input, ResultType, evaluate};
 
 /// Maximum number of match conditions.
 pub const MAX_CONDITIONS: usize = 64;
@@ -27,7 +27,7 @@ impl Conditions {
         let expressions = Expressions::new(has_params);
         let compiled = list.iter().take(MAX_CONDITIONS).map(|condition| {
             let source = condition["expression"].as_str().unwrap_or_default().trim();
-            (source.to_owned(), expressions.compile(source, Want::Validation))
+            (source.to_owned(), expressions.compile(source, ResultType::Validation))
         });
         Conditions(compiled.collect())
     }

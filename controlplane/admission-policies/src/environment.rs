@@ -14,7 +14,7 @@ static NAMESPACE: LazyLock<Type> = LazyLock::new(namespace);
 
 /// The result that an expression must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum ResultType {
     /// A validation: `bool`.
     Validation,
     /// A message: `string`. It has no variable `authorizer`.
@@ -86,21 +86,21 @@ impl Expressions {
     ///
     /// # Errors
     /// The expression does not compile, or has another type.
-    pub fn compile(&self, source: &str, want: Want) -> Result<Program, String> {
-        let environment = match want {
-            Want::Validation | Want::Annotation => &self.full,
-            Want::Message => &self.message,
-            Want::ApplyConfiguration | Want::JsonPatch => &self.patch,
+    pub fn compile(&self, source: &str, expected: ResultType) -> Result<Program, String> {
+        let environment = match expected {
+            ResultType::Validation | ResultType::Annotation => &self.full,
+            ResultType::Message => &self.message,
+            ResultType::ApplyConfiguration | ResultType::JsonPatch => &self.patch,
         };
         let program = compiled(source, environment)?;
         let kind = program.kind().to_string();
-        let (fits, wanted) = match want {
-            Want::Validation => (kind == "bool", "bool"),
-            Want::Message => (kind == "string", "string"),
-            Want::Annotation => (kind == "string" || kind == "null", "string or null"),
-            Want::ApplyConfiguration => (kind == "Object", "Object"),
+        let (fits, wanted) = match expected {
+            ResultType::Validation => (kind == "bool", "bool"),
+            ResultType::Message => (kind == "string", "string"),
+            ResultType::Annotation => (kind == "string" || kind == "null", "string or null"),
+            ResultType::ApplyConfiguration => (kind == "Object", "Object"),
             // An empty list in a condition has elements of any type. Upstream refuses one that stands alone.
-            Want::JsonPatch => {
+            ResultType::JsonPatch => {
                 let is_list = kind == "list(dyn)" && source.trim() != "[]";
                 (is_list || kind == "list(JSONPatch)", "list(JSONPatch)")
             }

@@ -19,7 +19,7 @@ mod request_cost;
 mod validating;
 
 pub use conditions::{Conditions, MAX_CONDITIONS};
-pub use environment::{Expressions, Input, Want, is_free_name};
+pub use environment::{Expressions, Input, ResultType, is_free_name};
 pub use mutating::{MutatingPolicy, Patch};
 pub use request_cost::{REQUEST_BUDGET, RequestCost};
 pub use validating::{Denial, Outcome, ValidatingPolicy};

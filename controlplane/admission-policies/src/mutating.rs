@@ -3,7 +3,7 @@
 use coracle_cel::{Program, Shared, Value as Cel};
 use serde_json::Value;
 
-use crate::environment::{Input, Want, evaluate};
+use crate::environment::{Input, ResultType, evaluate};
 use crate::validating::{compile, read_variables};
 use crate::{BUDGET, Conditions};
 
@@ -23,7 +23,7 @@ pub struct MutatingPolicy {
 #[derive(Debug)]
 struct Mutation {
     expression: (String, Result<Program, String>),
-    want: Want,
+    expected: ResultType,
 }
 
 /// A change of an object.
@@ -41,11 +41,11 @@ impl MutatingPolicy {
         let has_params = spec["paramKind"].is_object();
         let (expressions, broken) = read_variables(spec, has_params);
         let mutations = spec["mutations"].as_array().into_iter().flatten().map(|mutation| {
-            let (field, want) = match mutation["patchType"].as_str() {
-                Some("JSONPatch") => ("jsonPatch", Want::JsonPatch),
-                _ => ("applyConfiguration", Want::ApplyConfiguration),
+            let (field, expected) = match mutation["patchType"].as_str() {
+                Some("JSONPatch") => ("jsonPatch", ResultType::JsonPatch),
+                _ => ("applyConfiguration", ResultType::ApplyConfiguration),
             };
-            Mutation { expression: compile(&expressions, &mutation[field]["expression"], want), want }
+            Mutation { expression: compile(&expressions, &mutation[field]["expression"], expected), expected }
         });
         let mutations = mutations.collect();
         MutatingPolicy {
@@ -84,7 +84,7 @@ impl MutatingPolicy {
     /// # Errors
     /// The expression failed, or its result is no patch.
     pub fn patch(&self, index: usize, input: &Input<'_>) -> Result<Patch, String> {
-        let Some(Mutation { expression: (source, program), want }) = self.mutations.get(index) else {
+        let Some(Mutation { expression: (source, program), expected }) = self.mutations.get(index) else {
             return Err(format!("there is no mutation {index}"));
         };
         let session = input.session(&self.shared);
@@ -93,8 +93,8 @@ impl MutatingPolicy {
         let json = result
             .to_limited_json()
             .ok_or_else(|| format!("expression '{source}' resulted in a too large or too deep patch"))?;
-        match (want, &result) {
-            (Want::JsonPatch, Cel::List(operations)) => {
+        match (expected, &result) {
+            (ResultType::JsonPatch, Cel::List(operations)) => {
                 let made =
                     |value: &Cel<'_>| matches!(value, Cel::Structure(made) if made.name() == "JSONPatch");
                 if !operations.iter().all(made) {
@@ -102,7 +102,7 @@ impl MutatingPolicy {
                 }
                 Ok(Patch::Json(json))
             }
-            (Want::ApplyConfiguration, Cel::Structure(made)) if made.name() == "Object" => {
+            (ResultType::ApplyConfiguration, Cel::Structure(made)) if made.name() == "Object" => {
                 made.check_names()?;
                 Ok(Patch::Apply(json))
             }

@@ -3,7 +3,7 @@
 use coracle_cel::{Program, Shared, Value as Cel};
 use serde_json::Value;
 
-use crate::environment::{Expressions, Input, Want, evaluate};
+use crate::environment::{Expressions, Input, ResultType, evaluate};
 use crate::{BUDGET, Conditions};
 
 /// Maximum length of the result of a messageExpression in bytes.
@@ -67,7 +67,7 @@ impl ValidatingPolicy {
             .iter()
             .map(|one| {
                 let key = one["key"].as_str().unwrap_or_default().to_owned();
-                (key, compile(&expressions, &one["valueExpression"], Want::Annotation))
+                (key, compile(&expressions, &one["valueExpression"], ResultType::Annotation))
             })
             .collect();
         ValidatingPolicy {
@@ -154,12 +154,12 @@ impl Validation {
         let message = &validation["messageExpression"];
         let reason = text("reason");
         Validation {
-            expression: compile(expressions, &validation["expression"], Want::Validation),
+            expression: compile(expressions, &validation["expression"], ResultType::Validation),
             message: text("message"),
             message_expression: message
                 .as_str()
                 .filter(|source| !source.trim().is_empty())
-                .map(|_| compile(expressions, message, Want::Message)),
+                .map(|_| compile(expressions, message, ResultType::Message)),
             reason: if reason.is_empty() { "Invalid".to_owned() } else { reason },
         }
     }
@@ -193,9 +193,9 @@ pub(crate) fn read_variables(spec: &Value, has_params: bool) -> (Expressions, Op
     (expressions, broken)
 }
 
-pub(crate) fn compile(expressions: &Expressions, source: &Value, want: Want) -> Compiled {
+pub(crate) fn compile(expressions: &Expressions, source: &Value, expected: ResultType) -> Compiled {
     let source = source.as_str().unwrap_or_default();
-    (source.to_owned(), expressions.compile(source, want))
+    (source.to_owned(), expressions.compile(source, expected))
 }
 
 #[cfg(test)]

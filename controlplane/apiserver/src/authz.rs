@@ -28,7 +28,7 @@ use crate::{
 pub use config::AuthorizationConfig;
 
 /// The attributes of a request for authorizers.
-pub(crate) struct Question<'a> {
+pub(crate) struct AccessAttributes<'a> {
     pub(crate) user: &'a User,
     /// The verb; by default the verb of the request.
     pub(crate) verb: &'a str,
@@ -57,7 +57,7 @@ pub(crate) type Deciding<'a> = Either<Ready<Decision>, BoxFuture<'a, Decision>>;
 
 /// A member of the chain.
 pub(crate) trait Authorizer: Send + Sync {
-    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a>;
+    fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a>;
 }
 
 /// The chain of authorizers.
@@ -84,11 +84,11 @@ impl Decision {
     }
 
     /// Fails with the error for the client, unless the decision allows the request.
-    pub(crate) fn permit(&self, question: &Question<'_>) -> Result<()> {
+    pub(crate) fn permit(&self, attributes: &AccessAttributes<'_>) -> Result<()> {
         match (self.verdict, &*self.reason) {
             (Verdict::Allow, _) => Ok(()),
-            (_, "") => Err(ApiError::forbidden(refusal(question))),
-            (_, reason) => Err(ApiError::forbidden(format!("{}: {reason}", refusal(question)))),
+            (_, "") => Err(ApiError::forbidden(refusal(attributes))),
+            (_, reason) => Err(ApiError::forbidden(format!("{}: {reason}", refusal(attributes)))),
         }
     }
 
@@ -129,11 +129,11 @@ impl Authorizers {
     }
 
     /// The first verdict that is not [`Verdict::NoOpinion`]; else no opinion with all reasons.
-    pub(crate) async fn decide(&self, question: &Question<'_>) -> Decision {
+    pub(crate) async fn decide(&self, attributes: &AccessAttributes<'_>) -> Decision {
         let mut reasons = Vec::new();
         let chain = self.chain.load_full();
         for member in chain.iter() {
-            let decision = member.authorize(question).await;
+            let decision = member.authorize(attributes).await;
             if decision.verdict != Verdict::NoOpinion {
                 return decision;
             }
@@ -145,8 +145,8 @@ impl Authorizers {
     }
 
     /// Allows the request, or returns the error for the client. No opinion is a refusal.
-    pub(crate) async fn authorize(&self, question: &Question<'_>) -> Result<()> {
-        self.decide(question).await.permit(question)
+    pub(crate) async fn authorize(&self, attributes: &AccessAttributes<'_>) -> Result<()> {
+        self.decide(attributes).await.permit(attributes)
     }
 }
 
@@ -168,11 +168,11 @@ pub(crate) async fn authorize_also(
 ) -> Result<()> {
     let info =
         RequestInfo { verb: "", path: String::new(), query: Query::default(), resource: Some(resource) };
-    state.authorizers.authorize(&Question { user, verb, info: &info, cache: &state.cache }).await
+    state.authorizers.authorize(&AccessAttributes { user, verb, info: &info, cache: &state.cache }).await
 }
 
-fn refusal(question: &Question<'_>) -> String {
-    let (user, verb, info) = (&question.user.name, question.verb, question.info);
+fn refusal(attributes: &AccessAttributes<'_>) -> String {
+    let (user, verb, info) = (&attributes.user.name, attributes.verb, attributes.info);
     let Some(resource) = &info.resource else {
         return format!("forbidden: User \"{user}\" cannot {verb} path \"{}\"", info.path);
     };
@@ -207,7 +207,7 @@ mod tests {
     struct Later(Verdict, &'static str);
 
     impl Authorizer for Later {
-        fn authorize<'a>(&'a self, _: &'a Question<'a>) -> Deciding<'a> {
+        fn authorize<'a>(&'a self, _: &'a AccessAttributes<'a>) -> Deciding<'a> {
             Either::Right(Box::pin(async {
                 tokio::task::yield_now().await;
                 Decision { verdict: self.0, reason: self.1.into() }
@@ -218,10 +218,10 @@ mod tests {
     async fn error(chain: Vec<Box<dyn Authorizer>>) -> Option<String> {
         let info = RequestInfo::parse(&Method::GET, &"/api/v1/nodes".parse().unwrap());
         let (user, cache) = (User::new("ann", &[]), Cache::new(0));
-        let question = Question { user: &user, verb: "list", info: &info, cache: &cache };
+        let attributes = AccessAttributes { user: &user, verb: "list", info: &info, cache: &cache };
         let chain = ArcSwap::from_pointee(chain);
         let all = Authorizers { chain, config: AuthorizationConfig::default(), allows_all: false };
-        all.authorize(&question).await.err().map(|error| error.message)
+        all.authorize(&attributes).await.err().map(|error| error.message)
     }
 
     #[tokio::test]

@@ -46,7 +46,7 @@ pub struct ApiserverConfig {
     pub kubelet: KubeletTls,
     /// Configuration of the admission plugins, in upstream's form.
     pub admission_file: Option<PathBuf>,
-    /// Which admission plugins run.
+    /// The admission plugins that run.
     pub admission_plugins: PluginSelection,
     /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,

@@ -26,16 +26,16 @@ const SMALL_COPY_BYTES: usize = 256 << 10;
 const PART_BYTES: usize = 4 << 20;
 
 /// Reservation of memory for the copies of a list. Dropping it releases the memory.
-pub(crate) type Copies = Option<OwnedSemaphorePermit>;
+pub(crate) type CopyMemory = Option<OwnedSemaphorePermit>;
 
 /// Reserves memory for the copies of a list's objects in another version.
-pub(crate) fn copies(to: &Resource, objects: &[Arc<Object>]) -> Result<Copies> {
+pub(crate) fn copies(to: &Resource, objects: &[Arc<Object>]) -> Result<CopyMemory> {
     static MEMORY: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MAX_COPIES_KIB)));
     let copied = objects.iter().filter(|object| object.api_version() != to.api_version());
     take(&MEMORY, copied.map(|object| object.json_len()).sum())
 }
 
-fn take(memory: &Arc<Semaphore>, bytes: usize) -> Result<Copies> {
+fn take(memory: &Arc<Semaphore>, bytes: usize) -> Result<CopyMemory> {
     if bytes <= SMALL_COPY_BYTES {
         return Ok(None);
     }

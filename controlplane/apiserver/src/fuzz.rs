@@ -1,4 +1,5 @@
-//! What the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable compiler.
+//! Functions that the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable
+//! compiler.
 
 use coracle_cel::{Environment, PER_CALL_LIMIT, Program, Type, Value, pattern};
 

@@ -15,7 +15,7 @@ use coracle_kinds::{Resource, table};
 use http_body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
-use crate::{cache::Object, convert::Copies, media::Form, offload};
+use crate::{cache::Object, convert::CopyMemory, media::Form, offload};
 
 /// Minimum bytes of a chunk. Larger objects are sent without a copy.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
@@ -35,7 +35,7 @@ pub(crate) struct ListBody {
     /// Remaining bytes, if known.
     left: Option<u64>,
     /// Reserved memory of the converted objects.
-    _copies: Copies,
+    _copies: CopyMemory,
 }
 
 impl ListBody {
@@ -68,7 +68,7 @@ impl ListBody {
     }
 
     /// Keeps a reservation of memory until the list is sent.
-    pub(crate) fn holding(self, copies: Copies) -> Self {
+    pub(crate) fn holding(self, copies: CopyMemory) -> Self {
         Self { _copies: copies, ..self }
     }
 

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Held, Limits, LogLimit, Slot};
+use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Limits, LogLimit, Slot, SlotStream};
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -121,7 +121,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    let held = ReadWatch::new(Held::new(stream, slot.clone()), activity.clone());
+    let held = ReadWatch::new(SlotStream::new(stream, slot.clone()), activity.clone());
     let of_requests = activity.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
@@ -138,7 +138,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
-        () = activity.stuck() => return tracing::debug!("closed a connection whose client does not read"),
+        () = activity.response_timeout() => return tracing::debug!("closed a connection whose client does not read"),
         () = activity.late_header(HEADER_TIMEOUT), if !is_http2 => {
             return tracing::debug!("closed a connection whose request header is not complete in time");
         }
@@ -152,7 +152,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(error, "a connection broke");
+        tracing::debug!(error, "a connection failed");
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Minimum bytes of a body, or of a stored object, that is offloaded.
-pub(crate) const LARGE: usize = 32 << 10;
+pub(crate) const MIN_OFFLOADED_BYTES: usize = 32 << 10;
 /// Maximum number of concurrent offloaded functions.
 const CONCURRENCY: usize = 2;
 
@@ -24,7 +24,7 @@ struct Gate {
 }
 
 /// The permit of one offloaded function.
-struct Turn;
+struct OffloadPermit;
 
 /// Runs a CPU-heavy function. Within another one it runs at once, in the same turn.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
@@ -40,23 +40,25 @@ pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
 
 /// Whether the JSON text of a tree has about that many bytes or more. The walk ends there.
 pub(crate) fn is_longer(value: &Value, bytes: usize) -> bool {
-    left(value, bytes).is_none()
+    remaining_bytes(value, bytes).is_none()
 }
 
-/// What is left of the bytes after the text of a value. None if the text is longer.
-fn left(value: &Value, bytes: usize) -> Option<usize> {
+/// Subtracts the length of a value's text from `bytes`. None if the text is longer.
+fn remaining_bytes(value: &Value, bytes: usize) -> Option<usize> {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => bytes.checked_sub(4),
         Value::String(text) => bytes.checked_sub(text.len() + 3),
-        Value::Array(list) => list.iter().try_fold(bytes.checked_sub(2)?, |bytes, one| left(one, bytes)),
+        Value::Array(list) => {
+            list.iter().try_fold(bytes.checked_sub(2)?, |bytes, one| remaining_bytes(one, bytes))
+        }
         Value::Object(fields) => fields.iter().try_fold(bytes.checked_sub(2)?, |bytes, (key, one)| {
-            left(one, bytes.checked_sub(key.len() + 4)?)
+            remaining_bytes(one, bytes.checked_sub(key.len() + 4)?)
         }),
     }
 }
 
 impl Gate {
-    fn wait(&self) -> Turn {
+    fn wait(&self) -> OffloadPermit {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let mut running = self
             .freed
@@ -64,11 +66,11 @@ impl Gate {
             .unwrap_or_else(PoisonError::into_inner);
         *running += 1;
         IS_OFFLOADED.set(true);
-        Turn
+        OffloadPermit
     }
 }
 
-impl Drop for Turn {
+impl Drop for OffloadPermit {
     fn drop(&mut self) {
         IS_OFFLOADED.set(false);
         *GATE.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;

@@ -39,7 +39,7 @@ const LOCK_COUNT: usize = 64;
 pub(crate) struct Locks([Arc<Mutex<()>>; LOCK_COUNT]);
 
 /// The lock of the namespace, if the request uses a quota.
-pub(crate) type Charged = Option<OwnedMutexGuard<()>>;
+pub(crate) type QuotaLock = Option<OwnedMutexGuard<()>>;
 
 // === impl Locks ===
 
@@ -64,7 +64,7 @@ pub(crate) async fn charge(
     name: &str,
     object: &Value,
     old: Option<(&Value, Part)>,
-) -> Result<Charged> {
+) -> Result<QuotaLock> {
     let namespace = call.namespace();
     let quotas = &call.state.cache.quotas;
     if namespace.is_empty() || !quotas.lock().has(namespace) || !is_charged(&call.kind, object, old) {

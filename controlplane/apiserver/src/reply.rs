@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cache::Object,
-    convert::Copies,
+    convert::CopyMemory,
     error::{ApiError, Result},
     list_body::ListBody,
     media::Form,
@@ -91,7 +91,7 @@ pub(crate) fn table_of<'a>(
 pub(crate) fn list(
     form: Form,
     kind: Arc<Resource>,
-    (objects, copies): (Vec<Arc<Object>>, Copies),
+    (objects, copies): (Vec<Arc<Object>>, CopyMemory),
     meta: Value,
 ) -> Reply {
     let body = ListBody::new(form, kind, objects, meta).holding(copies);

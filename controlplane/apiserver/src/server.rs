@@ -24,7 +24,7 @@ use crate::{
         Authenticators, PeerCertificate, Sources, User, legacy_use, service_account::Tokens,
         token_keys::TokenKeys,
     },
-    authz::{self, Authorizers, Question, impersonation},
+    authz::{self, AccessAttributes, Authorizers, impersonation},
     backup, body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
@@ -382,7 +382,7 @@ impl Apiserver {
         if let Some((false, _)) = kind {
             return route::nowhere(&info.path);
         }
-        let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
+        let question = AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &state.cache };
         let decision = state.authorizers.decide(&question).await;
         state.metrics.authorized(decision.verdict);
         if let Some(record) = &record {
@@ -391,7 +391,7 @@ impl Apiserver {
         decision.permit(&question)?;
         if authz::enters_pod(&info) {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
-            state.authorizers.authorize(&Question { verb: "create", ..question }).await?;
+            state.authorizers.authorize(&AccessAttributes { verb: "create", ..question }).await?;
         }
         let is_served = |remote: &aggregation::Remote| {
             state.registry.load().group_version(&remote.group, &remote.version).is_some()
@@ -399,23 +399,16 @@ impl Apiserver {
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_served(remote)) {
             let body =
                 if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
-            let arrived =
-                forward::Arrived { user: &user, info: &info, method: &method, headers: &headers, body };
+            let arrived = forward::ForwardedRequest {
+                user: &user,
+                info: &info,
+                method: &method,
+                headers: &headers,
+                body,
+            };
             return forward::run(state, &remote, arrived, upgrade).await;
         }
-        let Some(resource) = info.resource.clone() else {
-            if let Some(reply) = health::find(state, &info) {
-                return Ok(reply);
-            }
-            if let Some(reply) = metrics::find(state, &info) {
-                return Ok(reply);
-            }
-            if let Some(reply) = backup::find(state, &info)? {
-                return Ok(reply);
-            }
-            let found = documents::find(state, &info, &headers)?;
-            return found.map_or_else(|| route::nowhere(&info.path), Ok);
-        };
+        let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::nowhere(&info.path) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         freshness::wait(state, info.verb, info.query.get("resourceVersion")).await?;
@@ -433,6 +426,21 @@ impl Apiserver {
         }?;
         Ok(reply::warned(reply, &call.warnings.take()))
     }
+}
+
+/// The response to a path that names no resource: health, metrics, a backup or a document.
+fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
+    if let Some(reply) = health::find(state, info) {
+        return Ok(reply);
+    }
+    if let Some(reply) = metrics::find(state, info) {
+        return Ok(reply);
+    }
+    if let Some(reply) = backup::find(state, info)? {
+        return Ok(reply);
+    }
+    let found = documents::find(state, info, headers)?;
+    found.map_or_else(|| route::nowhere(&info.path), Ok)
 }
 
 /// Cancels the second token some time after the first one.

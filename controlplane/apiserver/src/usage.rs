@@ -21,7 +21,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     media::Form,
-    offload::{self, LARGE},
+    offload::{self, MIN_OFFLOADED_BYTES},
     reply::{self, Reply},
     sub::kubelet,
     verb::list,
@@ -50,19 +50,19 @@ const MAX_CONCURRENT_REQUESTS: usize = 32;
 type Pair = (Arc<Sample>, Arc<Sample>);
 
 /// The result of the last request to a node.
-enum Kept {
+enum LastResult {
     Pair(Pair),
     /// When the node failed.
     Failure(Instant),
 }
 
 /// The samples of one node.
-type Place = Arc<tokio::sync::Mutex<Option<Kept>>>;
+type NodeSamples = Arc<tokio::sync::Mutex<Option<LastResult>>>;
 
 /// The last samples of each node. The lock of a node is held while it is asked, so that concurrent requests share a
 /// sample. It is held for [`TIMEOUT`] at most.
 #[derive(Default)]
-pub(crate) struct Samples(Mutex<HashMap<String, Place>>);
+pub(crate) struct Samples(Mutex<HashMap<String, NodeSamples>>);
 
 /// Reads the usage of one object, or of those that the query selects.
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
@@ -185,29 +185,32 @@ async fn sampled(call: &Call, node: &str) -> Result<Pair> {
 }
 
 /// The two samples of a node, of which the later one is fresh. `ask` takes a sample.
-async fn sampled_by<F, R>(place: &Place, node: &str, ask: F) -> Result<Pair>
+async fn sampled_by<F, R>(place: &NodeSamples, node: &str, ask: F) -> Result<Pair>
 where
     F: Fn() -> R,
     R: Future<Output = Result<Sample>>,
 {
     let late = || ApiError::timeout(format!("the kubelet of node {node} sends no summary"), 1);
-    let Ok(mut kept) = tokio::time::timeout(TIMEOUT, place.lock()).await else { return Err(late()) };
-    let earlier = match kept.take() {
-        Some(Kept::Pair(pair)) if pair.1.taken.elapsed() < MAX_FRESH_AGE => {
-            *kept = Some(Kept::Pair(pair.clone()));
+    let Ok(mut last_result) = tokio::time::timeout(TIMEOUT, place.lock()).await else { return Err(late()) };
+    let earlier = match last_result.take() {
+        Some(LastResult::Pair(pair)) if pair.1.taken.elapsed() < MAX_FRESH_AGE => {
+            *last_result = Some(LastResult::Pair(pair.clone()));
             return Ok(pair);
         }
-        Some(Kept::Failure(time)) if time.elapsed() < FAILURE_BACKOFF => {
-            *kept = Some(Kept::Failure(time));
+        Some(LastResult::Failure(time)) if time.elapsed() < FAILURE_BACKOFF => {
+            *last_result = Some(LastResult::Failure(time));
             return Err(ApiError::unavailable(format!("the kubelet of node {node} failed a moment ago")));
         }
-        Some(Kept::Pair((_, later))) if later.taken.elapsed() <= MAX_WINDOW => Some(later),
+        Some(LastResult::Pair((_, later))) if later.taken.elapsed() <= MAX_WINDOW => Some(later),
         _ => None,
     };
     let taken = tokio::time::timeout(TIMEOUT, pair_of(earlier, ask)).await;
     let taken = taken.unwrap_or_else(|_elapsed| Err(late()));
-    *kept =
-        Some(taken.as_ref().map_or_else(|_| Kept::Failure(Instant::now()), |pair| Kept::Pair(pair.clone())));
+    *last_result = Some(
+        taken
+            .as_ref()
+            .map_or_else(|_| LastResult::Failure(Instant::now()), |pair| LastResult::Pair(pair.clone())),
+    );
     taken
 }
 
@@ -239,30 +242,30 @@ async fn ask(call: &Call, node: &str) -> Result<Sample> {
     if code != 200 {
         return Err(ApiError::of_node(code, &String::from_utf8_lossy(&body)));
     }
-    offload::run(body.len() > LARGE, || Sample::parse(taken, &body)).map_err(ApiError::internal)
+    offload::run(body.len() > MIN_OFFLOADED_BYTES, || Sample::parse(taken, &body)).map_err(ApiError::internal)
 }
 
 // === impl Samples ===
 
 impl Samples {
     /// The place of a node's samples.
-    fn of(&self, node: &str) -> Place {
+    fn of(&self, node: &str) -> NodeSamples {
         self.lock().entry(node.to_owned()).or_default().clone()
     }
 
     /// Removes samples that are too old to be used. A place that a request holds or waits for stays.
     fn prune(&self) {
-        let is_usable = |kept: &Option<Kept>| match kept {
-            Some(Kept::Pair((_, later))) => later.taken.elapsed() <= MAX_WINDOW,
-            Some(Kept::Failure(time)) => time.elapsed() < FAILURE_BACKOFF,
+        let is_usable = |last_result: &Option<LastResult>| match last_result {
+            Some(LastResult::Pair((_, later))) => later.taken.elapsed() <= MAX_WINDOW,
+            Some(LastResult::Failure(time)) => time.elapsed() < FAILURE_BACKOFF,
             None => false,
         };
         self.lock().retain(|_, place| {
-            Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|kept| is_usable(&kept))
+            Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|last_result| is_usable(&last_result))
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Place>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, NodeSamples>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -273,7 +276,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_never_answers_delays_concurrent_requests_once_and_later_ones_not() {
-        let (place, began) = (Place::default(), Instant::now());
+        let (place, began) = (NodeSamples::default(), Instant::now());
         let asked = std::sync::atomic::AtomicUsize::new(0);
         let stuck = || {
             asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

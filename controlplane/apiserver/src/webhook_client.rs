@@ -16,7 +16,7 @@ use crate::{
     body,
     bundle_verifier::BundleVerifier,
     in_flight::BodyMemory,
-    offload::{self, LARGE},
+    offload::{self, MIN_OFFLOADED_BYTES},
     server::State,
     sub::target,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Endpoint {
     max_response: usize,
 }
 
-/// Where a webhook listens.
+/// The address of a webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
     Url { host: String, port: u16, path: String },
@@ -94,7 +94,7 @@ async fn exchange(
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
     // The sender gets the failure of the connection.
     tokio::spawn(connection);
-    let sent = offload::run(offload::is_longer(review, LARGE), || serde_json::to_vec(review));
+    let sent = offload::run(offload::is_longer(review, MIN_OFFLOADED_BYTES), || serde_json::to_vec(review));
     let sent = sent.map_err(|error| error.to_string())?;
     let max_response = hook.max_response(sent.len());
     let path = format!("{}?timeout={}s", hook.target.path(), hook.timeout.as_secs());
@@ -115,7 +115,7 @@ async fn exchange(
         429 => "cannot read the response: other responses of webhooks take the memory; try again".to_owned(),
         _ => format!("cannot read the response: {}", error.message),
     })?;
-    let parsed = offload::run(body.len() > LARGE, || serde_json::from_slice(&body));
+    let parsed = offload::run(body.len() > MIN_OFFLOADED_BYTES, || serde_json::from_slice(&body));
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 

@@ -32,8 +32,8 @@ use crate::{
     convert,
     error::{ApiError, Result},
     field_manager::{self, Writer},
-    offload::{self, LARGE},
-    quota::{self, Charged},
+    offload::{self, MIN_OFFLOADED_BYTES},
+    quota::{self, QuotaLock},
     server::State,
     verb::create::generated,
 };
@@ -49,7 +49,7 @@ pub(crate) enum Stored {
 /// The part of an object that an update may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// All but the status.
+    /// All fields except the status.
     Main,
     /// The status.
     Status,
@@ -95,7 +95,9 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     match applied {
         Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
         None => {
-            offload::run(call.body.len() > LARGE, || field_manager::record_create(call, &mut object));
+            offload::run(call.body.len() > MIN_OFFLOADED_BYTES, || {
+                field_manager::record_create(call, &mut object)
+            });
         }
     }
     let is_named = !text(&object, "name").is_empty();
@@ -154,7 +156,7 @@ async fn commit_new(
 ) -> std::result::Result<Stored, Failed> {
     let (kind, name) = (&call.kind, text(object, "name"));
     let other = |error| Err(Failed::Other(error));
-    let causes = offload::run(call.body.len() > LARGE, || validate::create(kind, object));
+    let causes = offload::run(call.body.len() > MIN_OFFLOADED_BYTES, || validate::create(kind, object));
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
@@ -213,7 +215,7 @@ pub(crate) async fn update(
             .cache
             .get(kind, call.namespace(), name)
             .ok_or_else(|| ApiError::not_found(kind, name))?;
-        let is_large = current.is_large() || call.body.len() > LARGE;
+        let is_large = current.is_large() || call.body.len() > MIN_OFFLOADED_BYTES;
         let stored = offload::run(is_large, || current.value());
         let mut old = convert::value(kind, stored).await?;
         // Earlier versions of this server stored fields that the canonical form omits.
@@ -384,7 +386,7 @@ pub(crate) enum Failed {
 #[derive(Default)]
 struct Reservations {
     allocating: Allocating,
-    charged: Charged,
+    charged: QuotaLock,
 }
 
 /// Commits a write, then releases its reservations.

@@ -17,8 +17,8 @@ pub const TOO_LARGE: &str = "expression too large";
 /// Maximum nesting of an expression.
 const MAX_NESTING: u32 = 100;
 
-/// Maximum bytes of the text of an expression. The limit of the compiled form applies only after the text was parsed
-/// into a hundred times its memory. The compiled form of a longer text is mostly larger than [`MAX_BYTES`].
+/// Maximum bytes of the text of an expression. Parsing takes up to a hundred times this memory, before the limit of the
+/// compiled form applies. The compiled form of a longer text is mostly larger than [`MAX_BYTES`].
 const MAX_TEXT: usize = 32 << 10;
 
 /// Maximum characters that are looked up to fold the case of an expression, about 0.1 s.
@@ -46,7 +46,7 @@ pub fn compile(text: &str, max_bytes: usize) -> Result<Regex, String> {
 }
 
 /// Number of characters that the crate looks up when it compiles the expression, to fold the case of its classes. A
-/// range of seven bytes such as `[!-\u{10ffff}]` has a million. 0 for an expression that respects the case or is refused.
+/// range of seven bytes such as `[!-\u{10ffff}]` has a million. 0 for a case-sensitive or invalid expression.
 pub fn folded(text: &str) -> u64 {
     if text.len() > MAX_TEXT || !text.contains("(?") {
         return 0;
@@ -54,7 +54,7 @@ pub fn folded(text: &str) -> u64 {
     let mut parser = parse::ParserBuilder::new();
     match parser.nest_limit(MAX_NESTING).build().parse(&translate(text)) {
         Ok(ast) => visit(&ast, Folded::default()).unwrap_or_else(|never| match never {}),
-        // It does not compile.
+        // The expression does not compile.
         Err(_) => 0,
     }
 }

@@ -5,3 +5,4 @@ pub(crate) mod plan;
 pub(crate) mod run;
 mod runs;
 mod service;
+pub(crate) mod state;

@@ -60,7 +60,7 @@ struct Relist<K> {
 
 /// An object that may not exist any more. The caller must ask the API server (see [`Cache::apply`]).
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Doubtful {
+pub(crate) struct Unverified {
     pub(crate) key: Key,
     pub(crate) uid: String,
 }
@@ -156,17 +156,17 @@ impl<K: Object> Cache<K> {
     }
 
     /// Removes an object that does not exist any more, without waiting for the watch.
-    pub(crate) fn forget(&self, doubtful: &Doubtful) {
+    pub(crate) fn remove_missing(&self, unverified: &Unverified) {
         let mut state = self.lock();
-        if state.objects.get(&doubtful.key).is_some_and(|known| known.uid() == doubtful.uid) {
-            state.remove(&doubtful.key);
+        if state.objects.get(&unverified.key).is_some_and(|known| known.uid() == unverified.uid) {
+            state.remove(&unverified.key);
         }
     }
 
     /// Applies an event of the watch. Returns the objects that were written while a list ran and that the list does
     /// not have: either the list is older than the write, or the object was deleted again. For each of them the caller
-    /// asks the API server and calls `forget` if the object does not exist.
-    pub(crate) fn apply(&self, event: Event<K>) -> Vec<Doubtful> {
+    /// asks the API server and calls `remove_missing` if the object does not exist.
+    pub(crate) fn apply(&self, event: Event<K>) -> Vec<Unverified> {
         let mut state = self.lock();
         match event {
             Event::Apply(object) => state.apply_modified(object),
@@ -179,10 +179,10 @@ impl<K: Object> Cache<K> {
                 }
             }
             Event::InitDone => {
-                let doubtful = state.finish_list();
+                let unverified = state.finish_list();
                 drop(state);
                 self.synced.send_replace(true);
-                return doubtful;
+                return unverified;
             }
         }
         Vec::new()
@@ -212,16 +212,16 @@ impl<K: Object> State<K> {
     }
 
     /// Applies a complete list. Returns the objects to verify (see [`Cache::apply`]).
-    fn finish_list(&mut self) -> Vec<Doubtful> {
+    fn finish_list(&mut self) -> Vec<Unverified> {
         let Some(relist) = self.relist.take() else { return Vec::new() };
         let uids: HashSet<String> = relist.found.values().map(|object| object.uid().to_owned()).collect();
         self.tombstones.retain(|uid| uids.contains(uid));
         let missing: Vec<Key> =
             self.objects.keys().filter(|key| !relist.found.contains_key(*key)).cloned().collect();
-        let mut doubtful = Vec::new();
+        let mut unverified = Vec::new();
         for key in missing {
             if let (true, Some(object)) = (relist.written.contains(&key), self.objects.get(&key)) {
-                doubtful.push(Doubtful { uid: object.uid().to_owned(), key });
+                unverified.push(Unverified { uid: object.uid().to_owned(), key });
             } else {
                 self.remove(&key);
             }
@@ -229,7 +229,7 @@ impl<K: Object> State<K> {
         for object in relist.found.into_values() {
             self.apply_modified(object);
         }
-        doubtful
+        unverified
     }
 
     /// Stores the object unless the cache has the same or a newer version. Returns whether it stored it.
@@ -340,10 +340,10 @@ mod tests {
         cache.apply(Event::Init);
         cache.written(pod("b", "2", 9));
         cache.apply(Event::InitApply(pod("c", "3", 4)));
-        let doubtful = cache.apply(Event::InitDone);
+        let unverified = cache.apply(Event::InitDone);
         assert_eq!(names(&cache), ["2@9", "3@4"]);
-        assert_eq!(doubtful, [Doubtful { key: Key::new("n", "b"), uid: "2".into() }]);
-        cache.forget(&doubtful[0]);
+        assert_eq!(unverified, [Unverified { key: Key::new("n", "b"), uid: "2".into() }]);
+        cache.remove_missing(&unverified[0]);
         assert_eq!(names(&cache), ["3@4"]);
     }
 

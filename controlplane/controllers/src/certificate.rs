@@ -30,7 +30,7 @@ const NODE_PREFIX: &str = "system:node:";
 /// Subject, alternative names and key of a request: everything that goes into the certificate. The approving and the
 /// signing controller use the same parsed form, so that they cannot read a request differently.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct RequestedCertificate {
     pub(crate) common_name: String,
     pub(crate) organizations: Vec<String>,
     pub(crate) dns: Vec<String>,
@@ -45,7 +45,7 @@ pub(crate) struct Asked {
     pub(crate) key: Vec<u8>,
 }
 
-impl Asked {
+impl RequestedCertificate {
     /// Parses a request.
     ///
     /// # Errors
@@ -59,13 +59,13 @@ impl Asked {
         let info = &request.certification_request_info;
         let (common_name, organizations) = subject(&info.subject)?;
         let key = info.subject_pki.raw.to_vec();
-        let mut asked = Self { common_name, organizations, key, ..Self::default() };
+        let mut requested = Self { common_name, organizations, key, ..Self::default() };
         for extension in request.requested_extensions().into_iter().flatten() {
             if let ParsedExtension::SubjectAlternativeName(names) = extension {
-                names.general_names.iter().for_each(|name| asked.take(name));
+                names.general_names.iter().for_each(|name| requested.take(name));
             }
         }
-        Ok(asked)
+        Ok(requested)
     }
 
     fn take(&mut self, name: &GeneralName<'_>) {

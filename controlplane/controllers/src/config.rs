@@ -12,7 +12,7 @@ use crate::selection::ControllerSelection;
 /// Settings of the controllers.
 #[derive(Clone, Debug)]
 pub struct ControllersConfig {
-    /// Which controllers run.
+    /// The controllers that run.
     pub selection: ControllerSelection,
     /// Ranges from which nodes get pod CIDRs, at most one of each address family. Empty: nodes get none.
     pub cluster_cidrs: Vec<IpNetwork>,

@@ -38,9 +38,9 @@ pub(crate) struct Context {
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
     /// The ports that LoadBalancer services claim, and refusals.
-    pub(crate) balancers: Arc<crate::node_balancer::run::State>,
+    pub(crate) balancers: Arc<crate::node_balancer::state::State>,
     /// Addresses of the pool.
-    pub(crate) address_pool: Arc<crate::address_pool::run::State>,
+    pub(crate) address_pool: Arc<crate::address_pool::state::State>,
 }
 
 impl Context {

@@ -2,7 +2,7 @@
 
 pub(crate) mod backoff;
 mod fit;
+mod observed;
 pub(crate) mod plan;
 mod rolling;
 pub(crate) mod run;
-mod view;

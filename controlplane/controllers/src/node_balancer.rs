@@ -3,3 +3,4 @@
 pub(crate) mod claims;
 pub(crate) mod plan;
 pub(crate) mod run;
+pub(crate) mod state;

@@ -13,7 +13,7 @@
 //! `taint_eviction` evicts the pods.
 
 pub(crate) mod plan;
+mod rate_limits;
 pub(crate) mod run;
 pub(crate) mod state;
-mod turns;
 mod zone;

@@ -7,7 +7,7 @@ use futures::StreamExt;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 
-use crate::cache::{Cache, Doubtful};
+use crate::cache::{Cache, Unverified};
 use crate::object::Object;
 
 /// Timeout of a watch request: long, so that an idle machine rarely wakes up.
@@ -50,8 +50,8 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
         match event {
             Ok(event) => {
                 retry.reset();
-                for doubtful in cache.apply(event) {
-                    verify(&client, &cache, doubtful).await;
+                for unverified in cache.apply(event) {
+                    verify(&client, &cache, unverified).await;
                 }
             }
             Err(error) => {
@@ -64,17 +64,17 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
 }
 
 /// Asks the API server whether an object exists that was missing from a list.
-async fn verify<K: Object>(client: &Client, cache: &Cache<K>, doubtful: Doubtful) {
-    let namespace = &doubtful.key.namespace;
+async fn verify<K: Object>(client: &Client, cache: &Cache<K>, unverified: Unverified) {
+    let namespace = &unverified.key.namespace;
     let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));
     let mut retry = Retry::new();
     loop {
-        let request = kube::api::Request::new(url.clone()).get(&doubtful.key.name, &Default::default());
-        let Ok(request) = request else { return cache.forget(&doubtful) };
+        let request = kube::api::Request::new(url.clone()).get(&unverified.key.name, &Default::default());
+        let Ok(request) = request else { return cache.remove_missing(&unverified) };
         match client.request::<K>(request).await {
-            Ok(found) if found.uid() == doubtful.uid => return,
-            Ok(_) => return cache.forget(&doubtful),
-            Err(error) if crate::error::is_not_found(&error) => return cache.forget(&doubtful),
+            Ok(found) if found.uid() == unverified.uid => return,
+            Ok(_) => return cache.remove_missing(&unverified),
+            Err(error) if crate::error::is_not_found(&error) => return cache.remove_missing(&unverified),
             Err(_) => retry.wait().await,
         }
     }

@@ -220,7 +220,7 @@ struct Run<'a> {
 }
 
 /// The budget is used up.
-struct Exhausted;
+struct CostLimitExceeded;
 
 impl Run<'_> {
     fn node(
@@ -229,7 +229,7 @@ impl Run<'_> {
         (value, old): (&Value, Option<&Value>),
         path: &Path,
         unchanged: bool,
-    ) -> Result<(), Exhausted> {
+    ) -> Result<(), CostLimitExceeded> {
         if value.is_null() {
             return Ok(());
         }
@@ -277,7 +277,7 @@ impl Run<'_> {
         (value, old): (&Value, Option<&Value>),
         path: &Path,
         unchanged: bool,
-    ) -> Result<(), Exhausted> {
+    ) -> Result<(), CostLimitExceeded> {
         let shown = Value::from(&*schema.kind);
         let program = match &rule.program {
             Ok(program) => program,
@@ -321,7 +321,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn charge(&mut self, cost: u64, path: &Path, shown: &Value) -> Result<(), Exhausted> {
+    fn charge(&mut self, cost: u64, path: &Path, shown: &Value) -> Result<(), CostLimitExceeded> {
         match self.budget.checked_sub(cost) {
             Some(left) => {
                 self.budget = left;
@@ -330,7 +330,7 @@ impl Run<'_> {
             None => {
                 let detail = "validation failed due to running out of cost budget, no further validation rules will be run";
                 self.violations.invalid(path, shown, detail);
-                Err(Exhausted)
+                Err(CostLimitExceeded)
             }
         }
     }
@@ -341,7 +341,7 @@ impl Run<'_> {
         rule: &Rule,
         path: &Path,
         shown: &Value,
-    ) -> Result<(), Exhausted> {
+    ) -> Result<(), CostLimitExceeded> {
         let name = rule.name();
         let detail = match error {
             EvalError::NoOverload => format!(
@@ -354,14 +354,18 @@ impl Run<'_> {
             EvalError::Failed(text) => format!("{text} evaluating rule: {name}"),
         };
         self.violations.invalid(path, shown, &detail);
-        if *error == EvalError::CostLimit { Err(Exhausted) } else { Ok(()) }
+        if *error == EvalError::CostLimit { Err(CostLimitExceeded) } else { Ok(()) }
     }
 
     /// The result of the messageExpression, if it is one usable line.
-    fn message(&mut self, rule: &Rule, variables: &[(&str, Cel<'_>)]) -> Result<Option<String>, Exhausted> {
+    fn message(
+        &mut self,
+        rule: &Rule,
+        variables: &[(&str, Cel<'_>)],
+    ) -> Result<Option<String>, CostLimitExceeded> {
         let Some(program) = &rule.message else { return Ok(None) };
         let (result, cost) = program.evaluate(variables);
-        self.budget = self.budget.checked_sub(cost).ok_or(Exhausted)?;
+        self.budget = self.budget.checked_sub(cost).ok_or(CostLimitExceeded)?;
         let Ok(Cel::String(text)) = result else { return Ok(None) };
         let text = text.trim();
         let usable = !text.is_empty() && text.len() <= MAX_MESSAGE && !text.contains('\n');

@@ -88,7 +88,7 @@ impl Recorder {
             at: Timestamp::now(),
         };
         let Event { reason, message, .. } = &record.event;
-        tracing::debug!(about = record.about.name, reason, message, "event");
+        tracing::debug!(about = record.about.name, reason, message, "recording an event");
         if self.queue.try_send(record).is_err() {
             tracing::debug!("event dropped: the queue is full");
         }

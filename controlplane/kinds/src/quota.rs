@@ -5,18 +5,19 @@
 mod scope;
 mod usage;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_values::Quantity;
 use serde_json::{Map, Value};
 
 use self::scope::ScopeSelector;
 pub use self::scope::is_terminating;
-pub use self::usage::missing_requests;
+pub use self::usage::Usage;
 use crate::Resource;
 
-/// Amounts by the names that quotas use, in thousandths. 128 bits, so that no sum overflows.
-pub type Usage = BTreeMap<String, i128>;
+/// Names for which each container of a pod needs an amount.
+const REQUIRED: [&str; 6] =
+    ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];
 
 /// The limits and scopes of a ResourceQuota.
 #[derive(Clone, Debug, Default)]
@@ -135,6 +136,31 @@ pub fn growth(new: &Usage, old: &Usage) -> Usage {
         (more > 0).then(|| (name.clone(), more))
     };
     new.iter().filter_map(grown).collect()
+}
+
+/// The requests and limits that the quota requires of each container and that the pod lacks.
+pub fn missing_requests(quota: &Quota, pod: &Value) -> Option<String> {
+    if pod["spec"]["resources"].as_object().is_some_and(|resources| !resources.is_empty()) {
+        return None;
+    }
+    let lists = ["containers", "initContainers"].map(|list| pod["spec"][list].as_array());
+    let containers: Vec<&Value> = lists.into_iter().flatten().flatten().collect();
+    let mut missing: Vec<String> = Vec::new();
+    for name in REQUIRED.into_iter().filter(|name| quota.limits(name)) {
+        let (list, resource) = match name.split_once('.') {
+            Some((list, resource)) => (list, resource),
+            None => ("requests", name),
+        };
+        let without: BTreeSet<&str> = containers
+            .iter()
+            .filter(|container| container["resources"][list][resource].is_null())
+            .filter_map(|container| container["name"].as_str())
+            .collect();
+        if !without.is_empty() {
+            missing.push(format!("{name} for: {}", without.into_iter().collect::<Vec<_>>().join(",")));
+        }
+    }
+    (!missing.is_empty()).then(|| format!("must specify {}", missing.join("; ")))
 }
 
 #[cfg(test)]

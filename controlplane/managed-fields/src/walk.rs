@@ -18,7 +18,7 @@ use crate::{
 
 /// A value interpreted by its type.
 #[derive(Clone, Copy)]
-pub(crate) enum View<'a> {
+pub(crate) enum TypedValue<'a> {
     /// Owned as a whole. Also a value that does not fit its type.
     Leaf,
     /// An object with parts. None for null.
@@ -27,23 +27,23 @@ pub(crate) enum View<'a> {
     List(&'a [Value]),
 }
 
-impl<'a> View<'a> {
-    pub(crate) fn new(schema: &Schema, of: TypeId, value: &'a Value) -> View<'a> {
+impl<'a> TypedValue<'a> {
+    pub(crate) fn new(schema: &Schema, of: TypeId, value: &'a Value) -> TypedValue<'a> {
         match (schema.get(of), value) {
-            (Type::Map { .. } | Type::Deduced, Value::Object(object)) => View::Map(Some(object)),
-            (Type::Map { .. }, Value::Null) => View::Map(None),
-            (Type::Set | Type::Keyed { .. }, Value::Array(items)) => View::List(items),
-            (Type::Set | Type::Keyed { .. }, Value::Null) => View::List(&[]),
-            _ => View::Leaf,
+            (Type::Map { .. } | Type::Deduced, Value::Object(object)) => TypedValue::Map(Some(object)),
+            (Type::Map { .. }, Value::Null) => TypedValue::Map(None),
+            (Type::Set | Type::Keyed { .. }, Value::Array(items)) => TypedValue::List(items),
+            (Type::Set | Type::Keyed { .. }, Value::Null) => TypedValue::List(&[]),
+            _ => TypedValue::Leaf,
         }
     }
 
     /// Whether an object or list has no parts.
     fn is_empty(self) -> bool {
         match self {
-            View::Leaf => false,
-            View::Map(object) => object.is_none_or(Map::is_empty),
-            View::List(items) => items.is_empty(),
+            TypedValue::Leaf => false,
+            TypedValue::Map(object) => object.is_none_or(Map::is_empty),
+            TypedValue::List(items) => items.is_empty(),
         }
     }
 }
@@ -66,18 +66,18 @@ impl<'a> Pair<'a> {
         old: Option<&'a Value>,
         new: Option<&'a Value>,
     ) -> Pair<'a> {
-        let old = old.map(|value| View::new(schema, of, value));
-        let new = new.map(|value| View::new(schema, of, value));
-        if old.is_none_or(View::is_empty) && new.is_none_or(View::is_empty) {
+        let old = old.map(|value| TypedValue::new(schema, of, value));
+        let new = new.map(|value| TypedValue::new(schema, of, value));
+        if old.is_none_or(TypedValue::is_empty) && new.is_none_or(TypedValue::is_empty) {
             return Pair::Leaf;
         }
         match (old, new) {
-            (Some(View::Map(old)), Some(View::Map(new))) => Pair::Maps(old, new),
-            (Some(View::Map(old)), None) => Pair::Maps(old, None),
-            (None, Some(View::Map(new))) => Pair::Maps(None, new),
-            (Some(View::List(old)), Some(View::List(new))) => Pair::Lists(old, new),
-            (Some(View::List(old)), None) => Pair::Lists(old, &[]),
-            (None, Some(View::List(new))) => Pair::Lists(&[], new),
+            (Some(TypedValue::Map(old)), Some(TypedValue::Map(new))) => Pair::Maps(old, new),
+            (Some(TypedValue::Map(old)), None) => Pair::Maps(old, None),
+            (None, Some(TypedValue::Map(new))) => Pair::Maps(None, new),
+            (Some(TypedValue::List(old)), Some(TypedValue::List(new))) => Pair::Lists(old, new),
+            (Some(TypedValue::List(old)), None) => Pair::Lists(old, &[]),
+            (None, Some(TypedValue::List(new))) => Pair::Lists(&[], new),
             _ => Pair::Leaf,
         }
     }

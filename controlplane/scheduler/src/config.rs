@@ -4,6 +4,7 @@ mod extenders;
 mod file;
 mod plugins;
 mod policy;
+mod weights;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -51,13 +52,13 @@ pub(crate) struct Profile {
     pub(crate) affinity: AffinityArgs,
     /// The resources of NodeResourcesBalancedAllocation.
     pub(crate) balanced: Vec<String>,
-    /// The search ends after this percentage of nodes that fit, but not before [`FEWEST_NODES`]. 0 is a percentage that
-    /// falls with the number of nodes, as upstream: 50 less one for each 125 nodes, at least 5.
+    /// The search ends after this percentage of nodes that fit, but not before [`MIN_FEASIBLE_NODES`]. 0 selects a
+    /// percentage that falls with the number of nodes, as upstream: 50 less one for each 125 nodes, at least 5.
     pub(crate) percentage: u8,
 }
 
 /// Minimum number of nodes that fit before the search ends, as upstream.
-pub(crate) const FEWEST_NODES: usize = 100;
+pub(crate) const MIN_FEASIBLE_NODES: usize = 100;
 
 /// Default spread constraints, for pods without constraints.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::config::{FEWEST_NODES, Profile};
+use crate::config::{MIN_FEASIBLE_NODES, Profile};
 use crate::devices::PodDevices;
-use crate::extender::consult::Advice;
+use crate::extender::result::ExtenderResult;
 use crate::filter::{self, Refused, node_affinity};
 use crate::hint::Changes;
 use crate::object::Pod;
-use crate::request::Needs;
+use crate::request::PodRequirements;
 use crate::score;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
@@ -33,7 +33,7 @@ pub(crate) struct Unschedulable {
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     pub(crate) topology: Topology,
-    needs: Needs,
+    needs: PodRequirements,
     claims: PodClaims,
     devices: PodDevices,
 }
@@ -150,7 +150,7 @@ fn wanted_nodes(percentage: u8, total: usize) -> usize {
         0 => 50_usize.saturating_sub(total / 125).max(5),
         percentage => percentage.into(),
     };
-    (total * percentage / 100).max(FEWEST_NODES)
+    (total * percentage / 100).max(MIN_FEASIBLE_NODES)
 }
 
 /// Computes the input of the filters. The error is the reason why no node can run the pod.
@@ -161,7 +161,12 @@ pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resu
         PodClaims::default()
     };
     let devices = snapshot.devices.of_pod(pod)?;
-    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), needs: Needs::of(pod), claims, devices })
+    Ok(Prepared {
+        topology: Topology::of(pod, profile, snapshot),
+        needs: PodRequirements::of(pod),
+        claims,
+        devices,
+    })
 }
 
 /// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.
@@ -250,7 +255,7 @@ impl Filtered<'_> {
 
 impl Ranked {
     /// The accepted nodes, the best first. Of equal nodes the one with the fewest pods comes first.
-    pub(crate) fn order(&self, advice: &Advice) -> Vec<String> {
+    pub(crate) fn order(&self, advice: &ExtenderResult) -> Vec<String> {
         let scored = |(name, total, pods): &(String, i64, i128)| {
             let score = advice.scores.get(name)?;
             Some((std::cmp::Reverse(total.saturating_add(*score)), *pods, name.clone()))
@@ -261,7 +266,7 @@ impl Ranked {
     }
 
     /// The refusals by filters and extenders, if the extenders accept no node.
-    pub(crate) fn unschedulable(mut self, advice: Advice) -> Unschedulable {
+    pub(crate) fn unschedulable(mut self, advice: ExtenderResult) -> Unschedulable {
         self.refused.extend(advice.refused);
         unschedulable(self.refused.len(), self.refused.iter().map(|(name, refused)| (name.as_str(), refused)))
     }
@@ -361,7 +366,7 @@ mod tests {
         ]);
         let (pod, profile) = (fixture::pod("p", json!({})), Profile::default());
         let ranked = rank(&pod, &profile, &mut snapshot).unwrap();
-        let advice = |scores: &[(&str, i64)]| Advice {
+        let advice = |scores: &[(&str, i64)]| ExtenderResult {
             scores: scores.iter().map(|(node, score)| ((*node).to_owned(), *score)).collect(),
             refused: BTreeMap::new(),
         };
@@ -385,7 +390,8 @@ mod tests {
             helped_by: Changes::ALL,
         };
         let refused = [("a".to_owned(), by("no licence", true)), ("b".to_owned(), by("no licence", false))];
-        let refused = ranked.unschedulable(Advice { refused: refused.into(), ..Advice::default() });
+        let refused =
+            ranked.unschedulable(ExtenderResult { refused: refused.into(), ..ExtenderResult::default() });
         let message = "0/3 nodes are available: 1 node(s) were unschedulable, 2 no licence.";
         assert_eq!((refused.message.as_str(), refused.resolvable), (message, ["a".to_owned()].into()));
     }

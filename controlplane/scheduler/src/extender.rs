@@ -5,6 +5,7 @@
 
 pub(crate) mod client;
 pub(crate) mod consult;
+pub(crate) mod result;
 mod wire;
 
 use std::collections::BTreeSet;

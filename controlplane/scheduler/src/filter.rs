@@ -10,7 +10,7 @@ mod unschedulable;
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::object::Pod;
-use crate::request::Needs;
+use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 
 /// Why a node cannot run a pod, with upstream's text.
@@ -36,7 +36,12 @@ const FIXED: [(&str, Filter); 3] = [
 ];
 
 /// The refusal of the first of these filters that refuses the pod. `None` if none refuses it. `needs` are those of the pod.
-pub(crate) fn refuse(pod: &Pod, needs: &Needs, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
+pub(crate) fn refuse(
+    pod: &Pod,
+    needs: &PodRequirements,
+    profile: &Profile,
+    node: Candidate<'_>,
+) -> Option<Refused> {
     let fixed = FIXED.iter().filter(|(plugin, _)| profile.filters_by(plugin));
     let mut fixed = fixed.map(|(_, filter)| filter(pod, node)).find(|reasons| !reasons.is_empty());
     if fixed.is_none() && profile.filters_by("NodeAffinity") {
@@ -84,11 +89,15 @@ mod tests {
             "a",
         );
         let node = snapshot.candidates().next().unwrap();
-        let refused = |needs: &Needs| refuse(&pod("64"), needs, &Profile::default(), node);
-        assert_eq!(refused(&Needs::default()), None, "the filters read the needs, not the pod");
-        let ports = Needs { ports: Needs::of(&pod("1")).ports, ..Needs::default() };
+        let refused = |needs: &PodRequirements| refuse(&pod("64"), needs, &Profile::default(), node);
+        assert_eq!(refused(&PodRequirements::default()), None, "the filters read the needs, not the pod");
+        let ports =
+            PodRequirements { ports: PodRequirements::of(&pod("1")).ports, ..PodRequirements::default() };
         assert!(refused(&ports).unwrap().reasons[0].contains("free ports"));
-        let requests = Needs { requests: Needs::of(&pod("64")).requests, ..Needs::default() };
+        let requests = PodRequirements {
+            requests: PodRequirements::of(&pod("64")).requests,
+            ..PodRequirements::default()
+        };
         assert_eq!(refused(&requests).unwrap().reasons, ["Insufficient cpu"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Which changes of the cluster may make a refused pod schedulable. Upstream calls these queueing hints.
+//! The changes of the cluster that may make a refused pod schedulable. Upstream calls these queueing hints.
 
 use std::ops::BitOr;
 

@@ -230,7 +230,7 @@ impl Pod {
     }
 
     /// Whether two versions of the pod are equal in everything that scheduling depends on.
-    pub(crate) fn asks_the_same(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_requirements(&self, other: &Self) -> bool {
         self.spec == other.spec
             && self.metadata.labels == other.metadata.labels
             && self.status.resource_claim_statuses == other.status.resource_claim_statuses

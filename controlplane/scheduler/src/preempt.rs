@@ -11,7 +11,8 @@ use jiff::Timestamp;
 use crate::config::Profile;
 use crate::decide::{self, Prepared, Unschedulable, sentence};
 use crate::object::Pod;
-use crate::snapshot::{Placed, Snapshot};
+use crate::snapshot::Snapshot;
+use crate::snapshot::placed::Placed;
 
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
@@ -72,7 +73,7 @@ pub(crate) fn preempt(
 
 /// The node with the least important victims.
 pub(crate) fn best(found: Vec<Preemption>) -> Option<Preemption> {
-    found.into_iter().min_by_key(|preemption| harm(&preemption.victims))
+    found.into_iter().min_by_key(|preemption| disruption_cost(&preemption.victims))
 }
 
 /// The nodes on which preemption helps: at least one. The error is upstream's message.
@@ -128,9 +129,9 @@ pub(crate) fn candidates(
     let (mut found, mut hopeless) = (Vec::new(), Vec::new());
     let prepared = decide::prepare(pod, profile, snapshot);
     let beside = snapshot.nodes_nominated_beside(pod);
-    let mut trial = Trial { pod, profile, prepared, snapshot };
+    let mut simulation = Simulation { pod, profile, prepared, snapshot };
     for node in nodes {
-        match victims(&mut trial, node, beside.contains(node)) {
+        match victims(&mut simulation, node, beside.contains(node)) {
             // Only an extender refuses the node: the removal of pods does not help by our filters.
             Ok(victims) if victims.is_empty() => hopeless.push(NO_VICTIMS.to_owned()),
             Ok(victims) => found.push(Preemption { node: node.clone(), victims }),
@@ -142,7 +143,7 @@ pub(crate) fn candidates(
 
 /// The harm of removing pods, in upstream's order: violated budgets, the highest priority, the sum of the priorities,
 /// the number of pods, and the age of the most important ones.
-pub(crate) fn harm(victims: &[Victim]) -> impl Ord + use<> {
+pub(crate) fn disruption_cost(victims: &[Victim]) -> impl Ord + use<> {
     let violations = victims.iter().filter(|victim| victim.violates).count();
     let highest = victims.iter().map(|victim| victim.priority).max();
     // Upstream makes each priority positive, so that more pods are never less harmful.
@@ -168,14 +169,14 @@ fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTreeSet<Strin
 
 /// The cluster while pods are removed and restored. The filters' input is kept up to date with them, so that a step reads
 /// only the pods of its node.
-struct Trial<'a> {
+struct Simulation<'a> {
     pod: &'a Pod,
     profile: &'a Profile,
     prepared: Result<Prepared, String>,
     snapshot: &'a mut Snapshot,
 }
 
-impl Trial<'_> {
+impl Simulation<'_> {
     fn remove(&mut self, node: &str, uid: &str) {
         self.count(node, uid, false);
         self.snapshot.remove(uid);
@@ -225,33 +226,33 @@ impl Trial<'_> {
 }
 
 /// The victims on a node. The error has the reasons why the pod does not fit even without all pods of lower priority.
-fn victims(trial: &mut Trial<'_>, node: &str, beside: bool) -> Result<Vec<Victim>, Vec<String>> {
-    let mut lower = trial.snapshot.lower_on(node, trial.pod.spec.priority.unwrap_or_default());
+fn victims(simulation: &mut Simulation<'_>, node: &str, beside: bool) -> Result<Vec<Victim>, Vec<String>> {
+    let mut lower = simulation.snapshot.lower_on(node, simulation.pod.spec.priority.unwrap_or_default());
     if lower.is_empty() {
         return Err(vec![NO_VICTIMS.to_owned()]);
     }
     // Pods are kept if possible, in this order: first pods whose removal violates a budget, and of these the most
     // important ones first; then all others.
     lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), age(placed.started), uid.clone()));
-    let violations = trial.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
+    let violations = simulation.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
     let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();
     lower.sort_by_key(|(_, violates)| !violates);
     for ((uid, _), _) in &lower {
-        trial.remove(node, uid);
+        simulation.remove(node, uid);
     }
-    let refused = trial.refuse(node, beside);
+    let refused = simulation.refuse(node, beside);
     let mut victims: Vec<Victim> = Vec::new();
     let mut removed: Vec<(String, Placed)> = Vec::new();
     for ((uid, placed), violates) in lower {
-        trial.restore(node, &uid, placed.clone());
-        if refused.is_none() && trial.refuse(node, beside).is_some() {
-            trial.remove(node, &uid);
+        simulation.restore(node, &uid, placed.clone());
+        if refused.is_none() && simulation.refuse(node, beside).is_some() {
+            simulation.remove(node, &uid);
             victims.push(Victim::of(&uid, &placed, violates));
             removed.push((uid, placed));
         }
     }
     for (uid, placed) in removed {
-        trial.restore(node, &uid, placed);
+        simulation.restore(node, &uid, placed);
     }
     match refused {
         Some(reasons) => Err(reasons),
@@ -404,18 +405,19 @@ mod tests {
             let fresh = |snapshot: &Snapshot| decide::prepare(&pod, &profile, snapshot).unwrap().topology;
             let before = fresh(&snapshot);
             let prepared = decide::prepare(&pod, &profile, &snapshot);
-            let mut trial = Trial { pod: &pod, profile: &profile, prepared, snapshot: &mut snapshot };
-            let lower = trial.snapshot.lower_on("a", 10);
+            let mut simulation =
+                Simulation { pod: &pod, profile: &profile, prepared, snapshot: &mut snapshot };
+            let lower = simulation.snapshot.lower_on("a", 10);
             assert_eq!(lower.len(), 3);
             for (uid, _) in &lower {
-                trial.remove("a", uid);
-                let counted = &trial.prepared.as_ref().unwrap().topology;
-                assert!(counted.filters_as(&fresh(trial.snapshot)), "{incoming} without {uid}");
+                simulation.remove("a", uid);
+                let counted = &simulation.prepared.as_ref().unwrap().topology;
+                assert!(counted.filters_as(&fresh(simulation.snapshot)), "{incoming} without {uid}");
             }
             for (uid, placed) in lower {
-                trial.restore("a", &uid, placed);
+                simulation.restore("a", &uid, placed);
             }
-            assert!(trial.prepared.as_ref().unwrap().topology.filters_as(&before), "{incoming}");
+            assert!(simulation.prepared.as_ref().unwrap().topology.filters_as(&before), "{incoming}");
         }
     }
 }

@@ -22,22 +22,22 @@ use coracle_values::object::ObjectExt;
 
 /// The state of a pod in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Ready(Turn),
+enum QueueState {
+    Ready(QueueOrder),
     HeldBack(Instant, u64),
     Unschedulable,
     /// The pod was popped and is neither refused nor bound yet.
-    Tried,
+    InFlight,
 }
 
 /// Order of the ready pods: higher priority first, then the older pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn(std::cmp::Reverse<i32>, u64);
+struct QueueOrder(std::cmp::Reverse<i32>, u64);
 
 struct Entry {
     pod: Pod,
-    place: Place,
-    came: u64,
+    state: QueueState,
+    serial_number: u64,
     refusals: u32,
     /// End of the back-off.
     rest_until: Option<Instant>,
@@ -54,7 +54,7 @@ pub(crate) struct Queue {
     /// Back-off after the first refusal, and the longest one.
     backoff: (Duration, Duration),
     entries: HashMap<String, Entry>,
-    ready: BTreeMap<Turn, String>,
+    ready: BTreeMap<QueueOrder, String>,
     held_back: BTreeMap<(Instant, u64), String>,
     /// Unschedulable pods by the changes that may help them.
     unschedulable: HashMap<Changes, HashSet<String>>,
@@ -100,8 +100,8 @@ impl Queue {
             self.serial += 1;
             let entry = Entry {
                 pod,
-                place: Place::Tried,
-                came: self.serial,
+                state: QueueState::InFlight,
+                serial_number: self.serial,
                 refusals: 0,
                 rest_until: None,
                 popped_at: 0,
@@ -111,9 +111,9 @@ impl Queue {
             self.entries.insert(uid.clone(), entry);
             return self.put_ready(&uid);
         };
-        let same = entry.pod.asks_the_same(&pod);
+        let same = entry.pod.has_same_requirements(&pod);
         entry.pod = pod;
-        if !same && entry.place != Place::Tried {
+        if !same && entry.state != QueueState::InFlight {
             self.put_ready(&uid);
         } else if !same {
             entry.meanwhile = Changes::ALL;
@@ -122,7 +122,7 @@ impl Queue {
 
     /// Removes a pod. Returns whether it was in the queue.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
-        self.leave(uid);
+        self.remove_from_order(uid);
         self.with_devices.remove(uid);
         self.with_claims.remove(uid);
         self.entries.remove(uid).is_some()
@@ -136,7 +136,7 @@ impl Queue {
         }
         let (_, uid) = self.ready.pop_first()?;
         let entry = self.entries.get_mut(&uid)?;
-        entry.place = Place::Tried;
+        entry.state = QueueState::InFlight;
         entry.popped_at = self.changes;
         entry.meanwhile = Changes::default();
         Some(entry.pod.clone())
@@ -152,11 +152,11 @@ impl Queue {
 
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
-        self.leave(uid);
+        self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
         entry.refusals += 1;
         entry.rest_until = Some(now + wait(self.backoff, entry.refusals));
-        entry.place = Place::Unschedulable;
+        entry.state = QueueState::Unschedulable;
         entry.helped_by = helped_by;
         let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
         let meanwhile = newer.fold(entry.meanwhile, |all, (one, _)| all | one);
@@ -211,7 +211,7 @@ impl Queue {
 
     /// A pod that was popped and is neither refused nor removed yet.
     pub(crate) fn in_flight(&self, uid: &str) -> Option<&Pod> {
-        self.entries.get(uid).filter(|entry| entry.place == Place::Tried).map(|entry| &entry.pod)
+        self.entries.get(uid).filter(|entry| entry.state == QueueState::InFlight).map(|entry| &entry.pod)
     }
 
     /// Retries a refused pod, as after a change that helps it.
@@ -226,38 +226,41 @@ impl Queue {
 
     fn help(&mut self, uid: &str, changes: Changes, now: Instant) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        match (entry.place, entry.rest_until) {
-            (Place::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}
-            (Place::Unschedulable, Some(until)) if until > now => {
-                let (came, helped_by) = (entry.came, entry.helped_by);
-                entry.place = Place::HeldBack(until, came);
-                self.held_back.insert((until, came), uid.to_owned());
-                self.forget_unschedulable(uid, helped_by);
+        match (entry.state, entry.rest_until) {
+            (QueueState::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}
+            (QueueState::Unschedulable, Some(until)) if until > now => {
+                let (serial_number, helped_by) = (entry.serial_number, entry.helped_by);
+                entry.state = QueueState::HeldBack(until, serial_number);
+                self.held_back.insert((until, serial_number), uid.to_owned());
+                self.remove_unschedulable(uid, helped_by);
             }
-            (Place::Unschedulable, _) => self.put_ready(uid),
-            (Place::Tried, _) => entry.meanwhile = entry.meanwhile | changes,
-            (Place::Ready(_) | Place::HeldBack(..), _) => {}
+            (QueueState::Unschedulable, _) => self.put_ready(uid),
+            (QueueState::InFlight, _) => entry.meanwhile = entry.meanwhile | changes,
+            (QueueState::Ready(_) | QueueState::HeldBack(..), _) => {}
         }
     }
 
     fn put_ready(&mut self, uid: &str) {
-        self.leave(uid);
+        self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        let turn = Turn(std::cmp::Reverse(entry.pod.spec.priority.unwrap_or_default()), entry.came);
-        entry.place = Place::Ready(turn);
+        let turn =
+            QueueOrder(std::cmp::Reverse(entry.pod.spec.priority.unwrap_or_default()), entry.serial_number);
+        entry.state = QueueState::Ready(turn);
         self.ready.insert(turn, uid.to_owned());
     }
 
-    fn leave(&mut self, uid: &str) {
-        match self.entries.get(uid).map(|entry| (entry.place, entry.helped_by)) {
-            Some((Place::Ready(turn), _)) => drop(self.ready.remove(&turn)),
-            Some((Place::HeldBack(due, came), _)) => drop(self.held_back.remove(&(due, came))),
-            Some((Place::Unschedulable, helped_by)) => self.forget_unschedulable(uid, helped_by),
-            Some((Place::Tried, _)) | None => {}
+    fn remove_from_order(&mut self, uid: &str) {
+        match self.entries.get(uid).map(|entry| (entry.state, entry.helped_by)) {
+            Some((QueueState::Ready(turn), _)) => drop(self.ready.remove(&turn)),
+            Some((QueueState::HeldBack(due, serial_number), _)) => {
+                drop(self.held_back.remove(&(due, serial_number)))
+            }
+            Some((QueueState::Unschedulable, helped_by)) => self.remove_unschedulable(uid, helped_by),
+            Some((QueueState::InFlight, _)) | None => {}
         }
     }
 
-    fn forget_unschedulable(&mut self, uid: &str, helped_by: Changes) {
+    fn remove_unschedulable(&mut self, uid: &str, helped_by: Changes) {
         if let Some(uids) = self.unschedulable.get_mut(&helped_by) {
             uids.remove(uid);
             if uids.is_empty() {

@@ -1,4 +1,4 @@
-//! What a pod requests of its node: resources and host ports.
+//! The resources and host ports that a pod requests.
 
 use std::borrow::Cow;
 
@@ -21,14 +21,14 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
-/// What filters compare with each node, read from the pod once.
+/// The requests of a pod that filters compare with each node. Read from the pod once.
 #[derive(Debug, Default)]
-pub(crate) struct Needs {
+pub(crate) struct PodRequirements {
     pub(crate) requests: Resources,
     pub(crate) ports: Vec<HostPort>,
 }
 
-impl Needs {
+impl PodRequirements {
     pub(crate) fn of(pod: &Pod) -> Self {
         Self { requests: of_pod(pod), ports: host_ports(&pod.spec) }
     }

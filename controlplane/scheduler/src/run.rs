@@ -344,7 +344,7 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        if self.consulting.concerns(&pod) {
+        if self.consulting.needs_extenders(&pod) {
             return self.consult(&pod);
         }
         match decide(&pod, profile, &mut self.snapshot) {

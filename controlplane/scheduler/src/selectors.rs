@@ -11,7 +11,7 @@ use coracle_values::object::{Key, ObjectExt, controller_of};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector as ApiLabelSelector;
 
 use crate::object::Pod;
-use crate::topology::Labels;
+use crate::topology::term::Labels;
 
 /// The selectors of the cluster.
 #[derive(Debug, Default)]

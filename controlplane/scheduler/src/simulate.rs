@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::config::Profile;
 use crate::decide::{Unschedulable, filter, refused_beside_nominated, reserve_failed};
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
-use crate::preempt::{candidates, harm, preempt, with_outcome};
+use crate::preempt::{candidates, disruption_cost, preempt, with_outcome};
 use crate::score;
 use crate::snapshot::Snapshot;
 
@@ -136,7 +136,7 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
     };
     let Some(refused) = refused else {
         let total = |scores: &BTreeMap<&str, i64>| scores.values().sum::<i64>();
-        // Of equal nodes the last one in this order.
+        // `max_by_key` returns the last of equal nodes: in the reversed order that is the first by name.
         let best = decision.scores.iter().rev().max_by_key(|(_, scores)| total(scores));
         if let Some(node) = best.map(|(node, _)| node.clone()) {
             snapshot.denominate(pod.uid());
@@ -166,8 +166,8 @@ fn make_room(
         return;
     }
     let (found, _) = candidates(pod, profile, snapshot, &refused.resolvable);
-    let least = found.iter().map(|one| harm(&one.victims)).min();
-    let best = found.iter().filter(|one| Some(harm(&one.victims)) == least);
+    let least = found.iter().map(|one| disruption_cost(&one.victims)).min();
+    let best = found.iter().filter(|one| Some(disruption_cost(&one.victims)) == least);
     decision.nominated = best.map(|one| one.node.clone()).collect();
     for one in found {
         let mut names: Vec<String> = one.victims.into_iter().map(|victim| victim.name).collect();

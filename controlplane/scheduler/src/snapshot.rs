@@ -1,23 +1,25 @@
 //! The nodes with the requests of their pods, including assumed pods.
 
+pub(crate) mod placed;
+
 use std::cell::Cell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
 
 use coracle_values::object::{Key, ObjectExt};
 use coracle_values::pod_resources::Resources;
-use k8s_openapi::api::core::v1::{PodCondition, Taint};
+use k8s_openapi::api::core::v1::Taint;
 
 use crate::budget::Budgets;
 use crate::config::Profile;
 use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
 use crate::object::{Node, Pod};
-use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
+use crate::request::HostPort;
 use crate::selectors::Selectors;
-use crate::topology::{Labels, PodTerms};
-use crate::volumes::{Choice, Volumes, claims_of};
+use crate::topology::term::{Labels, PodTerms};
+use crate::volumes::{Choice, Volumes};
+use placed::Placed;
 
 /// The fields of a node that filters and scores read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,29 +29,6 @@ pub(crate) struct Facts {
     pub(crate) taints: Vec<Taint>,
     pub(crate) unschedulable: bool,
     pub(crate) allocatable: Resources,
-}
-
-/// A pod on its node: requests, ports and the fields that filters and scores of other pods read.
-#[derive(Clone, Debug)]
-pub(crate) struct Placed {
-    requests: Resources,
-    /// The requests in scores.
-    assumed: Resources,
-    ports: Vec<HostPort>,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) priority: i32,
-    pub(crate) labels: Labels,
-    /// When the node started the pod; None if it has not.
-    pub(crate) started: Option<jiff::Timestamp>,
-    /// Whether the pod is being deleted.
-    pub(crate) terminating: bool,
-    /// Whether it is being deleted as a victim of preemption.
-    pub(crate) preempted: bool,
-    /// The pod's affinity to other pods.
-    terms: Option<Arc<PodTerms>>,
-    /// The claims that the pod uses.
-    pub(crate) claims: Vec<Key>,
 }
 
 /// A node with its pods.
@@ -111,42 +90,6 @@ pub(crate) struct Snapshot {
     pub(crate) selectors: Selectors,
     /// Number of pods on nodes that use each claim.
     pub(crate) claim_users: HashMap<Key, usize>,
-}
-
-impl Placed {
-    fn of(pod: &Pod) -> Self {
-        Self {
-            requests: of_pod(pod),
-            assumed: assumed_of_placed(pod),
-            ports: host_ports(&pod.spec),
-            namespace: pod.namespace().to_owned(),
-            name: pod.name().to_owned(),
-            priority: pod.spec.priority.unwrap_or_default(),
-            labels: pod.metadata.labels.clone().unwrap_or_default(),
-            started: pod.status.start_time.as_ref().map(|time| time.0),
-            terminating: pod.is_being_deleted(),
-            preempted: is_preempted(pod),
-            terms: PodTerms::of(pod).map(Arc::new),
-            claims: claims_of(pod).collect(),
-        }
-    }
-}
-
-impl Placed {
-    /// The pod's affinity to other pods.
-    pub(crate) fn terms(&self) -> Option<&PodTerms> {
-        self.terms.as_deref()
-    }
-}
-
-/// Whether the pod is being deleted as a victim of preemption.
-fn is_preempted(pod: &Pod) -> bool {
-    let conditions = pod.status.conditions.iter().flatten();
-    let target = conditions.into_iter().find(|condition| condition.type_ == "DisruptionTarget");
-    let by_us = |target: &PodCondition| {
-        target.status == "True" && target.reason.as_deref() == Some("PreemptionByScheduler")
-    };
-    pod.is_being_deleted() && target.is_some_and(by_us)
 }
 
 impl NodeInfo {

@@ -5,15 +5,14 @@
 
 mod affinity;
 mod spread;
-mod term;
+pub(crate) mod term;
 
 use crate::config::Profile;
 use crate::filter::Refused;
 use crate::hint::Changes;
 use crate::object::Pod;
-use crate::snapshot::{Candidate, Placed, Snapshot};
-
-pub(crate) use term::{Labels, PodTerms};
+use crate::snapshot::placed::Placed;
+use crate::snapshot::{Candidate, Snapshot};
 
 /// Counts of other pods by topology domain, for the spread constraints and the affinity of one pod.
 #[derive(Debug, Default)]

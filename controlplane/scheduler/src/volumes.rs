@@ -62,7 +62,7 @@ struct State {
     attachments: HashMap<String, Attachment>,
     /// Changes that the scheduler has not taken yet.
     pending: VolumeChanges,
-    /// Which kinds are listed.
+    /// For each kind, whether its first list is complete.
     listed: [bool; 7],
 }
 

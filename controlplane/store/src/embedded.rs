@@ -26,7 +26,7 @@ use crate::{
 };
 use engine::Engine;
 pub use restore::restore;
-use space::Space;
+use space::SpaceReserves;
 use state::State;
 
 /// Number of revisions that are reserved on disk at a time. Volatile commits write nothing to disk. So after a restart
@@ -38,7 +38,7 @@ const RESERVED: u64 = 1 << 16;
 pub struct EmbeddedOptions {
     /// Number of past commits that a watch can start from.
     pub history: usize,
-    /// Which values are encrypted on disk; `None` encrypts nothing.
+    /// The encryption of values on disk; `None` encrypts nothing.
     pub sealing: Option<Sealing>,
 }
 
@@ -101,7 +101,7 @@ impl Embedded {
 
     fn run(path: &Path, vault: Arc<Vault>, mut engine: Engine, history: usize) -> Result<Self, Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
-        let mut space = Space::new(path);
+        let mut space = SpaceReserves::new(path);
         let start = engine.reserved(path)?;
         if let Err(error) = engine.reserve(start + RESERVED) {
             tracing::warn!(%error, "the store uses its reserve to open");

@@ -47,7 +47,7 @@ pub struct EtcdOptions {
     pub prefix: String,
     /// TLS, for `https` URLs.
     pub tls: Option<EtcdTls>,
-    /// Which values are encrypted in etcd; `None` encrypts nothing.
+    /// The encryption of values in etcd; `None` encrypts nothing.
     pub sealing: Option<Sealing>,
 }
 
@@ -219,7 +219,7 @@ impl Shared {
                 match self.commit(write, value.clone(), lease).await {
                     // The lease has expired or was revoked.
                     Err(Error::Unavailable { detail }) if detail.contains("lease not found") => {
-                        self.leases.forget(ttl).await;
+                        self.leases.remove(ttl).await;
                         let lease = self.leases.of(&self.connection, ttl).await?;
                         self.commit(write, value, lease).await?
                     }

@@ -44,7 +44,7 @@ const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Minimum time between two fetches for tokens with unknown keys. Anyone can send such tokens.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum of the signer's maximum validity of tokens, in seconds.
-const LEAST_SECONDS: i64 = 600;
+const MIN_SECONDS: i64 = 600;
 /// Maximum bytes of a token's header.
 const MAX_HEADER: usize = 4 << 10;
 
@@ -124,8 +124,8 @@ impl TokenSigner {
 
     async fn of(client: Client) -> Result<Self, Error> {
         let max_seconds = client.max_seconds().await?;
-        if max_seconds < LEAST_SECONDS {
-            let reason = format!("max_token_expiration_seconds is {max_seconds}, less than {LEAST_SECONDS}");
+        if max_seconds < MIN_SECONDS {
+            let reason = format!("max_token_expiration_seconds is {max_seconds}, less than {MIN_SECONDS}");
             return Err(client.invalid("Metadata", reason));
         }
         let keys = ArcSwap::from_pointee(client.keys().await?);

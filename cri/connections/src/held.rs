@@ -11,19 +11,19 @@ use crate::Slot;
 
 /// A byte stream and its [`Slot`].
 #[derive(Debug)]
-pub struct Held<I> {
+pub struct SlotStream<I> {
     io: I,
     _slot: Arc<Slot>,
 }
 
-impl<I> Held<I> {
+impl<I> SlotStream<I> {
     /// Ties a stream to its slot.
     pub fn new(io: I, slot: Arc<Slot>) -> Self {
         Self { io, _slot: slot }
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Held<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for SlotStream<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -33,7 +33,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Held<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Held<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for SlotStream<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }

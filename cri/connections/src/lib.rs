@@ -1,9 +1,10 @@
 //! Limits on the connections of a listening port: in total, per source address, and before authentication.
 //!
 //! - The limits are shares of the process's descriptor limit, so that clients cannot use up the node's own descriptors.
-//! - A connection is unproven until its client has authenticated. Unproven connections have a smaller limit and a maximum
-//!   lifetime. At the limit, the oldest unproven connection is closed, of the source that has the most. So a client
-//!   that authenticates within milliseconds is served while other clients hold silent connections.
+//! - A connection counts as unauthenticated until its client has authenticated. Unauthenticated connections have a
+//!   smaller limit and a maximum lifetime. At the limit the oldest unauthenticated connection is closed, of the source
+//!   that has the most. So a client that authenticates within milliseconds is served while other clients hold silent
+//!   connections.
 //! - If the port is full and a source with fewer connections needs one, the newest connection of the source with the most
 //!   connections is closed.
 
@@ -20,11 +21,11 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-pub use held::Held;
+pub use held::SlotStream;
 pub use log_limit::LogLimit;
 
 /// Maximum lifetime of a connection whose client has not authenticated.
-pub const UNPROVEN_LIFETIME: Duration = Duration::from_secs(60);
+pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum duration of a TLS handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, for example without free descriptors.
@@ -41,9 +42,9 @@ pub struct Limits {
     /// Connections of one source: an IPv4 address or an IPv6 /64.
     pub per_source: usize,
     /// Connections whose client has not authenticated.
-    pub unproven: usize,
-    /// Unproven connections of one source.
-    pub unproven_per_source: usize,
+    pub unauthenticated: usize,
+    /// Unauthenticated connections of one source.
+    pub unauthenticated_per_source: usize,
 }
 
 /// Reason why a connection is refused.
@@ -81,7 +82,7 @@ struct State {
     next: u64,
     total: usize,
     /// Ordered by number, so the oldest is first.
-    unproven: BTreeMap<u64, (Source, CancellationToken)>,
+    unauthenticated: BTreeMap<u64, (Source, CancellationToken)>,
     proven: BTreeMap<u64, (Source, CancellationToken)>,
     sources: HashMap<Source, Count>,
 }
@@ -89,7 +90,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Count {
     all: usize,
-    unproven: usize,
+    unauthenticated: usize,
 }
 
 /// An IPv4 address or an IPv6 /64: the smallest range that one client usually has.
@@ -114,8 +115,8 @@ impl Limits {
         Self {
             total,
             per_source: (total / 2).max(4),
-            unproven: (total / 4).max(4),
-            unproven_per_source: (total / 8).max(2),
+            unauthenticated: (total / 4).max(4),
+            unauthenticated_per_source: (total / 8).max(2),
         }
     }
 }
@@ -138,7 +139,7 @@ impl Connections {
         Self { inner: Arc::new(Inner { limits, state: Mutex::default() }) }
     }
 
-    /// Admits an accepted connection, which is unproven.
+    /// Admits an accepted connection, which is unauthenticated.
     ///
     /// # Errors
     /// [`Refusal`] when the limit of the port or of the source is reached.
@@ -146,15 +147,16 @@ impl Connections {
         let source = source(address);
         let limits = self.inner.limits;
         let mut state = self.inner.state();
-        let (all, unproven) = state.sources.get(&source).map_or((0, 0), |count| (count.all, count.unproven));
-        if unproven >= limits.unproven_per_source {
+        let (all, unauthenticated) =
+            state.sources.get(&source).map_or((0, 0), |count| (count.all, count.unauthenticated));
+        if unauthenticated >= limits.unauthenticated_per_source {
             state.evict(Some(source));
-        } else if state.unproven.len() >= limits.unproven || state.total >= limits.total {
+        } else if state.unauthenticated.len() >= limits.unauthenticated || state.total >= limits.total {
             state.evict(None);
         }
         // An evicted connection counts until it is closed, so only the client's next attempt succeeds.
         if state.total >= limits.total {
-            state.evict_proven(all);
+            state.evict_authenticated(all);
             return Err(Refusal::Total);
         }
         if all >= limits.per_source {
@@ -163,10 +165,10 @@ impl Connections {
         let (number, evicted) = (state.next, CancellationToken::new());
         state.next += 1;
         state.total += 1;
-        state.unproven.insert(number, (source, evicted.clone()));
+        state.unauthenticated.insert(number, (source, evicted.clone()));
         let count = state.sources.entry(source).or_default();
         count.all += 1;
-        count.unproven += 1;
+        count.unauthenticated += 1;
         drop(state);
         Ok(Slot { inner: self.inner.clone(), number, source, evicted })
     }
@@ -183,20 +185,22 @@ impl Inner {
 // === impl State ===
 
 impl State {
-    /// Closes the oldest unproven connection of a source; without a source, of the one with the most unproven ones.
+    /// Closes the oldest unauthenticated connection of a source. Without a source: of the source with the most
+    /// unauthenticated connections.
     fn evict(&mut self, source: Option<Source>) {
-        let most = || self.sources.iter().max_by_key(|(_, count)| count.unproven).map(|(source, _)| *source);
+        let most =
+            || self.sources.iter().max_by_key(|(_, count)| count.unauthenticated).map(|(source, _)| *source);
         let Some(source) = source.or_else(most) else { return };
-        let oldest = self.unproven.iter().find(|(_, (owner, _))| *owner == source);
+        let oldest = self.unauthenticated.iter().find(|(_, (owner, _))| *owner == source);
         let Some((number, evicted)) = oldest.map(|(number, (_, evicted))| (*number, evicted.clone())) else {
             return;
         };
         evicted.cancel();
-        self.no_longer_unproven(number);
+        self.no_longer_unauthenticated(number);
     }
 
     /// Closes the newest proven connection of the source with the most connections, if the newcomer's source has fewer.
-    fn evict_proven(&mut self, of_newcomer: usize) {
+    fn evict_authenticated(&mut self, of_newcomer: usize) {
         let most = self.sources.iter().max_by_key(|(_, count)| count.all);
         let most = most.filter(|(_, count)| count.all > of_newcomer + 1).map(|(source, _)| *source);
         let newest = self.proven.iter().rev().find(|(_, (owner, _))| Some(*owner) == most);
@@ -207,10 +211,10 @@ impl State {
         }
     }
 
-    fn no_longer_unproven(&mut self, number: u64) -> Option<(Source, CancellationToken)> {
-        let connection = self.unproven.remove(&number)?;
+    fn no_longer_unauthenticated(&mut self, number: u64) -> Option<(Source, CancellationToken)> {
+        let connection = self.unauthenticated.remove(&number)?;
         if let Some(count) = self.sources.get_mut(&connection.0) {
-            count.unproven -= 1;
+            count.unauthenticated -= 1;
         }
         Some(connection)
     }
@@ -222,20 +226,20 @@ impl Slot {
     /// The client has authenticated.
     pub fn prove(&self) {
         let mut state = self.inner.state();
-        if let Some(connection) = state.no_longer_unproven(self.number) {
+        if let Some(connection) = state.no_longer_unauthenticated(self.number) {
             state.proven.insert(self.number, connection);
         }
     }
 
-    /// Returns when the connection must be closed: evicted, or unproven for its maximum lifetime.
+    /// Returns when the connection must be closed: evicted, or unauthenticated for its maximum lifetime.
     pub async fn expired(&self) {
         tokio::select! {
             // Cancel-safe: both arms only wait.
             () = self.evicted.cancelled() => return,
-            () = tokio::time::sleep(UNPROVEN_LIFETIME) => {}
+            () = tokio::time::sleep(UNAUTHENTICATED_LIFETIME) => {}
         }
-        let is_unproven = self.inner.state().unproven.contains_key(&self.number);
-        if !is_unproven {
+        let is_unauthenticated = self.inner.state().unauthenticated.contains_key(&self.number);
+        if !is_unauthenticated {
             self.evicted.cancelled().await;
         }
     }
@@ -244,7 +248,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.inner.state();
-        state.no_longer_unproven(self.number);
+        state.no_longer_unauthenticated(self.number);
         state.proven.remove(&self.number);
         state.total -= 1;
         if let Some(count) = state.sources.get_mut(&self.source) {
@@ -257,14 +261,14 @@ impl Drop for Slot {
 }
 
 /// Idle seconds before the first keepalive probe, seconds between probes, and unanswered probes before the connection ends.
-const SILENT: u32 = 60;
+const KEEPALIVE_IDLE: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
 const PROBES: u32 = 4;
 
 /// Enables keepalive: the kernel ends a connection whose peer has disappeared without closing it.
 pub fn keep_alive(connection: &TcpStream) {
     // Without keepalive the connection is served too.
-    let _set = setsockopt(connection, sockopt::TcpKeepIdle, &SILENT);
+    let _set = setsockopt(connection, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE);
     let _set = setsockopt(connection, sockopt::TcpKeepInterval, &PROBE_INTERVAL);
     let _set = setsockopt(connection, sockopt::TcpKeepCount, &PROBES);
     let _set = setsockopt(connection, sockopt::KeepAlive, &true);
@@ -274,7 +278,8 @@ pub fn keep_alive(connection: &TcpStream) {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { total: 8, per_source: 5, unproven: 4, unproven_per_source: 2 };
+    const LIMITS: Limits =
+        Limits { total: 8, per_source: 5, unauthenticated: 4, unauthenticated_per_source: 2 };
 
     fn from(address: &str) -> IpAddr {
         address.parse().expect("an address")
@@ -341,12 +346,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_unproven_connection_ends() {
+    async fn an_unauthenticated_connection_ends() {
         let port = Connections::new(LIMITS);
         let (silent, proven) =
             (port.admit(from("::1")).expect("a place"), port.admit(from("::1")).expect("a place"));
         proven.prove();
         silent.expired().await;
-        assert!(tokio::time::timeout(UNPROVEN_LIFETIME * 10, proven.expired()).await.is_err());
+        assert!(tokio::time::timeout(UNAUTHENTICATED_LIFETIME * 10, proven.expired()).await.is_err());
     }
 }

@@ -10,7 +10,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum sources that are counted separately; all others share one count.
 const SOURCES: usize = 64;
 /// Time for which a source without new lines is kept, so that its suppressed lines are reported.
-const KEPT: Duration = Duration::from_secs(600);
+const RETENTION: Duration = Duration::from_secs(600);
 
 /// Limits the lines about one kind of event.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl LogLimit {
         let mut source = super::source(address);
         if !sources.contains_key(&source) && sources.len() >= SOURCES {
             sources.retain(|_, seen| {
-                let kept = if seen.suppressed > 0 { KEPT } else { INTERVAL };
+                let kept = if seen.suppressed > 0 { RETENTION } else { INTERVAL };
                 now.duration_since(seen.logged) < kept
             });
             if sources.len() >= SOURCES {
@@ -87,6 +87,6 @@ mod tests {
         }
         let passed = |at: Instant| (100..120).filter(|host| limit.pass_at(from(*host), at).is_some()).count();
         assert_eq!(passed(begin), 1, "the other sources share one line");
-        assert_eq!(passed(begin + KEPT), 20);
+        assert_eq!(passed(begin + RETENTION), 20);
     }
 }

@@ -76,7 +76,7 @@ pub struct ImageGcInfo {
     /// Time of the last use: held, pulled or imported. After a restart it may be up to an hour too early, because it is
     /// written at most once an hour.
     pub used: SystemTime,
-    /// Whether a [`Held`](crate::Held) exists.
+    /// Whether a [`ImageHold`](crate::ImageHold) exists.
     pub held: bool,
     /// Unpacked bytes of each of its layers, in the order of [`Image::layers`].
     pub layer_bytes: Vec<u64>,

@@ -22,7 +22,7 @@ use crate::pull::PullsInProgress;
 use crate::records::{self, Record, RecordError};
 use crate::table::{self, Table};
 
-pub use self::held::Held;
+pub use self::held::ImageHold;
 
 /// The image store of a node.
 #[derive(Clone)]
@@ -141,7 +141,7 @@ impl Images {
 
     /// Removes an image by any of its names or its id, with all its names. An absent image is a success.
     ///
-    /// Layers that no other image and no [`Held`] needs are removed from the store at once, and from the disk
+    /// Layers that no other image and no [`ImageHold`] needs are removed from the store at once, and from the disk
     /// in the background; [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for that. A
     /// power failure right after the removal may restore the complete image, never a part of it.
     ///
@@ -299,7 +299,7 @@ impl Images {
     /// Removes a record, then releases its layers: the other order could lose layers of a recorded image.
     /// Returns false if the image is held. The caller holds `writing`.
     async fn remove_record(&self, id: &Digest) -> Result<bool, StoreError> {
-        let Some(entry) = self.table_mut().take_unheld(id) else { return Ok(false) };
+        let Some(entry) = self.table_mut().remove_unused(id) else { return Ok(false) };
         let (records, digest) = (self.inner.records.clone(), *id);
         let removed = blocking(move || records::remove(&records, &digest).map_err(StoreError::from)).await;
         if let Err(error) = removed {

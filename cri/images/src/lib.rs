@@ -44,7 +44,7 @@ pub use changes::{apply_changes, apply_deletions};
 pub use config::{ImagesConfig, Limits, Platform};
 pub use error::{Cause, Error, ErrorKind};
 pub use image::{Auth, Image, ImageGcInfo, Login, PullProgress, Usage};
-pub use images::{Held, Images};
+pub use images::{ImageHold, Images};
 pub use pin::PinPattern;
 pub use pull::ProgressFn;
 pub use reference::{InvalidReference, Reference, Target};

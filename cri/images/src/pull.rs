@@ -293,7 +293,7 @@ impl Pull {
     /// for a retry.
     async fn layers(&self, wanted: Vec<(Descriptor, Digest)>) -> Result<Vec<Lease>, PullError> {
         let order: Vec<Digest> = wanted.iter().map(|(_, diff_id)| *diff_id).collect();
-        let mut kept = Kept { images: &self.images, leases: Vec::new(), keep: true };
+        let mut kept = IncompletePull { images: &self.images, leases: Vec::new(), keep: true };
         let mut getting = stream::iter(wanted)
             .map(|(descriptor, diff_id)| async move { self.layer(&descriptor, diff_id).await })
             .buffer_unordered(self.images.inner.config.parallel_layers.max(1));
@@ -315,15 +315,15 @@ impl Pull {
 }
 
 /// Layers of an incomplete image. A failed or cancelled pull releases them here.
-struct Kept<'a> {
+struct IncompletePull<'a> {
     images: &'a Images,
     leases: Vec<Lease>,
     keep: bool,
 }
 
-// === impl Kept ===
+// === impl IncompletePull ===
 
-impl Drop for Kept<'_> {
+impl Drop for IncompletePull<'_> {
     fn drop(&mut self) {
         if self.leases.is_empty() {
             return;

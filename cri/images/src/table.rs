@@ -55,7 +55,7 @@ impl Table {
     }
 
     /// Removes an image unless it is held. One step under the lock: it cannot be held afterwards.
-    pub(crate) fn take_unheld(&mut self, id: &Digest) -> Option<Entry> {
+    pub(crate) fn remove_unused(&mut self, id: &Digest) -> Option<Entry> {
         self.entries.get(id).filter(|entry| entry.held == 0)?;
         self.entries.remove(id)
     }

@@ -60,7 +60,7 @@ pub(crate) struct Unpacked {
     pub(crate) links: Vec<Link>,
 }
 
-/// What a layer has at a path.
+/// The type of a layer's entry at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
     Directory(Attributes),
@@ -383,7 +383,7 @@ impl Writer {
     fn finish(&mut self) -> Result<(Vec<String>, Vec<Link>), UnpackError> {
         let links = std::mem::take(&mut self.waiting).finish(&self.root)?;
         for (path, mtime) in std::mem::take(&mut self.times) {
-            // A later entry may have replaced the directory.
+            // A later entry of the archive may have replaced the directory.
             if let Ok(directory) = self.root.existing_directory(&path) {
                 let time = time_spec(mtime);
                 if let Err(error) = futimens(&directory, &time, &time) {
@@ -465,8 +465,8 @@ fn archive_error(error: ArchiveError) -> UnpackError {
     }
 }
 
-/// What an unpacked layer has at a path. No component may be a link.
-pub(crate) fn look(files: &Path, path: &str) -> At {
+/// Finds the entry of an unpacked layer at a path. Symbolic links are not followed.
+pub(crate) fn inspect_path(files: &Path, path: &str) -> At {
     let Some(plain) = PlainPath::new(path.as_bytes()) else { return At::Absent };
     match Root::open(files).and_then(|root| root.stat_without_links(&plain)) {
         Ok(stat) if root::is_directory(&stat) => {
@@ -477,7 +477,7 @@ pub(crate) fn look(files: &Path, path: &str) -> At {
     }
 }
 
-/// Whether the kernel has what safe unpacking needs.
+/// Whether the kernel supports safe unpacking: openat2(2) with `RESOLVE_IN_ROOT`.
 pub(crate) fn supported() -> bool {
     root::supported()
 }

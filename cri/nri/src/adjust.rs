@@ -38,7 +38,7 @@ pub struct Creation {
     pub updates: Updates,
     /// Requested evictions.
     pub evictions: Vec<ContainerEviction>,
-    /// Which plugin set which field.
+    /// The plugin that set each field.
     pub owners: Owners,
 }
 

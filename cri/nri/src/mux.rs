@@ -16,11 +16,11 @@ const MAX_LENGTH: usize = crate::ttrpc::HEADER + crate::ttrpc::MAX_LENGTH;
 /// Maximum payload of the first frame of a message. The Go library of NRI must read each frame with one read. It reads
 /// into a buffer of this size, or, once that is empty, directly into the memory of the message. So the first frame must
 /// fit the buffer, and a second frame has the rest. More frames could overflow its queue of 256 frames.
-const FIRST: usize = 4096;
+const MAX_FIRST_PAYLOAD: usize = 4096;
 
 /// The frames of one message.
 pub fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
-    let (first, rest) = message.split_at(message.len().min(FIRST));
+    let (first, rest) = message.split_at(message.len().min(MAX_FIRST_PAYLOAD));
     let mut bytes = Vec::with_capacity(message.len() + 2 * HEADER);
     for payload in [first, rest] {
         if !payload.is_empty() {
@@ -62,7 +62,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_comes_back_in_at_most_two_frames() {
-        for length in [1, FIRST - 1, FIRST, FIRST + 1, 100_000] {
+        for length in [1, MAX_FIRST_PAYLOAD - 1, MAX_FIRST_PAYLOAD, MAX_FIRST_PAYLOAD + 1, 100_000] {
             let message: Vec<u8> = (0..length).map(|at| u8::try_from(at % 251).expect("small")).collect();
             let bytes = frames(7, &message);
             let mut stream = bytes.as_slice();
@@ -74,7 +74,7 @@ mod tests {
                 joined.extend(payload);
             }
             assert_eq!(joined, message);
-            assert!(sizes.len() <= 2 && sizes[0] <= FIRST, "{sizes:?}");
+            assert!(sizes.len() <= 2 && sizes[0] <= MAX_FIRST_PAYLOAD, "{sizes:?}");
         }
     }
 

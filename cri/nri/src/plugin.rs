@@ -30,7 +30,7 @@ const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// The NRI version of this implementation.
 const NRI_VERSION: &str = "v0.13.0";
 /// Maximum bytes of a message's content; the rest is for framing.
-const ROOM: usize = MAX_LENGTH - 4096;
+const MAX_CONTENT: usize = MAX_LENGTH - 4096;
 
 /// Index and name of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -244,7 +244,7 @@ impl Plugin {
     ) -> Result<Vec<ContainerUpdate>, JoinError> {
         let limit = self.registration_time;
         let all = async {
-            let mut parts = parts(pods, containers, ROOM).into_iter().peekable();
+            let mut parts = parts(pods, containers, MAX_CONTENT).into_iter().peekable();
             while let Some(mut part) = parts.next() {
                 part.more = parts.peek().is_some();
                 let answer: SynchronizeResponse = self
@@ -365,6 +365,6 @@ mod tests {
         let joined: Vec<Container> = cut.iter().flat_map(|part| part.containers.clone()).collect();
         assert_eq!(joined, containers);
         assert_eq!(parts(Vec::new(), Vec::new(), 1000), [SynchronizeRequest::default()]);
-        assert_eq!(parts(pods, containers, ROOM).len(), 1);
+        assert_eq!(parts(pods, containers, MAX_CONTENT).len(), 1);
     }
 }

@@ -23,7 +23,7 @@ impl CallError {
     }
 
     /// An internal error: `cannot`, the operation `doing` as a verb with its object, then the error chain.
-    pub(crate) fn doing(doing: &str, error: &dyn std::error::Error) -> Self {
+    pub(crate) fn cannot(doing: &str, error: &dyn std::error::Error) -> Self {
         Self::new(Kind::Internal, format!("cannot {doing}: {}", chain(error)))
     }
 

@@ -279,11 +279,11 @@ fn locate_root(
 ) -> Result<StagedRoot, CreateError> {
     let in_spec = spec.root_mut().as_mut().ok_or(CreateError::Missing("root"))?;
     let Some(overlay) = request.rootfs else {
-        return Ok(StagedRoot::unmoved(request.bundle.join(in_spec.path())));
+        return Ok(StagedRoot::in_place(request.bundle.join(in_spec.path())));
     };
     let root = match (stage, request.user) {
         (Some(stage), Some(user)) => stage.root(overlay, user).map_err(CreateError::Stage)?,
-        _ => StagedRoot::unmoved(PathBuf::from(&overlay.target)),
+        _ => StagedRoot::in_place(PathBuf::from(&overlay.target)),
     };
     in_spec.set_path(root.final_path.clone());
     Ok(root)

@@ -17,7 +17,7 @@ use crate::report::{Report, Reporter};
 
 pub(crate) use child::run;
 
-/// Where the OCI `process` object is.
+/// The source of the OCI `process` object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProcessSource<'a> {
     /// In the request itself.

@@ -272,29 +272,42 @@ pub(crate) fn now() -> Duration {
 
 /// Formats as RFC 3339 in UTC with nanoseconds.
 fn timestamp(time: Duration) -> String {
-    let (year, month, day, hour, minute, second) = civil(time.as_secs());
+    let DateTime { year, month, day, hour, minute, second } = DateTime::of(time.as_secs());
     let nanos = time.subsec_nanos();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
 }
 
 fn stamp(time: Duration) -> String {
-    let (year, month, day, hour, minute, second) = civil(time.as_secs());
+    let DateTime { year, month, day, hour, minute, second } = DateTime::of(time.as_secs());
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
 }
 
-/// Converts a Unix time to a proleptic Gregorian date. The calculation uses eras of 400 years that begin on
-/// the first of March, so that a leap day is the last day of its year.
-fn civil(seconds: u64) -> (u64, u64, u64, u64, u64, u64) {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    (year, month, day, rest / 3_600, rest % 3_600 / 60, rest % 60)
+/// A date of the proleptic Gregorian calendar with a time of day, in UTC.
+struct DateTime {
+    year: u64,
+    month: u64,
+    day: u64,
+    hour: u64,
+    minute: u64,
+    second: u64,
+}
+
+impl DateTime {
+    /// Converts a Unix time in seconds. The calculation uses eras of 400 years that begin on
+    /// the first of March, so that a leap day is the last day of its year.
+    fn of(seconds: u64) -> Self {
+        let (days, rest) = (seconds / 86_400, seconds % 86_400);
+        let days = days + 719_468;
+        let (era, day_of_era) = (days / 146_097, days % 146_097);
+        let year_of_era =
+            (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let shifted = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+        let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+        let year = year_of_era + era * 400 + u64::from(month <= 2);
+        Self { year, month, day, hour: rest / 3_600, minute: rest % 3_600 / 60, second: rest % 60 }
+    }
 }
 
 /// Property: for any bytes in any portions the lines contain exactly these bytes, and no line is too long.

@@ -47,7 +47,7 @@ impl OomEvents {
     }
 
     /// Whether an OOM happened. The cgroup is gone; waits for the kernel's removal event.
-    pub(crate) fn happened(&self) -> bool {
+    pub(crate) fn has_occurred(&self) -> bool {
         // Without the removal event, one signal might be the removal itself.
         let _ = poll(
             &mut [PollFd::new(self.removal.as_fd(), PollFlags::POLLIN)],
@@ -95,7 +95,7 @@ mod tests {
             {
                 std::thread::yield_now();
             }
-            assert_eq!((ended.success(), events.happened()), (!expected, expected), "{name}");
+            assert_eq!((ended.success(), events.has_occurred()), (!expected, expected), "{name}");
         }
     }
 }

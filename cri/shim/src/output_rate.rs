@@ -12,7 +12,7 @@ const BURST: u64 = 64 << 20;
 /// Length of a pause: that of 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
 const PAUSE: Duration = Duration::from_micros(62_500);
 
-/// What a container has written lately.
+/// The rate limit of a container's output: a token bucket of [`BURST`] bytes.
 #[derive(Debug, Default)]
 pub(crate) struct OutputRate {
     /// Bytes of [`BURST`] that are used up. Time reduces them.

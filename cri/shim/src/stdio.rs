@@ -245,7 +245,7 @@ impl Stdio {
     pub(crate) fn attach(&mut self, attach: &Attach) -> Result<(Attached, Vec<OwnedFd>), CallError> {
         let result =
             if self.master.is_some() { self.attach_terminal(attach) } else { self.attach_pipes(attach) };
-        result.map_err(|error| CallError::doing("attach", &error))
+        result.map_err(|error| CallError::cannot("attach", &error))
     }
 
     fn attach_terminal(&mut self, attach: &Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {

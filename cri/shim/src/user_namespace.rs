@@ -57,7 +57,7 @@ pub(crate) struct UserNamespace {
     pub(crate) mapping: Mapping,
 }
 
-/// What the child makes in the new user namespace.
+/// Namespaces and processes that the child makes in the new user namespace.
 pub(crate) struct InnerNamespaces<'a> {
     /// Network, ipc and uts namespaces, as far as the pod has its own.
     pub(crate) flags: CloneFlags,

@@ -14,9 +14,9 @@ use super::{location, manifest, restore};
 pub(super) const OUTPUT: &str = "checkpoint.output";
 
 /// Removes an incomplete checkpoint.
-pub(crate) fn forget(layer: &Path) -> Result<(), CheckpointError> {
+pub(crate) fn remove_incomplete(layer: &Path) -> Result<(), CheckpointError> {
     forget_output(layer)?;
-    location::forget(layer)?;
+    location::remove_incomplete(layer)?;
     let build_dir = layer.join(BUILD_DIR);
     coracle_tree::remove(&build_dir).map_err(file("remove", &build_dir))
 }
@@ -81,7 +81,7 @@ mod tests {
             fs::write(output.join(name), "").expect("write");
         }
         fs::write(output.join(manifest::FILE), r#"{"id":"c2"}"#).expect("of another");
-        forget(&layer).expect("forget");
+        remove_incomplete(&layer).expect("forget");
         let left = || -> std::collections::BTreeSet<String> {
             let entries = fs::read_dir(&output).expect("list").flatten();
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -90,6 +90,6 @@ mod tests {
         assert!(!layer.join(OUTPUT).exists());
         remove_pod_output(&output, &["c2".to_owned()]).expect("remove");
         assert_eq!(left(), ["foreign".to_owned()].into());
-        forget(&layer).expect("nothing is left to forget");
+        remove_incomplete(&layer).expect("nothing is left to forget");
     }
 }

@@ -25,7 +25,7 @@ const LINES: usize = 3;
 pub(super) const LOG_MAX: u64 = 1 << 20;
 const LOG: &str = "dump.log";
 /// File with CRIU's standard error.
-const BESIDE: &str = "dump.err";
+const ERROR_OUTPUT: &str = "dump.err";
 
 /// Dumps the processes of a frozen container to a directory. Log and statistics go to the build directory. Returns the external
 /// mount points in the container.
@@ -40,7 +40,7 @@ pub(super) fn dump(
     let mountinfo = process.read("mountinfo").map_err(CriuError::Mounts)?;
     let spec = Spec::load(subject.bundle.join("config.json"));
     let spec = spec.map_err(|error| CriuError::Mounts(io::Error::other(error)))?;
-    let external = external(&mountinfo, &own(&spec));
+    let external = external(&mountinfo, &own_mount_points(&spec));
     let mut command = Command::new("criu");
     command.arg("dump").arg("--tree").arg(subject.pid.to_string());
     command.arg("--images-dir").arg(images).arg("--work-dir").arg(build_dir).args(["--log-file", LOG]);
@@ -58,7 +58,7 @@ pub(super) fn dump(
     }
     enter(&mut command, &subject.shim).map_err(CriuError::Run)?;
     // A file, not a pipe: if this process ends, a write to a pipe would kill CRIU and the processes it dumps.
-    let beside = build_dir.join(BESIDE);
+    let beside = build_dir.join(ERROR_OUTPUT);
     let errors = File::create(&beside).map_err(CriuError::Run)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     coracle_open_files::limit(&mut command);
@@ -71,12 +71,12 @@ pub(super) fn dump(
     if status.success() {
         return Ok(external);
     }
-    let said = said(&build_dir.join(LOG), &errors);
+    let said = criu_errors(&build_dir.join(LOG), &errors);
     Err(CriuError::Failed(said.unwrap_or_else(|| status.to_string())))
 }
 
 /// The errors in CRIU's log, or else on its standard error.
-pub(super) fn said(log: &Path, beside: &str) -> Option<String> {
+pub(super) fn criu_errors(log: &Path, beside: &str) -> Option<String> {
     let log = coracle_tree::read_end(log, LOG_MAX);
     errors(&log).or_else(|| errors(beside))
 }
@@ -92,11 +92,11 @@ pub(crate) fn program() -> Result<PathBuf, CriuError> {
 pub(super) fn at_work(build_dir: &Path) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| works_in(*pid, build_dir)).collect()
+    pids.filter(|pid| has_working_directory(*pid, build_dir)).collect()
 }
 
 /// Recognises CRIU by its command line. A process that has ended has no command line.
-fn works_in(pid: i32, build_dir: &Path) -> bool {
+fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0);
     let wanted = build_dir.as_os_str().as_bytes();
@@ -113,7 +113,9 @@ pub(super) async fn ended(build_dir: &Path) -> io::Result<()> {
         for pid in pids {
             match pidfd::open(pid) {
                 // The pid may have been reused: the command line is read again.
-                Ok(process) if works_in(pid, build_dir) => drop(pidfd::watch(process)?.readable().await?),
+                Ok(process) if has_working_directory(pid, build_dir) => {
+                    drop(pidfd::watch(process)?.readable().await?)
+                }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -148,7 +150,7 @@ fn enter(command: &mut Command, shim: &Shim) -> io::Result<()> {
 }
 
 /// Mount points of the container's own file systems: all except bind mounts and its cgroup.
-fn own(spec: &Spec) -> BTreeSet<PathBuf> {
+fn own_mount_points(spec: &Spec) -> BTreeSet<PathBuf> {
     let mounts = spec.mounts().iter().flatten();
     let own = mounts.filter(|mount| {
         let bound =

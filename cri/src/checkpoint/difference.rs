@@ -85,13 +85,13 @@ fn open(dir: impl AsFd, name: &CStr) -> io::Result<Option<File>> {
 }
 
 /// Path of an open file in /proc.
-fn magic(file: &File) -> String {
+fn proc_path(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 /// Whether a directory of the writable layer hides the lower directories of the same path (overlayfs documentation).
 fn is_opaque(directory: &File) -> bool {
-    let value = xattr::get_deref(magic(directory), "trusted.overlay.opaque");
+    let value = xattr::get_deref(proc_path(directory), "trusted.overlay.opaque");
     value.is_ok_and(|value| value.as_deref() == Some(b"y"))
 }
 
@@ -184,7 +184,7 @@ impl Writing<'_> {
 
     /// Adds the attributes of the next entry.
     fn add_attributes(&mut self, file: &File, path: &Path) -> io::Result<()> {
-        let records = attributes::records(&magic(file), path)?;
+        let records = attributes::records(&proc_path(file), path)?;
         self.archive
             .append_pax_extensions(records.iter().map(|(key, value)| (key.as_str(), value.as_slice())))
     }
@@ -194,7 +194,7 @@ impl Writing<'_> {
         let mut content = fs::OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-            .open(magic(file))?;
+            .open(proc_path(file))?;
         let before = content.metadata()?;
         self.add_attributes(file, path)?;
         self.archive.append_file(path, &mut content)?;

@@ -57,7 +57,7 @@ pub enum CheckpointError {
     },
     /// A container was killed during its checkpoint.
     #[error("container {id} is being stopped")]
-    Doomed {
+    BeingStopped {
         /// The container's id.
         id: String,
     },
@@ -79,7 +79,9 @@ impl CheckpointError {
         match self {
             Self::Criu(error) => matches!(error, CriuError::Absent),
             Self::Container { source, .. } => source.lacks_criu(),
-            Self::File { .. } | Self::Freeze { .. } | Self::Doomed { .. } | Self::Damaged { .. } => false,
+            Self::File { .. } | Self::Freeze { .. } | Self::BeingStopped { .. } | Self::Damaged { .. } => {
+                false
+            }
         }
     }
 }

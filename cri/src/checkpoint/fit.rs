@@ -65,7 +65,7 @@ fn fit_container(saved: &cri::ContainerConfig, wanted: &cri::ContainerConfig) ->
         ("security context", security(saved) == security(wanted)),
         ("terminal", saved.tty == wanted.tty),
         ("standard input", saved.stdin == wanted.stdin),
-        ("mounts", places(saved) == places(wanted)),
+        ("mounts", mount_destinations(saved) == mount_destinations(wanted)),
         ("devices", saved.devices == wanted.devices && saved.cdi_devices == wanted.cdi_devices),
     ];
     first_difference(&same)
@@ -83,7 +83,7 @@ fn environment(config: &cri::ContainerConfig) -> BTreeMap<&str, &[u8]> {
 }
 
 /// Destination and access of each mount. The source may differ.
-fn places(config: &cri::ContainerConfig) -> BTreeSet<(&str, bool)> {
+fn mount_destinations(config: &cri::ContainerConfig) -> BTreeSet<(&str, bool)> {
     config.mounts.iter().map(|mount| (mount.container_path.trim_end_matches('/'), mount.readonly)).collect()
 }
 

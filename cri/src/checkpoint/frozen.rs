@@ -35,7 +35,7 @@ pub(super) fn dump(
 /// needs it. `stopping` is checked after the freeze, so either the kill or this check thaws the container.
 fn refuse_stopping(subjects: &[Subject]) -> Result<(), CheckpointError> {
     match subjects.iter().find(|subject| subject.stopping.load(Ordering::SeqCst)) {
-        Some(subject) => Err(CheckpointError::Doomed { id: subject.record.id.clone() }),
+        Some(subject) => Err(CheckpointError::BeingStopped { id: subject.record.id.clone() }),
         None => Ok(()),
     }
 }

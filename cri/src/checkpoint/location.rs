@@ -36,15 +36,16 @@ pub(super) fn is_noted(layer: &Path) -> bool {
 
 /// Archives a directory at the location. An existing file or link is replaced.
 pub(super) fn pack(layer: &Path, directory: &Path, location: &Path) -> Result<(), CheckpointError> {
-    let beside = beside(layer, location);
-    let written = File::options().write(true).create_new(true).mode(0o600).open(&beside).and_then(|file| {
-        let metadata = file.metadata()?;
-        archive::fill(directory, file).map(|()| (metadata.dev(), metadata.ino()))
-    });
-    let whole = written.map_err(file("write", &beside))?;
+    let temporary_path = temporary_path(layer, location);
+    let written =
+        File::options().write(true).create_new(true).mode(0o600).open(&temporary_path).and_then(|file| {
+            let metadata = file.metadata()?;
+            archive::fill(directory, file).map(|()| (metadata.dev(), metadata.ino()))
+        });
+    let whole = written.map_err(file("write", &temporary_path))?;
     coracle_fault::point("checkpoint.written");
     Note { location: location.to_owned(), whole: Some(whole) }.write(layer)?;
-    let put = fs::rename(&beside, location).and_then(|()| match location.parent() {
+    let put = fs::rename(&temporary_path, location).and_then(|()| match location.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
     });
@@ -54,7 +55,7 @@ pub(super) fn pack(layer: &Path, directory: &Path, location: &Path) -> Result<()
 }
 
 /// Removes an incomplete or undelivered checkpoint.
-pub(super) fn forget(layer: &Path) -> Result<(), CheckpointError> {
+pub(super) fn remove_incomplete(layer: &Path) -> Result<(), CheckpointError> {
     let path = layer.join(NOTE);
     let text = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -62,7 +63,7 @@ pub(super) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     };
     let Note { location, whole } =
         serde_json::from_slice(&text).map_err(io::Error::from).map_err(file("read", &path))?;
-    remove(&beside(layer, &location))?;
+    remove(&temporary_path(layer, &location))?;
     let there = fs::symlink_metadata(&location).ok().map(|found| (found.dev(), found.ino()));
     if there.is_some() && there == whole {
         remove(&location)?;
@@ -76,7 +77,7 @@ pub(super) fn forget_note(layer: &Path) -> Result<(), CheckpointError> {
 }
 
 /// Temporary name: in the same directory, with the container's id.
-fn beside(layer: &Path, location: &Path) -> PathBuf {
+fn temporary_path(layer: &Path, location: &Path) -> PathBuf {
     let id = layer.file_name().unwrap_or_default().to_string_lossy();
     location.with_file_name(format!(".{id}.checkpoint"))
 }
@@ -145,14 +146,14 @@ mod tests {
         let place = place();
         fs::write(&place.location, "before").expect("write");
         note(&place.layer, &place.location).expect("note");
-        fs::write(beside(&place.layer, &place.location), "half").expect("write");
-        forget(&place.layer).expect("forget");
+        fs::write(temporary_path(&place.layer, &place.location), "half").expect("write");
+        remove_incomplete(&place.layer).expect("forget");
         assert_eq!(fs::read_to_string(&place.location).expect("before"), "before");
         assert_eq!(names(&place), ["c.tar"]);
         note(&place.layer, &place.location).expect("note");
         pack(&place.layer, &place.workshop, &place.location).expect("pack");
         assert!(is_noted(&place.layer));
-        forget(&place.layer).expect("forget");
+        remove_incomplete(&place.layer).expect("forget");
         assert_eq!(names(&place), Vec::<String>::new());
         assert!(!is_noted(&place.layer));
     }

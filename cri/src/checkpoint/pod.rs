@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use super::build::BUILD_DIR;
-use super::cleanup::{OUTPUT, forget, forget_output_note, remove_output};
+use super::cleanup::{OUTPUT, forget_output_note, remove_incomplete, remove_output};
 use super::error::{CheckpointError, file};
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
 use super::subject::{Connections, Subject};
@@ -40,7 +40,7 @@ pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
     let forgotten = pod.containers.iter().try_for_each(|subject| {
         forget_output_note(&subject.layer)?;
         coracle_fault::point("checkpoint-pod.forgotten");
-        forget(&subject.layer)
+        remove_incomplete(&subject.layer)
     });
     made.and(removed).and(forgotten)
 }
@@ -48,7 +48,7 @@ pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
 /// Notes the output directory, so that the next start finds an incomplete checkpoint.
 fn prepare(pod: &PodSubject) -> Result<(), CheckpointError> {
     for subject in &pod.containers {
-        forget(&subject.layer)?;
+        remove_incomplete(&subject.layer)?;
         let note = subject.layer.join(OUTPUT);
         fs::write(&note, pod.output.as_os_str().as_bytes()).map_err(file("write", &note))?;
         coracle_fault::point("checkpoint-pod.noted");

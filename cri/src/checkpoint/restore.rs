@@ -82,11 +82,11 @@ pub(crate) fn images_dir(layer: &Path) -> (PathBuf, PathBuf) {
 }
 
 /// CRIU's error messages of a failed restore.
-pub(crate) fn said(layer: &Path) -> Option<String> {
+pub(crate) fn criu_errors(layer: &Path) -> Option<String> {
     let (_, work) = images_dir(layer);
     let beside = coracle_tree::read_end(&work.join("restore.err"), criu::LOG_MAX);
     let last = || beside.lines().last().map(str::to_owned);
-    criu::said(&work.join("restore.log"), &beside).or_else(last)
+    criu::criu_errors(&work.join("restore.log"), &beside).or_else(last)
 }
 
 /// Removes the images of a started container: they contain its memory.

@@ -1,4 +1,4 @@
-//! What is checkpointed.
+//! The container that a checkpoint saves.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -21,7 +21,7 @@ mod newer;
 use self::architecture::architecture;
 
 /// Capacity of the cache: the default profile for several capability sets, and a few profiles of the machine.
-const KEPT: usize = 8;
+const CACHE_CAPACITY: usize = 8;
 /// Maximum instructions of a program (`BPF_MAXINSNS`).
 const MAX_INSTRUCTIONS: usize = 4096;
 /// libseccomp's binary tree: about ten comparisons per call instead of one for each call in the profile.
@@ -68,7 +68,7 @@ impl Filters {
         let program: Program = compiled.map_err(|_panicked| FilterError::Stopped)??.into();
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_front((key, program.clone()));
-        kept.truncate(KEPT);
+        kept.truncate(CACHE_CAPACITY);
         Ok(program)
     }
 

@@ -12,7 +12,7 @@ use tracing::warn;
 use super::item::Item;
 use crate::error::Error;
 use crate::lock::locked;
-use crate::records::forget;
+use crate::records::remove_record;
 
 /// The file and its contents.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Delivered {
         }
         state.last = number;
         let later = state.removed.split_off(&(number + 1));
-        std::mem::replace(&mut state.removed, later).values().for_each(|record| forget(record));
+        std::mem::replace(&mut state.removed, later).values().for_each(|record| remove_record(record));
         // Always the same length, so that it overwrites the previous number.
         if let Err(error) = self.file.write_all_at(format!("{number:020}").as_bytes(), 0) {
             warn!(%error, "cannot record the last delivered event; the next start replays events");

@@ -11,7 +11,7 @@ use oci_spec::runtime::Spec;
 
 use super::limits;
 use crate::records::{ContainerPhase, ContainerRecord, SandboxRecord};
-use crate::sandbox::{Live, Sandbox, namespaces};
+use crate::sandbox::{LiveShim, Sandbox, namespaces};
 
 /// A pod in the table.
 pub(crate) fn pod_now(sandbox: &Sandbox) -> PodSandbox {
@@ -19,7 +19,7 @@ pub(crate) fn pod_now(sandbox: &Sandbox) -> PodSandbox {
 }
 
 /// A pod, with or without a live shim.
-pub(crate) fn pod(record: &SandboxRecord, live: Option<&Live>) -> PodSandbox {
+pub(crate) fn pod(record: &SandboxRecord, live: Option<&LiveShim>) -> PodSandbox {
     let config = &record.config;
     let metadata = config.metadata.clone().unwrap_or_default();
     let linux = config.linux.as_ref();
@@ -44,7 +44,7 @@ pub(crate) fn pod(record: &SandboxRecord, live: Option<&Live>) -> PodSandbox {
 }
 
 /// The namespaces shared by a pod's containers, and their paths in /proc.
-pub(crate) fn namespaces_of(record: &SandboxRecord, live: &Live) -> Vec<LinuxNamespace> {
+pub(crate) fn namespaces_of(record: &SandboxRecord, live: &LiveShim) -> Vec<LinuxNamespace> {
     let at = |typ: &str, pid: i32, name: &str| LinuxNamespace {
         r#type: typ.to_owned(),
         path: format!("/proc/{pid}/ns/{name}"),

@@ -80,7 +80,7 @@ impl Records {
                 Some((number, at, subject)) => found.push(Removed { number, at, subject, file }),
                 // A later version can read it and replay the event.
                 None if std::fs::read(&file).is_ok_and(|record| later(&record).is_some()) => {}
-                None => forget(&file),
+                None => remove_record(&file),
             }
         }
         Ok(found)
@@ -88,7 +88,7 @@ impl Records {
 }
 
 /// Removes the record of a removed object after the delivery, or if it is unreadable.
-pub(crate) fn forget(file: &Path) {
+pub(crate) fn remove_record(file: &Path) {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             warn!(%error, file = %file.display(), "cannot remove the record of a removed object");
@@ -136,7 +136,7 @@ mod tests {
         assert!(!records.sandbox_dir("a").exists());
         let removed = Removed { number: 12, at: 7, subject: subject.clone(), file: file.clone() };
         assert_eq!(records.removed().expect("list"), [removed]);
-        forget(&file);
+        remove_record(&file);
         assert_eq!(records.removed().expect("list"), []);
         // Also after an incomplete removal.
         let file = records.move_removed(&subject, 13, 8).expect("move_removed");

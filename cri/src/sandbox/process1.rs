@@ -8,15 +8,15 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::{Live, Sandbox};
+use super::{LiveShim, Sandbox};
 use crate::pidfd;
 use crate::shim_client::Shim;
 
 /// Time for a shim to end on its own: it kills the pod's processes and reads their last output.
-const GRACE: Duration = Duration::from_secs(3);
+const EXIT_GRACE: Duration = Duration::from_secs(3);
 
 /// Ends the shim of a pod whose process 1 has ended. The task does not use the runtime, and ends with the shim.
-pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &Live) {
+pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
     let (pid, shim) = (live.init_pid, live.shim.clone());
     if pid == 0 || sandbox.is_process1_watched() {
         return;
@@ -25,11 +25,11 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &Live) {
     tokio::spawn(async move {
         tokio::select! {
             // Both arms only wait.
-            () = shim.died() => return,
+            () = shim.ended() => return,
             () = ended(pid, &shim) => {}
         }
         warn!(sandbox = id, pid, "process 1 of a pod has ended");
-        if timeout(GRACE, shim.died()).await.is_ok() {
+        if timeout(EXIT_GRACE, shim.ended()).await.is_ok() {
             return;
         }
         if let Err(error) = shim.kill_itself().await {

@@ -17,13 +17,13 @@ const IPC: [&str; 8] = [
 
 /// The namespaces that a pod owns.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Own {
+pub(crate) struct OwnNamespaces {
     pub(crate) network: bool,
     pub(crate) ipc: bool,
 }
 
 /// Refuses a sysctl that affects more than the pod.
-pub(crate) fn check(name: &str, own: Own) -> Result<(), String> {
+pub(crate) fn check(name: &str, own: OwnNamespaces) -> Result<(), String> {
     let path = path(name);
     let inside = !path.starts_with('/') && path.split('/').all(|part| !matches!(part, "" | "." | ".."));
     if !inside {
@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn sysctls_stay_in_the_pods_namespaces() {
-        let (all, none) = (Own { network: true, ipc: true }, Own { network: false, ipc: false });
+        let (all, none) =
+            (OwnNamespaces { network: true, ipc: true }, OwnNamespaces { network: false, ipc: false });
         for name in ["net.ipv4.ip_forward", "net/ipv4/ip_forward", "kernel.shmmax", "fs.mqueue.msg_max"] {
             assert!(check(name, all).is_ok(), "{name}");
             assert!(check(name, none).is_err(), "{name}");

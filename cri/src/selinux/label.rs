@@ -139,7 +139,7 @@ fn given(text: &str) -> Result<Option<String>, String> {
 pub(super) fn of_pod(defaults: &Defaults, requested: &RequestedLabel, own: Option<String>) -> Labels {
     let has_levels = defaults.process.level.is_some();
     let base = Labels { process: Some(defaults.process.clone()), mount: Some(defaults.file.clone()) };
-    over(
+    apply_request(
         &base,
         &RequestedLabel {
             level: requested.level.clone().or(own.filter(|_| has_levels)),
@@ -150,7 +150,7 @@ pub(super) fn of_pod(defaults: &Defaults, requested: &RequestedLabel, own: Optio
 
 /// The labels of a container: those of its pod, changed by its own request.
 pub(super) fn of_container(pod: &Labels, requested: &RequestedLabel, separation: Separation) -> Labels {
-    let labels = over(pod, requested);
+    let labels = apply_request(pod, requested);
     match separation {
         Separation { shares_with_node: true, .. } => Labels::default(),
         // The policy determines the label of a privileged container: spc_t, if the runtime itself has the expected type.
@@ -160,7 +160,7 @@ pub(super) fn of_container(pod: &Labels, requested: &RequestedLabel, separation:
 }
 
 /// Applies a request. Role and type are of the process; user and level are also of the files.
-fn over(base: &Labels, requested: &RequestedLabel) -> Labels {
+fn apply_request(base: &Labels, requested: &RequestedLabel) -> Labels {
     let mut labels = base.clone();
     if let Some(process) = &mut labels.process {
         set(&mut process.role, &requested.role);

@@ -15,7 +15,7 @@ const ATTRIBUTE: &str = "security.selinux";
 const DEPTH_MAX: usize = 200;
 
 /// Directories of the node that are never relabelled. The list is that of go-selinux, which all runtimes use.
-const NEVER: [&str; 24] = [
+const NEVER_RELABELLED: [&str; 24] = [
     "/",
     "/bin",
     "/boot",
@@ -61,7 +61,7 @@ pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
 fn is_the_nodes(path: &Path) -> bool {
     // `components` removes duplicate and trailing slashes.
     let clean: PathBuf = path.components().collect();
-    NEVER.iter().any(|never| clean == Path::new(never))
+    NEVER_RELABELLED.iter().any(|never| clean == Path::new(never))
         || std::env::var_os("HOME").is_some_and(|home| !home.is_empty() && clean == Path::new(&home))
 }
 

@@ -5,7 +5,7 @@ use coracle_proto::cri::runtime_service_server::RuntimeService;
 use futures::StreamExt as _;
 use tonic::{Request, Status};
 
-use super::transaction::{Answer, answer, attended, blocking, create, create_named, finish, within};
+use super::transaction::{Answer, answer, blocking, create, create_named, finish, run_cancellable, within};
 use crate::list_stream::Streamed;
 use crate::metrics;
 use crate::runtime::Runtime;
@@ -147,7 +147,7 @@ impl RuntimeService for Runtime {
 
     async fn exec_sync(&self, request: Request<cri::ExecSyncRequest>) -> Answer<cri::ExecSyncResponse> {
         let execs = self.execs.clone();
-        attended(|gone| async move { execs.exec_sync(request.into_inner(), gone).await }).await
+        run_cancellable(|gone| async move { execs.exec_sync(request.into_inner(), gone).await }).await
     }
 
     async fn exec(&self, request: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {

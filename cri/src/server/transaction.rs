@@ -129,7 +129,7 @@ pub(super) async fn within<T>(seconds: i64, call: impl Future<Output = Answer<T>
 }
 
 /// Runs a call in a task. The call gets a future that resolves when the caller disconnects; the call then ends itself.
-pub(super) async fn attended<T, F>(
+pub(super) async fn run_cancellable<T, F>(
     call: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>) -> F + Send,
 ) -> Answer<T>
 where

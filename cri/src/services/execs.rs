@@ -17,7 +17,7 @@ use crate::container::{Container, args};
 use crate::error::Error;
 use crate::records::Records;
 use crate::services::containers::{PROCESS_FILE, read_process};
-use crate::shim_client::{self, Begun, ErrorKind, ExecStdio, Started};
+use crate::shim_client::{self, ErrorKind, ExecStdio, StartResult, Started};
 use crate::tables::Tables;
 
 pub(crate) use output_memory::OutputMemory;
@@ -71,11 +71,11 @@ impl ExecService {
         let id = hex::encode(rand::random::<[u8; 8]>());
         let exit = sandbox.expect_exec(&id);
         let source = match shim.exec(&container.id, &id, &process, stdio).await {
-            Ok(Begun::Started(started)) => {
+            Ok(StartResult::Started(started)) => {
                 coracle_fault::point("exec.begun");
                 return Ok(Exec { id, started, exit });
             }
-            Ok(Begun::Late(late)) => {
+            Ok(StartResult::PendingStart(late)) => {
                 self.kill_late_answer(&container.id, id.clone(), late);
                 shim_client::Error::silent()
             }
@@ -107,7 +107,7 @@ impl ExecService {
     }
 
     /// Kills an exec whose shim answers after the timeout: its caller already got an error.
-    fn kill_late_answer(&self, container_id: &str, exec_id: String, late: shim_client::Late) {
+    fn kill_late_answer(&self, container_id: &str, exec_id: String, late: shim_client::PendingStart) {
         let Some(container) = self.tables.containers.get(container_id) else { return };
         let service = self.clone();
         tokio::spawn(async move {
@@ -149,7 +149,7 @@ impl ExecService {
     }
 
     /// Removes the entry of an exec without a waiting caller.
-    pub(crate) fn forget(&self, container: &Container, exec_id: &str) {
+    pub(crate) fn remove(&self, container: &Container, exec_id: &str) {
         if let Some(sandbox) = self.tables.sandboxes.get(&container.record.sandbox_id) {
             sandbox.forget_exec(exec_id);
         }

@@ -158,7 +158,7 @@ fn namespace(pod: Option<cri::PodSandboxConfig>) -> String {
 fn progress(reference: String) -> ProgressFn {
     Arc::new(move |progress| {
         let PullProgress { bytes_done, bytes_total, layers_done, layers_total } = progress;
-        tracing::debug!(reference, bytes_done, bytes_total, layers_done, layers_total, "pulling");
+        tracing::debug!(reference, bytes_done, bytes_total, layers_done, layers_total, "pulling an image");
     })
 }
 

@@ -1,5 +1,6 @@
 //! The sandbox service: run, stop, update, remove, list.
 
+mod check;
 mod first_process;
 mod remove;
 mod run;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use coracle_cni::Network;
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use self::run::check;
+pub(crate) use self::check::check;
 use crate::config::RuntimeConfig;
 use crate::services::containers::ContainerService;
 use crate::services::shared::{Machine, Objects, Transitions};

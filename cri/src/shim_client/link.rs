@@ -10,7 +10,7 @@ use prost::Message as _;
 use tokio::sync::{oneshot, watch};
 
 use super::error::Error;
-use super::socket::{LARGEST, Socket};
+use super::socket::{MAX_PACKET, Socket};
 
 type Answer = (reply::Result, Vec<OwnedFd>);
 
@@ -60,13 +60,13 @@ impl Link {
         let id = self.shared.register(sender)?;
         let request = shim::Request { call: Some(call) };
         let packet = shim::Packet { id, body: Some(packet::Body::Request(request)) }.encode_to_vec();
-        if packet.len() > LARGEST {
+        if packet.len() > MAX_PACKET {
             // The shim would read only the beginning, and close the connection.
-            self.shared.forget(id);
-            return Err(Error::too_large(packet.len(), LARGEST));
+            self.shared.take_call(id);
+            return Err(Error::too_large(packet.len(), MAX_PACKET));
         }
         if let Err(error) = self.shared.socket.send(&packet, &fds).await {
-            self.shared.forget(id);
+            self.shared.take_call(id);
             return Err(match error.raw_os_error() {
                 Some(libc::EMSGSIZE) => Error::invalid("send to the shim", &error),
                 _ => Error::gone(),
@@ -97,7 +97,7 @@ impl Shared {
         Ok(id)
     }
 
-    fn forget(&self, id: u64) -> Option<oneshot::Sender<Answer>> {
+    fn take_call(&self, id: u64) -> Option<oneshot::Sender<Answer>> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.calls.as_mut().and_then(|calls| calls.remove(&id))
     }
@@ -128,7 +128,7 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
         match packet.body {
             Some(packet::Body::Reply(shim::Reply { result })) => {
                 let result = result.unwrap_or_else(of_a_later_version);
-                if let Some(sender) = shared.forget(packet.id) {
+                if let Some(sender) = shared.take_call(packet.id) {
                     // The caller may have given up.
                     let _ = sender.send((result, fds));
                 }

@@ -86,7 +86,7 @@ impl Process {
     }
 
     /// Waits for the end of the process. Cancel safe.
-    pub(super) async fn died(&self) {
+    pub(super) async fn ended(&self) {
         let mut alive = self.alive.clone();
         let _ = alive.wait_for(|alive| !alive).await;
     }
@@ -94,12 +94,12 @@ impl Process {
     /// Whether the process has ended, or ends within a second: its socket closes a moment before its end.
     pub(super) async fn is_dying(&self) -> bool {
         let grace = std::time::Duration::from_secs(1);
-        tokio::time::timeout(grace, self.died()).await.is_ok()
+        tokio::time::timeout(grace, self.ended()).await.is_ok()
     }
 
     pub(super) async fn kill_and_reap(&self) {
         let _ended_meanwhile = pidfd::send(&self.pidfd, libc::SIGKILL);
-        self.died().await;
+        self.ended().await;
     }
 }
 

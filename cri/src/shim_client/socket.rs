@@ -21,7 +21,7 @@ use super::error::{Error, ErrorKind};
 const MAX_FDS: usize = 8;
 
 /// Maximum size of a packet in both directions. Messages are far smaller: large data is passed as a file.
-pub(super) const LARGEST: usize = 1 << 20;
+pub(super) const MAX_PACKET: usize = 1 << 20;
 
 /// Pause before the next connection attempt to a shim whose backlog is full.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -49,8 +49,8 @@ impl Socket {
         )
         .map_err(|errno| failed("create a socket for", errno))?;
         // A long list of layers can exceed the default size, and the maximum for unprivileged processes. On failure the default stays.
-        let _ = setsockopt(&fd, sockopt::SndBufForce, &LARGEST)
-            .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &LARGEST));
+        let _ = setsockopt(&fd, sockopt::SndBufForce, &MAX_PACKET)
+            .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &MAX_PACKET));
         // Through the directory's descriptor: the path of a Unix socket has at most 108 bytes.
         let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
         let dir = std::fs::File::open(parent).map_err(|error| failed("find", errno_of(&error)))?;
@@ -142,5 +142,5 @@ fn waiting(fd: &OwnedFd) -> std::io::Result<usize> {
     let mut slices = [IoSliceMut::new(&mut none)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
     let message = recvmsg::<()>(fd.as_raw_fd(), &mut slices, None, flags)?;
-    Ok(message.bytes.min(LARGEST))
+    Ok(message.bytes.min(MAX_PACKET))
 }

@@ -42,22 +42,22 @@ pub struct Started {
 
 /// The result of a start within the timeout.
 #[derive(Debug)]
-pub enum Begun {
+pub enum StartResult {
     /// The process runs.
     Started(Started),
     /// The shim has not answered within the timeout.
-    Late(Late),
+    PendingStart(PendingStart),
 }
 
 /// A late answer that may still arrive.
 #[derive(Debug)]
-pub struct Late(pub(super) JoinHandle<Result<Answer, Error>>);
+pub struct PendingStart(pub(super) JoinHandle<Result<Answer, Error>>);
 
 type Answer = (reply::Result, Vec<OwnedFd>);
 
-// === impl Late ===
+// === impl PendingStart ===
 
-impl Late {
+impl PendingStart {
     /// Waits for the answer as long as the shim lives.
     ///
     /// # Errors

@@ -10,15 +10,15 @@ use crate::container::Container;
 use crate::records::{ContainerPhase, ExitRecord};
 
 /// A transition that happened while no runtime was running.
-pub(crate) struct Missed {
+pub(crate) struct MissedTransition {
     pub(crate) at: i64,
     pub(crate) container: Arc<Container>,
     pub(crate) what: ContainerEventType,
 }
 
 /// Transitions from the recorded phase of a container to its current phase.
-pub(crate) fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec<Missed> {
-    let missed = |at, what| Missed { at, container: Arc::clone(container), what };
+pub(crate) fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec<MissedTransition> {
+    let missed = |at, what| MissedTransition { at, container: Arc::clone(container), what };
     let started = || missed(container.started_at(), ContainerStartedEvent);
     let stopped = |exit: &ExitRecord| missed(exit.finished_at, ContainerStoppedEvent);
     match (before, container.phase()) {

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::sandbox::Sandbox;
-use crate::shim_client::{self, Reached, Shim};
+use crate::shim_client::{self, ConnectResult, Shim};
 
 /// Pause before the first reconnect.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -64,7 +64,7 @@ pub(super) async fn reconnect(
         tokio::select! {
             // Both arms only wait.
             () = sleep(backoff.take()) => {}
-            () = shim.died() => return None,
+            () = shim.ended() => return None,
         }
         if sandbox.is_over() || is_ending() {
             return None;
@@ -86,8 +86,8 @@ pub(super) async fn reconnect(
 /// Waits for the answer of a silent shim as long as the shim lives.
 async fn connect(shim: &Shim) -> Result<(Shim, State), shim_client::Error> {
     match shim.reach_again().await? {
-        Reached::Answers(shim, state) => Ok((shim, state)),
-        Reached::Silent(shim) => {
+        ConnectResult::Answers(shim, state) => Ok((shim, state)),
+        ConnectResult::Silent(shim) => {
             let state = shim.hello().await?;
             Ok((shim, state))
         }

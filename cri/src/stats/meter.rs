@@ -10,7 +10,7 @@ use crate::clock::now;
 use crate::lock::locked;
 
 /// Minimum time between two readings of a rate, in nanoseconds: `crictl stats` reads twice, a second apart.
-const SHORTEST: i64 = 500_000_000;
+const MIN_INTERVAL: i64 = 500_000_000;
 /// A disk count is reused for this many times its own duration, so that counting takes at most 2% of a CPU with any number
 /// of requests.
 const REUSE_FACTOR: u32 = 50;
@@ -82,7 +82,7 @@ impl Meter {
 impl Rate {
     fn note(&mut self, now: Reading, began: i64) -> Option<u64> {
         let base = match self.newer.filter(|newer| newer.used <= now.used) {
-            Some(newer) if now.at - newer.at < SHORTEST => self.older?,
+            Some(newer) if now.at - newer.at < MIN_INTERVAL => self.older?,
             newer => {
                 let base = newer.unwrap_or(Reading { at: began, used: 0 });
                 (self.older, self.newer) = (Some(base), Some(now));

@@ -15,7 +15,7 @@ use crate::services::execs::{Exec, ExecService, StartTask, exit_code, shim_lost}
 use crate::shim_client::ExecStdio;
 
 /// Maximum messages of a client that are kept until its command starts.
-const EARLY: usize = 16;
+const MAX_EARLY_MESSAGES: usize = 16;
 
 /// A command that has not started. If this is dropped before the start, the command is killed when it starts: its client
 /// has disconnected.
@@ -87,7 +87,7 @@ async fn exec_until_end(
     // The shim does not drop an exec's client: the pipes belong to this exec alone.
     match session.pump(exit, async { false }).await {
         End::ClientGone | End::TooSlow => {
-            execs.forget(&container, &id);
+            execs.remove(&container, &id);
             Ok(None)
         }
         End::Command(None) => Err(shim_lost(&container)),
@@ -138,7 +138,7 @@ impl Drop for Starting {
 
 /// Returns when the client has disconnected. Keeps its messages until then, up to a limit.
 async fn client_gone(input: &mut mpsc::Receiver<Input>, early: &mut Vec<Input>) {
-    while early.len() < EARLY {
+    while early.len() < MAX_EARLY_MESSAGES {
         match input.recv().await {
             Some(message) => early.push(message),
             None => return,

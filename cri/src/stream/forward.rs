@@ -19,7 +19,7 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Messages from a pod's port.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Back {
+pub(super) enum PortMessage {
     Data(Bytes),
     /// The pod closed its sending side.
     End,
@@ -36,7 +36,7 @@ pub(super) struct Forward<K> {
     pub(super) port: u16,
     /// Identifies the connection in the channel.
     pub(super) key: K,
-    pub(super) back: mpsc::Sender<(K, Back)>,
+    pub(super) back: mpsc::Sender<(K, PortMessage)>,
     /// Permit of the client's connection limit, if there is a limit.
     pub(super) _permit: Option<OwnedSemaphorePermit>,
 }
@@ -50,9 +50,9 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
         let tables = Arc::clone(tables);
         tokio::spawn(async move {
             if let Err(error) = self.run(&tables, receiver).await {
-                self.send(Back::Failed(format!("port {}: {}", self.port, error.chain()))).await;
+                self.send(PortMessage::Failed(format!("port {}: {}", self.port, error.chain()))).await;
             }
-            self.send(Back::Closed).await;
+            self.send(PortMessage::Closed).await;
         });
         sender
     }
@@ -66,10 +66,10 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
             loop {
                 buffer.reserve(READ_SIZE);
                 if from_pod.read_buf(&mut buffer).await.map_err(broken)? == 0 {
-                    self.send(Back::End).await;
+                    self.send(PortMessage::End).await;
                     return Ok(());
                 }
-                if !self.send(Back::Data(buffer.split().freeze())).await {
+                if !self.send(PortMessage::Data(buffer.split().freeze())).await {
                     return Ok(());
                 }
             }
@@ -103,7 +103,7 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
     }
 
     /// Sends a message. False if the client is gone.
-    async fn send(&self, message: Back) -> bool {
+    async fn send(&self, message: PortMessage) -> bool {
         self.back.send((self.key, message)).await.is_ok()
     }
 }

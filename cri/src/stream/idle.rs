@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 #[derive(Debug)]
 pub(crate) struct Watched<I> {
     io: I,
-    moves: Arc<Moves>,
+    activity: Arc<Activity>,
     expired: [Pin<Box<WaitForCancellationFutureOwned>>; 2],
 }
 
@@ -27,12 +27,12 @@ pub(super) type Connection = Watched<TokioIo<Upgraded>>;
 /// The timer of a connection.
 #[derive(Debug)]
 pub(super) struct Idle {
-    moves: Arc<Moves>,
+    activity: Arc<Activity>,
     over: CancellationToken,
 }
 
 #[derive(Debug)]
-struct Moves {
+struct Activity {
     begun: Instant,
     /// Time of the last traffic, in milliseconds after `begun`.
     last: AtomicU64,
@@ -44,10 +44,10 @@ const WRITER: usize = 1;
 
 /// Adds an idle limit to a connection.
 pub(super) fn watch<I>(io: I) -> (Watched<I>, Idle) {
-    let moves = Arc::new(Moves { begun: Instant::now(), last: AtomicU64::new(0) });
+    let activity = Arc::new(Activity { begun: Instant::now(), last: AtomicU64::new(0) });
     let over = CancellationToken::new();
     let expired = [(); 2].map(|()| Box::pin(over.clone().cancelled_owned()));
-    (Watched { io, moves: moves.clone(), expired }, Idle { moves, over })
+    (Watched { io, activity: activity.clone(), expired }, Idle { activity, over })
 }
 
 // === impl Idle ===
@@ -58,7 +58,9 @@ impl Idle {
     pub(super) async fn expired(self, limit: Option<Duration>) {
         let Some(limit) = limit else { return std::future::pending().await };
         loop {
-            let Some(due) = self.moves.last().checked_add(limit) else { return std::future::pending().await };
+            let Some(due) = self.activity.last().checked_add(limit) else {
+                return std::future::pending().await;
+            };
             if Instant::now() >= due {
                 return self.over.cancel();
             }
@@ -67,9 +69,9 @@ impl Idle {
     }
 }
 
-// === impl Moves ===
+// === impl Activity ===
 
-impl Moves {
+impl Activity {
     fn note(&self) {
         let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Ordering::Relaxed);
@@ -94,7 +96,7 @@ impl<I> Watched<I> {
             return Poll::Ready(Err(ErrorKind::TimedOut.into()));
         }
         if result.is_ready() {
-            self.moves.note();
+            self.activity.note();
         }
         result
     }

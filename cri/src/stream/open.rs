@@ -3,8 +3,8 @@
 use coracle_proto::cri;
 
 use super::StreamService;
-use super::token::Ticket;
-use super::websocket::MOST_PORTS;
+use super::token::StreamRequest;
+use super::websocket::MAX_PORTS;
 use crate::error::Error;
 
 impl StreamService {
@@ -20,7 +20,7 @@ impl StreamService {
         if !request.stdin && !request.stdout && !request.stderr {
             return Err(Error::invalid("stdin, stdout, stderr", "at least one must be true"));
         }
-        Ok(cri::ExecResponse { url: self.url_for(Ticket::Exec(request)) })
+        Ok(cri::ExecResponse { url: self.url_for(StreamRequest::Exec(request)) })
     }
 
     /// URL for an attach stream.
@@ -32,7 +32,7 @@ impl StreamService {
         if !request.stdin && !request.stdout && !request.stderr {
             return Err(Error::invalid("stdin, stdout, stderr", "at least one must be true"));
         }
-        Ok(cri::AttachResponse { url: self.url_for(Ticket::Attach(request)) })
+        Ok(cri::AttachResponse { url: self.url_for(StreamRequest::Attach(request)) })
     }
 
     /// URL for a port-forward stream.
@@ -43,10 +43,10 @@ impl StreamService {
         let id = &request.pod_sandbox_id;
         self.tables.sandbox(id)?.shim()?;
         check_ports(&request.port).map_err(|why| Error::invalid("port", why))?;
-        Ok(cri::PortForwardResponse { url: self.url_for(Ticket::PortForward(request)) })
+        Ok(cri::PortForwardResponse { url: self.url_for(StreamRequest::PortForward(request)) })
     }
 
-    fn url_for(&self, ticket: Ticket) -> String {
+    fn url_for(&self, ticket: StreamRequest) -> String {
         let verb = ticket.verb();
         format!("{}/{verb}/{}", self.url, self.tokens.issue(ticket))
     }
@@ -54,8 +54,8 @@ impl StreamService {
 
 /// Refuses invalid port numbers, and more ports than channels.
 fn check_ports(ports: &[i32]) -> Result<(), String> {
-    if ports.len() > MOST_PORTS {
-        return Err(format!("has {} ports; the maximum is {MOST_PORTS}", ports.len()));
+    if ports.len() > MAX_PORTS {
+        return Err(format!("has {} ports; the maximum is {MAX_PORTS}", ports.len()));
     }
     match ports.iter().find(|port| !(1..=65_535).contains(*port)) {
         Some(port) => Err(format!("{port} is not a port number")),
@@ -65,14 +65,14 @@ fn check_ports(ports: &[i32]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MOST_PORTS, check_ports};
+    use super::{MAX_PORTS, check_ports};
 
     #[test]
     fn invalid_and_too_many_ports_are_refused() {
         assert_eq!(check_ports(&[]), Ok(()));
         assert_eq!(check_ports(&[1, 65_535]), Ok(()));
-        assert_eq!(check_ports(&vec![80; MOST_PORTS]), Ok(()));
-        for wrong in [&[80, 0][..], &[-1], &[65_536], &vec![80; MOST_PORTS + 1]] {
+        assert_eq!(check_ports(&vec![80; MAX_PORTS]), Ok(()));
+        for wrong in [&[80, 0][..], &[-1], &[65_536], &vec![80; MAX_PORTS + 1]] {
             assert!(check_ports(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -10,21 +10,21 @@ use tracing::debug;
 
 use super::client::{self, Client, Input, Output};
 use super::spdy::{Event, Session, Writer, header};
-use super::token::Ticket;
+use super::token::StreamRequest;
 
 /// Timeout for the client to open all of its streams.
 const OPEN_TIME: Duration = Duration::from_secs(30);
 const BACKLOG: usize = 16;
 /// Maximum bytes that a client may send before all streams are open. Real clients open them first.
-const EARLY: usize = 1 << 20;
-const EARLY_EVENTS: usize = 1024;
+const MAX_EARLY_BYTES: usize = 1 << 20;
+const MAX_EARLY_EVENTS: usize = 1024;
 
 /// The streams that a client will open in addition to the error stream.
-pub(super) fn expected_streams(ticket: &Ticket) -> Vec<&'static str> {
+pub(super) fn expected_streams(ticket: &StreamRequest) -> Vec<&'static str> {
     let (stdin, stdout, stderr, terminal) = match ticket {
-        Ticket::Exec(request) => (request.stdin, request.stdout, request.stderr, request.tty),
-        Ticket::Attach(request) => (request.stdin, request.stdout, request.stderr, request.tty),
-        Ticket::PortForward(_) => (false, false, false, false),
+        StreamRequest::Exec(request) => (request.stdin, request.stdout, request.stderr, request.tty),
+        StreamRequest::Attach(request) => (request.stdin, request.stdout, request.stderr, request.tty),
+        StreamRequest::PortForward(_) => (false, false, false, false),
     };
     // A terminal has a size, and one common output.
     [("stdin", stdin), ("stdout", stdout), ("stderr", stderr && !terminal), ("resize", terminal)]
@@ -97,7 +97,7 @@ async fn open(session: &mut Session, wanted: &[&str], early: &mut Vec<Event>) ->
                 early.push(other);
             }
         }
-        if kept > EARLY || early.len() > EARLY_EVENTS {
+        if kept > MAX_EARLY_BYTES || early.len() > MAX_EARLY_EVENTS {
             debug!("closed a SPDY connection: too much data before all streams were open");
             return None;
         }
@@ -209,7 +209,7 @@ mod tests {
             tty: true,
             ..Default::default()
         };
-        let wanted = expected_streams(&Ticket::Exec(request));
+        let wanted = expected_streams(&StreamRequest::Exec(request));
         assert_eq!(wanted, ["stdin", "stdout", "resize"]);
         let mut opened = Opened::default();
         for (kind, id) in [("error", 1), ("stdin", 3), ("stdout", 5)] {

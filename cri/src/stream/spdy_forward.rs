@@ -8,7 +8,7 @@ use bytes::Bytes;
 use coracle_proto::cri;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::forward::{Back, Forward};
+use super::forward::{Forward, PortMessage};
 use super::spdy::{Event, Session, Writer, header};
 use crate::tables::Tables;
 
@@ -76,15 +76,15 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequ
     }
 }
 
-async fn answer(writer: &Writer, (data, error): Pair, what: Back) {
+async fn answer(writer: &Writer, (data, error): Pair, what: PortMessage) {
     match what {
-        Back::Data(bytes) => writer.data(data, bytes).await,
-        Back::End => writer.finish(data).await,
-        Back::Failed(text) => {
+        PortMessage::Data(bytes) => writer.data(data, bytes).await,
+        PortMessage::End => writer.finish(data).await,
+        PortMessage::Failed(text) => {
             writer.data(error, Bytes::from(text)).await;
             writer.reset(data).await
         }
-        Back::Closed => writer.finish(error).await,
+        PortMessage::Closed => writer.finish(error).await,
     };
 }
 

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use crate::lock::locked;
 
 /// Validity of a token.
-const LIFE: Duration = Duration::from_secs(60);
+const TOKEN_VALIDITY: Duration = Duration::from_secs(60);
 
 /// The request that a token stands for.
 #[derive(Debug, Clone)]
-pub(crate) enum Ticket {
+pub(crate) enum StreamRequest {
     /// Run a command.
     Exec(cri::ExecRequest),
     /// Attach to the container's first process.
@@ -26,12 +26,12 @@ pub(crate) enum Ticket {
 /// The issued tokens. Expired ones are removed when a new one is issued, without a timer.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
-    tickets: Mutex<HashMap<String, (Instant, Ticket)>>,
+    tickets: Mutex<HashMap<String, (Instant, StreamRequest)>>,
 }
 
-// === impl Ticket ===
+// === impl StreamRequest ===
 
-impl Ticket {
+impl StreamRequest {
     /// The first component of the URL's path.
     pub(crate) fn verb(&self) -> &'static str {
         match self {
@@ -46,23 +46,23 @@ impl Ticket {
 
 impl Tokens {
     /// Issues a token.
-    pub(crate) fn issue(&self, ticket: Ticket) -> String {
+    pub(crate) fn issue(&self, ticket: StreamRequest) -> String {
         let token = hex::encode(rand::random::<[u8; 16]>());
         let now = Instant::now();
         let mut tickets = locked(&self.tickets);
-        tickets.retain(|_, (given, _)| now.duration_since(*given) < LIFE);
+        tickets.retain(|_, (given, _)| now.duration_since(*given) < TOKEN_VALIDITY);
         tickets.insert(token.clone(), (now, ticket));
         token
     }
 
     /// Redeems a token, if it is valid for this verb.
-    pub(crate) fn take(&self, verb: &str, token: &str) -> Option<Ticket> {
+    pub(crate) fn take(&self, verb: &str, token: &str) -> Option<StreamRequest> {
         let mut tickets = locked(&self.tickets);
         if tickets.get(token).is_none_or(|(_, ticket)| ticket.verb() != verb) {
             return None;
         }
         let (given, ticket) = tickets.remove(token)?;
-        (given.elapsed() < LIFE).then_some(ticket)
+        (given.elapsed() < TOKEN_VALIDITY).then_some(ticket)
     }
 }
 
@@ -73,12 +73,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_token_is_valid_once_for_a_minute_and_its_verb() {
         let tokens = Tokens::default();
-        let token = tokens.issue(Ticket::Attach(cri::AttachRequest::default()));
+        let token = tokens.issue(StreamRequest::Attach(cri::AttachRequest::default()));
         assert!(tokens.take("exec", &token).is_none());
         assert!(tokens.take("attach", &token).is_some());
         assert!(tokens.take("attach", &token).is_none());
-        let token = tokens.issue(Ticket::Attach(cri::AttachRequest::default()));
-        tokio::time::advance(LIFE).await;
+        let token = tokens.issue(StreamRequest::Attach(cri::AttachRequest::default()));
+        tokio::time::advance(TOKEN_VALIDITY).await;
         assert!(tokens.take("attach", &token).is_none());
     }
 }

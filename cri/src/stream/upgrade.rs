@@ -9,7 +9,7 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::Full;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
-use super::token::Ticket;
+use super::token::StreamRequest;
 
 const SPDY: &str = "SPDY/3.1";
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
@@ -63,8 +63,8 @@ pub(super) enum Transport {
 }
 
 /// Negotiates with a client, or returns the reason of the refusal.
-pub(super) fn negotiate(headers: &HeaderMap, ticket: &Ticket) -> Result<Transport, &'static str> {
-    let forward = matches!(ticket, Ticket::PortForward(_));
+pub(super) fn negotiate(headers: &HeaderMap, ticket: &StreamRequest) -> Result<Transport, &'static str> {
+    let forward = matches!(ticket, StreamRequest::PortForward(_));
     let upgrade = list(headers, &UPGRADE);
     if upgrade.iter().any(|name| name.eq_ignore_ascii_case("websocket")) {
         let key = headers.get(SEC_WEBSOCKET_KEY).ok_or("the WebSocket key is missing")?;
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn each_client_gets_the_best_offered_protocol() {
-        let exec = Ticket::Exec(cri::ExecRequest::default());
-        let forward = Ticket::PortForward(cri::PortForwardRequest::default());
+        let exec = StreamRequest::Exec(cri::ExecRequest::default());
+        let forward = StreamRequest::PortForward(cri::PortForwardRequest::default());
         let websocket = |protocols: &str| {
             headers(&[
                 ("upgrade", "websocket"),

@@ -23,7 +23,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 use super::client::{self, Client, Input, Output};
-use super::forward::{Back, Forward};
+use super::forward::{Forward, PortMessage};
 use super::idle::Connection;
 use super::upgrade::Codec;
 use crate::tables::Tables;
@@ -159,7 +159,7 @@ fn on(channel: u8, bytes: &[u8]) -> Bytes {
 }
 
 /// Maximum forwarded ports of one connection: each needs two channels, and a channel is one byte.
-pub(crate) const MOST_PORTS: usize = 128;
+pub(crate) const MAX_PORTS: usize = 128;
 
 /// Forwards the requested ports, which were validated. Port n has channels 2n (data) and 2n + 1 (errors). Each channel begins
 /// with the port number as two bytes, little-endian.
@@ -167,7 +167,7 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardReque
     let (mut sink, mut source) = socket.split();
     let (back, mut answers) = mpsc::channel(BACKLOG);
     let mut inputs = Vec::new();
-    let ports = request.port.iter().take(MOST_PORTS).filter_map(|port| u16::try_from(*port).ok());
+    let ports = request.port.iter().take(MAX_PORTS).filter_map(|port| u16::try_from(*port).ok());
     for (channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
         for channel in [channel, channel + 1] {
             if sink.send(Message::Binary(on(channel, &port.to_le_bytes()))).await.is_err() {
@@ -182,9 +182,9 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardReque
     let sending = async {
         while let Some((channel, what)) = answers.recv().await {
             let message = match what {
-                Back::Data(bytes) => on(channel, &bytes),
-                Back::Failed(text) => on(channel + 1, text.as_bytes()),
-                Back::End | Back::Closed => continue,
+                PortMessage::Data(bytes) => on(channel, &bytes),
+                PortMessage::Failed(text) => on(channel + 1, text.as_bytes()),
+                PortMessage::End | PortMessage::Closed => continue,
             };
             if sink.send(Message::Binary(message)).await.is_err() {
                 return;

@@ -8,7 +8,7 @@ use rustix::fs::FileType;
 use crate::walk::walk;
 
 /// The number of parts that make one whole file. Each name of a file counts an equal share of them.
-const WHOLE: u128 = 1 << 60;
+const PARTS_PER_FILE: u128 = 1 << 60;
 
 /// Bytes and inodes below a directory. A file with several names counts once: each name counts an equal part of the
 /// file. So no inode numbers have to be kept in memory; there may be millions. If some names of a file are outside the
@@ -23,17 +23,17 @@ pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
         // The link count of a directory grows with its subdirectories; it still has only one name.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let names = if is_directory { 1 } else { u128::from(stat.st_nlink).max(1) };
-        let part = WHOLE / names;
+        let part = PARTS_PER_FILE / names;
         inodes += part;
         bytes += u128::try_from(stat.st_blocks).unwrap_or_default() * 512 * part;
     })?;
     Ok((whole(bytes), whole(inodes)))
 }
 
-/// Converts parts to whole units, rounded to the nearest: `WHOLE / names` rounds down, so the parts of one file may add up
-/// to slightly less than [`WHOLE`].
+/// Converts parts to whole units, rounded to the nearest: `PARTS_PER_FILE / names` rounds down, so the parts of one file
+/// may add up to slightly less than [`PARTS_PER_FILE`].
 fn whole(parts: u128) -> u64 {
-    u64::try_from((parts + WHOLE / 2) / WHOLE).unwrap_or(u64::MAX)
+    u64::try_from((parts + PARTS_PER_FILE / 2) / PARTS_PER_FILE).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use coracle_services::Endpoint;
 use hickory_proto::rr::Name;
 
-/// What a name of the zone stands for.
+/// The meaning of a name in the zone.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Owner<'a> {
     /// The domain itself.

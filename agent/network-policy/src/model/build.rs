@@ -6,7 +6,7 @@ use super::selection::{Scope, Selection};
 use super::{DIRECTIONS, Model};
 use crate::blocks::ranges;
 use crate::facts::NODES;
-use crate::program::{Chain, Line, Lines, Ports, Set, Then};
+use crate::program::{Chain, Line, Lines, Ports, Set, RuleAction};
 use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, Rule, Rules, Tier};
 
 /// The objects of a policy in the table.
@@ -19,7 +19,7 @@ pub(super) struct Built {
 
 /// A rule of a policy.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct RulePosition<'a> {
     policy: u64,
     namespace: &'a str,
     tier: Tier,
@@ -37,7 +37,7 @@ impl Model {
             let Some(all) = rules.of_direction(direction) else { continue };
             let mut lines = Vec::new();
             for (position, rule) in all.iter().enumerate() {
-                let place = Place { policy, namespace, tier, subject: &rules.subject, direction, position };
+                let place = RulePosition { policy, namespace, tier, subject: &rules.subject, direction, position };
                 lines.extend(self.rule(&mut built, place, rule));
             }
             self.chain(&mut built, Chain::Policy(policy, direction), Lines { tier, direction, lines });
@@ -57,13 +57,13 @@ impl Model {
         built.chains.push(chain);
     }
 
-    fn rule(&mut self, built: &mut Built, place: Place<'_>, rule: &Rule) -> Vec<Line> {
+    fn rule(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Line> {
         let peers = self.peers(built, place, rule);
         let line = |peer, ports, then| Line { peer, ports, then };
         let then = match rule.action {
-            Action::Allow => Then::Accept,
-            Action::Deny => Then::Drop,
-            Action::Pass => Then::Pass,
+            Action::Allow => RuleAction::Accept,
+            Action::Deny => RuleAction::Drop,
+            Action::Pass => RuleAction::Pass,
         };
         let Some(ports) = &rule.ports else {
             return peers.into_iter().map(|peer| line(peer, None, then)).collect();
@@ -76,7 +76,7 @@ impl Model {
                 let of_rule = Chain::Ports(place.policy, place.direction, place.position);
                 let lines = conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect();
                 self.chain(built, of_rule, Lines { tier: place.tier, direction: place.direction, lines });
-                peers.iter().map(|peer| line(*peer, None, Then::Jump(of_rule))).collect()
+                peers.iter().map(|peer| line(*peer, None, RuleAction::Jump(of_rule))).collect()
             }
         };
         if place.direction == Direction::Egress {
@@ -87,7 +87,7 @@ impl Model {
     }
 
     /// The sets of the rule's peers. `None` in the list: all peers.
-    fn peers(&mut self, built: &mut Built, place: Place<'_>, rule: &Rule) -> Vec<Option<Set>> {
+    fn peers(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Option<Set>> {
         let Some(peers) = &rule.peers else { return vec![None] };
         let mut sets = Vec::new();
         for peer in &peers.pods {
@@ -108,7 +108,7 @@ impl Model {
 
     /// Conditions on the ports of a rule. A named port is a port of the receiving pod: for ingress, of the pods
     /// that the policy selects.
-    fn conditions(&mut self, built: &mut Built, place: Place<'_>, list: &PortList) -> Vec<Ports> {
+    fn conditions(&mut self, built: &mut Built, place: RulePosition<'_>, list: &PortList) -> Vec<Ports> {
         let mut conditions: Vec<Ports> = list.protocols.iter().copied().map(Ports::Protocol).collect();
         if !list.single.is_empty() {
             conditions.push(Ports::Single(list.single.clone()));
@@ -131,7 +131,7 @@ impl Model {
     fn named_of_peers(
         &mut self,
         built: &mut Built,
-        place: Place<'_>,
+        place: RulePosition<'_>,
         rule: &Rule,
         list: &PortList,
     ) -> Vec<Set> {
@@ -149,7 +149,7 @@ impl Model {
     fn selected(
         &mut self,
         built: &mut Built,
-        place: Place<'_>,
+        place: RulePosition<'_>,
         peer: &PodPeer,
         port: Option<&NamedPort>,
     ) -> u64 {

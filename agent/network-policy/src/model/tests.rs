@@ -64,7 +64,7 @@ impl Kernel {
         let groups = self.elements.values().flatten();
         groups.for_each(|group| assert!(self.chains.contains_key(&Chain::Group(*group))));
         for line in self.chains.values().flat_map(|lines| &lines.lines) {
-            if let Then::Jump(chain) = line.then {
+            if let RuleAction::Jump(chain) = line.then {
                 assert!(self.chains.contains_key(&chain), "{chain:?} is absent");
             }
             let named = match line.ports {
@@ -89,22 +89,22 @@ impl Kernel {
             };
             // The first base chain: an accepted packet has a mark, and a passed one has not.
             match dispatch(Tier::Admin) {
-                Some(Then::Drop) => return false,
-                Some(Then::Accept) => return true,
+                Some(RuleAction::Drop) => return false,
+                Some(RuleAction::Accept) => return true,
                 _ => {}
             }
             if self.has(Set::Itself(direction, is_ipv4), element(packet.from).address(packet.to)) {
                 return true;
             }
-            dispatch(Tier::Namespaced).or_else(|| dispatch(Tier::Baseline)) != Some(Then::Drop)
+            dispatch(Tier::Namespaced).or_else(|| dispatch(Tier::Baseline)) != Some(RuleAction::Drop)
         })
     }
 
     /// The verdict of a chain. `None`: it returns.
-    fn chain(&self, chain: Chain, packet: Packet) -> Option<Then> {
+    fn chain(&self, chain: Chain, packet: Packet) -> Option<RuleAction> {
         let Lines { direction, lines, .. } = &self.chains[&chain];
         lines.iter().filter(|line| self.matches(line, *direction, packet)).find_map(|line| match line.then {
-            Then::Jump(chain) => self.chain(chain, packet),
+            RuleAction::Jump(chain) => self.chain(chain, packet),
             verdict => Some(verdict),
         })
     }

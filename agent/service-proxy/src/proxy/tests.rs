@@ -54,7 +54,7 @@ impl Kernel {
                         "{chain} does not exist"
                     );
                 }
-                Entry::OneOf(targets) => assert!((1..=layout::SHARED_MAX).contains(&targets.len())),
+                Entry::OneOf(targets) => assert!((1..=crate::program::SHARED_MAX).contains(&targets.len())),
                 Entry::Verdict(other) => panic!("{other:?}"),
             }
         }
@@ -294,12 +294,12 @@ proptest! {
                 Some(spec) => drop(services.insert(number, spec)),
                 None => drop(services.remove(&number)),
             }
-            let difference = proxy.learn([state]);
+            let difference = proxy.record([state]);
             kernel.apply(&proxy, difference);
         }
         let (mut fresh, mut anew) = (self::proxy(), Kernel::default());
         let all: Vec<State> = services.iter().map(|(number, spec)| spec.state(key(*number))).collect();
-        let difference = fresh.learn(all.clone());
+        let difference = fresh.record(all.clone());
         anew.apply(&fresh, difference);
         prop_assert_eq!(&kernel, &anew);
         let mut targets = BTreeMap::new();
@@ -317,7 +317,7 @@ proptest! {
             }
         }
         let ended: Vec<State> = services.keys().map(|number| (key(*number), None)).collect();
-        let difference = proxy.learn(ended);
+        let difference = proxy.record(ended);
         kernel.apply(&proxy, difference);
         prop_assert_eq!(kernel, Kernel::default());
     }

@@ -21,12 +21,16 @@ fn image(id: &str, used_ago: i64, layers: &[(&str, u64)]) -> Image {
     }
 }
 
-fn planned(policy: &ImageGcPolicy, need: Need, images: &[Image]) -> (Vec<(String, u64)>, Option<Duration>) {
+fn planned(
+    policy: &ImageGcPolicy,
+    need: SpaceToFree,
+    images: &[Image],
+) -> (Vec<(String, u64)>, Option<Duration>) {
     let plan = plan(policy, need, images, at(0));
     (plan.removals.into_iter().map(|removal| (removal.id, removal.bytes)).collect(), plan.again)
 }
 
-fn chosen(need: Need, images: &[Image]) -> Vec<(String, u64)> {
+fn chosen(need: SpaceToFree, images: &[Image]) -> Vec<(String, u64)> {
     planned(&ImageGcPolicy::default(), need, images).0
 }
 
@@ -41,13 +45,13 @@ fn from_the_high_threshold_on_space_is_freed_to_the_low_one() {
         let disk = Disk { capacity: 1000, available, inodes: 100, inodes_free: 50 };
         need(&policy, &disk, no_room)
     };
-    assert_eq!(of(1000, false), Need::Nothing);
-    assert_eq!(of(160, false), Need::Nothing);
+    assert_eq!(of(1000, false), SpaceToFree::Nothing);
+    assert_eq!(of(160, false), SpaceToFree::Nothing);
     // 15.9 % free are 85 % in use: the kubelet rounds the free space down.
-    assert_eq!(of(159, false), Need::Bytes(41));
-    assert_eq!(of(150, false), Need::Bytes(50));
-    assert_eq!(of(0, false), Need::Bytes(200));
-    assert_eq!(of(2000, false), Need::Nothing);
+    assert_eq!(of(159, false), SpaceToFree::Bytes(41));
+    assert_eq!(of(150, false), SpaceToFree::Bytes(50));
+    assert_eq!(of(0, false), SpaceToFree::Bytes(200));
+    assert_eq!(of(2000, false), SpaceToFree::Nothing);
 }
 
 #[test]
@@ -57,21 +61,21 @@ fn a_pull_without_space_frees_twice_the_available_space() {
         need(policy, &disk, true)
     };
     let policy = ImageGcPolicy::default();
-    assert_eq!(of(300, &policy), Need::Bytes(300));
-    assert_eq!(of(10, &policy), Need::Bytes(190));
-    assert_eq!(of(700, &policy), Need::Bytes(300));
-    assert_eq!(of(1000, &policy), Need::Nothing);
-    assert_eq!(of(10, &ImageGcPolicy { high_threshold: 100, ..policy }), Need::Nothing);
+    assert_eq!(of(300, &policy), SpaceToFree::Bytes(300));
+    assert_eq!(of(10, &policy), SpaceToFree::Bytes(190));
+    assert_eq!(of(700, &policy), SpaceToFree::Bytes(300));
+    assert_eq!(of(1000, &policy), SpaceToFree::Nothing);
+    assert_eq!(of(10, &ImageGcPolicy { high_threshold: 100, ..policy }), SpaceToFree::Nothing);
 }
 
 #[test]
 fn a_lack_of_inodes_removes_all_removable_images() {
     let disk = Disk { capacity: 1000, available: 900, inodes: 100, inodes_free: 4 };
     let policy = ImageGcPolicy::default();
-    assert_eq!(need(&policy, &disk, false), Need::All);
-    assert_eq!(need(&policy, &Disk { inodes_free: 5, ..disk }, false), Need::Nothing);
+    assert_eq!(need(&policy, &disk, false), SpaceToFree::All);
+    assert_eq!(need(&policy, &Disk { inodes_free: 5, ..disk }, false), SpaceToFree::Nothing);
     let images = [image("a", HOUR, &[("a", 1)]), Image { pinned: true, ..image("b", HOUR, &[("b", 1)]) }];
-    assert_eq!(chosen(Need::All, &images), pairs(&[("a", 1)]));
+    assert_eq!(chosen(SpaceToFree::All, &images), pairs(&[("a", 1)]));
 }
 
 #[test]
@@ -81,18 +85,18 @@ fn the_least_recently_used_go_first_and_no_more_than_needed() {
         image("oldest", 9 * HOUR, &[("oldest", 100)]),
         image("old", 5 * HOUR, &[("old", 100)]),
     ];
-    assert_eq!(chosen(Need::Bytes(1), &images), pairs(&[("oldest", 100)]));
-    assert_eq!(chosen(Need::Bytes(100), &images), pairs(&[("oldest", 100)]));
-    assert_eq!(chosen(Need::Bytes(101), &images), pairs(&[("oldest", 100), ("old", 100)]));
-    assert_eq!(chosen(Need::Bytes(900), &images).len(), 3);
-    assert_eq!(chosen(Need::Nothing, &images), []);
+    assert_eq!(chosen(SpaceToFree::Bytes(1), &images), pairs(&[("oldest", 100)]));
+    assert_eq!(chosen(SpaceToFree::Bytes(100), &images), pairs(&[("oldest", 100)]));
+    assert_eq!(chosen(SpaceToFree::Bytes(101), &images), pairs(&[("oldest", 100), ("old", 100)]));
+    assert_eq!(chosen(SpaceToFree::Bytes(900), &images).len(), 3);
+    assert_eq!(chosen(SpaceToFree::Nothing, &images), []);
 }
 
 #[test]
 fn equally_used_go_by_when_they_came() {
     let earlier = Image { pulled: at(48 * HOUR), ..image("earlier", HOUR, &[("earlier", 1)]) };
     let images = [image("a", HOUR, &[("a", 1)]), earlier];
-    assert_eq!(chosen(Need::Bytes(1), &images), pairs(&[("earlier", 1)]));
+    assert_eq!(chosen(SpaceToFree::Bytes(1), &images), pairs(&[("earlier", 1)]));
 }
 
 #[test]
@@ -102,8 +106,8 @@ fn pinned_and_used_ones_stay_however_much_is_needed() {
         Image { in_use: true, ..image("used", 9 * HOUR, &[("used", 100)]) },
         image("free", HOUR, &[("free", 100)]),
     ];
-    assert_eq!(chosen(Need::Bytes(300), &images), pairs(&[("free", 100)]));
-    assert_eq!(chosen(Need::All, &images), pairs(&[("free", 100)]));
+    assert_eq!(chosen(SpaceToFree::Bytes(300), &images), pairs(&[("free", 100)]));
+    assert_eq!(chosen(SpaceToFree::All, &images), pairs(&[("free", 100)]));
 }
 
 #[test]
@@ -114,8 +118,8 @@ fn a_layer_is_freed_with_its_last_image() {
         image("third", HOUR, &[("third", 5)]),
     ];
     let expected = pairs(&[("first", 1), ("second", 101)]);
-    assert_eq!(chosen(Need::Bytes(50), &images), expected);
-    assert_eq!(chosen(Need::Bytes(103), &images).len(), 3);
+    assert_eq!(chosen(SpaceToFree::Bytes(50), &images), expected);
+    assert_eq!(chosen(SpaceToFree::Bytes(103), &images).len(), 3);
     // All of it is of an image that stays: it would only have to be pulled again.
     let images = [
         Image { in_use: true, ..image("used", HOUR, &[("base", 100), ("used", 1)]) },
@@ -123,7 +127,7 @@ fn a_layer_is_freed_with_its_last_image() {
         image("empty", 3 * HOUR, &[]),
         image("more", 2 * HOUR, &[("base", 100), ("more", 7)]),
     ];
-    assert_eq!(chosen(Need::Bytes(1000), &images), pairs(&[("more", 7)]));
+    assert_eq!(chosen(SpaceToFree::Bytes(1000), &images), pairs(&[("more", 7)]));
 }
 
 #[test]
@@ -131,12 +135,12 @@ fn those_that_just_came_are_waited_for() {
     let policy = ImageGcPolicy::default();
     let came = |id: &str, ago| Image { pulled: at(ago), ..image(id, ago, &[(id, 100)]) };
     let images = [came("late", 10), came("soon", 119), came("old", 120), came("ahead", -HOUR)];
-    let (removed, again) = planned(&policy, Need::Bytes(400), &images);
+    let (removed, again) = planned(&policy, SpaceToFree::Bytes(400), &images);
     assert_eq!(removed, pairs(&[("old", 100), ("ahead", 100)]));
     assert_eq!(again, Some(Duration::from_secs(1)));
-    assert_eq!(planned(&policy, Need::Bytes(100), &images).1, None, "enough without them");
+    assert_eq!(planned(&policy, SpaceToFree::Bytes(100), &images).1, None, "enough without them");
     let never = ImageGcPolicy { minimum_age: Duration::ZERO, ..policy };
-    assert_eq!(planned(&never, Need::Bytes(400), &images).0.len(), 4);
+    assert_eq!(planned(&never, SpaceToFree::Bytes(400), &images).0.len(), 4);
 }
 
 #[test]
@@ -148,6 +152,6 @@ fn those_over_their_time_go_though_there_is_room() {
         Image { in_use: true, ..image("used", 9 * HOUR, &[("over", 10)]) },
         Image { pinned: true, ..image("pinned", 9 * HOUR, &[("pinned", 10)]) },
     ];
-    assert_eq!(planned(&policy, Need::Nothing, &images).0, pairs(&[("over", 0)]));
-    assert_eq!(planned(&ImageGcPolicy::default(), Need::Nothing, &images).0, []);
+    assert_eq!(planned(&policy, SpaceToFree::Nothing, &images).0, pairs(&[("over", 0)]));
+    assert_eq!(planned(&ImageGcPolicy::default(), SpaceToFree::Nothing, &images).0, []);
 }

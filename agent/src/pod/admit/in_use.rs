@@ -37,11 +37,11 @@ fn are_free(
         let Some((protocol, port)) = parse(&wanted) else { continue };
         let used = own.iter().find(|(p, number, _)| (*p, *number) == (protocol, port));
         if let Some((.., by)) = used {
-            return Err(taken(&wanted, by));
+            return Err(port_in_use(&wanted, by));
         }
         let found = sockets.of(protocol).map_err(|error| unknown(&error))?;
         if let Some(socket) = shadowed(&wanted, port, found) {
-            return Err(taken(&wanted, &owner(socket.inode)));
+            return Err(port_in_use(&wanted, &owner(socket.inode)));
         }
     }
     Ok(())
@@ -136,7 +136,7 @@ fn shadowed<'a>(wanted: &HostPort, port: u16, sockets: &'a [Listener]) -> Option
     sockets.iter().find(|socket| socket.port == port && socket.takes(address))
 }
 
-fn taken(wanted: &HostPort, by: &str) -> Verdict {
+fn port_in_use(wanted: &HostPort, by: &str) -> Verdict {
     let message = format!(
         "Pod was rejected: hostPort {}/{} is in use on this node by {by}; choose another hostPort",
         wanted.port, wanted.protocol

@@ -13,7 +13,7 @@ use crate::pod::state::Verdict;
 /// Reason of rejections and events.
 pub(crate) const UNSUPPORTED: &str = "UnsupportedField";
 
-/// What happens to a pod that uses an unsupported field.
+/// The treatment of a pod that uses an unsupported field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Handling {
     /// It is rejected, with the field in the message.

@@ -35,7 +35,7 @@ impl Job {
         }
         self.node.policies.release(&self.uid);
         self.node.user_ids.take_back(&self.uid);
-        self.node.checkpoint.forgotten(&self.uid).await;
+        self.node.checkpoint.remove_durably(&self.uid).await;
         self.report(Report::Finished);
         Ok(())
     }

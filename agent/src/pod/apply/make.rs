@@ -66,7 +66,7 @@ impl Job {
         }
         let (config, no_cluster_dns) = self.sandbox_config(attempt, &parent.0);
         if no_cluster_dns {
-            self.tell_missing_dns();
+            self.report_missing_dns();
         }
         self.pull_first(first);
         let mounting = async {
@@ -107,7 +107,7 @@ impl Job {
         }
     }
 
-    fn tell_missing_dns(&self) {
+    fn report_missing_dns(&self) {
         let meta = &self.pod.metadata;
         let text = |s: &Option<String>| s.clone().unwrap_or_default();
         let message = format!(

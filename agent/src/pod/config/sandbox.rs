@@ -9,7 +9,7 @@ use super::{hostname, identity};
 use crate::pod::security;
 
 /// Inputs of a sandbox's configuration besides its pod.
-pub(crate) struct Place<'a> {
+pub(crate) struct SandboxInputs<'a> {
     pub(crate) log_dir: &'a Path,
     pub(crate) cgroup_parent: &'a str,
     pub(crate) cluster_domain: &'a str,
@@ -26,7 +26,12 @@ pub(crate) fn log_dir_name(pod: &Pod) -> String {
 }
 
 /// The configuration of a pod's sandbox.
-pub(crate) fn config(pod: &Pod, spec: &PodSpec, attempt: u32, place: Place<'_>) -> cri::PodSandboxConfig {
+pub(crate) fn config(
+    pod: &Pod,
+    spec: &PodSpec,
+    attempt: u32,
+    place: SandboxInputs<'_>,
+) -> cri::PodSandboxConfig {
     let meta = &pod.metadata;
     let mut labels = identity(pod);
     labels.extend(meta.labels.iter().flatten().map(|(k, v)| (k.clone(), v.clone())));

@@ -44,7 +44,7 @@ pub(super) async fn check(host: &str, port: u16, service: &str) -> Outcome {
     };
     let mut client = HealthClient::new(channel).max_decoding_message_size(ANSWER_MAX);
     match client.check(HealthCheckRequest { service: service.to_owned() }).await {
-        Ok(answer) => judge(answer.into_inner().status()),
+        Ok(answer) => outcome_of(answer.into_inner().status()),
         Err(status) if status.code() == Code::Unimplemented => Outcome::Failure(format!(
             "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
             status.message()
@@ -56,7 +56,7 @@ pub(super) async fn check(host: &str, port: u16, service: &str) -> Outcome {
     }
 }
 
-fn judge(status: ServingStatus) -> Outcome {
+fn outcome_of(status: ServingStatus) -> Outcome {
     match status {
         ServingStatus::Serving => Outcome::Success,
         other => Outcome::Failure(format!("service unhealthy (responded with {:?})", other.as_str_name())),

@@ -40,7 +40,7 @@ impl Schedule {
     }
 
     /// One attempt in every period, and extra ones until the first success.
-    pub(super) fn eager(period: Duration) -> Self {
+    pub(super) fn until_success(period: Duration) -> Self {
         Self { step: Some(FIRST_STEP), ..Self::regular(period) }
     }
 
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn extra_attempts_lie_between_regular_ones_and_end_with_the_first_period() {
-        let schedule = Schedule::eager(Duration::from_secs(10));
+        let schedule = Schedule::until_success(Duration::from_secs(10));
         let (regular, extra) = times(schedule, 40_000, u128::MAX);
         assert_eq!(regular, [0, 10_000, 20_000, 30_000, 40_000], "as without extra attempts");
         assert_eq!(extra, [100, 300, 700, 1_500, 3_100, 6_300]);
@@ -96,9 +96,9 @@ mod tests {
 
     #[test]
     fn extra_attempts_end_with_the_first_success() {
-        let schedule = Schedule::eager(Duration::from_secs(10));
+        let schedule = Schedule::until_success(Duration::from_secs(10));
         assert_eq!(times(schedule, 20_000, 300), (vec![0, 10_000, 20_000], vec![100, 300]));
-        let schedule = Schedule::eager(Duration::from_secs(1));
+        let schedule = Schedule::until_success(Duration::from_secs(1));
         assert_eq!(times(schedule, 2_000, u128::MAX), (vec![0, 1_000, 2_000], vec![100, 300, 700]));
         let schedule = Schedule::regular(Duration::from_secs(10));
         assert_eq!(times(schedule, 20_000, u128::MAX), (vec![0, 10_000, 20_000], vec![]));

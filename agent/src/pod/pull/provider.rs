@@ -34,9 +34,9 @@ const PROTOCOL_VERSIONS: [&str; 3] = [
 ];
 
 /// Capacity of the cache of a provider.
-const KEPT_MAX: usize = 1024;
+const CACHE_MAX: usize = 1024;
 /// Maximum time in the cache. Some programs return durations that overflow a clock.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+const MAX_CACHE_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The node's credential providers.
 #[derive(Default)]
@@ -46,7 +46,7 @@ struct Provider {
     settings: Settings,
     program: PathBuf,
     default_cache: Duration,
-    kept: Mutex<HashMap<Key, Kept>>,
+    kept: Mutex<HashMap<Key, CachedCredentials>>,
     /// Running calls: a second caller waits for the result of the first.
     flights: Flights<Key, CallResult>,
     /// The key type of the last response. With it, concurrent pulls, as after a boot, need one call if the key is
@@ -71,7 +71,7 @@ enum Key {
 /// Maximum size of the configuration in bytes.
 const CONFIG_MAX: u64 = 1 << 20;
 
-struct Kept {
+struct CachedCredentials {
     until: Instant,
     entries: Entries,
 }
@@ -160,7 +160,7 @@ impl Provider {
 
     /// The program's credentials for an image, cached or from a call. None if the call fails.
     async fn entries(&self, image: &str) -> Option<Entries> {
-        if let Some(entries) = self.kept(image, Instant::now()) {
+        if let Some(entries) = self.cached(image, Instant::now()) {
             return Some(entries);
         }
         let usual = *self.usual.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,9 +178,10 @@ impl Provider {
         match &answer {
             Ok(answer) => {
                 *self.usual.lock().unwrap_or_else(PoisonError::into_inner) = answer.key;
-                let lasts = answer.cache.unwrap_or(self.default_cache).min(LONGEST);
+                let lasts = answer.cache.unwrap_or(self.default_cache).min(MAX_CACHE_TIME);
                 if !lasts.is_zero() {
-                    let kept = Kept { until: Instant::now() + lasts, entries: answer.entries.clone() };
+                    let kept =
+                        CachedCredentials { until: Instant::now() + lasts, entries: answer.entries.clone() };
                     let mut all = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
                     keep(&mut all, Key::of(answer.key, image), kept);
                 }
@@ -192,7 +193,7 @@ impl Provider {
         CallResult { image: image.to_owned(), answer }
     }
 
-    fn kept(&self, image: &str, now: Instant) -> Option<Entries> {
+    fn cached(&self, image: &str, now: Instant) -> Option<Entries> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, kept| kept.until > now);
         let types = [call::KeyType::Image, call::KeyType::Registry, call::KeyType::Global];
@@ -204,8 +205,8 @@ impl Provider {
 }
 
 /// Adds credentials to the cache. A full cache is emptied, because tenants can fill it with names of images.
-fn keep(all: &mut HashMap<Key, Kept>, key: Key, kept: Kept) {
-    if all.len() >= KEPT_MAX && !all.contains_key(&key) {
+fn keep(all: &mut HashMap<Key, CachedCredentials>, key: Key, kept: CachedCredentials) {
+    if all.len() >= CACHE_MAX && !all.contains_key(&key) {
         all.clear();
     }
     all.insert(key, kept);

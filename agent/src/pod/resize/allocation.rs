@@ -69,7 +69,7 @@ fn named<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a Container> {
 
 /// Accepts a resize, or returns why it is not accepted now. `room`: the requests of other pods, and the node's
 /// allocatable resources. Only resources that grow are checked.
-pub(crate) fn judge(pod: &Pod, allocated: &Pod, room: (Amount, Amount)) -> Result<(), PendingResize> {
+pub(crate) fn check_resize(pod: &Pod, allocated: &Pod, room: (Amount, Amount)) -> Result<(), PendingResize> {
     let (new, old) = (pod_requests(pod), pod_requests(allocated));
     let (used, capacity) = room;
     let pending =

@@ -1,7 +1,7 @@
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::allocation::{Candidate, differs, judge, reported, with_resources};
+use super::allocation::{Candidate, check_resize, differs, reported, with_resources};
 use super::*;
 use crate::cgroup::resources::Amount;
 use crate::cgroup::{Machine, container_resources};
@@ -41,7 +41,7 @@ fn a_resize_waits_for_room_and_only_what_grows_is_checked() {
     let amount = |cpu_millis, memory| Amount { cpu_millis, memory };
     let old = pod("1", "1Mi");
     let judged = |cpu: &str, memory: &str| {
-        judge(&pod(cpu, memory), &old, (amount(2500, 4 << 20), amount(4000, 4 << 20)))
+        check_resize(&pod(cpu, memory), &old, (amount(2500, 4 << 20), amount(4000, 4 << 20)))
     };
     assert_eq!(judged("1500m", "1Mi"), Ok(()));
     // The node's memory is overcommitted, and the pod takes no more of it.
@@ -114,11 +114,11 @@ fn decisions_reach_the_worker_once() {
     assert!(resizes.defer("u", pending(3)));
     assert_eq!(resizes.pending("u"), Some(pending(3)));
     resizes.accept("u", Some(3));
-    resizes.forget("u");
+    resizes.remove("u");
     assert_eq!(resizes.pending("u"), None);
     assert_eq!(resizes.take_accepted("u").and_then(|accepted| accepted.generation), Some(3));
     assert_eq!(resizes.take_accepted("u"), None);
-    resizes.forget("u");
+    resizes.remove("u");
     assert!(resizes.lock().is_empty());
 }
 

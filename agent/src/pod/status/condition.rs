@@ -16,7 +16,7 @@ const RESIZE: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 /// Type of the condition of a pod that the node or another component ends, such as an eviction.
 const DISRUPTION: &str = "DisruptionTarget";
 
-struct Judged {
+struct EvaluatedCondition {
     kind: &'static str,
     fault: Option<(&'static str, String)>,
 }
@@ -29,11 +29,14 @@ pub(super) fn conditions(
 ) -> Vec<PodCondition> {
     let containers = containers_ready(shape, status);
     let judged = [
-        Judged { kind: OURS[0], fault: facts.observed.sandbox().is_none().then(|| ("", String::new())) },
-        Judged { kind: OURS[1], fault: not_initialized(shape, status, initialized) },
-        Judged { kind: OURS[2], fault: containers.clone().or_else(|| gates(facts, shape)) },
-        Judged { kind: OURS[3], fault: containers },
-        Judged { kind: OURS[4], fault: None },
+        EvaluatedCondition {
+            kind: OURS[0],
+            fault: facts.observed.sandbox().is_none().then(|| ("", String::new())),
+        },
+        EvaluatedCondition { kind: OURS[1], fault: not_initialized(shape, status, initialized) },
+        EvaluatedCondition { kind: OURS[2], fault: containers.clone().or_else(|| gates(facts, shape)) },
+        EvaluatedCondition { kind: OURS[3], fault: containers },
+        EvaluatedCondition { kind: OURS[4], fault: None },
     ];
     let completed = status.phase.as_deref() == Some("Succeeded");
     let mut conditions: Vec<PodCondition> =
@@ -60,13 +63,13 @@ fn resize(facts: &Facts<'_>) -> impl Iterator<Item = PodCondition> {
         reason: Some(pending.reason.to_owned()),
         message: Some(pending.message.clone()),
         observed_generation: pending.generation,
-        ..dated(Judged { kind: RESIZE[0], fault: None }, facts, false)
+        ..dated(EvaluatedCondition { kind: RESIZE[0], fault: None }, facts, false)
     });
     let in_progress = resize.in_progress.as_ref().map(|progress| PodCondition {
         reason: progress.error.as_ref().map(|_| "Error".to_owned()),
         message: progress.error.clone(),
         observed_generation: progress.generation,
-        ..dated(Judged { kind: RESIZE[1], fault: None }, facts, false)
+        ..dated(EvaluatedCondition { kind: RESIZE[1], fault: None }, facts, false)
     });
     pending.into_iter().chain(in_progress)
 }
@@ -74,7 +77,7 @@ fn resize(facts: &Facts<'_>) -> impl Iterator<Item = PodCondition> {
 /// The condition of a pod that is evicted because the node is short of a resource.
 fn disruption(facts: &Facts<'_>) -> Option<PodCondition> {
     let verdict = facts.state.verdict.as_ref().filter(|_| facts.state.disrupted)?;
-    let condition = dated(Judged { kind: DISRUPTION, fault: None }, facts, false);
+    let condition = dated(EvaluatedCondition { kind: DISRUPTION, fault: None }, facts, false);
     Some(PodCondition {
         reason: Some("TerminationByKubelet".to_owned()),
         message: Some(verdict.message.clone()),
@@ -82,7 +85,7 @@ fn disruption(facts: &Facts<'_>) -> Option<PodCondition> {
     })
 }
 
-fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {
+fn dated(judged: EvaluatedCondition, facts: &Facts<'_>, completed: bool) -> PodCondition {
     let status = if judged.fault.is_none() { "True" } else { "False" };
     let (reason, message) = judged.fault.unwrap_or_default();
     // Upstream's reason for a pod that ran to its end.

@@ -52,7 +52,7 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         .and_then(|s| s.init_containers.as_ref())
         .is_some_and(|inits| inits.iter().any(|i| i.name == container.name));
     let Some(observed) = facts.observed.latest(&container.name) else {
-        return unseen(container, facts);
+        return unobserved_status(container, facts);
     };
     let waiting = facts.state.waiting.get(&container.name);
     let will_run = waiting.is_some() && !facts.finished;
@@ -125,7 +125,7 @@ pub(super) fn started(container: &Container, observed: &ObservedContainer, facts
     observed.running() && (container.startup_probe.is_none() || probed(facts, observed).started)
 }
 
-fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
+fn unobserved_status(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     let known = facts.last.or(facts.pod.status.as_ref());
     let old = known.and_then(|status| {
         let all = status.container_statuses.iter().chain(&status.init_container_statuses);
@@ -134,7 +134,7 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     });
     // The runtime does not report a container that has run: after a reboot, or at the pod's end.
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
-        return ContainerStatus { ready: false, started: Some(false), ..lost(old.clone(), facts) };
+        return ContainerStatus { ready: false, started: Some(false), ..lost_status(old.clone(), facts) };
     }
     let state = match facts.state.waiting.get(&container.name) {
         Some(w) => wait(w.reason.clone(), w.message.clone()),
@@ -178,7 +178,7 @@ fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     container.volume_mounts.as_ref().map(|mounts| mounts.iter().map(one).collect())
 }
 
-fn lost(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
+fn lost_status(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
     if old.state.as_ref().is_some_and(|s| s.terminated.is_some()) {
         return old;
     }

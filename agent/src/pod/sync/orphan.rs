@@ -16,7 +16,7 @@ pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     let mut found: HashMap<String, Arc<Pod>> = HashMap::new();
     let left = node.cgroups.pods().into_iter().chain(node.volumes.pods()).chain(node.dra.pods());
     for uid in left {
-        found.insert(uid.clone(), Arc::new(nameless(&uid, None)));
+        found.insert(uid.clone(), Arc::new(pod_without_record(&uid, None)));
     }
     let sandboxes = node.runtime.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None }).await;
     match sandboxes {
@@ -24,7 +24,7 @@ pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
             for sandbox in response.items {
                 // Sandboxes without the label belong to other clients of the CRI.
                 let Some(uid) = sandbox.labels.get(POD_UID).cloned() else { continue };
-                found.insert(uid.clone(), Arc::new(nameless(&uid, sandbox.metadata.as_ref())));
+                found.insert(uid.clone(), Arc::new(pod_without_record(&uid, sandbox.metadata.as_ref())));
             }
         }
         Err(status) => tracing::warn!(error = status.message(), "cannot list sandboxes"),
@@ -41,7 +41,7 @@ pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     found
 }
 
-fn nameless(uid: &str, metadata: Option<&cri::PodSandboxMetadata>) -> Pod {
+fn pod_without_record(uid: &str, metadata: Option<&cri::PodSandboxMetadata>) -> Pod {
     Pod {
         metadata: ObjectMeta {
             uid: Some(uid.to_owned()),

@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::Sync;
 use crate::cgroup::resources::pod_requests;
 use crate::pod::events::Level;
-use crate::pod::resize::allocation::{Candidate, condition, differs, judge, with_resources};
+use crate::pod::resize::allocation::{Candidate, check_resize, condition, differs, with_resources};
 use crate::pod::resize::event_message;
 use crate::pod::state::{DesiredPod, has_ended};
 
@@ -73,7 +73,7 @@ impl Sync {
     /// Removes a pending resize that was withdrawn, or whose pod has ended.
     pub(super) fn forget_resize(&mut self, uid: &str) {
         self.pending.remove(uid);
-        self.node.resizes.forget(uid);
+        self.node.resizes.remove(uid);
     }
 
     /// Judges all pending resizes, in upstream's order. An accepted one may make room for those before it.
@@ -95,8 +95,8 @@ impl Sync {
             };
             let (pod, old) = (Arc::clone(&pending.pod), Arc::clone(handle.desired.borrow().pod()));
             let wake = Arc::clone(&handle.wake);
-            let used = self.inputs.pods.taken_beside(&uid).requested;
-            match judge(&pod, &old, (used, self.node.allocatable)) {
+            let used = self.inputs.pods.used_by_others(&uid).requested;
+            match check_resize(&pod, &old, (used, self.node.allocatable)) {
                 Ok(()) => {
                     self.pending.remove(&uid);
                     self.replace(&uid, &old, &pod);

@@ -152,7 +152,7 @@ async fn join(cluster: &Cluster, client: &Client, processes: &mut Processes) -> 
     if !workers.is_empty() {
         progress::show("joining the other nodes");
         let token::Join { server, token, hash } =
-            processes.unless_ended(cluster, token::make(client, TOKEN_TTL, token::Uses::Many)).await??;
+            processes.unless_ended(cluster, token::make(client, TOKEN_TTL, token::UseLimit::Many)).await??;
         coracle_agent::replace_private(&file, format!("{}.{}\n", token.id, token.secret).as_bytes())?;
         let path = file.display().to_string();
         let flags =

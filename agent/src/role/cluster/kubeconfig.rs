@@ -1,7 +1,7 @@
 //! Adds clusters to the kubeconfig files of users, and removes them, as kind does. Other entries, the file's mode and
 //! its owner are kept.
 //!
-//! A user can replace each file and directory in a directory of theirs at any time, also by a link. So such files are
+//! A user can replace any file or directory below their own directory at any time, also by a link. So such files are
 //! changed with that user's rights, although the command runs as root.
 
 mod rights;
@@ -21,7 +21,7 @@ use self::rights::Rights;
 use super::place::Cluster;
 
 /// Maximum size of a kubeconfig in bytes.
-const LARGEST: u64 = 16 << 20;
+const MAX_KUBECONFIG: u64 = 16 << 20;
 /// Port of the API server.
 const PORT: u16 = 6443;
 /// The lists of a kubeconfig, and the field of their entries.
@@ -38,7 +38,7 @@ pub(super) fn server(cluster: &Cluster) -> String {
 /// The kubeconfig of the cluster, for use on this machine.
 pub(super) fn of(cluster: &Cluster) -> anyhow::Result<String> {
     let path = cluster.node(1).kubeconfig();
-    let text = coracle_agent::read_text(&path, LARGEST)
+    let text = coracle_agent::read_text(&path, MAX_KUBECONFIG)
         .with_context(|| format!("cannot read {}; did the cluster start?", path.display()))?;
     let written = parse(&text).with_context(|| format!("{} is not a kubeconfig", path.display()))?;
     let own = renamed(&written, &cluster.name.context(), &server(cluster))
@@ -108,7 +108,7 @@ fn renamed(written: &Value, name: &str, server: &str) -> anyhow::Result<Value> {
     }))
 }
 
-/// A kubeconfig with the entries of another, whose name is `name`.
+/// A kubeconfig with those entries of another kubeconfig that are named `name`.
 fn merged(mut present: Value, own: &Value, name: &str) -> anyhow::Result<Value> {
     for (list, _) in LISTS {
         let entries = entries(&mut present, list)?;
@@ -161,7 +161,7 @@ fn edit(
     };
     make_dir(directory(&target)).with_context(context)?;
     let _lock = Lock::take(&target).with_context(context)?;
-    let present = match coracle_agent::read_text(&target, LARGEST) {
+    let present = match coracle_agent::read_text(&target, MAX_KUBECONFIG) {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         text => Some(parse(&text.with_context(context)?).with_context(context)?),
     };
@@ -187,7 +187,7 @@ fn make_dir(dir: &Path) -> anyhow::Result<()> {
 /// Replaces the file atomically, and keeps its mode and, with root's rights, its owner. A new file is private.
 fn replace(path: &Path, content: &[u8], is_root: bool) -> anyhow::Result<()> {
     let present = match fs::symlink_metadata(path) {
-        // A link to a file that does not exist is replaced. Its mode is that of all links.
+        // A dangling symbolic link is replaced. Its mode is not copied, because all links have the same mode.
         Ok(present) => Some(present).filter(fs::Metadata::is_file),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),

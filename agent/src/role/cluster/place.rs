@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 /// Name of the cluster if none is given.
 pub(super) const DEFAULT: &str = "local";
 /// Maximum length of a name. It is part of socket paths, which have at most 107 bytes.
-const LONGEST: usize = 24;
+const MAX_NAME_BYTES: usize = 24;
 /// Version of the record's format.
 const VERSION: u32 = 1;
 /// Maximum size of a record in bytes.
 const RECORD_MAX: u64 = 256 << 10;
 /// Highest number of a cluster.
-const LAST: u8 = 250;
+const MAX_NUMBER: u8 = 250;
 /// Name of the record in the state directory of a cluster.
 const RECORD: &str = "cluster.json";
 
@@ -78,9 +78,9 @@ impl FromStr for Name {
         let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         let ends_well = |c: char| is_inner(c) && c != '-';
         let is_label = text.starts_with(ends_well) && text.ends_with(ends_well) && text.chars().all(is_inner);
-        if !is_label || text.len() > LONGEST {
+        if !is_label || text.len() > MAX_NAME_BYTES {
             return Err(format!(
-                "a cluster name has lower case letters, digits and inner hyphens, and at most {LONGEST} characters"
+                "a cluster name has lower case letters, digits and inner hyphens, and at most {MAX_NAME_BYTES} characters"
             ));
         }
         Ok(Self(text.to_owned()))
@@ -188,7 +188,7 @@ impl Roots {
                 |address: &IpAddr| networks(*number).iter().any(|network| network.contains(*address));
             !taken.contains(number) && !own.iter().any(is_ours) && !exists(&bridge(*number))
         };
-        let number = (1..=LAST).find(is_free).context("too many local clusters; delete one")?;
+        let number = (1..=MAX_NUMBER).find(is_free).context("too many local clusters; delete one")?;
         let Settings { nodes, ipv6, registry_config_dir } = settings.clone();
         let kubeconfigs = BTreeSet::new();
         let record = Record { version: VERSION, number, nodes, ipv6, registry_config_dir, kubeconfigs };
@@ -388,10 +388,10 @@ mod tests {
 
     #[test]
     fn names_are_labels_that_fit_into_paths() {
-        for good in ["a", "local", "ci-7", &"x".repeat(LONGEST)] {
+        for good in ["a", "local", "ci-7", &"x".repeat(MAX_NAME_BYTES)] {
             assert!(good.parse::<Name>().is_ok(), "{good}");
         }
-        for bad in ["", "-a", "a-", "A", "a.b", "a/b", "..", "a b", "ä", &"x".repeat(LONGEST + 1)] {
+        for bad in ["", "-a", "a-", "A", "a.b", "a/b", "..", "a b", "ä", &"x".repeat(MAX_NAME_BYTES + 1)] {
             assert!(bad.parse::<Name>().is_err(), "{bad}");
         }
     }
@@ -485,7 +485,7 @@ mod tests {
         let roots = Roots { state: directory.path().to_owned(), run: directory.path().to_owned() };
         let record = Record {
             version: VERSION,
-            number: LAST,
+            number: MAX_NUMBER,
             nodes: 64,
             ipv6: false,
             registry_config_dir: None,

@@ -57,7 +57,7 @@ pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
 
 impl Ended {
     /// The end of a container that does not run.
-    pub(super) fn already() -> Ended {
+    pub(super) fn of_stopped() -> Ended {
         Ended { id: String::new(), events: None }
     }
 

@@ -38,7 +38,7 @@ pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> 
     for (index, file) in files.iter().enumerate().rev() {
         match bounded::open(file) {
             Ok(mut file) => {
-                if let Some(offset) = seen.backwards(&mut file)? {
+                if let Some(offset) = seen.search_backwards(&mut file)? {
                     return Ok((index, offset));
                 }
             }
@@ -59,7 +59,7 @@ struct Seen {
 
 impl Seen {
     /// Searches from a file's end for the end of the line before the wanted lines; its offset.
-    fn backwards(&mut self, file: &mut File) -> io::Result<Option<u64>> {
+    fn search_backwards(&mut self, file: &mut File) -> io::Result<Option<u64>> {
         const BLOCK: u64 = 64 * 1024;
         let mut end = file.seek(SeekFrom::End(0))?;
         let mut carry: Vec<u8> = Vec::new();

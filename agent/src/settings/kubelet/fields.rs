@@ -11,7 +11,7 @@ pub(super) struct KubeletField {
     pub(super) support: Support,
 }
 
-/// What a field means here.
+/// The setting that a field of KubeletConfiguration corresponds to.
 pub(super) enum Support {
     /// It is the setting of this table with this name.
     Setting(&'static str, &'static str),

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 
 use super::super::range::{canonical, overlapping, second};
-use super::super::{PeerKind, Way};
+use super::super::{PeerKind, ProbePath};
 use super::{Change, Local, Node, Out, Peer, Port, Tables, Uplink, Wanted, difference, pod_mtu, wanted};
 
 /// The plan of this node.
@@ -113,13 +113,13 @@ impl Plan {
     }
 
     /// The paths to these peers that can be probed.
-    pub(crate) fn ways(&self, peers: &BTreeSet<String>) -> Vec<Way> {
+    pub(crate) fn paths(&self, peers: &BTreeSet<String>) -> Vec<ProbePath> {
         let of = |name: &String| self.peers.get(name).into_iter().flat_map(|peer| &peer.cidrs);
         let ranges = peers.iter().flat_map(|name| of(name).map(move |range| (name, canonical(*range))));
         ranges.filter_map(|(name, range)| self.way(name, range)).collect()
     }
 
-    fn way(&self, peer: &str, range: IpNetwork) -> Option<Way> {
+    fn way(&self, peer: &str, range: IpNetwork) -> Option<ProbePath> {
         let reached = self.wanted.ranges.get(&range)?;
         let Peer { kind, bridged, .. } = self.peers.get(peer)?;
         let (to, mtu) = match (self.wanted.tables.routes.get(&range)?.out, kind) {
@@ -134,7 +134,7 @@ impl Plan {
             }
             (Out::Interface(_), _) => (reached.by, self.mtu()?),
         };
-        (reached.answers && reached.peer == peer).then(|| Way { peer: peer.to_owned(), to, mtu })
+        (reached.answers && reached.peer == peer).then(|| ProbePath { peer: peer.to_owned(), to, mtu })
     }
 
     /// Target of each range of peers behind UDP.

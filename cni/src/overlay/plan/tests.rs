@@ -127,7 +127,7 @@ fn a_peer_is_tested_and_refused_by_the_families_that_it_announced() {
         let name = peer.0.clone();
         let made = plan(backend, BOTH, &[peer]);
         assert_eq!(made.refused(), []);
-        made.ways(&BTreeSet::from([name])).iter().map(|way| way.to.to_string()).collect()
+        made.paths(&BTreeSet::from([name])).iter().map(|way| way.to.to_string()).collect()
     };
     assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[4, 6])), ["10.42.1.0", "fd42:0:0:1::"]);
     // A flannel node with IPv4 only: its pods have no address of the IPv6 range that the cluster assigned.
@@ -162,9 +162,9 @@ fn peers_without_vxlan_are_reached_by_udp() {
     let made = plan(VXLAN, BOTH, &[peer(1, PeerKind::Udp, &[4]), peer(2, PeerKind::Vxlan, &[4])]);
     assert_eq!(made.tables().routes[&net("10.42.1.0/24")].out, Out::Device(Port::Tun));
     assert_eq!(made.tables().routes[&net("10.42.2.0/24")].out, Out::Device(Port::Vxlan4));
-    let ways: Vec<_> =
+    let paths: Vec<_> =
         made.tunnels().iter().map(|(range, node)| (range.to_string(), node.to_string())).collect();
-    assert_eq!(ways[0], ("10.42.1.0/24".to_owned(), "192.0.2.1".to_owned()));
+    assert_eq!(paths[0], ("10.42.1.0/24".to_owned(), "192.0.2.1".to_owned()));
     let made = plan(Backend::Udp, BOTH, &[peer(2, PeerKind::Vxlan, &[4])]);
     assert_eq!((made.tunnels().len(), made.tables().devices[&Port::Tun].mtu), (2, 1452));
 }

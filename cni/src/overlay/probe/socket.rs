@@ -33,16 +33,16 @@ struct Replies<'a> {
 }
 
 /// Sockets of both families. A kernel without IPv6 has one.
-pub(super) struct Echoes {
+pub(super) struct ProbeSockets {
     // These are raw sockets: send and receive work as on a datagram socket, so the standard library's type is used.
     v4: UdpSocket,
     v6: Option<UdpSocket>,
     round: u16,
 }
 
-// === impl Echoes ===
+// === impl ProbeSockets ===
 
-impl Echoes {
+impl ProbeSockets {
     pub(super) fn open() -> io::Result<Self> {
         let open = |family, protocol| -> io::Result<UdpSocket> {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -222,13 +222,13 @@ mod tests {
 
     #[test]
     fn only_loopback_returns_complete_replies() {
-        let mut echoes = Echoes::open().expect("these tests need root");
+        let mut probe_sockets = ProbeSockets::open().expect("these tests need root");
         let requests: [Request; 3] = [
             Request { index: 7, to: Ipv4Addr::LOCALHOST.into(), bytes: 1400 },
             Request { index: 8, to: Ipv6Addr::LOCALHOST.into(), bytes: 84 },
             Request { index: 9, to: Ipv4Addr::new(127, 0, 0, 2).into(), bytes: 70_000 },
         ];
-        let answered = echoes.round(&requests, Duration::from_millis(500)).unwrap();
+        let answered = probe_sockets.round(&requests, Duration::from_millis(500)).unwrap();
         assert!(answered.contains(&7) && !answered.contains(&9), "{answered:?}");
     }
 }

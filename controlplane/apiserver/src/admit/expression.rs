@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Attributes, webhook::review};
 use crate::{
     authn::User,
-    authz::{Question, Verdict},
+    authz::{AccessAttributes, Verdict},
     request::{Query, RequestInfo, ResourceInfo},
     server::State,
 };
@@ -100,7 +100,7 @@ impl Authorize for Host<'_> {
         });
         let path = question.path.clone().unwrap_or_default();
         let info = RequestInfo { verb: "", path, query: Query::default(), resource };
-        let asked = Question { user, verb: &question.verb, info: &info, cache: &self.state.cache };
+        let asked = AccessAttributes { user, verb: &question.verb, info: &info, cache: &self.state.cache };
         // The expression cannot wait. The authorizers of this server decide at once.
         let Some(decision) = self.state.authorizers.decide(&asked).now_or_never() else {
             return failed("the authorizer did not decide at once");

@@ -1,4 +1,4 @@
-//! Which admission plugins run: upstream's default set, changed by the flags of kube-apiserver.
+//! The selection of admission plugins: upstream's default set, changed by the flags of kube-apiserver.
 
 use super::{
     Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, escalation, limit_ranger,

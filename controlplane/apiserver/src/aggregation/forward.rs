@@ -25,7 +25,7 @@ use crate::{
 const MAX_DOCUMENT: usize = 3 << 20;
 
 /// A request as it arrived.
-pub(crate) struct Arrived<'a> {
+pub(crate) struct ForwardedRequest<'a> {
     pub(crate) user: &'a User,
     pub(crate) info: &'a RequestInfo,
     pub(crate) method: &'a Method,
@@ -37,7 +37,7 @@ pub(crate) struct Arrived<'a> {
 pub(crate) async fn run(
     state: &State,
     remote: &Remote,
-    arrived: Arrived<'_>,
+    arrived: ForwardedRequest<'_>,
     client: OnUpgrade,
 ) -> Result<Reply> {
     if remote.resources().is_none() {

@@ -111,7 +111,7 @@ async fn read_v2(state: &State, remote: &Remote) -> Result<(), String> {
     let found = forward::fetch(state, remote, wanted).await;
     let found = found.and_then(|found| {
         let Some(found) = found else { return Ok(None) };
-        let is_large = found.body.len() > offload::LARGE;
+        let is_large = found.body.len() > offload::MIN_OFFLOADED_BYTES;
         let part = offload::run(is_large, || -> Result<_, serde_json::Error> {
             let document: Value = serde_json::from_slice(&found.body)?;
             Ok(part_of(&document, &remote.group, &remote.version).to_string())

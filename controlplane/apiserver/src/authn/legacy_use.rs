@@ -23,7 +23,7 @@ const QUEUE_CAPACITY: usize = 64;
 
 /// A Secret whose token was used.
 #[derive(Debug)]
-pub(crate) struct Use {
+pub(crate) struct TokenUse {
     namespace: String,
     name: String,
     uid: Value,
@@ -31,12 +31,12 @@ pub(crate) struct Use {
 
 /// The sending end of the uses.
 #[derive(Clone, Debug)]
-pub(crate) struct Uses(mpsc::Sender<Use>);
+pub(crate) struct TokenUseQueue(mpsc::Sender<TokenUse>);
 
 /// A queue of uses for [`record`].
-pub(crate) fn queue() -> (Uses, mpsc::Receiver<Use>) {
+pub(crate) fn queue() -> (TokenUseQueue, mpsc::Receiver<TokenUse>) {
     let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
-    (Uses(sender), receiver)
+    (TokenUseQueue(sender), receiver)
 }
 
 /// Whether an administrator or the cleaner of unused tokens has marked the Secret's token as invalid.
@@ -44,9 +44,9 @@ pub(super) fn is_invalid(secret: &Value) -> bool {
     secret["metadata"]["labels"][INVALID_SINCE].as_str().is_some_and(|since| !since.is_empty())
 }
 
-// === impl Uses ===
+// === impl TokenUseQueue ===
 
-impl Uses {
+impl TokenUseQueue {
     /// Queues the use of a Secret's token, unless the label has today's day.
     pub(super) fn note(&self, secret: &Value) {
         if is_recorded(secret, jiff::Timestamp::now()) {
@@ -55,7 +55,7 @@ impl Uses {
         let metadata = &secret["metadata"];
         let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
         // When the queue is full, the next request queues the use again.
-        let _ = self.0.try_send(Use {
+        let _ = self.0.try_send(TokenUse {
             namespace: text("namespace"),
             name: text("name"),
             uid: metadata["uid"].clone(),
@@ -75,8 +75,8 @@ fn day(at: jiff::Timestamp) -> String {
 }
 
 /// Writes the labels, until the server is dropped.
-pub(crate) async fn record(state: Weak<State>, mut uses: mpsc::Receiver<Use>) {
-    while let Some(Use { namespace, name, uid }) = uses.recv().await {
+pub(crate) async fn record(state: Weak<State>, mut uses: mpsc::Receiver<TokenUse>) {
+    while let Some(TokenUse { namespace, name, uid }) = uses.recv().await {
         let Some(state) = state.upgrade() else { return };
         let Some(kind) = by_resource("", "v1", "secrets") else { return };
         let now = jiff::Timestamp::now();

@@ -92,7 +92,7 @@ impl Issuer {
         match self.verified(token).await {
             Ok(user) => Some(user),
             Err(refusal) => {
-                tracing::debug!(issuer = self.config.url, %refusal, "a token is refused");
+                tracing::debug!(issuer = self.config.url, %refusal, "refused a token");
                 None
             }
         }

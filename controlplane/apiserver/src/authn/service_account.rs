@@ -7,7 +7,7 @@ use base64::Engine as _;
 use futures::future::Either;
 use serde_json::{Value, json};
 
-use super::legacy_use::{self, Uses};
+use super::legacy_use::{self, TokenUseQueue};
 use super::token_keys::TokenKeys;
 use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 use crate::{cache::Cache, error::Result};
@@ -24,7 +24,7 @@ pub(crate) struct Tokens {
     pub(crate) keys: TokenKeys,
     pub(crate) issuer: String,
     pub(crate) audiences: Vec<String>,
-    legacy_uses: Uses,
+    legacy_uses: TokenUseQueue,
 }
 
 /// The claims of a new token.
@@ -57,7 +57,12 @@ impl Authenticator for ServiceAccounts {
 
 impl Tokens {
     /// Creates the issuer of tokens that these keys sign.
-    pub(crate) fn new(keys: TokenKeys, issuer: String, audiences: Vec<String>, legacy_uses: Uses) -> Self {
+    pub(crate) fn new(
+        keys: TokenKeys,
+        issuer: String,
+        audiences: Vec<String>,
+        legacy_uses: TokenUseQueue,
+    ) -> Self {
         Self { keys, issuer, audiences, legacy_uses }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Authenticating, Authenticator, Credential, User, known};
 use crate::remote::{
     Remote,
-    cache::{AnswerCache, Outcome, key},
+    cache::{Outcome, ResponseCache, key},
 };
 
 /// Maximum duration of a call.
@@ -37,7 +37,7 @@ pub(super) struct TokenWebhook {
     config: TokenWebhookConfig,
     /// Audiences of this API server.
     audiences: Vec<String>,
-    answers: AnswerCache<Option<Arc<User>>>,
+    answers: ResponseCache<Option<Arc<User>>>,
 }
 
 // === impl TokenWebhook ===
@@ -48,7 +48,7 @@ impl TokenWebhook {
     pub(super) fn new(config: TokenWebhookConfig, audiences: Vec<String>) -> Result<Self, String> {
         let remote = Remote::read(&config.file, TIMEOUT);
         let remote = remote.map_err(|reason| format!("{}: {reason}", config.file.display()))?;
-        Ok(Self { remote, config, audiences, answers: AnswerCache::new() })
+        Ok(Self { remote, config, audiences, answers: ResponseCache::new() })
     }
 
     fn ask<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> BoxFuture<'a, Option<User>> {

@@ -6,7 +6,7 @@ use std::{io::Read as _, path::Path};
 
 use serde::Deserialize;
 
-use super::{Authorizer, Deciding, Decision, Question};
+use super::{AccessAttributes, Authorizer, Deciding, Decision};
 
 /// Maximum bytes of the file.
 const LIMIT: u64 = 4 << 20;
@@ -66,8 +66,8 @@ impl Abac {
 }
 
 impl Authorizer for Abac {
-    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
-        if self.0.iter().any(|policy| policy.allows(question)) {
+    fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
+        if self.0.iter().any(|policy| policy.allows(attributes)) {
             return Decision::allow_if(true, "").ready();
         }
         Decision::no_opinion("No policy matched.").ready()
@@ -94,12 +94,12 @@ impl Policy {
         Ok(policy)
     }
 
-    fn allows(&self, question: &Question<'_>) -> bool {
-        self.is_for(question) && self.has_verb(question.verb) && self.names(question)
+    fn allows(&self, attributes: &AccessAttributes<'_>) -> bool {
+        self.is_for(attributes) && self.has_verb(attributes.verb) && self.names(attributes)
     }
 
-    fn is_for(&self, question: &Question<'_>) -> bool {
-        let user = question.user;
+    fn is_for(&self, attributes: &AccessAttributes<'_>) -> bool {
+        let user = attributes.user;
         let is_empty = self.user.is_empty() && self.group.is_empty();
         !is_empty
             && (self.user.is_empty() || self.user == user.name)
@@ -110,17 +110,17 @@ impl Policy {
         !self.readonly || matches!(verb, "get" | "list" | "watch")
     }
 
-    fn names(&self, question: &Question<'_>) -> bool {
+    fn names(&self, attributes: &AccessAttributes<'_>) -> bool {
         let is = |pattern: &str, value: &str| pattern == "*" || pattern == value;
-        match &question.info.resource {
+        match &attributes.info.resource {
             Some(path) => {
                 is(&self.namespace, &path.namespace)
                     && is(&self.resource, &path.resource)
                     && is(&self.api_group, &path.group)
             }
             None => match self.non_resource_path.strip_suffix('*') {
-                Some(start) => question.info.path.starts_with(start),
-                None => self.non_resource_path == question.info.path,
+                Some(start) => attributes.info.path.starts_with(start),
+                None => self.non_resource_path == attributes.info.path,
             },
         }
     }
@@ -140,7 +140,7 @@ mod tests {
         let policies = Abac::parse(&format!("# comment\n\n{HEAD}{spec}}}\n")).unwrap();
         let info = RequestInfo::parse(&method, &uri.parse().unwrap());
         let cache = Cache::new(0);
-        policies.0[0].allows(&Question { user, verb: info.verb, info: &info, cache: &cache })
+        policies.0[0].allows(&AccessAttributes { user, verb: info.verb, info: &info, cache: &cache })
     }
 
     #[test]

@@ -88,9 +88,9 @@ struct Hook {
     authorized_ttl: Option<String>,
     #[serde(rename = "unauthorizedTTL")]
     unauthorized_ttl: Option<String>,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     cache_authorized_requests: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     cache_unauthorized_requests: bool,
     timeout: String,
     subject_access_review_version: String,
@@ -109,7 +109,7 @@ struct Connection {
     kube_config_file: Option<PathBuf>,
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 

@@ -1,6 +1,6 @@
 //! The modes `AlwaysAllow` and `AlwaysDeny`.
 
-use super::{Authorizer, Deciding, Decision, Question};
+use super::{AccessAttributes, Authorizer, Deciding, Decision};
 
 /// Allows every request. The server then refuses anonymous requests.
 pub(super) struct AlwaysAllow;
@@ -9,13 +9,13 @@ pub(super) struct AlwaysAllow;
 pub(super) struct AlwaysDeny;
 
 impl Authorizer for AlwaysAllow {
-    fn authorize<'a>(&'a self, _: &'a Question<'a>) -> Deciding<'a> {
+    fn authorize<'a>(&'a self, _: &'a AccessAttributes<'a>) -> Deciding<'a> {
         Decision::allow_if(true, "").ready()
     }
 }
 
 impl Authorizer for AlwaysDeny {
-    fn authorize<'a>(&'a self, _: &'a Question<'a>) -> Deciding<'a> {
+    fn authorize<'a>(&'a self, _: &'a AccessAttributes<'a>) -> Deciding<'a> {
         Decision::no_opinion("Everything is forbidden.").ready()
     }
 }

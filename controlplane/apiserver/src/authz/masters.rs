@@ -1,16 +1,16 @@
 //! The group `system:masters` has every permission.
 
-use super::{Authorizer, Deciding, Decision, Question};
+use super::{AccessAttributes, Authorizer, Deciding, Decision};
 
 /// Allows every request of the group `system:masters`.
 pub(super) struct Masters;
 
 impl Authorizer for Masters {
-    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(question), "the user is in the group system:masters").ready()
+    fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
+        Decision::allow_if(allows(attributes), "the user is in the group system:masters").ready()
     }
 }
 
-fn allows(question: &Question<'_>) -> bool {
-    question.user.is_in("system:masters")
+fn allows(attributes: &AccessAttributes<'_>) -> bool {
+    attributes.user.is_in("system:masters")
 }

@@ -6,14 +6,14 @@
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use super::{Authorizer, Deciding, Decision, Question};
+use super::{AccessAttributes, Authorizer, Deciding, Decision};
 use crate::{
     cache::{Object, Referred},
     request::ResourceInfo,
 };
 
-const READ: &[&str] = &["get", "list", "watch"];
-const OWN: &[&str] = &["get", "update", "patch", "delete"];
+const READ_VERBS: &[&str] = &["get", "list", "watch"];
+const OWN_OBJECT_VERBS: &[&str] = &["get", "update", "patch", "delete"];
 
 /// The label of local volumes: the node that has the directory.
 pub(crate) const LOCAL_NODE: &str = "coracle.dev/node";
@@ -27,71 +27,77 @@ const CLUSTER_POLICIES: [&str; 3] =
 pub(super) struct Nodes;
 
 impl Authorizer for Nodes {
-    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(question), "the node needs it for its pods").ready()
+    fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
+        Decision::allow_if(allows(attributes), "the node needs it for its pods").ready()
     }
 }
 
-fn allows(question: &Question<'_>) -> bool {
-    let Some(node) = question.user.node() else { return false };
-    let Some(resource) = &question.info.resource else { return false };
-    let verb = question.verb;
+fn allows(attributes: &AccessAttributes<'_>) -> bool {
+    let Some(node) = attributes.user.node() else { return false };
+    let Some(resource) = &attributes.info.resource else { return false };
+    let verb = attributes.verb;
     match (resource.group.as_str(), resource.resource.as_str(), resource.subresource.as_str()) {
-        ("", "nodes", "" | "status") => READ.contains(&verb) || matches!(verb, "create" | "update" | "patch"),
-        ("", "pods", "") if READ.contains(&verb) => {
-            own_pods(question, resource, node) || verb != "get" && has_policies(question)
+        ("", "nodes", "" | "status") => {
+            READ_VERBS.contains(&verb) || matches!(verb, "create" | "update" | "patch")
         }
-        ("networking.k8s.io", "networkpolicies", "") => READ.contains(&verb),
-        (POLICY_GROUP, name, "") => READ.contains(&verb) && CLUSTER_POLICIES.contains(&name),
+        ("", "pods", "") if READ_VERBS.contains(&verb) => {
+            own_pods(attributes, resource, node) || verb != "get" && has_policies(attributes)
+        }
+        ("networking.k8s.io", "networkpolicies", "") => READ_VERBS.contains(&verb),
+        (POLICY_GROUP, name, "") => READ_VERBS.contains(&verb) && CLUSTER_POLICIES.contains(&name),
         ("apiextensions.k8s.io", "customresourcedefinitions", "") => {
-            READ.contains(&verb) && defines_policies(question, resource)
+            READ_VERBS.contains(&verb) && defines_policies(attributes, resource)
         }
         ("", "pods", "") => matches!(verb, "create" | "delete"),
         ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
         ("", "pods", "eviction") => verb == "create",
         ("", "services" | "namespaces" | "endpoints", "") | ("discovery.k8s.io" | "node.k8s.io", _, "") => {
-            READ.contains(&verb)
+            READ_VERBS.contains(&verb)
         }
         ("" | "events.k8s.io", "events", "") => matches!(verb, "create" | "update" | "patch"),
         ("coordination.k8s.io", "leases", "") => {
             resource.namespace == "kube-node-lease"
-                && (verb == "create" || (resource.name == node && OWN.contains(&verb)))
+                && (verb == "create" || (resource.name == node && OWN_OBJECT_VERBS.contains(&verb)))
         }
         ("storage.k8s.io", "csinodes", "") => {
-            verb == "create" || (resource.name == node && OWN.contains(&verb))
+            verb == "create" || (resource.name == node && OWN_OBJECT_VERBS.contains(&verb))
         }
         ("", "serviceaccounts", "") => {
-            verb == "get" && needed(question, resource, node, Referred::ServiceAccount)
+            verb == "get" && needed(attributes, resource, node, Referred::ServiceAccount)
         }
         ("", "serviceaccounts", "token") => {
-            verb == "create" && needed(question, resource, node, Referred::ServiceAccount)
+            verb == "create" && needed(attributes, resource, node, Referred::ServiceAccount)
         }
         ("", "persistentvolumeclaims", "") => {
-            verb == "get" && needed(question, resource, node, Referred::Claim)
+            verb == "get" && needed(attributes, resource, node, Referred::Claim)
         }
-        ("", "persistentvolumes", "") => volume(question, resource, node),
-        ("certificates.k8s.io", "certificatesigningrequests", "") => READ.contains(&verb) || verb == "create",
+        ("", "persistentvolumes", "") => volume(attributes, resource, node),
+        ("certificates.k8s.io", "certificatesigningrequests", "") => {
+            READ_VERBS.contains(&verb) || verb == "create"
+        }
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews", "") => verb == "create",
-        ("", "secrets", "") => READ.contains(&verb) && needed(question, resource, node, Referred::Secret),
+        ("", "secrets", "") => {
+            READ_VERBS.contains(&verb) && needed(attributes, resource, node, Referred::Secret)
+        }
         ("", "configmaps", "") => {
-            READ.contains(&verb) && needed(question, resource, node, Referred::ConfigMap)
+            READ_VERBS.contains(&verb) && needed(attributes, resource, node, Referred::ConfigMap)
         }
         ("resource.k8s.io", "resourceclaims", "") => {
-            verb == "get" && needed(question, resource, node, Referred::ResourceClaim)
+            verb == "get" && needed(attributes, resource, node, Referred::ResourceClaim)
         }
-        ("resource.k8s.io", "resourceslices", "") => own_slices(question, resource, node),
+        ("resource.k8s.io", "resourceslices", "") => own_slices(attributes, resource, node),
         _ => false,
     }
 }
 
 /// Whether a request creates a slice, is for a slice of the node, or is restricted to the slices of the node. Admission
 /// checks the node name of new slices.
-fn own_slices(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool {
-    match question.verb {
+fn own_slices(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
+    match attributes.verb {
         "create" => true,
         "list" | "watch" | "deletecollection" => {
-            let selected = question.info.query.get("fieldSelector");
+            let selected = attributes.info.query.get("fieldSelector");
             selected.split(',').any(|part| {
                 let value = part.strip_prefix("spec.nodeName=");
                 value.map(|value| value.trim_start_matches('=')) == Some(node)
@@ -99,7 +105,7 @@ fn own_slices(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> b
         }
         "get" | "update" | "patch" | "delete" => {
             let kind = by_resource("resource.k8s.io", "v1", "resourceslices");
-            let slice = kind.and_then(|kind| question.cache.get(kind, "", &resource.name));
+            let slice = kind.and_then(|kind| attributes.cache.get(kind, "", &resource.name));
             slice.is_some_and(|slice| slice.value()["spec"]["nodeName"] == node)
         }
         _ => false,
@@ -107,70 +113,70 @@ fn own_slices(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> b
 }
 
 /// Whether the cluster has network policies: then each node needs the addresses and labels of all pods.
-fn has_policies(question: &Question<'_>) -> bool {
-    let has = |group, resource| question.cache.count(group, resource) > 0;
+fn has_policies(attributes: &AccessAttributes<'_>) -> bool {
+    let has = |group, resource| attributes.cache.count(group, resource) > 0;
     has("networking.k8s.io", "networkpolicies") || CLUSTER_POLICIES.iter().any(|name| has(POLICY_GROUP, name))
 }
 
 /// Whether a request is for the definition of a kind of network policies, by its name.
-fn defines_policies(question: &Question<'_>, resource: &ResourceInfo) -> bool {
-    let name = wanted_name(question, resource);
+fn defines_policies(attributes: &AccessAttributes<'_>, resource: &ResourceInfo) -> bool {
+    let name = wanted_name(attributes, resource);
     let plural = name.strip_suffix(POLICY_GROUP).and_then(|rest| rest.strip_suffix('.'));
     plural.is_some_and(|plural| CLUSTER_POLICIES.contains(&plural))
 }
 
 /// The name of the object that a request is for. Empty for requests for many objects.
-fn wanted_name<'a>(question: &'a Question<'_>, resource: &'a ResourceInfo) -> &'a str {
+fn wanted_name<'a>(attributes: &'a AccessAttributes<'_>, resource: &'a ResourceInfo) -> &'a str {
     if !resource.name.is_empty() {
         return &resource.name;
     }
-    let selected = question.info.query.get("fieldSelector").strip_prefix("metadata.name=");
+    let selected = attributes.info.query.get("fieldSelector").strip_prefix("metadata.name=");
     selected.unwrap_or_default().trim_start_matches('=')
 }
 
 /// Whether a request for pods is restricted to pods that are bound to the node.
-fn own_pods(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool {
+fn own_pods(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
     if resource.name.is_empty() {
-        let selected = question.info.query.get("fieldSelector");
+        let selected = attributes.info.query.get("fieldSelector");
         return selected.split(',').any(|part| {
             let value = part.strip_prefix("spec.nodeName=");
             value.map(|value| value.trim_start_matches('=')) == Some(node)
         });
     }
     let kind = by_resource("", "v1", "pods");
-    let pod = kind.and_then(|kind| question.cache.get(kind, &resource.namespace, &resource.name));
+    let pod = kind.and_then(|kind| attributes.cache.get(kind, &resource.namespace, &resource.name));
     // The node must be able to see that a pod was deleted, and an absent pod needs no protection.
     let bound = |pod: &Object| kind.is_some_and(|kind| pod.facets(kind).field("spec.nodeName") == node);
     pod.is_none_or(|pod| bound(&pod))
 }
 
 /// Whether a request is for the node's local volumes, or reads the volume of a claim that a pod on the node uses.
-fn volume(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool {
+fn volume(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
     if resource.name.is_empty() {
-        let selected = question.info.query.get("labelSelector");
-        return READ.contains(&question.verb)
+        let selected = attributes.info.query.get("labelSelector");
+        return READ_VERBS.contains(&attributes.verb)
             && selected.strip_prefix(LOCAL_NODE).and_then(|rest| rest.strip_prefix('=')) == Some(node);
     }
     let kind = by_resource("", "v1", "persistentvolumes");
-    let found = kind.and_then(|kind| question.cache.get(kind, "", &resource.name));
-    let Some(found) = found.map(|found| found.value()) else { return question.verb == "get" };
+    let found = kind.and_then(|kind| attributes.cache.get(kind, "", &resource.name));
+    let Some(found) = found.map(|found| found.value()) else { return attributes.verb == "get" };
     if found["metadata"]["labels"][LOCAL_NODE] == node {
         // Admission allows only the removal of a finalizer.
-        return matches!(question.verb, "get" | "patch" | "update");
+        return matches!(attributes.verb, "get" | "patch" | "update");
     }
     let claim = &found["spec"]["claimRef"];
     let (Some(namespace), Some(name)) = (claim["namespace"].as_str(), claim["name"].as_str()) else {
         return false;
     };
-    let pods = by_resource("", "v1", "pods").and_then(|pods| question.cache.of(pods).ok());
-    question.verb == "get"
+    let pods = by_resource("", "v1", "pods").and_then(|pods| attributes.cache.of(pods).ok());
+    attributes.verb == "get"
         && pods.is_some_and(|pods| pods.lock().references().needed(node, Referred::Claim, namespace, name))
 }
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name an object, too.
-fn needed(question: &Question<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
-    let wanted = wanted_name(question, resource);
-    let pods = by_resource("", "v1", "pods").and_then(|pods| question.cache.of(pods).ok());
+fn needed(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
+    let wanted = wanted_name(attributes, resource);
+    let pods = by_resource("", "v1", "pods").and_then(|pods| attributes.cache.of(pods).ok());
     !wanted.is_empty()
         && !resource.namespace.is_empty()
         && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, wanted))
@@ -302,8 +308,8 @@ mod tests {
         ] {
             let uri = format!("/apis/resource.k8s.io/v1/resourceslices{path}").parse().unwrap();
             let info = RequestInfo::parse(&method, &uri);
-            let question = Question { user: &user, verb, info: &info, cache: &cache };
-            assert_eq!(allows(&question), expect, "{verb} {path}");
+            let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&attributes), expect, "{verb} {path}");
         }
     }
 
@@ -331,8 +337,8 @@ mod tests {
             ("list", http::Method::GET, "/api/v1/pods".to_owned(), false),
         ] {
             let info = RequestInfo::parse(&method, &path.parse().unwrap());
-            let question = Question { user: &user, verb, info: &info, cache: &cache };
-            assert_eq!(allows(&question), expect, "{verb} {path}");
+            let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&attributes), expect, "{verb} {path}");
         }
     }
 
@@ -376,8 +382,8 @@ mod tests {
             ] {
                 let uri = path.parse().unwrap();
                 let info = RequestInfo::parse(&http::Method::GET, &uri);
-                let question = Question { user: &user, verb: "get", info: &info, cache: &cache };
-                assert_eq!(allows(&question), expect, "{path}");
+                let attributes = AccessAttributes { user: &user, verb: "get", info: &info, cache: &cache };
+                assert_eq!(allows(&attributes), expect, "{path}");
             }
             parses::so_far() - before
         };

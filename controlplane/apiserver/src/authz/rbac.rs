@@ -13,7 +13,7 @@ use std::{
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
-use super::{Authorizer, Deciding, Decision, Question};
+use super::{AccessAttributes, Authorizer, Deciding, Decision};
 use crate::{authn::User, cache::Cache, offload, write::text};
 use rule::Rule;
 
@@ -50,15 +50,15 @@ struct Grant {
 pub(super) struct Rbac;
 
 impl Authorizer for Rbac {
-    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(question), "a role of the user allows it").ready()
+    fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
+        Decision::allow_if(allows(attributes), "a role of the user allows it").ready()
     }
 }
 
-fn allows(question: &Question<'_>) -> bool {
-    let namespace = question.info.resource.as_ref().map_or("", |resource| &resource.namespace);
-    let policy = question.cache.policies.current(question.cache);
-    policy.rules(question.user, namespace).any(|rule| rule.allows(question.verb, question.info))
+fn allows(attributes: &AccessAttributes<'_>) -> bool {
+    let namespace = attributes.info.resource.as_ref().map_or("", |resource| &resource.namespace);
+    let policy = attributes.cache.policies.current(attributes.cache);
+    policy.rules(attributes.user, namespace).any(|rule| rule.allows(attributes.verb, attributes.info))
 }
 
 fn kind(resource: &str) -> Option<&'static Arc<Resource>> {

@@ -7,10 +7,10 @@ use std::{path::Path, time::Duration};
 use futures::future::Either;
 use serde_json::{Value, json};
 
-use super::{Authorizer, Deciding, Decision, Question, Verdict, condition::MatchConditions};
+use super::{AccessAttributes, Authorizer, Deciding, Decision, Verdict, condition::MatchConditions};
 use crate::remote::{
     Remote,
-    cache::{AnswerCache, Outcome, key},
+    cache::{Outcome, ResponseCache, key},
 };
 
 /// Maximum bytes of a review whose response is cached.
@@ -38,7 +38,7 @@ pub(super) struct Webhook {
     settings: WebhookSettings,
     remote: Remote,
     conditions: MatchConditions,
-    decisions: AnswerCache<Decision>,
+    decisions: ResponseCache<Decision>,
 }
 
 // === impl Webhook ===
@@ -52,7 +52,7 @@ impl Webhook {
         conditions: MatchConditions,
     ) -> Result<Self, String> {
         let remote = Remote::read(file, settings.timeout)?;
-        Ok(Self { settings, remote, conditions, decisions: AnswerCache::new() })
+        Ok(Self { settings, remote, conditions, decisions: ResponseCache::new() })
     }
 
     /// The decision if no call is needed: a cached one, or the result of the match conditions.
@@ -96,8 +96,8 @@ impl Webhook {
 }
 
 impl Authorizer for Webhook {
-    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
-        let spec = spec(question, &self.settings.version);
+    fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
+        let spec = spec(attributes, &self.settings.version);
         match self.known(&spec) {
             Some(decision) => decision.ready(),
             None => Either::Right(Box::pin(self.ask(spec))),
@@ -121,8 +121,8 @@ fn decision(status: &Value) -> Result<Decision, String> {
 }
 
 /// The `spec` of the review.
-pub(super) fn spec(question: &Question<'_>, version: &str) -> Value {
-    let user = question.user;
+pub(super) fn spec(attributes: &AccessAttributes<'_>, version: &str) -> Value {
+    let user = attributes.user;
     let mut spec = json!({"user": user.name});
     // v1beta1 and v1 name this field differently.
     spec[if version == "v1beta1" { "group" } else { "groups" }] = json!(user.groups);
@@ -134,13 +134,13 @@ pub(super) fn spec(question: &Question<'_>, version: &str) -> Value {
             user.extra.iter().map(|(key, values)| (key.to_lowercase(), json!(values))).collect();
         spec["extra"] = extra.into();
     }
-    let Some(path) = &question.info.resource else {
-        spec["nonResourceAttributes"] = json!({"path": question.info.path, "verb": question.verb});
+    let Some(path) = &attributes.info.resource else {
+        spec["nonResourceAttributes"] = json!({"path": attributes.info.path, "verb": attributes.verb});
         return spec;
     };
     let fields = [
         ("namespace", path.namespace.as_str()),
-        ("verb", question.verb),
+        ("verb", attributes.verb),
         ("group", &path.group),
         ("version", &path.version),
         ("resource", &path.resource),
@@ -182,7 +182,7 @@ mod tests {
         let info = RequestInfo::parse(&Method::GET, &uri.parse().unwrap());
         let (user, cache) = (User::new("ann", &["dev"]), Cache::new(0));
         webhook
-            .authorize(&Question { user: &user, verb: info.verb, info: &info, cache: &cache })
+            .authorize(&AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &cache })
             .await
             .verdict
     }

@@ -31,13 +31,13 @@ pub(crate) struct Allocated {
     /// The keys of the services that have a node port.
     ports: HashMap<u16, Vec<Arc<str>>>,
     /// Addresses and node ports of each object, by its key.
-    objects: HashMap<Arc<str>, Own>,
+    objects: HashMap<Arc<str>, Allocation>,
     /// The ranges of each ServiceCIDR.
     ranges: BTreeMap<Arc<str>, Ranges>,
 }
 
 #[derive(Debug, Default)]
-struct Own {
+struct Allocation {
     addresses: Vec<IpAddr>,
     ports: Vec<u16>,
 }
@@ -66,7 +66,7 @@ impl Allocated {
                 let labels = &object.value()["metadata"]["labels"];
                 let is_derived = labels[MANAGED_BY] == ALLOCATOR;
                 let addresses = object.name().parse().into_iter().filter(|_| !is_derived).collect();
-                self.put(&object.key, Own { addresses, ports: Vec::new() });
+                self.put(&object.key, Allocation { addresses, ports: Vec::new() });
             }
             ("networking.k8s.io", "ServiceCIDR") => {
                 self.ranges.insert(object.key.clone(), ranges(&object.value()));
@@ -87,7 +87,7 @@ impl Allocated {
         self.put(&key.into(), service(spec));
     }
 
-    fn put(&mut self, key: &Arc<str>, own: Own) {
+    fn put(&mut self, key: &Arc<str>, own: Allocation) {
         self.remove(key);
         own.addresses.iter().for_each(|address| {
             self.addresses.entry(*address).or_default().push(key.clone());
@@ -129,7 +129,7 @@ fn release<K: Eq + Hash>(holders: &mut HashMap<K, Vec<Arc<str>>>, what: &K, key:
     }
 }
 
-fn service(spec: &Value) -> Own {
+fn service(spec: &Value) -> Allocation {
     let ports = spec["ports"].as_array().into_iter().flatten();
     let node_ports = ports.map(|port| &port["nodePort"]).chain([&spec["healthCheckNodePort"]]);
     let number = |port: &Value| u16::try_from(port.as_u64()?).ok().filter(|port| *port != 0);
@@ -137,7 +137,7 @@ fn service(spec: &Value) -> Own {
     ports.sort_unstable();
     ports.dedup();
     let addresses = spec["clusterIPs"].as_array().into_iter().flatten();
-    Own { addresses: addresses.filter_map(|address| address.as_str()?.parse().ok()).collect(), ports }
+    Allocation { addresses: addresses.filter_map(|address| address.as_str()?.parse().ok()).collect(), ports }
 }
 
 /// The ranges of a ServiceCIDR. They are usable while it is ready and not being deleted.

@@ -323,7 +323,7 @@ impl Collection {
             }
             None => {
                 let old = self.objects.remove(&key)?;
-                let last = Arc::new(old.restamped(commit.revision));
+                let last = Arc::new(old.with_revision(commit.revision));
                 (Some(old), last)
             }
         };

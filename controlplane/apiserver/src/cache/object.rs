@@ -14,7 +14,7 @@ use coracle_kinds::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
-use crate::offload::LARGE;
+use crate::offload::MIN_OFFLOADED_BYTES;
 
 /// An object at one commit.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Object {
     }
 
     /// The object with the revision of the commit that deletes it.
-    pub(crate) fn restamped(&self, revision: u64) -> Self {
+    pub(crate) fn with_revision(&self, revision: u64) -> Self {
         Self { revision, ..self.without_facets() }
     }
 
@@ -86,7 +86,7 @@ impl Object {
 
     /// Whether the object is so large that work on it must run off the async workers.
     pub(crate) fn is_large(&self) -> bool {
-        self.stored.len() > LARGE
+        self.stored.len() > MIN_OFFLOADED_BYTES
     }
 
     /// The object's name: the last part of its key.
@@ -156,7 +156,7 @@ const API_VERSION: &str = "{\"apiVersion\":\"";
 /// Maximum offset of the metadata: apiVersion and kind are names of at most 253 and 63 letters.
 const MAX_HEAD: usize = 1024;
 /// Bytes of most encoded objects.
-const USUAL: usize = 4 << 10;
+const USUAL_OBJECT_BYTES: usize = 4 << 10;
 /// The object of bytes that are not in the form of [`encode`].
 const NOTHING: &[u8] = b"{\"metadata\":{}}";
 
@@ -169,7 +169,7 @@ pub(crate) fn encode(kind: &Resource, object: &Value) -> Bytes {
     let empty = Map::new();
     let object = object.as_object().unwrap_or(&empty);
     let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
-    let mut text = Vec::with_capacity(USUAL);
+    let mut text = Vec::with_capacity(USUAL_OBJECT_BYTES);
     text.extend_from_slice(head(kind).as_bytes());
     let fields = metadata.iter().filter(|(key, _)| *key != "resourceVersion");
     for (at, (key, value)) in fields.enumerate() {

@@ -33,7 +33,7 @@ const CORRECTION_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When the default objects are corrected.
 #[derive(Default)]
-struct Turns {
+struct CorrectionTimer {
     last: Option<Instant>,
     /// Set while objects wait for a correction.
     due: Option<Instant>,
@@ -44,12 +44,12 @@ pub(crate) async fn start(state: &Arc<State>) {
     let kind = |name| by_kind(objects::API_VERSION, name).cloned();
     let Some(kinds) = kind("FlowSchema").zip(kind("PriorityLevelConfiguration")) else { return };
     // The first correction after the start is not delayed.
-    follow(state, (&kinds.0, &kinds.1), &mut Turns::default()).await;
+    follow(state, (&kinds.0, &kinds.1), &mut CorrectionTimer::default()).await;
     tokio::spawn(run(Arc::downgrade(state), kinds));
 }
 
 async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource>)) {
-    let mut turns = Turns::default();
+    let mut timer = CorrectionTimer::default();
     loop {
         let Some(strong) = state.upgrade() else { return };
         let watches = watch(&strong, &schemas).and_then(|first| Ok((first, watch(&strong, &levels)?)));
@@ -58,13 +58,13 @@ async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource
         drop(strong);
         loop {
             let Some(strong) = state.upgrade() else { return };
-            follow(&strong, (&schemas, &levels), &mut turns).await;
+            follow(&strong, (&schemas, &levels), &mut timer).await;
             drop(strong);
             // Cancel-safe: dropping the receive loses no event.
             let has_ended = tokio::select! {
                 event = of_schemas.recv() => event.is_none(),
                 event = of_levels.recv() => event.is_none(),
-                () = turns.wait() => false,
+                () = timer.wait() => false,
                 () = shutdown.cancelled() => return,
             };
             if has_ended {
@@ -85,7 +85,11 @@ fn values(state: &State, kind: &Resource) -> Vec<Value> {
     state.cache.list(kind, "").iter().map(|object| object.value()).collect()
 }
 
-async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Resource>), turns: &mut Turns) {
+async fn follow(
+    state: &Arc<State>,
+    (schemas, levels): (&Arc<Resource>, &Arc<Resource>),
+    timer: &mut CorrectionTimer,
+) {
     let (of_schemas, of_levels) = (values(state, schemas), values(state, levels));
     state.flow_control.configure(&of_schemas, &of_levels);
     // Default schemas refer to levels, so levels are created first.
@@ -95,7 +99,7 @@ async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Res
     ];
     let steps = sets.map(|(kind, stored, mandatory, suggested)| (kind, plan(stored, &mandatory, &suggested)));
     let is_wanted = steps.iter().any(|(_, steps)| !steps.is_empty());
-    let may_run = turns.take(is_wanted, Instant::now());
+    let may_run = timer.take(is_wanted, Instant::now());
     for (kind, steps) in steps.into_iter().filter(|_| may_run) {
         for step in steps {
             if let Err(error) = step.run(state, kind).await {
@@ -124,9 +128,9 @@ enum Step {
     Delete(String),
 }
 
-// === impl Turns ===
+// === impl CorrectionTimer ===
 
-impl Turns {
+impl CorrectionTimer {
     /// Whether a wanted correction may run now. Otherwise it is due later.
     fn take(&mut self, is_wanted: bool, now: Instant) -> bool {
         let earliest = self.last.map(|last| last + CORRECTION_INTERVAL).filter(|earliest| now < *earliest);
@@ -372,18 +376,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn servers_with_other_defaults_are_answered_once_a_minute() {
-        let (mut turns, start) = (Turns::default(), Instant::now());
-        assert!(!turns.take(false, start));
-        assert!(turns.take(true, start));
+        let (mut timer, start) = (CorrectionTimer::default(), Instant::now());
+        assert!(!timer.take(false, start));
+        assert!(timer.take(true, start));
         for seconds in 1..60 {
-            assert!(!turns.take(true, start + Duration::from_secs(seconds)));
+            assert!(!timer.take(true, start + Duration::from_secs(seconds)));
         }
-        turns.wait().await;
+        timer.wait().await;
         assert!(Instant::now() >= start + CORRECTION_INTERVAL);
-        assert!(turns.take(true, Instant::now()));
+        assert!(timer.take(true, Instant::now()));
         // If the objects were corrected by others, nothing is due.
-        assert!(!turns.take(true, Instant::now()) && turns.due.is_some());
-        assert!(!turns.take(false, Instant::now()) && turns.due.is_none());
+        assert!(!timer.take(true, Instant::now()) && timer.due.is_some());
+        assert!(!timer.take(false, Instant::now()) && timer.due.is_none());
     }
 
     #[test]

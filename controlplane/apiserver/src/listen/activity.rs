@@ -97,7 +97,7 @@ impl Activity {
     }
 
     /// Returns when the client has not read a response in time.
-    pub(super) async fn stuck(&self) {
+    pub(super) async fn response_timeout(&self) {
         self.stuck.cancelled().await;
     }
 }
@@ -206,9 +206,9 @@ mod tests {
         };
         drop(activity.begin().until_sent(short()));
         let long = activity.begin().until_sent(Response::new(full("x")));
-        assert!(tokio::time::timeout(MINUTE * 10, activity.stuck()).await.is_err());
+        assert!(tokio::time::timeout(MINUTE * 10, activity.response_timeout()).await.is_err());
         let unread = activity.begin().until_sent(short());
-        activity.stuck().await;
+        activity.response_timeout().await;
         drop((long, unread));
     }
 }

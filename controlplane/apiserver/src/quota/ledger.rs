@@ -85,7 +85,7 @@ impl Accounts {
         self.namespaces.clear();
         let Some(kind) = coracle_kinds::kind::by_resource("", "v1", "resourcequotas") else { return };
         for quota in cache.list(kind, "") {
-            if let Some((namespace, name)) = place(&quota) {
+            if let Some((namespace, name)) = namespace_and_name(&quota) {
                 self.open(cache, (namespace, name), &quota);
             }
         }
@@ -110,7 +110,7 @@ impl Accounts {
         if !kind.namespaced {
             return;
         }
-        let Some((namespace, name)) = place(&change.new) else { return };
+        let Some((namespace, name)) = namespace_and_name(&change.new) else { return };
         let is_quota = kind.is("", "ResourceQuota");
         if let Some(accounts) = self.namespaces.get_mut(namespace) {
             let used = accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind));
@@ -193,7 +193,7 @@ fn count(cache: &Cache, namespace: &str, quota: &Quota) -> Usage {
 }
 
 /// Namespace and name of a namespaced object.
-fn place(object: &Object) -> Option<(&str, &str)> {
+fn namespace_and_name(object: &Object) -> Option<(&str, &str)> {
     let mut parts = object.key.rsplit('/');
     let name = parts.next()?;
     Some((parts.next()?, name))

@@ -14,7 +14,7 @@ const MAX_ENTRIES: usize = 4096;
 
 /// Responses by the digest of the request. Acceptances and refusals have their own space: clients without permissions
 /// cause refusals only, and must not evict the acceptances of others.
-pub(crate) struct AnswerCache<V> {
+pub(crate) struct ResponseCache<V> {
     spaces: Mutex<Spaces<V>>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn key(parts: &[&[u8]]) -> Key {
     digest.finalize().into()
 }
 
-impl<V: Clone> AnswerCache<V> {
+impl<V: Clone> ResponseCache<V> {
     pub(crate) fn new() -> Self {
         Self { spaces: Mutex::new(Spaces { accepted: Entries::new(), refused: Entries::new() }) }
     }
@@ -109,7 +109,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_expire_and_their_number_is_limited() {
-        let cache = AnswerCache::new();
+        let cache = ResponseCache::new();
         let lasts = (Outcome::Accepted, Duration::from_secs(10));
         cache.insert(numbered(0), 7, lasts);
         cache.insert(numbered(1), 8, (Outcome::Accepted, Duration::ZERO));
@@ -125,7 +125,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn refusals_evict_no_acceptance_and_the_last_answer_counts() {
-        let cache = AnswerCache::new();
+        let cache = ResponseCache::new();
         let lasts = Duration::from_secs(10);
         cache.insert(numbered(0), 7, (Outcome::Accepted, lasts));
         for number in 1..=2 * MAX_ENTRIES {

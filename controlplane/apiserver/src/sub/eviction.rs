@@ -36,7 +36,7 @@ enum Verdict {
     /// budget the client must retry instead.
     DeleteUnchanged(Option<String>),
     /// Commit this budget, which allows one disruption less, then delete the pod.
-    Spend(Value),
+    Disrupt(Value),
 }
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
@@ -71,8 +71,8 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
                     (done, _) => return done,
                 }
             }
-            Verdict::Spend(_) if options.dry_run() => return remove(call, options).await,
-            Verdict::Spend(budget) => {
+            Verdict::Disrupt(_) if options.dry_run() => return remove(call, options).await,
+            Verdict::Disrupt(budget) => {
                 text(&budget, "name").clone_into(&mut name);
                 match commit_budget(call, budgets, &budget).await {
                     Ok(()) => return remove(call, options).await,
@@ -136,7 +136,7 @@ fn verdict(kind: &Resource, pod: &Value, budgets: &[Value], now: &str) -> Result
             Err(ApiError::forbidden_object(kind, text(budget, "name"), why))
         }
         0 => Err(refused(budget)),
-        allowed => Ok(Verdict::Spend(spent(budget, allowed, text(pod, "name"), now))),
+        allowed => Ok(Verdict::Disrupt(with_disruption(budget, allowed, text(pod, "name"), now))),
     }
 }
 
@@ -146,7 +146,7 @@ fn is_ready(pod: &Value) -> bool {
 }
 
 /// The budget with one allowed disruption less and the pod in `disruptedPods`.
-fn spent(budget: &Value, allowed: i64, pod: &str, now: &str) -> Value {
+fn with_disruption(budget: &Value, allowed: i64, pod: &str, now: &str) -> Value {
     let mut budget = budget.clone();
     let generation = budget["status"]["observedGeneration"].clone();
     let status = &mut budget["status"];

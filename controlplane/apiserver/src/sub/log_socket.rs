@@ -26,15 +26,15 @@ use crate::{
 const MAX_MESSAGE: usize = 4 << 10;
 
 /// The negotiated WebSocket protocol.
-pub(super) struct Agreed {
+pub(super) struct NegotiatedProtocol {
     accept: HeaderValue,
     /// Empty if the client requests none.
     protocol: &'static str,
 }
 
-// === impl Agreed ===
+// === impl NegotiatedProtocol ===
 
-impl Agreed {
+impl NegotiatedProtocol {
     /// Negotiates the protocol of a request. None if it is not a WebSocket upgrade.
     pub(super) fn with(headers: &HeaderMap) -> Result<Option<Self>> {
         let is_socket = words(headers, &header::UPGRADE).any(|word| word.eq_ignore_ascii_case("websocket"))
@@ -117,7 +117,7 @@ fn message(chunk: Bytes, base64: bool) -> Message {
 mod tests {
     use super::*;
 
-    fn agreed(protocols: Option<&str>) -> Result<Option<Agreed>> {
+    fn agreed(protocols: Option<&str>) -> Result<Option<NegotiatedProtocol>> {
         let mut headers = HeaderMap::new();
         for (name, value) in [("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")] {
             headers.insert(name, value.parse().unwrap());
@@ -126,7 +126,7 @@ mod tests {
         if let Some(protocols) = protocols {
             headers.insert("sec-websocket-protocol", protocols.parse().unwrap());
         }
-        Agreed::with(&headers)
+        NegotiatedProtocol::with(&headers)
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
             assert_eq!(agreed(offered).unwrap().unwrap().protocol, expect);
         }
         assert!(agreed(Some("v4.channel.k8s.io")).is_err());
-        assert!(Agreed::with(&HeaderMap::new()).unwrap().is_none());
+        assert!(NegotiatedProtocol::with(&HeaderMap::new()).unwrap().is_none());
         assert_eq!(message(Bytes::from_static(b"hi"), true), Message::Text("aGk=".into()));
     }
 }

@@ -29,7 +29,7 @@ pub(crate) async fn get(call: &Call) -> Result<Reply> {
 pub(crate) async fn update(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
     let (mut wanted, warnings) = body_of(call)?;
-    create::place(call, &mut wanted)?;
+    create::set_namespace(call, &mut wanted)?;
     update::same_name(&wanted, &call.resource.name)?;
     write(call, Writer::Update, &warnings, |old| changed(call, old, &wanted)).await
 }
@@ -50,7 +50,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
         let (mut wanted, found) = body::check(parsed, &expected(), validation).map_err(|error| {
             if error.code == 400 { ApiError::invalid_patch(&error.message) } else { error }
         })?;
-        create::place(call, &mut wanted)?;
+        create::set_namespace(call, &mut wanted)?;
         update::same_name(&wanted, &call.resource.name)?;
         warnings = found;
         changed(call, old, &wanted)
@@ -104,7 +104,7 @@ fn config(call: &Call) -> Result<(Value, Option<i64>)> {
              declared in schema"
         )));
     }
-    create::place(call, &mut config)?;
+    create::set_namespace(call, &mut config)?;
     if !text(&config, "name").is_empty() {
         update::same_name(&config, &call.resource.name)?;
     }

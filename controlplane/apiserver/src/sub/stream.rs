@@ -53,7 +53,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         _ => path(call, container.as_deref()),
     };
     // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
-    let socket = if is_log { log_socket::Agreed::with(&call.headers)? } else { None };
+    let socket = if is_log { log_socket::NegotiatedProtocol::with(&call.headers)? } else { None };
     let mut request = Request::builder().method(method.clone()).uri(path).body(Full::default());
     if let (Ok(request), false) = (&mut request, is_log) {
         *request.headers_mut() = upgrade_headers(&call.headers);

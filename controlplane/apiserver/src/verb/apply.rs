@@ -10,7 +10,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     field_manager::{self, Writer},
-    offload::{self, LARGE},
+    offload::{self, MIN_OFFLOADED_BYTES},
     reply::{self, Reply},
     write::{self, Part, metadata_mut, text},
 };
@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 5;
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, true)?;
-    let (config, is_named, warnings) = offload::run(call.body.len() > LARGE, || config(call))?;
+    let (config, is_named, warnings) = offload::run(call.body.len() > MIN_OFFLOADED_BYTES, || config(call))?;
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
             let new = merged(call, old, &config)?;
@@ -122,7 +122,7 @@ fn config(call: &Call) -> Result<(Value, bool, Vec<String>)> {
     }
     let (mut config, mut warnings) = body::check(parsed, &expected, validation)?;
     warnings.extend(duplicate);
-    create::place(call, &mut config)?;
+    create::set_namespace(call, &mut config)?;
     let name = text(&config, "name").to_owned();
     if !name.is_empty() && name != call.resource.name {
         return Err(ApiError::bad_request(format!(

@@ -18,14 +18,14 @@ const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
     let (mut object, warnings) = body::object(call)?;
-    place(call, &mut object)?;
+    set_namespace(call, &mut object)?;
     let stored = write::create(call, object, Writer::Update).await?;
     let reply = reply::object(201, call.form()?, &call.kind, &stored);
     Ok(reply::warned(reply, &warnings))
 }
 
 /// Sets the namespace of the path into the object, or refuses another one.
-pub(crate) fn place(call: &Call, object: &mut Value) -> Result<()> {
+pub(crate) fn set_namespace(call: &Call, object: &mut Value) -> Result<()> {
     let namespace = call.namespace().to_owned();
     let metadata =
         write::metadata_mut(object).ok_or_else(|| ApiError::bad_request("metadata must be a map"))?;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     authn::User,
-    authz::{Question, Verdict, rbac::rule::Rule},
+    authz::{AccessAttributes, Verdict, rbac::rule::Rule},
     body,
     call::Call,
     error::{ApiError, Result},
@@ -96,7 +96,7 @@ async fn access(call: &Call, user: &User, spec: &Value) -> Value {
             ..ResourceInfo::default()
         }),
     };
-    let question = Question { user, verb: &wanted, info: &info, cache: &call.state.cache };
+    let question = AccessAttributes { user, verb: &wanted, info: &info, cache: &call.state.cache };
     match call.state.authorizers.decide(&question).await.verdict {
         Verdict::Allow => json!({"allowed": true}),
         Verdict::Deny => json!({"allowed": false, "denied": true}),

@@ -17,7 +17,7 @@ use crate::{
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
     let (mut object, warnings) = body::object(call)?;
-    create::place(call, &mut object)?;
+    create::set_namespace(call, &mut object)?;
     let name = &call.resource.name;
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();

@@ -36,7 +36,7 @@ struct Writer {
 #[derive(Clone)]
 pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 
-/// Where a watch begins.
+/// The start of a watch.
 enum Start {
     /// With all existing objects, as ADDED.
     Now { end_marker: bool },

@@ -1,4 +1,4 @@
-//! What mutating admission may not change.
+//! The fields that mutating admission must not change.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

@@ -3,14 +3,13 @@
 //!
 //! A node that does not renew its lease becomes not ready. Its services then move to other nodes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_events::Event;
 use serde_json::{Value, json};
 
-use super::claims::Claims;
 use super::plan;
 use super::service::is_ours;
 use crate::context::Context;
@@ -22,14 +21,6 @@ use crate::queue::{Next, Queue};
 use crate::write::Part;
 
 const COMPONENT: &str = "address-pool-controller";
-
-/// State of the controller between reconciles.
-#[derive(Debug, Default)]
-pub(crate) struct State {
-    claims: Mutex<Claims>,
-    /// The last refusal of each service, so that an event is recorded once.
-    refusals: Mutex<HashMap<Key, String>>,
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -17,24 +17,24 @@ use crate::write::Part;
 const NAMESPACE: &str = "kube-public";
 
 /// The key of the config map.
-fn place() -> Key {
+fn config_map_key() -> Key {
     Key::new(NAMESPACE, CLUSTER_INFO_NAME)
 }
 
 /// Queues the config map when a token or the config map changes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
-    context.caches.tokens.on_change(move |_| own.add(place()));
+    context.caches.tokens.on_change(move |_| own.add(config_map_key()));
     let own = queue.clone();
     context.caches.cluster_infos.on_change(move |change| {
-        if change.latest().is_some_and(|found| found.key() == place()) {
-            own.add(place());
+        if change.latest().is_some_and(|found| found.key() == config_map_key()) {
+            own.add(config_map_key());
         }
     });
     let own = queue.clone();
     context.caches.namespaces.on_change(move |change| {
         if change.old.is_none() && change.new.is_some_and(|namespace| namespace.name() == NAMESPACE) {
-            own.add(place());
+            own.add(config_map_key());
         }
     });
 }

@@ -45,9 +45,9 @@ fn node(names: &[&str]) -> CertificateParams {
     params
 }
 
-fn read(params: &CertificateParams) -> Asked {
+fn read(params: &CertificateParams) -> RequestedCertificate {
     let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
-    Asked::read(request.pem().unwrap().as_bytes()).unwrap()
+    RequestedCertificate::read(request.pem().unwrap().as_bytes()).unwrap()
 }
 
 fn words(list: &[&str]) -> Vec<String> {
@@ -56,10 +56,10 @@ fn words(list: &[&str]) -> Vec<String> {
 
 #[test]
 fn a_request_is_read() {
-    let asked = read(&node(&["a", "192.0.2.1"]));
-    assert_eq!((asked.node(), asked.dns.as_slice()), (Some("a"), &["a".to_owned()][..]));
-    assert_eq!(asked.addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
-    assert!(Asked::read(b"nonsense").is_err());
+    let requested = read(&node(&["a", "192.0.2.1"]));
+    assert_eq!((requested.node(), requested.dns.as_slice()), (Some("a"), &["a".to_owned()][..]));
+    assert_eq!(requested.addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
+    assert!(RequestedCertificate::read(b"nonsense").is_err());
 }
 
 #[test]
@@ -80,11 +80,11 @@ fn a_nodes_client_certificate_has_exactly_the_required_fields() {
     }
     assert!(read(&node(&["a"])).refusal(NODE_CLIENT, &usages).is_some());
     for change in [
-        |asked: &mut Asked| asked.common_name = "root".to_owned(),
-        |asked: &mut Asked| asked.common_name = "system:node:".to_owned(),
-        |asked: &mut Asked| asked.organizations = vec!["system:masters".to_owned()],
-        |asked: &mut Asked| asked.organizations.push("system:masters".to_owned()),
-        |asked: &mut Asked| asked.organizations.clear(),
+        |requested: &mut RequestedCertificate| requested.common_name = "root".to_owned(),
+        |requested: &mut RequestedCertificate| requested.common_name = "system:node:".to_owned(),
+        |requested: &mut RequestedCertificate| requested.organizations = vec!["system:masters".to_owned()],
+        |requested: &mut RequestedCertificate| requested.organizations.push("system:masters".to_owned()),
+        |requested: &mut RequestedCertificate| requested.organizations.clear(),
     ] {
         let mut wrong = good.clone();
         change(&mut wrong);
@@ -107,11 +107,11 @@ fn a_nodes_serving_certificate_names_hosts() {
 
 #[test]
 fn anybodys_client_certificate_is_for_clients() {
-    let asked = read(&node(&["a"]));
-    assert_eq!(asked.refusal(CLIENT, &words(&["client auth"])), None);
-    assert!(asked.refusal(CLIENT, &words(&["client auth", "cert sign"])).is_some());
-    assert!(asked.refusal(CLIENT, &words(&["digital signature"])).is_some());
-    assert!(asked.refusal("example.com/other", &words(&["client auth"])).is_some());
+    let requested = read(&node(&["a"]));
+    assert_eq!(requested.refusal(CLIENT, &words(&["client auth"])), None);
+    assert!(requested.refusal(CLIENT, &words(&["client auth", "cert sign"])).is_some());
+    assert!(requested.refusal(CLIENT, &words(&["digital signature"])).is_some());
+    assert!(requested.refusal("example.com/other", &words(&["client auth"])).is_some());
 }
 
 #[test]
@@ -122,8 +122,11 @@ fn a_subject_leaves_no_doubt() {
     for subject in
         [&[&[node][..], &[nodes]][..], &[&[nodes], &[node]], &[&[(CN, PRINTABLE, "system:node:a")], &[nodes]]]
     {
-        let asked = Asked::read(raw(subject).as_bytes()).unwrap();
-        assert_eq!((asked.node(), asked.organizations.as_slice()), (Some("a"), &[NODES.to_owned()][..]));
+        let requested = RequestedCertificate::read(raw(subject).as_bytes()).unwrap();
+        assert_eq!(
+            (requested.node(), requested.organizations.as_slice()),
+            (Some("a"), &[NODES.to_owned()][..])
+        );
     }
     for (subject, why) in [
         (&[&[node][..], &[nodes], &[controllers]][..], "2 common names"),
@@ -139,20 +142,22 @@ fn a_subject_leaves_no_doubt() {
         (&[&[(CN, UTF8, "system:node:a\0")], &[nodes]], "unusual"),
         (&[&[(CN, UTF8, "")], &[nodes]], "empty"),
     ] {
-        let read = Asked::read(raw(subject).as_bytes());
+        let read = RequestedCertificate::read(raw(subject).as_bytes());
         assert!(read.as_ref().is_err_and(|said| said.contains(why)), "{subject:?}: {read:?}");
     }
 }
 
 #[test]
 fn certificates_of_administrators_and_of_the_api_server_are_refused() {
-    let asked = |group| Asked::read(raw(&[&[(CN, UTF8, "ann")], &[(O, UTF8, group)]]).as_bytes()).unwrap();
+    let requested = |group| {
+        RequestedCertificate::read(raw(&[&[(CN, UTF8, "ann")], &[(O, UTF8, group)]]).as_bytes()).unwrap()
+    };
     let usages = words(&["client auth"]);
-    assert_eq!(asked("people").refusal(CLIENT, &usages), None);
-    assert!(asked("system:masters").refusal(CLIENT, &usages).is_some());
+    assert_eq!(requested("people").refusal(CLIENT, &usages), None);
+    assert!(requested("system:masters").refusal(CLIENT, &usages).is_some());
     for name in SERVERS {
-        let asked = Asked::read(raw(&[&[(CN, UTF8, name)]]).as_bytes()).unwrap();
-        assert!(asked.refusal(CLIENT, &usages).is_some(), "{name}");
+        let requested = RequestedCertificate::read(raw(&[&[(CN, UTF8, name)]]).as_bytes()).unwrap();
+        assert!(requested.refusal(CLIENT, &usages).is_some(), "{name}");
     }
 }
 
@@ -165,6 +170,6 @@ fn a_request_is_signed_with_its_own_key() {
     der[at] = b'e';
     let text = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, der);
     let changed = format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n");
-    assert!(Asked::read(pem.as_bytes()).is_ok());
-    assert!(Asked::read(changed.as_bytes()).is_err());
+    assert!(RequestedCertificate::read(pem.as_bytes()).is_ok());
+    assert!(RequestedCertificate::read(changed.as_bytes()).is_err());
 }

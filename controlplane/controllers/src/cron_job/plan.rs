@@ -32,7 +32,7 @@ pub(crate) struct Plan {
 /// Plans the actions. `jobs` are all jobs that the cron job controls.
 pub(crate) fn plan(cron_job: &CronJob, jobs: &[Arc<Job>], now: Timestamp) -> Plan {
     let mut plan = Plan { status: cron_job.status.clone(), ..Plan::default() };
-    let running = settle(cron_job, jobs, &mut plan);
+    let running = update_active(cron_job, jobs, &mut plan);
     for succeeded in [true, false] {
         clean(cron_job, jobs, succeeded, &mut plan);
     }
@@ -53,7 +53,7 @@ pub(crate) fn reference(job: &Job) -> ObjectReference {
 }
 
 /// Removes ended and missing jobs from `status.active`. Returns the jobs that run.
-fn settle(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut Plan) -> Vec<Arc<Job>> {
+fn update_active(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut Plan) -> Vec<Arc<Job>> {
     let by_uid: HashMap<&str, &Arc<Job>> = jobs.iter().map(|job| (job.uid(), job)).collect();
     let mut running = Vec::new();
     let mut active = cron_job.status.active.clone().unwrap_or_default();

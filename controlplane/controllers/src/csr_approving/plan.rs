@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::reserved::Reserved;
-use crate::certificate::{Asked, NODE_CLIENT, NODE_SERVING};
+use crate::certificate::{NODE_CLIENT, NODE_SERVING, RequestedCertificate};
 use crate::object::{CertificateSigningRequest, Node, ObjectExt};
 
 /// The decision.
@@ -30,16 +30,16 @@ pub(crate) fn plan(
         return Action::Leave;
     }
     let spec = &request.spec;
-    let Ok(asked) = Asked::read(&spec.request.0) else { return Action::Leave };
-    if asked.refusal(&spec.signer_name, &spec.usages).is_some() {
+    let Ok(requested) = RequestedCertificate::read(&spec.request.0) else { return Action::Leave };
+    if requested.refusal(&spec.signer_name, &spec.usages).is_some() {
         return Action::Leave;
     }
     match spec.signer_name.as_str() {
-        NODE_CLIENT if asked.common_name == spec.username => {
+        NODE_CLIENT if requested.common_name == spec.username => {
             Action::Ask(vec!["selfnodeclient", "nodeclient"])
         }
         NODE_CLIENT => Action::Ask(vec!["nodeclient"]),
-        NODE_SERVING => serving(request, &asked, nodes, reserved),
+        NODE_SERVING => serving(request, &requested, nodes, reserved),
         _ => Action::Leave,
     }
 }
@@ -49,32 +49,32 @@ pub(crate) fn plan(
 /// not belong to another node, the API server, a pod or a service.
 fn serving(
     request: &CertificateSigningRequest,
-    asked: &Asked,
+    requested: &RequestedCertificate,
     nodes: &[Arc<Node>],
     reserved: &Reserved<'_>,
 ) -> Action {
     let is_node = request.spec.groups.iter().any(|group| group == "system:nodes");
-    if !is_node || request.spec.username != asked.common_name {
+    if !is_node || request.spec.username != requested.common_name {
         return Action::Leave;
     }
-    let Some(name) = asked.node() else { return Action::Leave };
+    let Some(name) = requested.node() else { return Action::Leave };
     let Some(own) = nodes.iter().find(|node| node.name() == name) else { return Action::Leave };
     let others = || nodes.iter().filter(|node| node.name() != name);
     if let Some(address) =
-        asked.addresses.iter().find(|address| others().any(|node| has_address(node, address)))
+        requested.addresses.iter().find(|address| others().any(|node| has_address(node, address)))
     {
         return Action::Deny(format!("the address {address} is that of another node"));
     }
-    if let Some(taken) = asked.dns.iter().find(|dns| others().any(|node| node.name() == *dns)) {
+    if let Some(taken) = requested.dns.iter().find(|dns| others().any(|node| node.name() == *dns)) {
         return Action::Deny(format!("{taken} is another node"));
     }
-    let whose = asked.addresses.iter().find_map(|address| reserved.address(name, address));
-    if let Some(whose) = whose.or_else(|| asked.dns.iter().find_map(|dns| reserved.name(name, dns))) {
+    let whose = requested.addresses.iter().find_map(|address| reserved.address(name, address));
+    if let Some(whose) = whose.or_else(|| requested.dns.iter().find_map(|dns| reserved.name(name, dns))) {
         return Action::LeaveToPeople(whose);
     }
     // The node can write any name into its Node. Only its own name is proven, by its client certificate.
-    let fits = asked.addresses.iter().all(|address| has_address(own, address))
-        && asked.dns.iter().all(|dns| dns == name);
+    let fits = requested.addresses.iter().all(|address| has_address(own, address))
+        && requested.dns.iter().all(|dns| dns == name);
     if fits {
         Action::Approve("Auto approving the serving certificate of a node for its own addresses.")
     } else {

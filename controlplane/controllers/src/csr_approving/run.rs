@@ -11,7 +11,7 @@ use serde_json::json;
 use super::claim::{self, Claim};
 use super::plan::{Action, plan};
 use super::reserved::Reserved;
-use crate::certificate::{Asked, NODE_SERVING};
+use crate::certificate::{NODE_SERVING, RequestedCertificate};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{CertificateSigningRequest, Key, ObjectExt};
@@ -77,7 +77,7 @@ async fn ask(
         let message = format!("Auto approving {own} client certificate after SubjectAccessReview.");
         return decide(context, request, "Approved", "AutoApproved", &message).await;
     }
-    tracing::debug!(request = %request.key(), "the author may not have the certificate asked for");
+    tracing::debug!(request = %request.key(), "the author has no permission for the requested certificate");
     Ok(())
 }
 
@@ -88,8 +88,8 @@ async fn claim_token(
     request: &CertificateSigningRequest,
 ) -> Result<Result<(), String>, Error> {
     let Some((id, key)) = claim::token(request) else { return Ok(Ok(())) };
-    let asked = Asked::read(&request.spec.request.0);
-    let Some(node) = asked.as_ref().ok().and_then(Asked::node) else { return Ok(Ok(())) };
+    let requested = RequestedCertificate::read(&request.spec.request.0);
+    let Some(node) = requested.as_ref().ok().and_then(RequestedCertificate::node) else { return Ok(Ok(())) };
     let writer = context.writer(&context.caches.tokens);
     let secret = writer.live(&key).await?;
     match claim::claim(id, secret.as_ref(), node, &context.caches.nodes.all()) {

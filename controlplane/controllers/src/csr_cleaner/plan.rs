@@ -1,4 +1,4 @@
-//! When a certificate signing request expires.
+//! The expiry of certificate signing requests.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const MAX_DECIDED_AGE: Duration = Duration::from_secs(3600);
 /// Time after the creation at which a request without a decision is deleted, as upstream.
 const MAX_PENDING_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// When the request is to be deleted.
+/// Time at which the request is deleted.
 pub(crate) fn end(request: &CertificateSigningRequest) -> Option<Timestamp> {
     let verdicts = request
         .status

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::Signer;
-use crate::certificate::{Asked, CLIENT, NODE_CLIENT, NODE_SERVING};
+use crate::certificate::{CLIENT, NODE_CLIENT, NODE_SERVING, RequestedCertificate};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{CertificateSigningRequest, Key, ObjectExt};
@@ -52,12 +52,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 
 fn certificate(signer: &Signer, request: &CertificateSigningRequest) -> Result<String, String> {
     let spec = &request.spec;
-    let asked = Asked::read(&spec.request.0)?;
-    if let Some(why) = asked.refusal(&spec.signer_name, &spec.usages) {
+    let requested = RequestedCertificate::read(&spec.request.0)?;
+    if let Some(why) = requested.refusal(&spec.signer_name, &spec.usages) {
         return Err(why);
     }
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
-    signer.sign(&asked, &spec.usages, spec.expiration_seconds, now).map_err(|error| {
+    signer.sign(&requested, &spec.usages, spec.expiration_seconds, now).map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         format!("{error}: {cause}")
     })

@@ -9,7 +9,7 @@ use rcgen::{
 };
 use ring::rand::{SecureRandom, SystemRandom};
 
-use crate::certificate::Asked;
+use crate::certificate::RequestedCertificate;
 
 /// Certificates are valid from this time before now, because clocks differ.
 const BACKDATE: Duration = Duration::from_secs(300);
@@ -60,21 +60,21 @@ impl Signer {
     /// [`SignError::Request`].
     pub(crate) fn sign(
         &self,
-        asked: &Asked,
+        requested: &RequestedCertificate,
         usages: &[String],
         seconds: Option<i64>,
         now: u64,
     ) -> Result<String, SignError> {
-        let key = SubjectPublicKeyInfo::from_der(&asked.key).map_err(SignError::Request)?;
+        let key = SubjectPublicKeyInfo::from_der(&requested.key).map_err(SignError::Request)?;
         let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
         let lasts = seconds.map_or(self.longest, |seconds| seconds.min(self.longest));
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        for organization in &asked.organizations {
+        for organization in &requested.organizations {
             params.distinguished_name.push(DnType::OrganizationName, organization.as_str());
         }
-        params.distinguished_name.push(DnType::CommonName, asked.common_name.as_str());
-        params.subject_alt_names = alternative_names(asked).map_err(SignError::Request)?;
+        params.distinguished_name.push(DnType::CommonName, requested.common_name.as_str());
+        params.subject_alt_names = alternative_names(requested).map_err(SignError::Request)?;
         params.is_ca = IsCa::ExplicitNoCa;
         params.use_authority_key_identifier_extension = true;
         params.serial_number = Some(serial()?);
@@ -86,18 +86,18 @@ impl Signer {
     }
 }
 
-fn alternative_names(asked: &Asked) -> Result<Vec<SanType>, rcgen::Error> {
+fn alternative_names(requested: &RequestedCertificate) -> Result<Vec<SanType>, rcgen::Error> {
     let mut names = Vec::new();
-    for name in &asked.dns {
+    for name in &requested.dns {
         names.push(SanType::DnsName(name.as_str().try_into()?));
     }
-    for mail in &asked.mails {
+    for mail in &requested.mails {
         names.push(SanType::Rfc822Name(mail.as_str().try_into()?));
     }
-    for uri in &asked.uris {
+    for uri in &requested.uris {
         names.push(SanType::URI(uri.as_str().try_into()?));
     }
-    names.extend(asked.addresses.iter().copied().map(SanType::IpAddress));
+    names.extend(requested.addresses.iter().copied().map(SanType::IpAddress));
     Ok(names)
 }
 
@@ -139,9 +139,9 @@ mod tests {
         Signer::new(&certificate.pem(), &key.serialize_pem(), Duration::from_secs(seconds)).unwrap()
     }
 
-    fn asked(params: &CertificateParams) -> Asked {
+    fn requested(params: &CertificateParams) -> RequestedCertificate {
         let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
-        Asked::read(pem.as_bytes()).unwrap()
+        RequestedCertificate::read(pem.as_bytes()).unwrap()
     }
 
     /// First and last second of a certificate, whether it is an authority, its subject and its names.
@@ -156,7 +156,7 @@ mod tests {
         params.distinguished_name.push(DnType::CommonName, "system:node:a");
         params.subject_alt_names = vec![SanType::DnsName("a".try_into().unwrap())];
         let usages = ["digital signature".to_owned(), "client auth".to_owned()];
-        let certificate = signer.sign(&asked(&params), &usages, seconds, 1_000_000).unwrap();
+        let certificate = signer.sign(&requested(&params), &usages, seconds, 1_000_000).unwrap();
         let (_, pem) = parse_x509_pem(certificate.as_bytes()).unwrap();
         let (_, found) = X509Certificate::from_der(&pem.contents).unwrap();
         let usage = found.extended_key_usage().unwrap().unwrap().value;
@@ -189,11 +189,11 @@ mod tests {
         for kind in [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519] {
             let key = KeyPair::generate_for(kind).unwrap();
             let pem = params.serialize_request(&key).unwrap().pem().unwrap();
-            let asked = Asked::read(pem.as_bytes()).unwrap();
-            let certificate = signer(60).sign(&asked, &[], None, 1_000_000).unwrap();
+            let requested = RequestedCertificate::read(pem.as_bytes()).unwrap();
+            let certificate = signer(60).sign(&requested, &[], None, 1_000_000).unwrap();
             let (_, pem) = parse_x509_pem(certificate.as_bytes()).unwrap();
             let (_, found) = X509Certificate::from_der(&pem.contents).unwrap();
-            assert_eq!(found.public_key().raw, asked.key);
+            assert_eq!(found.public_key().raw, requested.key);
             let names = found.subject_alternative_name().unwrap().unwrap().value.general_names.clone();
             assert_eq!(names.len(), 4);
         }
@@ -201,6 +201,6 @@ mod tests {
 
     #[test]
     fn nonsense_is_not_signed() {
-        assert!(signer(60).sign(&Asked::default(), &[], None, 0).is_err());
+        assert!(signer(60).sign(&RequestedCertificate::default(), &[], None, 0).is_err());
     }
 }

@@ -8,8 +8,8 @@ use coracle_events::Event;
 use k8s_openapi::api::apps::v1::DaemonSetStatus;
 
 use super::fit::Fit;
+use super::observed::{ObservedDaemonSet, Plan, Snapshot};
 use super::rolling;
-use super::view::{Plan, Snapshot, View};
 use crate::object::{ObjectExt, Pod};
 use crate::queue::until;
 
@@ -22,18 +22,18 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Plan {
     if snapshot.set.is_being_deleted() {
         return plan;
     }
-    let view = View::of(snapshot);
-    for (node, fit) in sorted(&view.fits) {
-        let pods = view.by_node.get(node).map(Vec::as_slice).unwrap_or_default();
-        manage(&view, (node, fit), pods, &mut plan);
+    let observed = ObservedDaemonSet::of(snapshot);
+    for (node, fit) in sorted(&observed.fits) {
+        let pods = observed.by_node.get(node).map(Vec::as_slice).unwrap_or_default();
+        manage(&observed, (node, fit), pods, &mut plan);
     }
     // Pods for nodes that do not exist any more would stay pending for ever.
-    for (node, pods) in view.by_node.iter().filter(|(node, _)| !view.fits.contains_key(*node)) {
+    for (node, pods) in observed.by_node.iter().filter(|(node, _)| !observed.fits.contains_key(*node)) {
         let unbound = pods.iter().filter(|pod| pod.spec.node_name.as_deref() != Some(node));
         plan.delete.extend(unbound.filter(|pod| !pod.is_being_deleted()).cloned());
     }
     if plan.create.is_empty() && plan.delete.is_empty() {
-        rolling::update(&view, &mut plan);
+        rolling::update(&observed, &mut plan);
     }
     plan.create.truncate(BURST);
     plan.delete.truncate(BURST);
@@ -46,7 +46,7 @@ fn sorted(fits: &HashMap<String, Fit>) -> Vec<(&String, Fit)> {
     sorted
 }
 
-fn manage(view: &View<'_>, (node, fit): (&String, Fit), pods: &[Arc<Pod>], plan: &mut Plan) {
+fn manage(observed: &ObservedDaemonSet<'_>, (node, fit): (&String, Fit), pods: &[Arc<Pod>], plan: &mut Plan) {
     if !fit.keeps {
         plan.delete.extend(pods.iter().filter(|pod| !pod.is_being_deleted()).cloned());
         return;
@@ -61,7 +61,7 @@ fn manage(view: &View<'_>, (node, fit): (&String, Fit), pods: &[Arc<Pod>], plan:
     for pod in pods.iter().filter(|pod| !pod.is_being_deleted()) {
         let name = format!("{}/{}", pod.namespace(), pod.name());
         match pod.status.phase.as_deref() {
-            Some("Failed") => match (view.snapshot.backoff)(node) {
+            Some("Failed") => match (observed.snapshot.backoff)(node) {
                 Some(wait) => plan.again = Some(plan.again.map_or(wait, |again| again.min(wait))),
                 None => {
                     let message =
@@ -80,18 +80,18 @@ fn manage(view: &View<'_>, (node, fit): (&String, Fit), pods: &[Arc<Pod>], plan:
             Some(_) | None => running.push(pod.clone()),
         }
     }
-    if !rolling::surges(view.snapshot.set) {
+    if !rolling::surges(observed.snapshot.set) {
         plan.delete.extend(running.into_iter().skip(1));
     } else if running.is_empty() && fit.runs {
         plan.create.push(node.clone());
     } else {
-        rolling::prune(view, &running, plan);
+        rolling::prune(observed, &running, plan);
     }
 }
 
 /// The desired status, and when it may change without an event.
 pub(crate) fn status(snapshot: &Snapshot<'_>, collisions: i32) -> (DaemonSetStatus, Option<Duration>) {
-    let (set, view) = (snapshot.set, View::of(snapshot));
+    let (set, observed) = (snapshot.set, ObservedDaemonSet::of(snapshot));
     let mut status = DaemonSetStatus {
         collision_count: set.status.collision_count.or((collisions > 0).then_some(collisions)),
         conditions: set.status.conditions.clone(),
@@ -100,8 +100,8 @@ pub(crate) fn status(snapshot: &Snapshot<'_>, collisions: i32) -> (DaemonSetStat
     };
     let (mut updated, mut available) = (0, 0);
     let mut again: Option<Duration> = None;
-    for (node, fit) in &view.fits {
-        let first = view.by_node.get(node).and_then(|pods| pods.first());
+    for (node, fit) in &observed.fits {
+        let first = observed.by_node.get(node).and_then(|pods| pods.first());
         if !fit.runs {
             status.number_misscheduled += i32::from(first.is_some());
             continue;
@@ -109,8 +109,8 @@ pub(crate) fn status(snapshot: &Snapshot<'_>, collisions: i32) -> (DaemonSetStat
         status.desired_number_scheduled += 1;
         let Some(pod) = first else { continue };
         status.current_number_scheduled += 1;
-        updated += i32::from(view.is_updated(pod));
-        if let Some(at) = view.available_at(pod) {
+        updated += i32::from(observed.is_updated(pod));
+        if let Some(at) = observed.available_at(pod) {
             status.number_ready += 1;
             available += i32::from(at <= snapshot.now);
             again = again.into_iter().chain(until(at, snapshot.now)).min();

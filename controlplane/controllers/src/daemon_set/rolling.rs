@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::view::{Plan, View};
+use super::observed::{ObservedDaemonSet, Plan};
 use crate::object::{DaemonSet, ObjectExt, Pod};
 
 /// Whether a node may have a second pod during an update.
@@ -41,33 +41,33 @@ fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
 /// The pods of a node: of the current template and of an old one. `None` if there are several of either.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
-fn pair<'a>(view: &View<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {
+fn pair<'a>(observed: &ObservedDaemonSet<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {
     let alive = || pods.iter().filter(|pod| !pod.is_being_deleted());
-    let mut new = alive().filter(|pod| view.is_updated(pod));
-    let mut old = alive().filter(|pod| !view.is_updated(pod));
+    let mut new = alive().filter(|pod| observed.is_updated(pod));
+    let mut old = alive().filter(|pod| !observed.is_updated(pod));
     let pair = (new.next(), old.next());
     (new.next().is_none() && old.next().is_none()).then_some(pair)
 }
 
 /// Plans the update of pods with old templates.
-pub(super) fn update(view: &View<'_>, plan: &mut Plan) {
-    let desired = view.desired();
-    match bounds(view.snapshot.set, desired) {
+pub(super) fn update(observed: &ObservedDaemonSet<'_>, plan: &mut Plan) {
+    let desired = observed.desired();
+    match bounds(observed.snapshot.set, desired) {
         None => {}
-        Some((0, unavailable)) => replace(view, unavailable, plan),
-        Some((surge, _)) => surge_update(view, surge, desired, plan),
+        Some((0, unavailable)) => replace(observed, unavailable, plan),
+        Some((surge, _)) => surge_update(observed, surge, desired, plan),
     }
 }
 
 /// Deletes old pods: those that are not available, and as many others as may be unavailable.
-fn replace(view: &View<'_>, allowed: usize, plan: &mut Plan) {
+fn replace(observed: &ObservedDaemonSet<'_>, allowed: usize, plan: &mut Plan) {
     let mut unavailable = 0;
     let mut candidates = Vec::new();
-    for pods in view.by_node.values() {
-        match pair(view, pods) {
+    for pods in observed.by_node.values() {
+        match pair(observed, pods) {
             None | Some((None, None) | (Some(_), Some(_))) => unavailable += 1,
-            Some((Some(new), None)) => unavailable += usize::from(!view.is_available(new)),
-            Some((None, Some(old))) if !view.is_available(old) => {
+            Some((Some(new), None)) => unavailable += usize::from(!observed.is_available(new)),
+            Some((None, Some(old))) if !observed.is_available(old) => {
                 unavailable += 1;
                 plan.delete.push(old.clone());
             }
@@ -78,23 +78,23 @@ fn replace(view: &View<'_>, allowed: usize, plan: &mut Plan) {
 }
 
 /// Creates new pods beside old ones, and deletes each old one once its new one is available.
-fn surge_update(view: &View<'_>, surge: usize, desired: usize, plan: &mut Plan) {
+fn surge_update(observed: &ObservedDaemonSet<'_>, surge: usize, desired: usize, plan: &mut Plan) {
     let (mut surging, mut available) = (0, 0);
     let (mut candidates, mut unwanted) = (Vec::new(), Vec::new());
-    for (node, pods) in &view.by_node {
-        let Some((new, old)) = pair(view, pods) else {
+    for (node, pods) in &observed.by_node {
+        let Some((new, old)) = pair(observed, pods) else {
             surging += 1;
             continue;
         };
-        available += usize::from(old.or(new).is_some_and(|pod| view.is_available(pod)));
+        available += usize::from(old.or(new).is_some_and(|pod| observed.is_available(pod)));
         let Some(old) = old else { continue };
-        let runs = view.fits.get(node).is_some_and(|fit| fit.runs);
+        let runs = observed.fits.get(node).is_some_and(|fit| fit.runs);
         match new {
-            Some(new) if view.is_available(new) => plan.delete.push(old.clone()),
+            Some(new) if observed.is_available(new) => plan.delete.push(old.clone()),
             Some(_) => surging += 1,
-            None if runs && view.is_available(old) => candidates.push(node.clone()),
+            None if runs && observed.is_available(old) => candidates.push(node.clone()),
             None if runs => plan.create.push(node.clone()),
-            None if view.is_available(old) => unwanted.push(old.clone()),
+            None if observed.is_available(old) => unwanted.push(old.clone()),
             None => plan.delete.push(old.clone()),
         }
     }
@@ -104,11 +104,12 @@ fn surge_update(view: &View<'_>, surge: usize, desired: usize, plan: &mut Plan) 
 
 /// Deletes surplus pods of a node with surge: at most one new and one old pod stay, the old one only while it is
 /// ready and the new one is not available.
-pub(super) fn prune(view: &View<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
-    let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) = running.iter().partition(|pod| view.is_updated(pod));
+pub(super) fn prune(observed: &ObservedDaemonSet<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
+    let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) =
+        running.iter().partition(|pod| observed.is_updated(pod));
     plan.delete.extend(new.iter().skip(1).chain(old.iter().skip(1)).map(|pod| (*pod).clone()));
     if let (Some(new), Some(old)) = (new.first(), old.first())
-        && (old.ready_since().is_none() || view.is_available(new))
+        && (old.ready_since().is_none() || observed.is_available(new))
     {
         plan.delete.push((*old).clone());
     }

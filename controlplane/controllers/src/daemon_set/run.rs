@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::fit::new_pod;
+use super::observed::Snapshot;
 use super::plan;
-use super::view::Snapshot;
 use crate::cache::Change;
 use crate::context::Context;
 use crate::error::Error;

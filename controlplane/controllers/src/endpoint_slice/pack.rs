@@ -54,7 +54,7 @@ pub(crate) fn pack(groups: Vec<Group>, slices: &[Arc<EndpointSlice>]) -> Changes
 }
 
 /// A slice with the endpoints that it keeps.
-struct Kept {
+struct KeptSlice {
     slice: Arc<EndpointSlice>,
     endpoints: Vec<Endpoint>,
     is_changed: bool,
@@ -64,7 +64,7 @@ fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Chang
     let Group { shape, endpoints } = group;
     let mut missing: BTreeMap<String, Endpoint> =
         endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect();
-    let mut all: Vec<Kept> = slices.into_iter().map(|slice| keep(slice, &mut missing)).collect();
+    let mut all: Vec<KeptSlice> = slices.into_iter().map(|slice| keep(slice, &mut missing)).collect();
     // Slices that change anyway take endpoints first, then slices with room.
     all.sort_by_key(|kept| !kept.is_changed);
     let mut missing = missing.into_values();
@@ -97,12 +97,12 @@ fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Chang
 }
 
 /// Keeps the slice's endpoints that are desired, with their desired content, and removes them from `missing`.
-fn keep(slice: Arc<EndpointSlice>, missing: &mut BTreeMap<String, Endpoint>) -> Kept {
+fn keep(slice: Arc<EndpointSlice>, missing: &mut BTreeMap<String, Endpoint>) -> KeptSlice {
     let before = slice.endpoints.as_deref().unwrap_or_default();
     let endpoints: Vec<Endpoint> =
         before.iter().filter_map(|endpoint| missing.remove(&identity(endpoint))).collect();
     let is_changed = endpoints != before;
-    Kept { slice, endpoints, is_changed }
+    KeptSlice { slice, endpoints, is_changed }
 }
 
 /// Address and pod of an endpoint: an address may pass from one pod to the next.

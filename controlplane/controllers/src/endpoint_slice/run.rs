@@ -52,7 +52,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         |node: &str| caches.nodes.get(&Key::new("", node))?.metadata.labels.as_ref()?.get(ZONE).cloned();
     let groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
     let count = groups.iter().map(|group| group.endpoints.len()).sum();
-    let slices = own(context, &key, service.uid(), MANAGER);
+    let slices = slices_of(context, &key, service.uid(), MANAGER);
     let owner = service.controller_reference();
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
     labels.insert(SERVICE_NAME.to_owned(), key.name.clone());
@@ -74,7 +74,7 @@ pub(crate) struct Identity {
 }
 
 /// The owner's slices of this manager.
-pub(crate) fn own(context: &Context, key: &Key, uid: &str, manager: &str) -> Vec<Arc<EndpointSlice>> {
+pub(crate) fn slices_of(context: &Context, key: &Key, uid: &str, manager: &str) -> Vec<Arc<EndpointSlice>> {
     let mut all = context.caches.endpoint_slices.owned_by(&key.namespace, uid);
     all.retain(|slice| {
         let labels = slice.metadata.labels.as_ref();

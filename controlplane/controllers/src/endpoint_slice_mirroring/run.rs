@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::plan;
 use crate::context::Context;
 use crate::endpoint_slice::pack;
-use crate::endpoint_slice::run::{HEADLESS, Identity, MANAGED_BY, SERVICE_NAME, apply, own};
+use crate::endpoint_slice::run::{HEADLESS, Identity, MANAGED_BY, SERVICE_NAME, apply, slices_of};
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, controller_of};
 use crate::queue::{Next, Queue};
@@ -50,7 +50,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if service.is_some_and(|service| service.spec.cluster_ip.as_deref() == Some("None")) {
         labels.insert(HEADLESS.to_owned(), String::new());
     }
-    let slices = own(context, &key, endpoints.uid(), MANAGER);
+    let slices = slices_of(context, &key, endpoints.uid(), MANAGER);
     let identity = Identity { owner: endpoints.controller_reference(), labels };
     apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
     Ok(Next::Wait)

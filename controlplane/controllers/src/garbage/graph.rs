@@ -38,7 +38,7 @@ enum State {
 
 /// The work that follows from a change.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Work {
+pub(crate) struct FollowUp {
     /// Uids of objects that may have to be deleted, or whose finalizer may have to be removed.
     pub(crate) attempt: Vec<String>,
     /// Uids of objects whose dependents are to be orphaned.
@@ -69,8 +69,8 @@ fn state(meta: &ObjectMeta) -> State {
 
 impl Graph {
     /// Adds a new or changed object.
-    pub(crate) fn set(&mut self, kind: &Arc<ApiKind>, meta: &ObjectMeta) -> Work {
-        let Some(uid) = meta.uid.clone() else { return Work::default() };
+    pub(crate) fn set(&mut self, kind: &Arc<ApiKind>, meta: &ObjectMeta) -> FollowUp {
+        let Some(uid) = meta.uid.clone() else { return FollowUp::default() };
         let owners: Box<[Edge]> = meta
             .owner_references
             .iter()
@@ -81,7 +81,7 @@ impl Graph {
             })
             .collect();
         let item = Item { kind: kind.clone(), key: Key::of(meta), owners, state: state(meta) };
-        let mut work = Work::default();
+        let mut work = FollowUp::default();
         let old = self.items.get(&uid);
         let new_state = old.is_none_or(|old| old.state != item.state);
         let new_owners = old.is_none_or(|old| old.owners != item.owners);
@@ -113,7 +113,7 @@ impl Graph {
 
     /// Removes an object whose kind is no longer served. Unlike [`Self::remove`], its dependents are not queued for
     /// collection.
-    pub(crate) fn forget(&mut self, uid: &str) {
+    pub(crate) fn remove_unserved(&mut self, uid: &str) {
         let Some(item) = self.items.remove(uid) else { return };
         for owner in &item.owners {
             self.unlink(&owner.uid, uid);
@@ -121,8 +121,8 @@ impl Graph {
     }
 
     /// Removes a deleted object.
-    pub(crate) fn remove(&mut self, uid: &str) -> Work {
-        let mut work = Work::default();
+    pub(crate) fn remove(&mut self, uid: &str) -> FollowUp {
+        let mut work = FollowUp::default();
         if let Some(item) = self.items.remove(uid) {
             for owner in &item.owners {
                 self.unlink(&owner.uid, uid);
@@ -195,7 +195,7 @@ impl Graph {
         }
     }
 
-    fn wake_waiting(&self, owner: &str, work: &mut Work) {
+    fn wake_waiting(&self, owner: &str, work: &mut FollowUp) {
         if self.items.get(owner).is_some_and(|owner| owner.state == State::Foreground) {
             work.attempt.push(owner.to_owned());
         }
@@ -276,8 +276,8 @@ mod tests {
     #[test]
     fn dependents_are_queued_when_their_owner_is_deleted() {
         let (mut graph, kind) = (Graph::default(), kind("K", true));
-        assert_eq!(graph.set(&kind, &meta("owner", &[], json!({}))), Work::default());
-        assert_eq!(graph.set(&kind, &meta("child", &["owner"], json!({}))), Work::default());
+        assert_eq!(graph.set(&kind, &meta("owner", &[], json!({}))), FollowUp::default());
+        assert_eq!(graph.set(&kind, &meta("child", &["owner"], json!({}))), FollowUp::default());
         assert!(!graph.is_suspect("child"));
         assert_eq!(graph.remove("owner").attempt, ["child"]);
         assert!(graph.is_suspect("child") && graph.was_deleted_lately("owner"));
@@ -290,9 +290,9 @@ mod tests {
         let (mut graph, kind) = (Graph::default(), kind("K", true));
         graph.set(&kind, &meta("owner", &[], json!({})));
         graph.set(&kind, &meta("child", &["owner"], json!({})));
-        graph.forget("owner");
+        graph.remove_unserved("owner");
         assert!(!graph.was_deleted_lately("owner"));
-        graph.forget("child");
+        graph.remove_unserved("child");
         assert!(graph.dependents.is_empty() && graph.items.is_empty());
     }
 

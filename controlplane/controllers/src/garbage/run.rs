@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::graph::{Graph, Work};
+use super::graph::{FollowUp, Graph};
 use super::plan::{Action, FOREGROUND, Facts, ORPHAN, Owner, plan};
 use crate::api_kind::{ApiKind, Meta};
 use crate::cache::Cache;
@@ -131,7 +131,7 @@ impl Watches {
     ) -> JoinSet<()> {
         let kinds = collector.kinds();
         for (kind, _) in self.running.extract_if(.., |(kind, _)| !kinds.contains(kind)) {
-            collector.forget(&kind);
+            collector.remove_unserved(&kind);
         }
         let mut listed = JoinSet::new();
         for kind in kinds.iter().filter(|kind| kind.can(&[verbs::DELETE, verbs::LIST, verbs::WATCH])) {
@@ -191,7 +191,7 @@ impl Collector {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enqueue(&self, work: Work) {
+    fn enqueue(&self, work: FollowUp) {
         work.attempt.into_iter().for_each(|uid| self.attempts.add(uid));
         work.orphan.into_iter().for_each(|uid| self.orphans.add(uid));
     }
@@ -215,7 +215,7 @@ impl Collector {
     /// Removes the objects of a kind that is not served any more from the graph. If its definition was deleted, the
     /// objects were deleted too, and their dependents are queued: the watch may have ended before the last deletions.
     /// Otherwise the objects may still exist, so their dependents are kept.
-    fn forget(&self, kind: &Arc<ApiKind>) {
+    fn remove_unserved(&self, kind: &Arc<ApiKind>) {
         let is_removed = {
             let mut removed = self.removed();
             let is_removed = removed.definitions.contains(&kind.name());
@@ -231,7 +231,7 @@ impl Collector {
                 let work = self.lock().remove(&uid);
                 self.enqueue(work);
             } else {
-                self.lock().forget(&uid);
+                self.lock().remove_unserved(&uid);
             }
         }
     }
@@ -286,7 +286,7 @@ impl Collector {
                     work
                 }
                 (None, Some(old)) => own.lock().remove(old.uid()),
-                (None, None) => Work::default(),
+                (None, None) => FollowUp::default(),
             };
             own.enqueue(work);
         });
@@ -533,7 +533,7 @@ mod tests {
                 collector.apply_event(&definitions, Event::Apply(definition.clone()), &mut seen);
                 collector.apply_event(&definitions, Event::Delete(definition), &mut seen);
             }
-            collector.forget(&owners);
+            collector.remove_unserved(&owners);
             assert_eq!(collector.lock().was_deleted_lately(name), was_deleted, "{name}");
             let pair = (owners.resource.group.clone(), owners.resource.kind.clone());
             assert_eq!(collector.removed().kinds.contains_key(&pair), was_deleted, "{name}");

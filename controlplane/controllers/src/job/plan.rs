@@ -9,7 +9,7 @@ use super::pods::{
     is_terminating, replaces_only_failed, shared,
 };
 use super::policy::{self, Failure};
-pub(crate) use super::verdict::View;
+pub(crate) use super::verdict::ObservedJob;
 use crate::object::Pod;
 use crate::queue::until;
 use crate::replica_set::by_dispensability;
@@ -40,33 +40,33 @@ pub(crate) struct NewPod {
 }
 
 /// Plans the change of a job's pods.
-pub(crate) fn plan(view: &View<'_>) -> Change {
-    let job = view.job;
-    let active: Vec<&Arc<Pod>> = view.active().collect();
-    if view.verdict.is_some() || job.spec.suspend == Some(true) {
+pub(crate) fn plan(observed: &ObservedJob<'_>) -> Change {
+    let job = observed.job;
+    let active: Vec<&Arc<Pod>> = observed.active().collect();
+    if observed.verdict.is_some() || job.spec.suspend == Some(true) {
         return delete(shared(active));
     }
     if job.metadata.deletion_timestamp.is_some() {
         return Change::Nothing;
     }
-    let wanted = wanted(view, active.len());
+    let wanted = wanted(observed, active.len());
     if is_indexed(job) {
-        let excess = misplaced(view, &active);
+        let excess = misplaced(observed, &active);
         if !excess.is_empty() {
             return delete(excess);
         }
     }
     if active.len() > wanted {
         let mut pods = shared(active.iter().copied());
-        by_dispensability(&mut pods, &HashMap::new(), view.now);
+        by_dispensability(&mut pods, &HashMap::new(), observed.now);
         pods.truncate(active.len() - wanted);
         return delete(pods);
     }
-    let terminating = if replaces_only_failed(job) { view.terminating() } else { 0 };
+    let terminating = if replaces_only_failed(job) { observed.terminating() } else { 0 };
     let missing = wanted.saturating_sub(active.len() + terminating).min(BURST);
     match missing {
         0 => Change::Nothing,
-        missing => create(view, missing),
+        missing => create(observed, missing),
     }
 }
 
@@ -76,35 +76,38 @@ fn delete(mut pods: Vec<Arc<Pod>>) -> Change {
 }
 
 /// The desired number of active pods.
-fn wanted(view: &View<'_>, active: usize) -> usize {
-    let parallelism = view.job.spec.parallelism.unwrap_or(1);
-    let wanted = match view.job.spec.completions {
+fn wanted(observed: &ObservedJob<'_>, active: usize) -> usize {
+    let parallelism = observed.job.spec.parallelism.unwrap_or(1);
+    let wanted = match observed.job.spec.completions {
         // After the first success the remaining pods run to their end, and no new ones start.
-        None if view.succeeded > 0 => return active.min(usize::try_from(parallelism).unwrap_or_default()),
+        None if observed.succeeded > 0 => {
+            return active.min(usize::try_from(parallelism).unwrap_or_default());
+        }
         None => parallelism,
-        Some(completions) => parallelism
-            .min(completions.saturating_sub(view.succeeded).saturating_sub(view.failed_indexes.total())),
+        Some(completions) => parallelism.min(
+            completions.saturating_sub(observed.succeeded).saturating_sub(observed.failed_indexes.total()),
+        ),
     };
     usize::try_from(wanted).unwrap_or_default()
 }
 
 /// Active pods whose index is invalid, completed, failed, or also that of an older active pod.
-fn misplaced(view: &View<'_>, active: &[&Arc<Pod>]) -> Vec<Arc<Pod>> {
+fn misplaced(observed: &ObservedJob<'_>, active: &[&Arc<Pod>]) -> Vec<Arc<Pod>> {
     let mut active = active.to_vec();
     active.sort_by(|one, other| one.metadata.creation_timestamp.cmp(&other.metadata.creation_timestamp));
     let mut seen = HashSet::new();
     let misplaced = active.into_iter().filter(|pod| {
-        index_of(view.job, pod).is_none_or(|index| {
-            view.completed.has(index) || view.failed_indexes.has(index) || !seen.insert(index)
+        index_of(observed.job, pod).is_none_or(|index| {
+            observed.completed.has(index) || observed.failed_indexes.has(index) || !seen.insert(index)
         })
     });
     shared(misplaced)
 }
 
-fn create(view: &View<'_>, missing: usize) -> Change {
-    let job = view.job;
+fn create(observed: &ObservedJob<'_>, missing: usize) -> Change {
+    let job = observed.job;
     if !is_indexed(job) || job.spec.backoff_limit_per_index.is_none() {
-        let wait = backoff(view);
+        let wait = backoff(observed);
         if let Some(wait) = wait {
             return Change::Wait(wait);
         }
@@ -112,10 +115,12 @@ fn create(view: &View<'_>, missing: usize) -> Change {
     if !is_indexed(job) {
         return Change::Create(vec![NewPod::default(); missing]);
     }
-    let mut taken = view.completed.clone();
-    taken.extend(view.active().filter_map(|pod| index_of(job, pod)));
+    let mut taken = observed.completed.clone();
+    taken.extend(observed.active().filter_map(|pod| index_of(job, pod)));
     if replaces_only_failed(job) {
-        taken.extend(view.pods.iter().filter(|pod| is_terminating(pod)).filter_map(|pod| index_of(job, pod)));
+        taken.extend(
+            observed.pods.iter().filter(|pod| is_terminating(pod)).filter_map(|pod| index_of(job, pod)),
+        );
     }
     let completions = job.spec.completions.unwrap_or_default();
     if job.spec.backoff_limit_per_index.is_none() {
@@ -124,18 +129,18 @@ fn create(view: &View<'_>, missing: usize) -> Change {
             free.into_iter().map(|index| NewPod { index: Some(index), failures: None }).collect(),
         );
     }
-    taken.merge(&view.failed_indexes);
+    taken.merge(&observed.failed_indexes);
     let mut waits = Vec::new();
     let mut pods = Vec::new();
     // Indexes in back-off do not hold back the others.
-    for index in taken.gaps(missing + view.retried.len(), completions) {
-        let last = view.retried.get(&index);
-        if let Some(wait) =
-            last.and_then(|last| remaining(view, earlier_failures(last).saturating_add(1), finished_at(last)))
+    for index in taken.gaps(missing + observed.retried.len(), completions) {
+        let last = observed.retried.get(&index);
+        if let Some(wait) = last
+            .and_then(|last| remaining(observed, earlier_failures(last).saturating_add(1), finished_at(last)))
         {
             waits.push(wait);
         } else if pods.len() < missing {
-            let failures = last.map_or((0, 0), |last| next_failures(view, last));
+            let failures = last.map_or((0, 0), |last| next_failures(observed, last));
             pods.push(NewPod { index: Some(index), failures: Some(failures) });
         }
     }
@@ -150,33 +155,33 @@ fn created(pods: Vec<NewPod>) -> Change {
 }
 
 /// The failures that the pod after this failed one starts with.
-fn next_failures(view: &View<'_>, last: &Pod) -> (i32, i32) {
+fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
     let (failures, ignored) = (earlier_failures(last), earlier_ignored(last));
-    match policy::failure(view.job, last) {
+    match policy::failure(observed.job, last) {
         Failure::Ignored => (failures, ignored.saturating_add(1)),
         Failure::Counts | Failure::FailsIndex | Failure::FailsJob(_) => (failures.saturating_add(1), ignored),
     }
 }
 
 /// The rest of the back-off. It depends on the number of pods that failed since the last success.
-fn backoff(view: &View<'_>) -> Option<Duration> {
+fn backoff(observed: &ObservedJob<'_>) -> Option<Duration> {
     let ended = |is: &dyn Fn(&Pod) -> bool| {
-        let times = view.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));
+        let times = observed.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));
         times.collect::<Vec<_>>()
     };
     let success = ended(&has_succeeded).into_iter().max();
     let failures =
-        ended(&|pod| has_failed(view.job, pod) && policy::failure(view.job, pod) != Failure::Ignored);
+        ended(&|pod| has_failed(observed.job, pod) && policy::failure(observed.job, pod) != Failure::Ignored);
     let after: Vec<_> =
         failures.into_iter().filter(|end| success.is_none_or(|success| *end > success)).collect();
     let last = after.iter().max().copied()?;
-    remaining(view, i32::try_from(after.len()).unwrap_or(i32::MAX), Some(last))
+    remaining(observed, i32::try_from(after.len()).unwrap_or(i32::MAX), Some(last))
 }
 
-fn remaining(view: &View<'_>, failures: i32, last: Option<jiff::Timestamp>) -> Option<Duration> {
+fn remaining(observed: &ObservedJob<'_>, failures: i32, last: Option<jiff::Timestamp>) -> Option<Duration> {
     let exponent = u32::try_from(failures.saturating_sub(1)).unwrap_or_default().min(16);
     let wait = FIRST_BACKOFF.saturating_mul(2_u32.pow(exponent)).min(MAX_BACKOFF);
-    until(last?.checked_add(wait).ok()?, view.now)
+    until(last?.checked_add(wait).ok()?, observed.now)
 }
 
 #[cfg(test)]

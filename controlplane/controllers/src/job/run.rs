@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::plan::{self, Change, NewPod};
 use super::status::{self, Update};
-use super::verdict::View;
+use super::verdict::ObservedJob;
 use super::{FINALIZER, pods};
 use crate::annotation::{JOB_INDEX, JOB_INDEX_FAILURES, JOB_INDEX_IGNORED_FAILURES};
 use crate::context::Context;
@@ -83,9 +83,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let mut outcome = Ok(());
     let mut decided = None;
     if !job.finished() {
-        let view = View::of(&job, &claim.own, Timestamp::now());
-        decided.clone_from(&view.verdict);
-        match plan::plan(&view) {
+        let observed = ObservedJob::of(&job, &claim.own, Timestamp::now());
+        decided.clone_from(&observed.verdict);
+        match plan::plan(&observed) {
             Change::Nothing => {}
             Change::Wait(time) => wait = Some(time),
             Change::Create(pods) => {
@@ -102,7 +102,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     // The cache has the pods of the writes above.
     let own = own_pods(context, &*job, &selector);
-    let update = status::update(&View::of(&job, &own, Timestamp::now()).with_verdict(decided));
+    let update = status::update(&ObservedJob::of(&job, &own, Timestamp::now()).with_verdict(decided));
     let again = apply(&control, update).await?;
     outcome?;
     let next: Option<Duration> = wait.into_iter().chain(again).min();

@@ -10,7 +10,7 @@ use k8s_openapi::api::batch::v1::{JobCondition, JobStatus, UncountedTerminatedPo
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::pods::{has_failed, has_succeeded, index_of, is_indexed, is_tracked, shared};
-use super::verdict::{Verdict, View};
+use super::verdict::{ObservedJob, Verdict};
 use crate::object::{ObjectExt, Pod};
 use crate::queue::until;
 
@@ -29,48 +29,48 @@ pub(crate) struct Update {
 }
 
 /// Plans the status.
-pub(crate) fn update(view: &View<'_>) -> Update {
-    let job = view.job;
+pub(crate) fn update(observed: &ObservedJob<'_>) -> Update {
+    let job = observed.job;
     let mut update =
         Update { status: job.status.clone(), finalize: Vec::new(), events: Vec::new(), again: None };
     if job.finished() {
-        update.finalize = shared(view.pods.iter().filter(|pod| is_tracked(pod)));
+        update.finalize = shared(observed.pods.iter().filter(|pod| is_tracked(pod)));
         return update;
     }
-    let lists = count(view, &mut update);
+    let lists = count(observed, &mut update);
     let status = &mut update.status;
     if is_indexed(job) {
-        let text = view.completed.to_string();
+        let text = observed.completed.to_string();
         status.completed_indexes = (!text.is_empty()).then_some(text);
-        status.succeeded = positive(view.completed.total());
+        status.succeeded = positive(observed.completed.total());
         if job.spec.backoff_limit_per_index.is_some() {
-            status.failed_indexes = Some(view.failed_indexes.to_string());
+            status.failed_indexes = Some(observed.failed_indexes.to_string());
         }
     }
-    let active = view.active().count();
+    let active = observed.active().count();
     status.active = positive(size(active));
-    status.ready = Some(size(view.active().filter(|pod| pod.ready_since().is_some()).count()));
-    status.terminating = Some(size(view.terminating()));
+    status.ready = Some(size(observed.active().filter(|pod| pod.ready_since().is_some()).count()));
+    status.terminating = Some(size(observed.terminating()));
     let suspended = job.spec.suspend == Some(true);
     if status.start_time.is_none() && !suspended {
-        status.start_time = Some(Time(seconds(view.now)));
+        status.start_time = Some(Time(seconds(observed.now)));
     }
-    let verdict = view.verdict.clone().or_else(|| completed(view, active));
+    let verdict = observed.verdict.clone().or_else(|| completed(observed, active));
     match &verdict {
-        Some(verdict) => end(view, verdict, (&lists, active), &mut update),
-        None => suspend(view, suspended, &mut update),
+        Some(verdict) => end(observed, verdict, (&lists, active), &mut update),
+        None => suspend(observed, suspended, &mut update),
     }
     update.status.uncounted_terminated_pods = Some(lists);
-    update.again = view.deadline().and_then(|deadline| until(deadline, view.now));
+    update.again = observed.deadline().and_then(|deadline| until(deadline, observed.now));
     update
 }
 
 /// Moves uids whose pods lost their finalizer into the counters, and adds the uids of newly finished pods. Returns the
 /// lists of uncounted pods.
-fn count(view: &View<'_>, update: &mut Update) -> UncountedTerminatedPods {
-    let job = view.job;
+fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminatedPods {
+    let job = observed.job;
     let tracked: HashSet<&str> =
-        view.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
+        observed.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
     let known = job.status.uncounted_terminated_pods.clone().unwrap_or_default();
     let split = |list: Option<Vec<String>>| -> (Vec<String>, Vec<String>) {
         list.unwrap_or_default().into_iter().partition(|uid| tracked.contains(uid.as_str()))
@@ -81,7 +81,7 @@ fn count(view: &View<'_>, update: &mut Update) -> UncountedTerminatedPods {
         |count: Option<i32>, more: usize| positive(count.unwrap_or_default().saturating_add(size(more)));
     update.status.succeeded = add(job.status.succeeded, counted_succeeded.len());
     update.status.failed = add(job.status.failed, counted_failed.len());
-    for pod in view.pods.iter().filter(|pod| is_tracked(pod)) {
+    for pod in observed.pods.iter().filter(|pod| is_tracked(pod)) {
         let (uid, full) = (pod.uid(), succeeded.len() + failed.len() >= MAX_UNCOUNTED);
         let listed = |list: &[String]| list.iter().any(|known| known == uid);
         let mut removable = true;
@@ -94,17 +94,17 @@ fn count(view: &View<'_>, update: &mut Update) -> UncountedTerminatedPods {
                 }
                 succeeded.push(uid.to_owned());
             }
-        } else if view.counts_as_failed(pod) {
-            if view.is_counted(pod) {
+        } else if observed.counts_as_failed(pod) {
+            if observed.is_counted(pod) {
                 if full {
                     continue;
                 }
                 failed.push(uid.to_owned());
             }
         } else {
-            removable = job.is_being_deleted() || view.verdict.is_some() && pod.is_being_deleted();
+            removable = job.is_being_deleted() || observed.verdict.is_some() && pod.is_being_deleted();
         }
-        if removable && !is_kept(view, pod) {
+        if removable && !is_kept(observed, pod) {
             update.finalize.push(pod.clone());
         }
     }
@@ -113,20 +113,20 @@ fn count(view: &View<'_>, update: &mut Update) -> UncountedTerminatedPods {
 }
 
 /// Whether a failed pod keeps its finalizer until its index has a new pod.
-fn is_kept(view: &View<'_>, pod: &Pod) -> bool {
-    let job = view.job;
-    if view.verdict.is_some() || job.is_being_deleted() || !has_failed(job, pod) {
+fn is_kept(observed: &ObservedJob<'_>, pod: &Pod) -> bool {
+    let job = observed.job;
+    if observed.verdict.is_some() || job.is_being_deleted() || !has_failed(job, pod) {
         return false;
     }
-    let last = index_of(job, pod).and_then(|index| view.retried.get(&index));
+    let last = index_of(job, pod).and_then(|index| observed.retried.get(&index));
     last.is_some_and(|last| last.uid() == pod.uid())
 }
 
 /// Whether enough pods have succeeded and none is active.
-fn completed(view: &View<'_>, active: usize) -> Option<Verdict> {
-    let enough = match view.job.spec.completions {
-        None => view.succeeded > 0,
-        Some(completions) => view.succeeded >= completions,
+fn completed(observed: &ObservedJob<'_>, active: usize) -> Option<Verdict> {
+    let enough = match observed.job.spec.completions {
+        None => observed.succeeded > 0,
+        Some(completions) => observed.succeeded >= completions,
     };
     (enough && active == 0).then(|| Verdict::Succeeds {
         reason: "CompletionsReached".to_owned(),
@@ -135,26 +135,31 @@ fn completed(view: &View<'_>, active: usize) -> Option<Verdict> {
 }
 
 /// Writes the verdict. The job ends once no pod is active, terminating or uncounted.
-fn end(view: &View<'_>, verdict: &Verdict, rest: (&UncountedTerminatedPods, usize), update: &mut Update) {
+fn end(
+    observed: &ObservedJob<'_>,
+    verdict: &Verdict,
+    rest: (&UncountedTerminatedPods, usize),
+    update: &mut Update,
+) {
     let (lists, active) = rest;
     let (interim, last, reason, message) = match verdict {
         Verdict::Fails { reason, message } => ("FailureTarget", "Failed", reason, message),
         Verdict::Succeeds { reason, message } => ("SuccessCriteriaMet", "Complete", reason, message),
     };
     let status = &mut update.status;
-    set(status, interim, true, (reason, message), view.now);
+    set(status, interim, true, (reason, message), observed.now);
     let open = lists.succeeded.is_some() || lists.failed.is_some();
-    if open || active > 0 || view.terminating() > 0 {
+    if open || active > 0 || observed.terminating() > 0 {
         return;
     }
     if status.start_time.is_none() {
-        status.start_time = Some(Time(seconds(view.now)));
+        status.start_time = Some(Time(seconds(observed.now)));
     }
-    set(status, last, true, (reason, message), view.now);
+    set(status, last, true, (reason, message), observed.now);
     update.events.push(match verdict {
         Verdict::Fails { .. } => Event::warning(known_reason(reason), message.clone()),
         Verdict::Succeeds { .. } => {
-            status.completion_time = Some(Time(seconds(view.now)));
+            status.completion_time = Some(Time(seconds(observed.now)));
             Event::normal("Completed", "Job completed".to_owned())
         }
     });
@@ -171,16 +176,16 @@ fn known_reason(reason: &str) -> &'static str {
     }
 }
 
-fn suspend(view: &View<'_>, suspended: bool, update: &mut Update) {
+fn suspend(observed: &ObservedJob<'_>, suspended: bool, update: &mut Update) {
     let status = &mut update.status;
-    let was = view.job.has("Suspended");
+    let was = observed.job.has("Suspended");
     if suspended && !was {
-        set(status, "Suspended", true, ("JobSuspended", "Job suspended"), view.now);
+        set(status, "Suspended", true, ("JobSuspended", "Job suspended"), observed.now);
         update.events.push(Event::normal("Suspended", "Job suspended".to_owned()));
     } else if was && !suspended {
-        set(status, "Suspended", false, ("JobResumed", "Job resumed"), view.now);
+        set(status, "Suspended", false, ("JobResumed", "Job resumed"), observed.now);
         // The start time of a resumed job is the time of its resumption.
-        status.start_time = Some(Time(seconds(view.now)));
+        status.start_time = Some(Time(seconds(observed.now)));
         update.events.push(Event::normal("Resumed", "Job resumed".to_owned()));
     }
 }

@@ -21,7 +21,7 @@ pub(super) enum Verdict {
 
 /// The observed state of a job, made from the job and all pods that it controls.
 #[derive(Debug)]
-pub(crate) struct View<'a> {
+pub(crate) struct ObservedJob<'a> {
     pub(super) job: &'a Job,
     pub(super) pods: &'a [Arc<Pod>],
     pub(super) now: Timestamp,
@@ -36,10 +36,10 @@ pub(crate) struct View<'a> {
     pub(super) verdict: Option<Verdict>,
 }
 
-impl<'a> View<'a> {
+impl<'a> ObservedJob<'a> {
     /// The observed state of a job and its pods at the time `now`.
     pub(crate) fn of(job: &'a Job, pods: &'a [Arc<Pod>], now: Timestamp) -> Self {
-        let mut view = Self {
+        let mut observed = Self {
             job,
             pods,
             now,
@@ -50,13 +50,14 @@ impl<'a> View<'a> {
             retried: HashMap::new(),
             verdict: None,
         };
-        view.count();
-        view.verdict = view.earlier().or_else(|| view.failure());
+        observed.count();
+        observed.verdict = observed.earlier().or_else(|| observed.failure());
         if is_indexed(job) {
-            view.count_indexes();
-            view.verdict = view.verdict.take().or_else(|| view.index_failure()).or_else(|| view.success());
+            observed.count_indexes();
+            observed.verdict =
+                observed.verdict.take().or_else(|| observed.index_failure()).or_else(|| observed.success());
         }
-        view
+        observed
     }
 
     /// The state with the verdict that was reached before pods were deleted, if there was one: their deletion must not

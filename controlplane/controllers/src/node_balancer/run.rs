@@ -1,13 +1,12 @@
 //! Writes the addresses of nodes into the status of LoadBalancer services. One worker reconciles all services, so that
 //! two services never get the same port.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_events::Event;
 use serde_json::{Value, json};
 
-use super::claims::Claims;
 use super::plan::{self, Decision, NodeFacts};
 use crate::context::Context;
 use crate::endpoint_slice::run::SERVICE_NAME;
@@ -17,14 +16,6 @@ use crate::queue::{Next, Queue};
 use crate::write::Part;
 
 const COMPONENT: &str = "service-lb-controller";
-
-/// The state that the controller keeps between reconciles.
-#[derive(Debug, Default)]
-pub(crate) struct State {
-    claims: Mutex<Claims>,
-    /// The last refusal of each service, so that an event is recorded once.
-    refusals: Mutex<HashMap<Key, String>>,
-}
 
 /// Queues changed services, all of them when a node changes, and those with the traffic policy Local when their
 /// endpoints change.

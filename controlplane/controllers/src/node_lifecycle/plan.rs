@@ -26,7 +26,7 @@ const BY_CONDITION: [(&str, &str, &str); 6] = [
 ];
 
 /// The conditions of a lost node. None if it has them already.
-pub(crate) fn lost(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
+pub(crate) fn lost_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     let mut conditions: Vec<NodeCondition> = node.status.conditions.clone().unwrap_or_default();
     let mut changed = false;
     for type_ in OWN {
@@ -140,13 +140,13 @@ mod tests {
     fn the_conditions_of_a_lost_node_become_unknown_once() {
         let ready = json!([{"type": "Ready", "status": "True", "lastHeartbeatTime": "2025-01-01T00:00:00Z"},
             {"type": "NetworkUnavailable", "status": "False"}]);
-        let conditions = lost(&node(ready, json!({})), now()).unwrap();
+        let conditions = lost_conditions(&node(ready, json!({})), now()).unwrap();
         let ready = &conditions[0];
         assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("Unknown", Some("NodeStatusUnknown")));
         assert_eq!(ready.last_heartbeat_time.as_ref().unwrap().0.to_string(), "2025-01-01T00:00:00Z");
         assert_eq!(conditions[1].status, "False", "not the node's own");
         assert_eq!(conditions[2].reason.as_deref(), Some("NodeStatusNeverUpdated"));
-        assert_eq!(lost(&node(json!(conditions), json!({})), now()), None);
+        assert_eq!(lost_conditions(&node(json!(conditions), json!({})), now()), None);
     }
 
     #[test]

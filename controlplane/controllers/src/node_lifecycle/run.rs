@@ -31,7 +31,7 @@ pub(crate) fn listen(context: &Context) {
         record_membership(&recorder, change);
         match change.new {
             Some(node) => lifecycle.record_status(node),
-            None => drop(change.old.map(|node| lifecycle.forget(node.name()))),
+            None => drop(change.old.map(|node| lifecycle.remove(node.name()))),
         }
         if let Some(node) = change.latest() {
             lifecycle.queue.add(node.key());
@@ -71,7 +71,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let left = grace.checked_sub(silent).filter(|left| !left.is_zero());
     let mut node = node;
     if left.is_none()
-        && let Some(conditions) = plan::lost(&node, now())
+        && let Some(conditions) = plan::lost_conditions(&node, now())
     {
         node = mark_lost(context, &node, conditions).await?;
         update_zones(context);

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::plan;
-use super::turns::Turns;
+use super::rate_limits::ZoneRateLimit;
 use super::zone::{self, Zone};
 use crate::config::ControllersConfig;
 use crate::object::{Key, Node, ObjectExt};
@@ -51,7 +51,7 @@ pub(super) struct Eviction {
 #[derive(Default)]
 struct Zones {
     known: BTreeMap<String, Zone>,
-    turns: BTreeMap<String, Turns>,
+    rate_limits: BTreeMap<String, ZoneRateLimit>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,7 +91,7 @@ impl Lifecycle {
     }
 
     /// Removes a deleted node.
-    pub(super) fn forget(&self, name: &str) {
+    pub(super) fn remove(&self, name: &str) {
         lock(&self.heartbeats).remove(name);
     }
 
@@ -116,7 +116,11 @@ impl Lifecycle {
             return Eviction { wait: Some(left + MARGIN), ..denied };
         }
         let zones = lock(&self.zones);
-        match zones.turns.get(&zone::name(node)).and_then(|turns| turns.left(Instant::now())) {
+        match zones
+            .rate_limits
+            .get(&zone::name(node))
+            .and_then(|rate_limits| rate_limits.remaining(Instant::now()))
+        {
             Some(Duration::ZERO) => allowed,
             left => Eviction { wait: left.map(|left| left + MARGIN), ..denied },
         }
@@ -124,8 +128,8 @@ impl Lifecycle {
 
     /// Records that a node got its NoExecute taint: the next node of the zone has to wait.
     pub(super) fn record_eviction(&self, node: &Node) {
-        if let Some(turns) = lock(&self.zones).turns.get_mut(&zone::name(node)) {
-            turns.taken(Instant::now());
+        if let Some(rate_limits) = lock(&self.zones).rate_limits.get_mut(&zone::name(node)) {
+            rate_limits.record_taint(Instant::now());
         }
     }
 
@@ -157,14 +161,14 @@ impl Zones {
     fn update(&mut self, zones: BTreeMap<String, Zone>, config: &ControllersConfig, now: Instant) -> bool {
         let is_full = zone::is_full_disruption(&zones);
         let mut changed = false;
-        self.turns.retain(|name, _| zones.contains_key(name));
+        self.rate_limits.retain(|name, _| zones.contains_key(name));
         for (name, zone) in &zones {
-            let pace = zone::interval(*zone, config).filter(|_| !is_full);
-            match self.turns.get_mut(name) {
-                Some(turns) => changed |= turns.pace(pace, now),
+            let interval = zone::interval(*zone, config).filter(|_| !is_full);
+            match self.rate_limits.get_mut(name) {
+                Some(rate_limits) => changed |= rate_limits.set_interval(interval, now),
                 None => {
                     changed = true;
-                    self.turns.insert(name.clone(), Turns::new(pace, now));
+                    self.rate_limits.insert(name.clone(), ZoneRateLimit::new(interval, now));
                 }
             }
         }

@@ -7,7 +7,7 @@ use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, Horiz
 /// Default stabilization window of a decrease in seconds.
 const DOWN_WINDOW: i32 = 300;
 /// Without a behavior the replicas at most double, or grow to this number.
-const SMALLEST_LIMIT: i32 = 4;
+const MIN_SCALE_UP_LIMIT: i32 = 4;
 /// Maximum number of recommendations and of scale events that are kept. The longest window is one hour, of one each 15
 /// seconds.
 const MAX_HISTORY: usize = 300;
@@ -194,7 +194,7 @@ fn keep(list: &mut Vec<(Timestamp, i32)>, seconds: i32, entry: (Timestamp, i32))
 }
 
 fn without_behavior(range: Range) -> (i32, (&'static str, &'static str)) {
-    let limit = range.current.saturating_mul(2).max(SMALLEST_LIMIT);
+    let limit = range.current.saturating_mul(2).max(MIN_SCALE_UP_LIMIT);
     let (highest, why) = if range.max > limit { (limit, TOO_FAST_UP) } else { (range.max, TOO_MANY) };
     if range.desired < range.min {
         (range.min, TOO_FEW)

@@ -112,7 +112,7 @@ pub(crate) struct Failure {
 
 /// The pods of a set in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct ReplicaCounts {
     replicas: usize,
     labelled: usize,
     ready: usize,
@@ -122,39 +122,39 @@ pub(crate) struct Tally {
     next: Option<Duration>,
 }
 
-impl Tally {
+impl ReplicaCounts {
     /// Counts pods.
     pub(crate) fn of_pods<K: Replicas>(set: &K, pods: &[Arc<Pod>], now: Timestamp) -> Self {
         let template_labels = set.spec().template.labels();
         let terminating = pods.iter().filter(|pod| is_terminating(pod)).count();
-        let mut tally = Self { terminating, ..Self::default() };
+        let mut counts = Self { terminating, ..Self::default() };
         for pod in pods.iter().filter(|pod| pod.is_active()) {
-            tally.replicas += 1;
-            tally.labelled += usize::from(has_all(pod.metadata.labels.as_ref(), Some(&template_labels)));
+            counts.replicas += 1;
+            counts.labelled += usize::from(has_all(pod.metadata.labels.as_ref(), Some(&template_labels)));
             let Some(since) = pod.ready_since() else { continue };
-            tally.ready += 1;
+            counts.ready += 1;
             match until_available(since, min_ready(set), now) {
-                None => tally.available += 1,
-                Some(wait) => tally.next = Some(tally.next.map_or(wait, |next| next.min(wait))),
+                None => counts.available += 1,
+                Some(wait) => counts.next = Some(counts.next.map_or(wait, |next| next.min(wait))),
             }
         }
-        tally
+        counts
     }
 
     /// Adds groups of pods. Without `minReadySeconds` each ready pod is available.
     pub(crate) fn of_groups<K: Replicas>(set: &K, groups: &Groups) -> Self {
         let template_labels = set.spec().template.labels();
-        let mut tally = Self::default();
+        let mut counts = Self::default();
         for (labels, group) in groups {
-            tally.replicas += group.active;
-            tally.ready += group.ready;
-            tally.terminating += group.terminating;
+            counts.replicas += group.active;
+            counts.ready += group.ready;
+            counts.terminating += group.terminating;
             if has_all(Some(labels), Some(&template_labels)) {
-                tally.labelled += group.active;
+                counts.labelled += group.active;
             }
         }
-        tally.available = tally.ready;
-        tally
+        counts.available = counts.ready;
+        counts
     }
 
     /// When the status may change without an event.
@@ -202,18 +202,18 @@ pub(crate) fn min_ready<K: Replicas>(set: &K) -> i64 {
 /// The desired status.
 pub(crate) fn status<K: Replicas>(
     set: &K,
-    tally: &Tally,
+    counts: &ReplicaCounts,
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> ReplicaSetStatus {
     ReplicaSetStatus {
-        replicas: count(tally.replicas),
-        fully_labeled_replicas: positive(count(tally.labelled)),
-        ready_replicas: positive(count(tally.ready)),
-        available_replicas: positive(count(tally.available)),
+        replicas: count(counts.replicas),
+        fully_labeled_replicas: positive(count(counts.labelled)),
+        ready_replicas: positive(count(counts.ready)),
+        available_replicas: positive(count(counts.available)),
         observed_generation: set.meta().generation.max(set.status().observed_generation),
         conditions: conditions(set, failure, now),
-        terminating_replicas: K::HAS_TERMINATING.then(|| count(tally.terminating)),
+        terminating_replicas: K::HAS_TERMINATING.then(|| count(counts.terminating)),
     }
 }
 
@@ -409,8 +409,8 @@ mod tests {
             done
         }));
         let pods = [pods, vec![Arc::new(ending)]].concat();
-        let tally = Tally::of_pods(&set, &pods, now());
-        let (status, next) = (status(&set, &tally, None, now()), tally.next());
+        let counts = ReplicaCounts::of_pods(&set, &pods, now());
+        let (status, next) = (status(&set, &counts, None, now()), counts.next());
         assert_eq!(
             (status.replicas, status.ready_replicas, status.available_replicas),
             (2, Some(2), Some(1))
@@ -424,13 +424,13 @@ mod tests {
     fn a_failure_is_in_the_status_until_a_reconcile_succeeds() {
         let failure = Failure { reason: "FailedCreate", message: "quota".into() };
         let mut set = set(1);
-        set.status = status(&set, &Tally::default(), Some(&failure), now());
+        set.status = status(&set, &ReplicaCounts::default(), Some(&failure), now());
         let condition = set.status.conditions.as_ref().unwrap()[0].clone();
         assert_eq!(
             (condition.reason.as_deref(), condition.message.as_deref()),
             (Some("FailedCreate"), Some("quota"))
         );
-        assert_eq!(status(&set, &Tally::default(), None, now()).conditions, None);
+        assert_eq!(status(&set, &ReplicaCounts::default(), None, now()).conditions, None);
     }
 
     #[test]
@@ -450,16 +450,16 @@ mod tests {
         assert!(decide(groups("a", 4), Groups::new()).is_none(), "a pod must be chosen for deletion");
         assert!(decide(groups("b", 3), Groups::new()).is_none(), "a pod is to be released");
         assert!(decide(groups("a", 3), groups("a", 1)).is_none(), "a pod is to be adopted");
-        let tally = Tally::of_groups(&set(3), &groups("a", 3));
-        let expected = Tally { replicas: 3, labelled: 3, ready: 1, available: 1, terminating: 2, next: None };
-        assert_eq!(tally, expected);
-        assert_eq!(status(&set(3), &tally, None, now()).terminating_replicas, Some(2));
-        assert_eq!(status(&ReplicationController::default(), &tally, None, now()).terminating_replicas, None);
+        let counts = ReplicaCounts::of_groups(&set(3), &groups("a", 3));
+        let expected = ReplicaCounts { replicas: 3, labelled: 3, ready: 1, available: 1, terminating: 2, next: None };
+        assert_eq!(counts, expected);
+        assert_eq!(status(&set(3), &counts, None, now()).terminating_replicas, Some(2));
+        assert_eq!(status(&ReplicationController::default(), &counts, None, now()).terminating_replicas, None);
     }
 
     #[test]
     fn a_set_rests_while_many_of_its_pods_are_not_ready() {
-        let rest = |replicas, ready| Tally { replicas, ready, ..Tally::default() }.rest();
+        let rest = |replicas, ready| ReplicaCounts { replicas, ready, ..ReplicaCounts::default() }.rest();
         assert_eq!(rest(9, 0), None);
         assert_eq!(rest(100, 91), None);
         assert_eq!(rest(100, 60), Some(Duration::from_millis(40)));

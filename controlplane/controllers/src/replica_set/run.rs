@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::Replicas;
 use super::counts::Groups;
-use super::plan::{self, Change, Failure, Plan, Snapshot, Tally};
+use super::plan::{self, Change, Failure, Plan, ReplicaCounts, Snapshot};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ReplicaSet, controller_of};
@@ -145,13 +145,13 @@ async fn write_status<K: Replicas>(
     failure: Option<&Failure>,
 ) -> Result<Next, Error> {
     let now = Timestamp::now();
-    let tally = if plan::min_ready(set) == 0 {
-        context.pod_counts.read(set.namespace(), set.uid(), |groups| Tally::of_groups(set, groups))
+    let counts = if plan::min_ready(set) == 0 {
+        context.pod_counts.read(set.namespace(), set.uid(), |groups| ReplicaCounts::of_groups(set, groups))
     } else {
         let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
-        Tally::of_pods(set, &pods, now)
+        ReplicaCounts::of_pods(set, &pods, now)
     };
-    let status = plan::status(set, &tally, failure, now);
+    let status = plan::status(set, &counts, failure, now);
     let mut rest = None;
     if !plan::same(&status, set.status()) {
         let mut status = json!(status);
@@ -164,9 +164,9 @@ async fn write_status<K: Replicas>(
         // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.writer(K::cache(&context.caches)).merge(&set.key(), Part::Status, patch).await?;
-        rest = tally.rest();
+        rest = counts.rest();
     }
-    Ok(match (tally.next(), rest) {
+    Ok(match (counts.next(), rest) {
         (Some(next), _) => Next::After(next),
         (None, Some(rest)) => Next::Rest(rest),
         (None, None) => Next::Wait,

@@ -42,7 +42,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let caches = &context.caches;
     let Some(claim) = caches.resource_claims.get(&key) else { return Ok(Next::Wait) };
-    let gone = gone(context, &claim).await?;
+    let gone = missing_pods(context, &claim).await?;
     let uses = |name: &str, uid: &str| {
         let pod = caches.pods.get(&Key::new(&key.namespace, name)).filter(|pod| pod.uid() == uid);
         pod.map_or_else(|| !gone.contains(uid), |pod| !plan::is_done(&pod))
@@ -70,7 +70,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 }
 
 /// The uids of the claim's pods that the API server does not have. The cache is not enough: it may lack a new pod.
-async fn gone(context: &Context, claim: &ResourceClaim) -> Result<HashSet<String>, Error> {
+async fn missing_pods(context: &Context, claim: &ResourceClaim) -> Result<HashSet<String>, Error> {
     let users = claim
         .status
         .reserved_for

@@ -15,7 +15,7 @@ use crate::write::Part;
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// The observed state of a claim.
-pub(crate) struct View<'a> {
+pub(crate) struct ObservedClaim<'a> {
     pub(crate) claim: &'a Claim,
     /// The volume that `spec.volumeName` names.
     pub(crate) volume: Option<Arc<PersistentVolume>>,
@@ -59,48 +59,49 @@ pub(crate) fn event(reason: &'static str, is_warning: bool, message: String) -> 
 }
 
 /// The steps for a claim.
-pub(crate) fn claim(view: &View<'_>) -> Vec<Action> {
-    if view.claim.annotation(BIND_COMPLETED).is_some() {
-        return bound_claim(view);
+pub(crate) fn claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
+    if observed.claim.annotation(BIND_COMPLETED).is_some() {
+        return bound_claim(observed);
     }
-    if view.claim.is_being_deleted() {
+    if observed.claim.is_being_deleted() {
         return Vec::new();
     }
-    if view.claim.volume().is_empty() {
-        return unbound_claim(view);
+    if observed.claim.volume().is_empty() {
+        return unbound_claim(observed);
     }
-    let name = view.claim.volume();
-    let Some(volume) = &view.volume else {
-        return phase(view.claim, "Pending");
+    let name = observed.claim.volume();
+    let Some(volume) = &observed.volume else {
+        return phase(observed.claim, "Pending");
     };
     if volume.spec.claim_ref.is_none() {
-        if let Some(why) = mismatch(view.claim, volume) {
+        if let Some(why) = mismatch(observed.claim, volume) {
             let message = format!("Cannot bind to requested volume \"{name}\": {why}");
-            return [phase(view.claim, "Pending"), vec![Action::warning("VolumeMismatch", message)]].concat();
+            return [phase(observed.claim, "Pending"), vec![Action::warning("VolumeMismatch", message)]]
+                .concat();
         }
-        return bind(view.claim, volume);
+        return bind(observed.claim, volume);
     }
-    if volume.is_for(view.claim) {
-        return bind(view.claim, volume);
+    if volume.is_for(observed.claim) {
+        return bind(observed.claim, volume);
     }
     let message = format!("volume \"{name}\" already bound to a different claim.");
-    [phase(view.claim, "Pending"), vec![Action::warning("FailedBinding", message)]].concat()
+    [phase(observed.claim, "Pending"), vec![Action::warning("FailedBinding", message)]].concat()
 }
 
-fn unbound_claim(view: &View<'_>) -> Vec<Action> {
-    let claim = view.claim;
+fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
+    let claim = observed.claim;
     if let (None, None, Some(default)) = (
         &claim.spec.storage_class_name,
         claim.annotation("volume.beta.kubernetes.io/storage-class"),
-        &view.default_class,
+        &observed.default_class,
     ) {
         // The claim is older than the default class.
         let patch = json!({"metadata": version(claim), "spec": {"storageClassName": default}});
         return vec![Action::PatchClaim(Part::Main, patch)];
     }
-    let waits = view.class.as_ref().is_some_and(|class| class.waits_for_pod());
+    let waits = observed.class.as_ref().is_some_and(|class| class.waits_for_pod());
     let selected = claim.annotation(SELECTED_NODE).is_some();
-    if let Some(volume) = best(claim, &view.candidates, waits) {
+    if let Some(volume) = best(claim, &observed.candidates, waits) {
         return bind(claim, &volume);
     }
     let mut steps = phase(claim, "Pending");
@@ -114,7 +115,7 @@ fn unbound_claim(view: &View<'_>) -> Vec<Action> {
         steps.push(Action::normal("FailedBinding", message));
         return steps;
     }
-    let Some(class) = &view.class else {
+    let Some(class) = &observed.class else {
         let message = format!("storageclass.storage.k8s.io \"{}\" not found", claim.class());
         steps.push(Action::warning("ProvisioningFailed", message));
         return steps;
@@ -146,8 +147,8 @@ fn unbound_claim(view: &View<'_>) -> Vec<Action> {
     steps
 }
 
-fn bound_claim(view: &View<'_>) -> Vec<Action> {
-    let claim = view.claim;
+fn bound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
+    let claim = observed.claim;
     let lost = |reason, message: &str| {
         if claim.status.phase.as_deref() == Some("Lost") {
             return Vec::new();
@@ -160,7 +161,7 @@ fn bound_claim(view: &View<'_>) -> Vec<Action> {
             "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!",
         );
     }
-    match &view.volume {
+    match &observed.volume {
         None => lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!"),
         Some(volume) if volume.spec.claim_ref.is_none() || volume.is_for(claim) => bind(claim, volume),
         Some(_) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::api::DeleteParams;
 
 use super::IS_DEFAULT;
-use super::plan::{self, Action, View};
+use super::plan::{self, Action, ObservedClaim};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume, StorageClass};
@@ -59,7 +59,7 @@ async fn claim(context: &Context, key: &Key) -> Result<(), Error> {
     let Some(claim) = caches.claims.get(key) else { return Ok(()) };
     let volume = |name: &str| caches.volumes.get(&Key::new("", name));
     let names = if claim.volume().is_empty() { context.volumes.candidates(&claim) } else { Vec::new() };
-    let steps = plan::claim(&View {
+    let steps = plan::claim(&ObservedClaim {
         claim: &claim,
         volume: volume(claim.volume()),
         class: caches.storage_classes.get(&Key::new("", claim.class())),

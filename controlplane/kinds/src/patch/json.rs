@@ -29,7 +29,7 @@ struct Measure {
 
 /// Cost of the operations so far.
 #[derive(Default)]
-struct Used {
+struct Cost {
     copied: usize,
     steps: usize,
 }
@@ -51,7 +51,7 @@ pub(super) fn apply(object: &Value, patch: &Value) -> Result<Value, PatchError> 
         }
     };
     let mut object = object.clone();
-    let mut used = Used::default();
+    let mut used = Cost::default();
     for (index, operation) in operations.iter().enumerate() {
         let operation = PatchOperation::deserialize(operation)
             .map_err(|error| PatchError::Unprocessable(format!("operation '/{index}': {error}")))?;
@@ -84,9 +84,9 @@ fn lenient(object: &Value, operation: PatchOperation) -> Option<PatchOperation> 
     }
 }
 
-// === impl Used ===
+// === impl Cost ===
 
-impl Used {
+impl Cost {
     /// Adds the cost of an operation before it runs.
     fn count(&mut self, object: &Value, operation: &PatchOperation) -> Result<(), PatchError> {
         let at = operation.path().as_str();

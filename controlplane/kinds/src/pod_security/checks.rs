@@ -164,7 +164,7 @@ fn setters(pod: bool, containers: &[String]) -> String {
 }
 
 /// Texts without duplicates, sorted.
-type Words = BTreeSet<String>;
+type SortedTexts = BTreeSet<String>;
 
 #[cfg(test)]
 mod tests {

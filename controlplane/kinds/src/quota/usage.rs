@@ -1,21 +1,20 @@
 //! The usage of an object, by the resource names of quotas.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use coracle_values::{Quantity, pod_resources};
 use serde_json::Value;
 
-use super::{Quota, Usage};
 use crate::Resource;
+
+/// Amounts by the names that quotas use, in thousandths. 128 bits, so that no sum overflows.
+pub type Usage = BTreeMap<String, i128>;
 
 /// Number of devices that a request for all devices counts as. Source: `AllocationResultsMaxSize`.
 const ALL_DEVICES: i128 = 32;
 /// Old names of object counts: core resources that quotas count without `count/`.
 pub(super) const PLAIN_COUNTS: &[&str] =
     &["configmaps", "replicationcontrollers", "resourcequotas", "secrets"];
-/// Names for which each container of a pod needs an amount.
-const REQUIRED: [&str; 6] =
-    ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];
 
 /// The usage of an object, by the resource names of quotas, in thousandths.
 pub(super) fn of(kind: &Resource, object: &Value) -> Usage {
@@ -132,31 +131,6 @@ fn devices(usage: &mut Usage, devices: &Value) {
             *amount = amount.saturating_add(count.saturating_mul(1000));
         }
     }
-}
-
-/// The requests and limits that the quota requires of each container and that the pod lacks.
-pub fn missing_requests(quota: &Quota, pod: &Value) -> Option<String> {
-    if pod["spec"]["resources"].as_object().is_some_and(|resources| !resources.is_empty()) {
-        return None;
-    }
-    let lists = ["containers", "initContainers"].map(|list| pod["spec"][list].as_array());
-    let containers: Vec<&Value> = lists.into_iter().flatten().flatten().collect();
-    let mut missing: Vec<String> = Vec::new();
-    for name in REQUIRED.into_iter().filter(|name| quota.limits(name)) {
-        let (list, resource) = match name.split_once('.') {
-            Some((list, resource)) => (list, resource),
-            None => ("requests", name),
-        };
-        let without: BTreeSet<&str> = containers
-            .iter()
-            .filter(|container| container["resources"][list][resource].is_null())
-            .filter_map(|container| container["name"].as_str())
-            .collect();
-        if !without.is_empty() {
-            missing.push(format!("{name} for: {}", without.into_iter().collect::<Vec<_>>().join(",")));
-        }
-    }
-    (!missing.is_empty()).then(|| format!("must specify {}", missing.join("; ")))
 }
 
 fn thousand(count: usize) -> i128 {

@@ -12,8 +12,8 @@ use coracle_values::Quantity;
 const MAX_NOTES: usize = 100;
 
 /// The path of a value. Its text is made for messages only: most objects have no errors.
-struct Place<'a> {
-    above: Option<&'a Place<'a>>,
+struct ValuePath<'a> {
+    above: Option<&'a ValuePath<'a>>,
     step: Step<'a>,
 }
 
@@ -29,18 +29,18 @@ enum Step<'a> {
     Entry(&'a str),
 }
 
-impl<'a> Place<'a> {
+impl<'a> ValuePath<'a> {
     fn root(name: &'a str) -> Self {
-        Place { above: None, step: Step::Root(name) }
+        ValuePath { above: None, step: Step::Root(name) }
     }
 
     fn below(&'a self, step: Step<'a>) -> Self {
-        Place { above: Some(self), step }
+        ValuePath { above: Some(self), step }
     }
 
     /// `spec.containers[0].name`.
     fn indexed(&self) -> String {
-        let above = || self.above.map(Place::indexed).unwrap_or_default();
+        let above = || self.above.map(ValuePath::indexed).unwrap_or_default();
         match &self.step {
             Step::Root(name) => (*name).to_owned(),
             Step::Field(_, property) => {
@@ -59,7 +59,7 @@ impl<'a> Place<'a> {
 
     /// `spec.containers.name`, with the names of embedded structs.
     fn plain(&self) -> String {
-        let above = self.above.map(Place::plain).unwrap_or_default();
+        let above = self.above.map(ValuePath::plain).unwrap_or_default();
         match &self.step {
             Step::Root(name) => (*name).to_owned(),
             Step::Field(_, property) => {
@@ -76,17 +76,17 @@ impl<'a> Place<'a> {
         match &self.step {
             Step::Root(_) => "",
             Step::Field(owner, _) => owner.short_name(),
-            Step::Item(_) | Step::Entry(_) => self.above.map_or("", Place::owner),
+            Step::Item(_) | Step::Entry(_) => self.above.map_or("", ValuePath::owner),
         }
     }
 
     /// Go type of the value, if it does not follow from the shape.
-    fn go(&self) -> Option<&'static str> {
+    fn go_type_name(&self) -> Option<&'static str> {
         match &self.step {
             Step::Root(_) => None,
             Step::Field(_, property) => property.go.as_ref().map(|go| &*go.of),
-            Step::Item(_) => self.above?.go()?.strip_prefix("[]"),
-            Step::Entry(_) => self.above?.go()?.strip_prefix("map[string]"),
+            Step::Item(_) => self.above?.go_type_name()?.strip_prefix("[]"),
+            Step::Entry(_) => self.above?.go_type_name()?.strip_prefix("map[string]"),
         }
     }
 }
@@ -101,7 +101,7 @@ pub(super) fn conform(definition: &'static Definition, value: &mut Value) -> Res
             definition.go_type()
         ));
     };
-    check.object(definition, map, &Place::root(""))?;
+    check.object(definition, map, &ValuePath::root(""))?;
     Ok(check.unknown)
 }
 
@@ -116,7 +116,7 @@ pub(super) fn conform_field(
         let (found, wanted) = (go_value(value), definition.go_type());
         return Err(format!("json: cannot unmarshal {found} into Go struct field .{field} of type {wanted}"));
     };
-    check.object(definition, map, &Place::root(field))?;
+    check.object(definition, map, &ValuePath::root(field))?;
     Ok(check.unknown)
 }
 
@@ -130,7 +130,7 @@ impl Check {
         &mut self,
         definition: &'static Definition,
         map: &mut Map<String, Value>,
-        place: &Place<'_>,
+        place: &ValuePath<'_>,
     ) -> Result<(), String> {
         let mut dropped = Vec::new();
         for (name, value) in map.iter_mut() {
@@ -156,7 +156,7 @@ impl Check {
         Ok(())
     }
 
-    fn value(&mut self, shape: &Shape, value: &mut Value, place: &Place<'_>) -> Result<(), String> {
+    fn value(&mut self, shape: &Shape, value: &mut Value, place: &ValuePath<'_>) -> Result<(), String> {
         match (shape, &mut *value) {
             (Shape::Any, _) => Ok(()),
             (Shape::Choice(_), Value::Bool(_) | Value::Array(_)) => Ok(()),
@@ -184,7 +184,7 @@ impl Check {
         }
     }
 
-    fn scalar(&self, shape: &Shape, value: &mut Value, place: &Place<'_>) -> Result<(), String> {
+    fn scalar(&self, shape: &Shape, value: &mut Value, place: &ValuePath<'_>) -> Result<(), String> {
         if is_scalar_ok(shape, value) {
             return Ok(());
         }
@@ -216,7 +216,7 @@ impl Check {
         }
     }
 
-    fn mismatch(&self, shape: &Shape, value: &Value, place: &Place<'_>) -> String {
+    fn mismatch(&self, shape: &Shape, value: &Value, place: &ValuePath<'_>) -> String {
         format!(
             "json: cannot unmarshal {} into Go struct field {}.{} of type {}",
             match shape {
@@ -225,7 +225,7 @@ impl Check {
             },
             place.owner(),
             place.plain(),
-            place.go().map_or_else(|| self.go_type(shape), str::to_owned)
+            place.go_type_name().map_or_else(|| self.go_type(shape), str::to_owned)
         )
     }
 

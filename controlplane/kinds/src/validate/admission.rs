@@ -1,6 +1,6 @@
 //! Webhook configurations. Source: `pkg/apis/admissionregistration/validation/validation.go`.
 
-use coracle_admission_policies::{Expressions, MAX_CONDITIONS, Want};
+use coracle_admission_policies::{Expressions, MAX_CONDITIONS, ResultType};
 use coracle_values::names;
 use serde_json::Value;
 
@@ -93,7 +93,7 @@ pub(super) fn match_conditions(causes: &mut Causes, path: &Path, conditions: &Va
         let source = text(&condition["expression"]).trim();
         if source.is_empty() {
             causes.required(&place.field("expression"), "");
-        } else if let Err(error) = expressions.compile(source, Want::Validation) {
+        } else if let Err(error) = expressions.compile(source, ResultType::Validation) {
             causes.invalid(&place.field("expression"), &source.into(), &error);
         }
         let name = text(&condition["name"]);

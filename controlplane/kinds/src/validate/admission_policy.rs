@@ -1,6 +1,6 @@
 //! Admission policies and their bindings. Source: `pkg/apis/admissionregistration/validation/validation.go`.
 
-use coracle_admission_policies::{Expressions, MAX_EXPRESSIONS, Want};
+use coracle_admission_policies::{Expressions, MAX_EXPRESSIONS, ResultType};
 use coracle_values::names;
 use serde_json::Value;
 
@@ -171,7 +171,7 @@ fn validation(causes: &mut Causes, path: &Path, validation: &Value, expressions:
     let source = text(&validation["expression"]);
     if source.trim().is_empty() {
         causes.required(&path.field("expression"), "expression is not specified");
-    } else if let Err(error) = expressions.compile(source, Want::Validation) {
+    } else if let Err(error) = expressions.compile(source, ResultType::Validation) {
         causes.invalid(&path.field("expression"), &source.into(), &error);
     }
     let source = text(&validation["messageExpression"]);
@@ -179,7 +179,7 @@ fn validation(causes: &mut Causes, path: &Path, validation: &Value, expressions:
     if !source.is_empty() && source.trim().is_empty() {
         causes.invalid(&place, &source.into(), "must be non-empty if specified");
     } else if !source.is_empty()
-        && let Err(error) = expressions.compile(source, Want::Message)
+        && let Err(error) = expressions.compile(source, ResultType::Message)
     {
         causes.invalid(&place, &source.into(), &error);
     }
@@ -206,7 +206,7 @@ fn annotation(causes: &mut Causes, path: &Path, (policy, one): (&str, &Value), e
     } else if source.len() > MAX_ANNOTATION_EXPRESSION {
         let detail = format!("must not exceed {MAX_ANNOTATION_EXPRESSION} bytes in length");
         causes.required(&place, &detail);
-    } else if let Err(error) = expressions.compile(source, Want::Annotation) {
+    } else if let Err(error) = expressions.compile(source, ResultType::Annotation) {
         causes.invalid(&place, &source.into(), &error);
     }
 }
@@ -214,8 +214,8 @@ fn annotation(causes: &mut Causes, path: &Path, (policy, one): (&str, &Value), e
 fn mutation(causes: &mut Causes, path: &Path, mutation: &Value, expressions: &Expressions) {
     let known = ["ApplyConfiguration", "JSONPatch"];
     let (own, other, want) = match mutation["patchType"].as_str() {
-        Some("ApplyConfiguration") => ("applyConfiguration", "jsonPatch", Want::ApplyConfiguration),
-        Some("JSONPatch") => ("jsonPatch", "applyConfiguration", Want::JsonPatch),
+        Some("ApplyConfiguration") => ("applyConfiguration", "jsonPatch", ResultType::ApplyConfiguration),
+        Some("JSONPatch") => ("jsonPatch", "applyConfiguration", ResultType::JsonPatch),
         None | Some("") => return causes.required(&path.field("patchType"), ""),
         Some(_) => return causes.unsupported(&path.field("patchType"), &mutation["patchType"], &known),
     };

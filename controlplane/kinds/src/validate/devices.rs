@@ -207,7 +207,7 @@ pub(crate) fn slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
         immutable(causes, &path.field("driver"), &spec["driver"], &old["driver"]);
         immutable(causes, &path.field("nodeName"), &spec["nodeName"], &old["nodeName"]);
     }
-    place(causes, &path, spec);
+    node_selection(causes, &path, spec);
     if !spec["sharedCounters"].is_null() && !spec["devices"].is_null() {
         causes.invalid(&path, &"".into(), "only one of `sharedCounters` or `devices` is allowed");
     }
@@ -236,7 +236,7 @@ fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
 }
 
 /// Checks that the slice says in one way which nodes have its devices.
-fn place(causes: &mut Causes, path: &Path, spec: &Value) {
+fn node_selection(causes: &mut Causes, path: &Path, spec: &Value) {
     let mut set = Vec::new();
     match spec["nodeName"].as_str() {
         None => {}

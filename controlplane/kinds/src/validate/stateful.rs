@@ -53,7 +53,7 @@ pub(crate) fn stateful_set(causes: &mut Causes, object: &Value, old: Option<&Val
     causes.not_negative(&path.field("ordinals.start"), &spec["ordinals"]["start"]);
     selector(causes, &path, spec);
     template_of(causes, &path.field("template"), &with_claims(spec), "StatefulSet");
-    if old.is_some_and(|old| others(&old["spec"]) != others(spec)) {
+    if old.is_some_and(|old| immutable_fields(&old["spec"]) != immutable_fields(spec)) {
         causes.forbidden(&path, FORBIDDEN);
     }
 }
@@ -155,7 +155,7 @@ fn with_claims(spec: &Value) -> Value {
 }
 
 /// The fields that an update cannot change.
-fn others(spec: &Value) -> Value {
+fn immutable_fields(spec: &Value) -> Value {
     let mut spec = spec.clone();
     if let Some(spec) = spec.as_object_mut() {
         spec.retain(|name, value| !MUTABLE.contains(&name.as_str()) && !value.is_null());

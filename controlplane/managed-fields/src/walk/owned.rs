@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{View, identity};
+use super::{TypedValue, identity};
 use crate::{
     field_set::FieldSet,
     path::PathElement,
@@ -13,9 +13,9 @@ use crate::{
 /// are not owned themselves, unless they are empty or null.
 pub(crate) fn fields_of(schema: &Schema, of: TypeId, value: &Value) -> FieldSet {
     let mut fields = FieldSet::default();
-    match View::new(schema, of, value) {
-        View::Leaf | View::Map(None) => {}
-        View::Map(Some(object)) => {
+    match TypedValue::new(schema, of, value) {
+        TypedValue::Leaf | TypedValue::Map(None) => {}
+        TypedValue::Map(Some(object)) => {
             for (name, part) in object {
                 let element = PathElement::field(name);
                 let below = schema.below(of, &element);
@@ -25,7 +25,7 @@ pub(crate) fn fields_of(schema: &Schema, of: TypeId, value: &Value) -> FieldSet 
                 }
             }
         }
-        View::List(items) => {
+        TypedValue::List(items) => {
             for (index, item) in (0..).zip(items) {
                 let element = identity(schema, of, item).unwrap_or(PathElement::Index(index));
                 fields.insert_below(&element, fields_of(schema, schema.below(of, &element), item));
@@ -39,5 +39,5 @@ pub(crate) fn fields_of(schema: &Schema, of: TypeId, value: &Value) -> FieldSet 
 /// Whether a declared field is owned itself.
 fn is_owned(schema: &Schema, of: TypeId, value: &Value) -> bool {
     let is_empty_object = value.as_object().is_some_and(serde_json::Map::is_empty);
-    value.is_null() || is_empty_object || matches!(View::new(schema, of, value), View::Leaf)
+    value.is_null() || is_empty_object || matches!(TypedValue::new(schema, of, value), TypedValue::Leaf)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{View, identity};
+use super::{TypedValue, identity};
 use crate::{
     field_set::FieldSet,
     path::PathElement,
@@ -14,16 +14,16 @@ pub(crate) fn remove(schema: &Schema, of: TypeId, value: &Value, fields: &FieldS
     if fields.is_empty() {
         return value.clone();
     }
-    match View::new(schema, of, value) {
-        View::Leaf | View::Map(None) => value.clone(),
-        View::Map(Some(object)) => {
+    match TypedValue::new(schema, of, value) {
+        TypedValue::Leaf | TypedValue::Map(None) => value.clone(),
+        TypedValue::Map(Some(object)) => {
             let kept = object.iter().filter_map(|(name, part)| {
                 let kept = part_of(schema, of, &PathElement::field(name), part, fields)?;
                 Some((name.clone(), kept))
             });
             Value::Object(kept.collect::<Map<_, _>>())
         }
-        View::List(items) => {
+        TypedValue::List(items) => {
             let kept = (0..).zip(items).filter_map(|(index, item)| {
                 let element = identity(schema, of, item).unwrap_or(PathElement::Index(index));
                 part_of(schema, of, &element, item, fields)

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{NoIdentity, View, identity};
+use super::{NoIdentity, TypedValue, identity};
 use crate::{
     path::{Path, PathElement},
     schema::{Schema, TypeId},
@@ -40,9 +40,9 @@ fn walk(
     path: &mut Vec<PathElement>,
     invalid: &mut Vec<InvalidElement>,
 ) {
-    match View::new(schema, of, value) {
-        View::Leaf | View::Map(None) => {}
-        View::Map(Some(object)) => {
+    match TypedValue::new(schema, of, value) {
+        TypedValue::Leaf | TypedValue::Map(None) => {}
+        TypedValue::Map(Some(object)) => {
             for (name, part) in object {
                 let element = PathElement::field(name);
                 let below = schema.below(of, &element);
@@ -51,7 +51,7 @@ fn walk(
                 path.pop();
             }
         }
-        View::List(items) => {
+        TypedValue::List(items) => {
             let mut known = BTreeSet::new();
             for item in items {
                 if invalid.len() >= MAX_INVALID {

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::extenders::{self, FileExtender};
 use super::plugins::Plugins;
+use super::weights::{Point, ResourceWeight, points, resources};
 use super::{AffinityArgs, Fit, Profile, SchedulerConfig, SpreadDefaults, Strategy, policy};
 
 const API: &str = "kubescheduler.config.k8s.io/v1";
@@ -74,28 +75,8 @@ struct ScoringStrategy {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ResourceWeight {
-    name: String,
-    weight: Option<i64>,
-}
-
-/// A shape, and the resources it applies to.
-pub(super) struct FitShape {
-    pub(super) shape: Vec<Point>,
-    pub(super) resources: Vec<ResourceWeight>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Ratio {
     shape: Vec<Point>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Point {
-    utilization: i64,
-    score: i64,
 }
 
 #[derive(Default, Deserialize)]
@@ -217,7 +198,7 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
         "PodTopologySpread" => {
             let args: SpreadArgs = serde_json::from_value(args).map_err(invalid)?;
             check_args(&name, (args.api_version, args.kind))?;
-            profile.spread = spread(args.defaulting_type.as_deref(), args.default_constraints)?;
+            profile.spread = spread_defaults(args.defaulting_type.as_deref(), args.default_constraints)?;
         }
         "InterPodAffinity" => {
             let args: PodAffinityArgs = serde_json::from_value(args).map_err(invalid)?;
@@ -247,7 +228,10 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
     Ok(())
 }
 
-fn spread(kind: Option<&str>, constraints: Vec<TopologySpreadConstraint>) -> Result<SpreadDefaults, String> {
+fn spread_defaults(
+    kind: Option<&str>,
+    constraints: Vec<TopologySpreadConstraint>,
+) -> Result<SpreadDefaults, String> {
     match kind {
         None | Some("System") if constraints.is_empty() => Ok(SpreadDefaults::System),
         None | Some("List") => {
@@ -283,27 +267,6 @@ fn fit(file: ScoringStrategy) -> Result<Fit, String> {
         fit.resources = resources(file.resources)?;
     }
     Ok(fit)
-}
-
-/// Resources with their weights, from 1 to 100.
-pub(super) fn resources(listed: Vec<ResourceWeight>) -> Result<Vec<(String, i64)>, String> {
-    let weight = |one: ResourceWeight| match one.weight.unwrap_or(1) {
-        weight @ 1..=100 => Ok((one.name, weight)),
-        weight => Err(format!("resources: weight {weight} must be from 1 to 100")),
-    };
-    listed.into_iter().map(weight).collect()
-}
-
-/// The points of a shape, with rising utilization.
-pub(super) fn points(shape: &[Point]) -> Result<Vec<(i64, i64)>, String> {
-    let points: Vec<(i64, i64)> = shape.iter().map(|point| (point.utilization, point.score)).collect();
-    let in_range = points.iter().all(|(used, score)| (0..=100).contains(used) && (0..=10).contains(score));
-    let is_sorted = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
-    if points.is_empty() || !in_range || !is_sorted {
-        let range = "utilization from 0 to 100 in rising order and score from 0 to 10";
-        return Err(format!("requestedToCapacityRatio.shape must have points with {range}"));
-    }
-    Ok(points)
 }
 
 #[cfg(test)]

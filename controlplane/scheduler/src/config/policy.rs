@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use super::file::{FitShape, Point, ResourceWeight, points, resources};
 use super::plugins::{FILTERS, set_weight};
+use super::weights::{FitShape, Point, ResourceWeight, points, resources};
 use super::{Profile, SchedulerConfig, Strategy, Weights};
 
 #[derive(Deserialize)]

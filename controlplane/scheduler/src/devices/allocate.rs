@@ -187,7 +187,7 @@ impl<'a> Allocator<'a> {
             }
             chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
             let constraints = &step.claims[claim].spec.devices.constraints;
-            let fits = constraints.iter().all(|constraint| meets(constraint, claim, chosen));
+            let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
                 return Ok(true);
             }
@@ -335,7 +335,7 @@ fn is_of_request(name: &str, request: &str) -> bool {
 }
 
 /// Whether the last chosen device meets a constraint together with the devices before it.
-fn meets(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]) -> bool {
+fn meets_constraint(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]) -> bool {
     let concerns = |one: &&Chosen<'_>| {
         let names = &constraint.requests;
         one.claim == claim && (names.is_empty() || names.iter().any(|name| is_of_request(name, &one.request)))

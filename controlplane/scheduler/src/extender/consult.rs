@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::client::{Remote, RequestError};
+use super::result::ExtenderResult;
 use super::wire::{
     Args, BindingArgs, BindingResult, FilterResult, HostPriority, MetaPod, MetaVictims, NodeList,
     PreemptionArgs, PreemptionResult, Victims,
@@ -27,14 +28,6 @@ const EXTENDER_BEST: i64 = 10;
 /// Maximum bytes of the reason against a node.
 const REASON_MAX: usize = 256;
 
-/// What the extenders say about the nodes for a pod.
-#[derive(Debug, Default)]
-pub(crate) struct Advice {
-    /// The nodes that all extenders accept, with the weighted sum of their scores.
-    pub(crate) scores: HashMap<String, i64>,
-    pub(crate) refused: BTreeMap<String, Refused>,
-}
-
 /// The objects that extenders get, as the API server has them.
 struct Objects {
     pod: Value,
@@ -47,14 +40,17 @@ pub(crate) async fn nodes(
     extenders: &[Remote],
     pod: &Pod,
     nodes: Vec<String>,
-) -> Result<Advice, String> {
+) -> Result<ExtenderResult, String> {
     let asked = || extenders.iter().filter(|one| one.extender.chooses() && one.extender.is_interested(pod));
     if asked().next().is_none() {
-        return Ok(Advice { scores: nodes.into_iter().map(|node| (node, 0)).collect(), ..Advice::default() });
+        return Ok(ExtenderResult {
+            scores: nodes.into_iter().map(|node| (node, 0)).collect(),
+            ..ExtenderResult::default()
+        });
     }
     let with_nodes = asked().any(|one| !one.extender.knows_nodes);
     let objects = objects(client, pod, with_nodes.then_some(&nodes)).await?;
-    let (mut left, mut advice) = (nodes, Advice::default());
+    let (mut left, mut advice) = (nodes, ExtenderResult::default());
     for one in asked() {
         let Some(verb) = one.extender.filter.as_deref().filter(|_| !left.is_empty()) else { continue };
         match filter(one, verb, &objects, &left).await {

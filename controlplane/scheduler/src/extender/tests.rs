@@ -89,7 +89,7 @@ fn remote(url: &str, change: impl FnOnce(&mut Extender)) -> Remote {
     Remote::new(extender).unwrap()
 }
 
-async fn ask(remotes: &[Remote]) -> Result<Advice, String> {
+async fn ask(remotes: &[Remote]) -> Result<ExtenderResult, String> {
     let names = ["a", "b", "c"].map(str::to_owned).to_vec();
     nodes(&api(), remotes, &fixture::pod("p", json!({})), names).await
 }

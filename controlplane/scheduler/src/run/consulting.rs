@@ -13,7 +13,7 @@ use super::Scheduler;
 use crate::config::{Profile, SchedulerConfig};
 use crate::decide::{Ranked, Unschedulable, first_fitting, rank};
 use crate::extender::client::Remote;
-use crate::extender::consult::{self, Advice};
+use crate::extender::{consult, result::ExtenderResult};
 use crate::object::Pod;
 use crate::preempt::{self, Preemption};
 use coracle_events::Event;
@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(300);
 /// The extenders and the pods that wait for them.
 pub(super) struct Consulting {
     pub(super) extenders: Arc<[Remote]>,
-    awaiting: Awaiting,
+    waiting: WaitingPods,
     /// The question in flight.
     asked: JoinSet<Answer>,
     retries: JoinSet<String>,
@@ -36,14 +36,14 @@ pub(super) struct Consulting {
 
 /// The uids of popped pods that wait for the extenders: higher priority first, then in the order of the queue.
 #[derive(Default)]
-struct Awaiting {
+struct WaitingPods {
     pods: BTreeMap<(Reverse<i32>, u64), String>,
     pushed: u64,
 }
 
 /// The answer to a question. The error is that of an extender.
 pub(super) enum Answer {
-    Nodes { pod: Pod, ranked: Ranked, advice: Result<Advice, String> },
+    Nodes { pod: Pod, ranked: Ranked, advice: Result<ExtenderResult, String> },
     Preemption { pod: Pod, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
 }
 
@@ -55,9 +55,9 @@ pub(super) enum Consulted {
     Next,
 }
 
-// === impl Awaiting ===
+// === impl WaitingPods ===
 
-impl Awaiting {
+impl WaitingPods {
     fn push(&mut self, priority: i32, uid: &str) {
         self.pushed += 1;
         self.pods.insert((Reverse(priority), self.pushed), uid.to_owned());
@@ -75,7 +75,7 @@ impl Consulting {
         let extenders = config.extenders.iter().cloned().map(Remote::new).collect::<Result<_, _>>()?;
         Ok(Self {
             extenders,
-            awaiting: Awaiting::default(),
+            waiting: WaitingPods::default(),
             asked: JoinSet::new(),
             retries: JoinSet::new(),
             retried: HashSet::new(),
@@ -84,7 +84,7 @@ impl Consulting {
 
     /// The next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> Consulted {
-        if self.asked.is_empty() && !self.awaiting.pods.is_empty() {
+        if self.asked.is_empty() && !self.waiting.pods.is_empty() {
             // Watches get their turn between pods that fit no node.
             tokio::task::yield_now().await;
             return Consulted::Next;
@@ -97,7 +97,7 @@ impl Consulting {
     }
 
     /// Whether an extender is asked about the pod before it is bound.
-    pub(super) fn concerns(&self, pod: &Pod) -> bool {
+    pub(super) fn needs_extenders(&self, pod: &Pod) -> bool {
         let asks = |one: &Remote| one.extender.chooses() || one.extender.preempt.is_some();
         self.extenders.iter().any(|one| asks(one) && one.extender.is_interested(pod))
     }
@@ -120,7 +120,7 @@ impl Consulting {
 impl Scheduler {
     /// Schedules a popped pod that concerns extenders.
     pub(super) fn consult(&mut self, pod: &Pod) {
-        self.consulting.awaiting.push(pod.spec.priority.unwrap_or_default(), pod.uid());
+        self.consulting.waiting.push(pod.spec.priority.unwrap_or_default(), pod.uid());
         self.consult_next();
     }
 
@@ -143,7 +143,7 @@ impl Scheduler {
         if !self.consulting.asked.is_empty() {
             return;
         }
-        let Some(uid) = self.consulting.awaiting.pop() else { return };
+        let Some(uid) = self.consulting.waiting.pop() else { return };
         let Some(pod) = self.is_undecided(&uid) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
@@ -183,7 +183,9 @@ impl Scheduler {
                 self.queue.failed(pod.uid(), Instant::now());
                 self.record(&pod, Event::warning("FailedScheduling", why));
             }
-            Answer::Nodes { pod, ranked, advice: Ok(advice) } => self.advised(pod, profile, ranked, advice),
+            Answer::Nodes { pod, ranked, advice: Ok(advice) } => {
+                self.apply_extender_result(pod, profile, ranked, advice)
+            }
             Answer::Preemption { pod, refused, found: Ok(found) } => {
                 let none = || "preemption: the extenders accept no node".to_owned();
                 self.settle(&pod, &refused, preempt::best(found).ok_or_else(none));
@@ -192,7 +194,7 @@ impl Scheduler {
         }
     }
 
-    fn advised(&mut self, pod: Pod, profile: &Profile, ranked: Ranked, advice: Advice) {
+    fn apply_extender_result(&mut self, pod: Pod, profile: &Profile, ranked: Ranked, advice: ExtenderResult) {
         let order = ranked.order(&advice);
         if order.is_empty() {
             return self.refused_by_extenders(pod, profile, ranked.unschedulable(advice));
@@ -233,11 +235,11 @@ mod tests {
 
     #[test]
     fn a_pod_with_higher_priority_is_asked_about_before_others_that_wait() {
-        let mut awaiting = Awaiting::default();
+        let mut waiting = WaitingPods::default();
         for (priority, uid) in [(0, "a"), (0, "b"), (1000, "urgent"), (-1, "last"), (0, "c")] {
-            awaiting.push(priority, uid);
+            waiting.push(priority, uid);
         }
-        let order: Vec<String> = std::iter::from_fn(|| awaiting.pop()).collect();
+        let order: Vec<String> = std::iter::from_fn(|| waiting.pop()).collect();
         assert_eq!(order, ["urgent", "a", "b", "c", "last"]);
     }
 }

@@ -6,9 +6,9 @@ use crate::snapshot::{Candidate, Images};
 
 const MIB: i128 = 1024 * 1024;
 /// Images below this size are pulled quickly and count as nothing.
-const SMALLEST: i128 = 23 * MIB;
+const MIN_IMAGE_SIZE: i128 = 23 * MIB;
 /// Size of a container's image from which on it counts in full.
-const LARGEST: i128 = 1000 * MIB;
+const MAX_IMAGE_SIZE: i128 = 1000 * MIB;
 
 pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let containers = || pod.spec.containers.iter().chain(pod.spec.init_containers.iter().flatten());
@@ -16,13 +16,13 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
     let wanted = containers().map(|one| one.image.as_deref().unwrap_or_default());
     let wanted: Vec<String> = wanted.chain(volumes).map(normalized).collect();
     let count = i128::try_from(containers().count()).unwrap_or_default();
-    let largest = LARGEST * count;
+    let largest = MAX_IMAGE_SIZE * count;
     let mark = |node: &Candidate<'_>| {
         // An image on few nodes counts less, so that not all pods of an image come to the same node.
         let size = |image: &String| Some(scaled(*node.info.images.get(image)?, images.share(image)));
         let sum: i128 = wanted.iter().filter_map(size).sum();
-        let above = sum.clamp(SMALLEST, largest.max(SMALLEST)) - SMALLEST;
-        let score = (above * i128::from(BEST)).checked_div(largest - SMALLEST).unwrap_or_default();
+        let above = sum.clamp(MIN_IMAGE_SIZE, largest.max(MIN_IMAGE_SIZE)) - MIN_IMAGE_SIZE;
+        let score = (above * i128::from(BEST)).checked_div(largest - MIN_IMAGE_SIZE).unwrap_or_default();
         i64::try_from(score).unwrap_or_default()
     };
     nodes.iter().map(mark).collect()

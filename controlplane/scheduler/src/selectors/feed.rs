@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::Selectors;
 use crate::run::{stream, watch_config};
-use crate::topology::Labels;
+use crate::topology::term::Labels;
 
 /// Number of watched kinds.
 const KINDS: usize = 4;

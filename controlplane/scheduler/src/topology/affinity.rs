@@ -8,7 +8,8 @@ use super::term::{Labels, PodTerms, Term};
 use crate::config::AffinityArgs;
 use crate::object::Pod;
 use crate::score::BEST;
-use crate::snapshot::{Candidate, Placed, Snapshot};
+use crate::snapshot::placed::Placed;
+use crate::snapshot::{Candidate, Snapshot};
 
 const AFFINITY: &str = "node(s) didn't match pod affinity rules";
 const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";

@@ -11,7 +11,8 @@ use crate::config::SpreadDefaults;
 use crate::filter::node_affinity;
 use crate::object::Pod;
 use crate::score::BEST;
-use crate::snapshot::{Candidate, Placed, Snapshot};
+use crate::snapshot::placed::Placed;
+use crate::snapshot::{Candidate, Snapshot};
 
 const UNEVEN: &str = "node(s) didn't match pod topology spread constraints";
 const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";

@@ -63,7 +63,7 @@ pub(super) struct VolumeSpec {
     pub(super) csi: Option<CsiSource>,
 }
 
-/// The driver of a volume, and the driver's name of it.
+/// The CSI driver of a volume, and the name of the volume in the driver.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct CsiSource {

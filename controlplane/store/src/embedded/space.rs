@@ -21,10 +21,10 @@ const MAX_ALLOCATED_AHEAD: u64 = 32 << 20;
 /// Written bytes after which the journal is checked again.
 const STEP: u64 = 1 << 20;
 /// Bounds in bytes of the free space below which the store refuses new objects: 1/32 of the disk within these bounds.
-const LOW: std::ops::RangeInclusive<u64> = (2 << 20)..=(64 << 20);
+const MIN_FREE_BYTES: std::ops::RangeInclusive<u64> = (2 << 20)..=(64 << 20);
 
 /// The reserves of a store.
-pub(super) struct Space {
+pub(super) struct SpaceReserves {
     path: PathBuf,
     reserve: PathBuf,
     journal: PathBuf,
@@ -39,15 +39,15 @@ pub(super) struct Space {
 
 /// Size and free space of a disk in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct DiskSpace {
     pub(super) free: u64,
     low: u64,
     read_only: bool,
 }
 
-// === impl Space ===
+// === impl SpaceReserves ===
 
-impl Space {
+impl SpaceReserves {
     /// Reads the space of the store in `path`, with its engine open, and creates the reserves as far as there is room.
     pub(super) fn new(path: &Path) -> Self {
         let mut space = Self {
@@ -66,7 +66,7 @@ impl Space {
 
     /// Whether new objects are refused. Reads the disk's free space.
     pub(super) fn is_full(&mut self) -> bool {
-        let Ok(room) = Room::of(&self.path) else { return self.is_full };
+        let Ok(room) = DiskSpace::of(&self.path) else { return self.is_full };
         let was = self.is_full;
         // Leaving this state needs more space than entering it, so that it does not alternate with every write.
         self.is_full = room.free < if was { 2 * room.low } else { room.low };
@@ -104,7 +104,7 @@ impl Space {
 
     /// Creates the reserve file, if there is room.
     fn refill(&self) {
-        let Ok(room) = Room::of(&self.path) else { return };
+        let Ok(room) = DiskSpace::of(&self.path) else { return };
         if self.reserve.exists() || room.free < 4 * room.low {
             return;
         }
@@ -133,7 +133,7 @@ impl Space {
             (self.allocated, self.next_check) = (self.position, self.position + STEP);
             self.journal = journal;
         }
-        let wanted = MAX_ALLOCATED_AHEAD.min(Room::of(&self.path)?.free / 8);
+        let wanted = MAX_ALLOCATED_AHEAD.min(DiskSpace::of(&self.path)?.free / 8);
         if self.position + wanted / 2 > self.allocated {
             let file = File::options().write(true).open(&self.journal)?;
             fallocate(file, FallocateFlags::KEEP_SIZE, self.position, wanted)?;
@@ -143,12 +143,12 @@ impl Space {
     }
 }
 
-// === impl Room ===
+// === impl DiskSpace ===
 
-impl Room {
+impl DiskSpace {
     fn of(path: &Path) -> io::Result<Self> {
         let StatVfs { f_bfree, f_blocks, f_frsize, f_flag, .. } = statvfs(path)?;
-        let low = (f_blocks * f_frsize / 32).clamp(*LOW.start(), *LOW.end());
+        let low = (f_blocks * f_frsize / 32).clamp(*MIN_FREE_BYTES.start(), *MIN_FREE_BYTES.end());
         let read_only = f_flag.contains(StatVfsMountFlags::RDONLY);
         Ok(Self { free: f_bfree * f_frsize, low, read_only })
     }
@@ -156,7 +156,7 @@ impl Room {
 
 /// Reads size and free space from the file system.
 pub(super) fn health(path: &Path) -> Health {
-    match Room::of(path) {
+    match DiskSpace::of(path) {
         Ok(room) if room.read_only => Health::Failed("its file system is read-only".to_owned()),
         Ok(room) if room.free < room.low => Health::Full { free: room.free },
         Ok(_) => Health::Good,

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Job, RESERVED, Shared, Space, engine::WriteError, state::State};
+use super::{Job, RESERVED, Shared, SpaceReserves, engine::WriteError, state::State};
 use crate::{Commit, Error, Expect, Tier, Write, vault::Revisions};
 use recover::Failure;
 
@@ -28,7 +28,7 @@ type Done = oneshot::Sender<Result<u64, Error>>;
 /// The state of the thread.
 pub(super) struct Writer<'a> {
     shared: &'a Shared,
-    space: Space,
+    space: SpaceReserves,
     failure: Option<Failure>,
 }
 
@@ -44,7 +44,7 @@ struct Accepted {
 // === impl Writer ===
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(shared: &'a Shared, space: Space) -> Self {
+    pub(super) fn new(shared: &'a Shared, space: SpaceReserves) -> Self {
         Self { shared, space, failure: None }
     }
 

@@ -19,20 +19,20 @@ use crate::Error;
 /// The key of the counter: its version in etcd. It has no `/`, so no object has this key.
 const COUNTER: &str = "compaction";
 
-/// The counter and the newest revision, as of a turn.
+/// The counter and the newest revision at the time of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct CompactionState {
     counter: i64,
     revision: u64,
 }
 
 /// Compacts at each interval the history that existed at the interval before.
 pub(super) async fn run(shared: Arc<Shared>, interval: Duration) {
-    let mut turn = Turn::default();
+    let mut state = CompactionState::default();
     loop {
         tokio::time::sleep(interval).await;
-        match shared.compaction_turn(turn).await {
-            Ok(next) => turn = next,
+        match shared.compact_once(state).await {
+            Ok(next) => state = next,
             Err(error) => tracing::warn!(%error, "cannot compact the history of etcd"),
         }
     }
@@ -41,9 +41,9 @@ pub(super) async fn run(shared: Arc<Shared>, interval: Duration) {
 // === impl Shared ===
 
 impl Shared {
-    /// Increments the counter and compacts up to the previous turn's revision, unless another server was first. Writes
-    /// nothing if nothing was committed since the previous turn.
-    pub(super) async fn compaction_turn(&self, last: Turn) -> Result<Turn, Error> {
+    /// Increments the counter and compacts up to the revision of the previous compaction, unless another server was first.
+    /// Writes nothing if nothing was committed since the previous compaction.
+    pub(super) async fn compact_once(&self, last: CompactionState) -> Result<CompactionState, Error> {
         let newest = self.revision().await?;
         // The counter's own commit is one revision.
         if last.revision > 0 && newest <= last.revision + 1 {
@@ -71,11 +71,11 @@ impl Shared {
                 Some(Response::ResponseRange(range)) => range.kvs.into_iter().next(),
                 _ => None,
             });
-            return Ok(Turn { counter: found.map_or(0, |kv: KeyValue| kv.version), revision });
+            return Ok(CompactionState { counter: found.map_or(0, |kv: KeyValue| kv.version), revision });
         }
         if last.revision > 0 {
             self.compact(last.revision).await?;
         }
-        Ok(Turn { counter: last.counter + 1, revision })
+        Ok(CompactionState { counter: last.counter + 1, revision })
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to etcd's members: one is in use, the next one takes over when it does not answer.
+//! Connections to etcd's members. One member is in use; if it does not answer, the next one replaces it.
 
 use std::{
     error::Error as _,
@@ -43,7 +43,7 @@ pub(super) struct Connection {
     /// Index of the channel in use.
     current: AtomicUsize,
     health: Mutex<Health>,
-    /// When requests began to fail. `None`: the last one did not.
+    /// Time at which requests began to fail. `None` if the last request succeeded.
     failing_since: Mutex<Option<Instant>>,
     /// The revision that every watch must reach.
     expected: watch::Sender<u64>,
@@ -92,8 +92,8 @@ impl Connection {
         self.call(true, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await
     }
 
-    /// Makes a request to the current member. A request that was not sent, or that may be repeated, goes to the others
-    /// when this one does not answer.
+    /// Makes a request to the current member. If the member does not answer, a request that was not sent or that may be
+    /// repeated is made to the other members.
     async fn call<T, F>(&self, repeats: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -178,7 +178,7 @@ impl Connection {
         *health = found;
     }
 
-    /// How long all requests have failed.
+    /// Duration for which all requests have failed. `None` if the last request succeeded.
     pub(super) fn unreachable_for(&self) -> Option<Duration> {
         let since = self.failing_since.lock().unwrap_or_else(PoisonError::into_inner);
         since.map(|since| since.elapsed())

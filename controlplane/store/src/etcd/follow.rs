@@ -215,11 +215,16 @@ impl Follower {
         } else {
             match self.shared.opened(key, kv.value) {
                 Ok(value) => Some(value),
-                // One value must not stop the watch of all others. The consumer keeps the former value: a deletion
-                // event would have effects on other objects.
+                // One value must not stop the watch of all others. The consumer keeps the previous value: a
+                // deletion event would have effects on other objects.
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::error!(%error, cause, revision = kv.mod_revision, "left out a change in etcd");
+                    tracing::error!(
+                        %error,
+                        cause,
+                        revision = kv.mod_revision,
+                        "cannot read a changed value in etcd, keeping the previous one"
+                    );
                     return Ok(None);
                 }
             }
@@ -238,7 +243,7 @@ impl Follower {
         );
         for (key, error) in &unreadable {
             let cause = std::error::Error::source(error).map(ToString::to_string);
-            tracing::error!(%key, %error, cause, "kept the former value of an entry in etcd");
+            tracing::error!(%key, %error, cause, "cannot read a value in etcd, keeping the previous one");
         }
         let unreadable = unreadable.into_iter().map(|(key, _)| key).collect();
         self.sent = page.revision;

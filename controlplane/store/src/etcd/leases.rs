@@ -46,7 +46,7 @@ impl Leases {
     }
 
     /// Removes a lease that etcd reports as unknown. The next entry gets a new lease.
-    pub(super) async fn forget(&self, ttl: Duration) {
+    pub(super) async fn remove(&self, ttl: Duration) {
         self.0.lock().await.remove(&ttl);
     }
 }

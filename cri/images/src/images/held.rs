@@ -9,7 +9,7 @@ use crate::table::Entry;
 
 /// A reference that keeps an image's layers on disk until it is dropped, even if the image is removed.
 #[must_use]
-pub struct Held {
+pub struct ImageHold {
     images: Images,
     image: Image,
 }
@@ -22,7 +22,7 @@ impl Images {
     ///
     /// # Errors
     /// If there is no such image.
-    pub fn hold(&self, id: &str) -> Result<Held, Error> {
+    pub fn hold(&self, id: &str) -> Result<ImageHold, Error> {
         let mut table = self.table_mut();
         let id_digest = match id.parse::<Digest>() {
             Ok(digest) => Some(digest),
@@ -31,7 +31,7 @@ impl Images {
         let unknown = || Error::UnknownImage { name: id.to_owned() };
         let entry = id_digest.and_then(|digest| table.entry_mut(&digest)).ok_or_else(unknown)?;
         entry.held += 1;
-        let held = Held { images: self.clone(), image: entry.image.clone() };
+        let held = ImageHold { images: self.clone(), image: entry.image.clone() };
         let noted = mark_used(entry);
         drop(table);
         self.record_use(noted);
@@ -51,9 +51,9 @@ impl Images {
     }
 }
 
-// === impl Held ===
+// === impl ImageHold ===
 
-impl Held {
+impl ImageHold {
     /// The image that is held.
     #[must_use]
     pub fn image(&self) -> &Image {
@@ -61,7 +61,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ImageHold {
     fn drop(&mut self) {
         let (abandoned, noted) = {
             let mut table = self.images.table_mut();
@@ -83,7 +83,7 @@ impl Drop for Held {
     }
 }
 
-impl std::fmt::Debug for Held {
+impl std::fmt::Debug for ImageHold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Held").field(&self.image.id).finish()
     }

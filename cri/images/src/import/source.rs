@@ -34,7 +34,7 @@ pub(super) enum Source {
         file: Arc<File>,
         /// Offset and size of each file.
         index: HashMap<String, (u64, u64)>,
-        /// Where a compressed archive was uncompressed to; deleted with this value.
+        /// The uncompressed copy of a compressed archive. Deleted with this value.
         scratch: Option<UnpackDir>,
     },
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::{LayerError, Layers, Lease};
 use crate::config::Limits;
 use crate::digest::Digest;
-use crate::unpack::{At, Attributes, look, unpack};
+use crate::unpack::{At, Attributes, inspect_path, unpack};
 
 /// A layer's files, and the directories that it uses but does not describe.
 struct Lower {
@@ -89,7 +89,7 @@ fn archive(lowers: &[Lower]) -> Result<Option<Vec<u8>>, LayerError> {
 
 /// The attributes that overlayfs shows: those of the topmost layer with the directory.
 fn shown(lowers: &[Lower], path: &str) -> Option<Attributes> {
-    lowers.iter().rev().find_map(|lower| match look(&lower.files, path) {
+    lowers.iter().rev().find_map(|lower| match inspect_path(&lower.files, path) {
         At::Directory(attributes) => Some(Some(attributes)),
         At::Other => Some(None),
         At::Absent => None,
@@ -100,7 +100,7 @@ fn shown(lowers: &[Lower], path: &str) -> Option<Attributes> {
 /// there.
 fn described(lowers: &[Lower], path: &str) -> Option<Attributes> {
     for lower in lowers.iter().rev() {
-        match look(&lower.files, path) {
+        match inspect_path(&lower.files, path) {
             At::Directory(attributes) if !lower.implied.contains(path) => return Some(attributes),
             At::Directory(_) | At::Absent => {}
             At::Other => return None,

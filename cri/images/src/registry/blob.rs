@@ -78,7 +78,7 @@ pub(crate) struct Blob<'a> {
 
 impl<'a> Blob<'a> {
     pub(super) fn new(registry: &'a Registry, descriptor: &Descriptor) -> Blob<'a> {
-        let foreign = foreign::places(&descriptor.urls);
+        let foreign = foreign::usable_urls(&descriptor.urls);
         let own = registry.pull_hosts().into_iter().map(Host::Own);
         let hosts = own.chain((0..foreign.len()).map(Host::Foreign)).collect();
         Blob {

@@ -16,11 +16,11 @@ use super::{RegistryError, Timeouts, detail, tls};
 const URLS_MAX: usize = 8;
 
 /// The usable URLs of a descriptor.
-pub(super) fn places(urls: &[String]) -> Vec<Url> {
-    urls.iter().filter_map(|url| place(url)).take(URLS_MAX).collect()
+pub(super) fn usable_urls(urls: &[String]) -> Vec<Url> {
+    urls.iter().filter_map(|url| usable_url(url)).take(URLS_MAX).collect()
 }
 
-fn place(url: &str) -> Option<Url> {
+fn usable_url(url: &str) -> Option<Url> {
     let mut url: Url = url.parse().ok()?;
     if !matches!(url.scheme(), "http" | "https") {
         return None;
@@ -59,7 +59,7 @@ pub(super) async fn ask(url: &Url, from: u64, timeouts: Timeouts) -> Result<Resp
 
 #[cfg(test)]
 mod tests {
-    use super::{URLS_MAX, places};
+    use super::{URLS_MAX, usable_urls};
 
     #[test]
     fn urls_are_limited_to_http_without_credentials_and_in_number() {
@@ -72,9 +72,9 @@ mod tests {
             ("/a", None),
             ("", None),
         ] {
-            let found = places(&[url.to_owned()]);
+            let found = usable_urls(&[url.to_owned()]);
             assert_eq!(found.first().map(|url| url.as_str()), expected, "{url}");
         }
-        assert_eq!(places(&vec!["https://e.example/a".to_owned(); 100]).len(), URLS_MAX);
+        assert_eq!(usable_urls(&vec!["https://e.example/a".to_owned(); 100]).len(), URLS_MAX);
     }
 }

@@ -55,7 +55,7 @@ pub(crate) enum LinkError {
 }
 
 /// The state of making links.
-struct Placing {
+struct LinkMaker {
     root: Root,
     /// Inodes of copied files, so that each file is counted once.
     copied: HashSet<u64>,
@@ -123,9 +123,9 @@ fn number(root: &Root, path: &PlainPath) -> Option<usize> {
     String::from_utf8(root.attribute(path, PLACEHOLDER)?).ok()?.parse().ok()
 }
 
-// === impl Placing ===
+// === impl LinkMaker ===
 
-impl Placing {
+impl LinkMaker {
     fn link(&mut self, link: &Link) -> Result<(), LinkError> {
         let (Some(path), Some(target)) = (PlainPath::new(&link.path), PlainPath::new(&link.target)) else {
             return Err(link.no_target());
@@ -162,8 +162,8 @@ impl Placing {
 pub(crate) fn place(view: &Path, links: &[Link], limits: &Limits) -> Result<(), LinkError> {
     let root = Root::open(view).map_err(LinkError::Open)?;
     let max_bytes = limits.layer_bytes;
-    let mut placing = Placing { root, copied: HashSet::new(), bytes: 0, max_bytes, times: BTreeMap::new() };
-    links.iter().try_for_each(|link| placing.link(link))?;
-    placing.finish();
+    let mut maker = LinkMaker { root, copied: HashSet::new(), bytes: 0, max_bytes, times: BTreeMap::new() };
+    links.iter().try_for_each(|link| maker.link(link))?;
+    maker.finish();
     Ok(())
 }

@@ -74,7 +74,7 @@ pub(super) struct StageRequest<'a> {
     pub(super) label: Option<&'a str>,
 }
 
-/// Where a container's root file system is.
+/// The paths of a container's root file system.
 pub(super) struct StagedRoot {
     /// While the container is prepared.
     pub(super) current: PathBuf,
@@ -104,7 +104,7 @@ pub(super) struct Stage {
 
 impl StagedRoot {
     /// A root file system that is not moved.
-    pub(super) fn unmoved(path: PathBuf) -> Self {
+    pub(super) fn in_place(path: PathBuf) -> Self {
         Self { current: path.clone(), final_path: path }
     }
 }

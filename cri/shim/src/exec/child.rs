@@ -61,7 +61,7 @@ enum ExecError {
     Identity(#[from] IdentityError),
 }
 
-/// What the first fork has read and opened for the second one.
+/// Data and descriptors that the first fork prepares for the second one.
 struct Prepared<'a> {
     process: &'a Process,
     filter: Option<&'a Filter>,

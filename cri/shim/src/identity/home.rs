@@ -5,12 +5,12 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 
 /// Bytes of /etc/passwd that are read at most. The file comes from the image and is untrusted.
-const LARGEST: u64 = 1 << 20;
+const MAX_PASSWD: u64 = 1 << 20;
 
 /// The home directory of a user; `/` if there is none.
 pub(super) fn of(uid: u32) -> String {
     let found = open("/etc/passwd").and_then(|file| {
-        let lines = BufReader::new(file.take(LARGEST)).lines().map_while(Result::ok);
+        let lines = BufReader::new(file.take(MAX_PASSWD)).lines().map_while(Result::ok);
         lines.filter_map(|line| home_in(&line, uid)).next()
     });
     found.unwrap_or_else(|| "/".to_owned())

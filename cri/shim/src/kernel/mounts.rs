@@ -29,7 +29,7 @@ pub(crate) fn copy_one_mount(path: &Path) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) })
 }
 
-/// Which mounts an operation covers.
+/// The scope of an operation on mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
     /// The mount alone.

@@ -35,7 +35,10 @@ impl Shim {
     }
 
     pub(super) fn reopen_log(&mut self, id: &str) -> Result<(), CallError> {
-        self.container(id)?.stdio.reopen_log().map_err(|error| CallError::doing("reopen the log", &error))?;
+        self.container(id)?
+            .stdio
+            .reopen_log()
+            .map_err(|error| CallError::cannot("reopen the log", &error))?;
         coracle_fault::point("shim.log-reopened");
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Shim {
         if begun.is_err() {
             let _ = creator::remove_files(&self.container_dir(id), &self.state_dir(id));
         }
-        begun.map_err(|error| CallError::doing("prepare the container", &error))
+        begun.map_err(|error| CallError::cannot("prepare the container", &error))
     }
 
     fn begin(&mut self, call_id: CallId, create: &CreateContainer) -> io::Result<()> {

@@ -48,7 +48,7 @@ impl Shim {
             ));
         }
         let begun = self.begin_exec(serial, call_id, exec, &fds);
-        begun.map_err(|error| CallError::doing("prepare the exec", &error))
+        begun.map_err(|error| CallError::cannot("prepare the exec", &error))
     }
 
     fn begin_exec(
@@ -177,6 +177,6 @@ impl Shim {
 /// the agent closes its own.
 fn take_terminal(exec: &mut Exec) -> Result<Vec<OwnedFd>, CallError> {
     let Some(console) = exec.console.take() else { return Ok(Vec::new()) };
-    let failed = |error: io::Error| CallError::doing("receive the terminal", &error);
+    let failed = |error: io::Error| CallError::cannot("receive the terminal", &error);
     Ok(vec![console::receive_from(&console).map_err(failed)?])
 }

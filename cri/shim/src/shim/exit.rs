@@ -185,7 +185,7 @@ fn was_oom_killed(hierarchies: &[Hierarchy], container: &Container, exit: Exit) 
         return kills > 0;
     }
     match &container.oom_events {
-        Some(events) => exit.code == 128 + libc::SIGKILL && events.happened(),
+        Some(events) => exit.code == 128 + libc::SIGKILL && events.has_occurred(),
         None => {
             let pod = cgroup::oom_kills(hierarchies, cgroup::parent(&container.cgroup));
             exit.signal == libc::SIGKILL && pod.is_some_and(|kills| kills > container.pod_oom_kills)

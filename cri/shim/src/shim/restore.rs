@@ -32,7 +32,7 @@ impl Shim {
             return Err(CallError::new(Kind::Unsupported, what));
         }
         let waiting = process::directory(container.pid)
-            .map_err(|error| CallError::doing("find the container", &error))?;
+            .map_err(|error| CallError::cannot("find the container", &error))?;
         let request = restorer::RestoreRequest {
             restore,
             waiting: &waiting,
@@ -40,7 +40,7 @@ impl Shim {
             stage: &dir,
             shim: nix::unistd::getpid().as_raw(),
         };
-        let restorer = fork(&request).map_err(|error| CallError::doing("restore the container", &error))?;
+        let restorer = fork(&request).map_err(|error| CallError::cannot("restore the container", &error))?;
         container.phase = Phase::Restoring { call_id, restorer };
         container.restored_in = Some(restore.work.clone().into());
         container.started_at = create::nanos();
@@ -72,7 +72,7 @@ impl Shim {
         let work = container.restored_in.take().unwrap_or_default();
         let first = if status == 0 {
             self.read_pid(&work)
-                .map_err(|error| CallError::doing("read the pid of the restored process", &error))
+                .map_err(|error| CallError::cannot("read the pid of the restored process", &error))
         } else {
             Err(CallError::new(Kind::Internal, "CRIU did not restore the container"))
         };

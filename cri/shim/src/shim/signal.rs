@@ -39,7 +39,7 @@ impl Shim {
             master.ok_or_else(|| CallError::new(Kind::WrongState, format!("{id} has no terminal")))?;
         let side = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
         kernel::set_window(master, side(resize.width), side(resize.height))
-            .map_err(|error| CallError::doing("set the terminal's size", &error))
+            .map_err(|error| CallError::cannot("set the terminal's size", &error))
     }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn send(pid: i32, signal: i32) -> Result<(), CallError> {
         Ok(process) => process,
         // It has just ended.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
-        Err(error) => return Err(CallError::doing("open the process", &error)),
+        Err(error) => return Err(CallError::cannot("open the process", &error)),
     };
     if !kernel::is_child(&process) {
         return Err(CallError::new(
@@ -68,7 +68,7 @@ pub(super) fn send(pid: i32, signal: i32) -> Result<(), CallError> {
         Err((Some(libc::EINVAL), _)) => {
             Err(CallError::new(Kind::Invalid, format!("invalid signal number {signal}")))
         }
-        Err((_, error)) => Err(CallError::doing("send the signal", &error)),
+        Err((_, error)) => Err(CallError::cannot("send the signal", &error)),
     }
 }
 

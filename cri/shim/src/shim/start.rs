@@ -20,7 +20,7 @@ impl Shim {
             Gate::Pipe(gate) => nix::unistd::write(gate, b"s").map(drop).map_err(io::Error::from),
             Gate::Library => notify(&state),
         };
-        begun.map_err(|error| CallError::doing("start the container", &error))?;
+        begun.map_err(|error| CallError::cannot("start the container", &error))?;
         container.phase = Phase::Starting { call_id };
         container.started_at = create::nanos();
         Ok(())

@@ -8,7 +8,7 @@ use oci_spec::runtime::Process;
 use serde_json::{Value, json};
 
 use crate::fixture::Pod;
-use crate::shim_client::{Begun, ErrorKind, ExecStdio};
+use crate::shim_client::{ErrorKind, ExecStdio, StartResult};
 
 fn process(args: &[&str]) -> Value {
     json!({ "user": { "uid": 0, "gid": 0 }, "args": args, "env": ["PATH=/bin"], "cwd": "/" })
@@ -108,7 +108,7 @@ pub(crate) async fn an_exec_with_a_terminal_has_one(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
     let script = process(&["sh", "-c", "tty; read line; echo got $line; exit 9"]);
     let begun = pod.shim.exec("c", "e", &parse(script), ExecStdio::Terminal).await.unwrap();
-    let Begun::Started(started) = begun else { panic!("the shim does not answer") };
+    let StartResult::Started(started) = begun else { panic!("the shim does not answer") };
     let mut master = std::fs::File::from(started.terminal.unwrap());
     let mut seen = String::new();
     let mut buffer = [0; 1024];
@@ -132,7 +132,7 @@ pub(crate) async fn a_terminal_without_a_client_is_hung_up(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
     let script = process(&["sleep", "1000"]);
     let begun = pod.shim.exec("c", "e", &parse(script), ExecStdio::Terminal).await.unwrap();
-    let Begun::Started(started) = begun else { panic!("the shim does not answer") };
+    let StartResult::Started(started) = begun else { panic!("the shim does not answer") };
     drop(started.terminal);
     assert_eq!(pod.exit("c", "e").await.signal, libc::SIGHUP);
     pod.end().await;

@@ -99,7 +99,7 @@ pub(super) fn prefix(
     // Each block that decides nothing jumps to the end of the prefix.
     let end = program.len();
     for (at, instruction) in program.iter_mut().enumerate() {
-        if instruction.0 == JUMP && instruction.3 == LEAVE {
+        if instruction.0 == JUMP && instruction.3 == PREFIX_END {
             instruction.3 = u32::try_from(end - at - 1).unwrap_or_default();
         }
     }
@@ -107,11 +107,11 @@ pub(super) fn prefix(
 }
 
 /// Placeholder for the distance to the end of the prefix.
-const LEAVE: u32 = u32::MAX;
+const PREFIX_END: u32 = u32::MAX;
 
 /// The decisions for one architecture. Ends with a jump to the end of the prefix.
 fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>, own: u32) -> Vec<Instruction> {
-    let mut block = vec![(LOAD, 0, 0, OFFSET_NUMBER), (IF_AT_LEAST, 0, 1, own), (JUMP, 0, 0, LEAVE)];
+    let mut block = vec![(LOAD, 0, 0, OFFSET_NUMBER), (IF_AT_LEAST, 0, 1, own), (JUMP, 0, 0, PREFIX_END)];
     for (number, action) in decided {
         block.push((IF_EQUAL, 0, 1, *number));
         block.push((RETURN, 0, 0, answer(*action)));
@@ -120,7 +120,7 @@ fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>, own: u32) -> Vec<In
         block.push((IF_GREATER, 0, 1, newest));
         block.push((RETURN, 0, 0, RET_ERRNO | libc::ENOSYS.cast_unsigned()));
     }
-    block.push((JUMP, 0, 0, LEAVE));
+    block.push((JUMP, 0, 0, PREFIX_END));
     block
 }
 

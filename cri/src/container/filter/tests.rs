@@ -168,7 +168,7 @@ async fn a_profile_is_compiled_once() {
     let profile = default_profile(&[]).unwrap();
     let first = filters.program(&profile).await.unwrap();
     assert!(Arc::ptr_eq(&first, &filters.program(&profile).await.unwrap()));
-    for number in 0..KEPT {
+    for number in 0..CACHE_CAPACITY {
         let other = json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": number + 1});
         filters.program(&serde_json::from_value(other).unwrap()).await.unwrap();
     }

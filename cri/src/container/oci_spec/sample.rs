@@ -56,7 +56,7 @@ pub(crate) fn spec(config: &ContainerConfig, sandbox: &PodSandboxConfig, host: &
     spec_of_image(&image(&["run"], &[], &[]), config, sandbox, host)
 }
 
-/// The same, of an image.
+/// The spec of a container of this image, in a pod with its own namespaces.
 pub(crate) fn spec_of_image(
     image: &Image,
     config: &ContainerConfig,

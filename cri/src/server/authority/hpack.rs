@@ -4,7 +4,7 @@ const NAME: &[u8; 10] = b":authority";
 /// Index of `:authority` in the static table (RFC 7541, appendix A).
 const INDEX: usize = 1;
 /// Largest integer that is parsed. Every string in a frame is shorter.
-const LARGEST: usize = 1 << 28;
+const MAX_INTEGER: usize = 1 << 28;
 
 /// Position in a header block.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,7 +18,7 @@ enum State {
     #[default]
     Begin,
     /// An integer continues: its value so far, the position of the next bit, and its meaning.
-    Integer { value: usize, shift: u32, of: Of },
+    Integer { value: usize, shift: u32, of: IntegerKind },
     /// The first byte of a string's length.
     Length { of: Text },
     /// A string.
@@ -27,9 +27,9 @@ enum State {
     Lost,
 }
 
-/// An integer.
+/// The meaning of an integer that is being parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
+enum IntegerKind {
     /// An index into the tables, or the size of the dynamic table. Nothing follows.
     Whole,
     /// The index of a name. The value follows.
@@ -69,7 +69,7 @@ impl Block {
             State::Begin => self.state = begin(byte),
             State::Integer { value, shift, of } => self.state = add_integer_byte(byte, value, shift, of),
             State::Length { of } => {
-                self.state = integer(byte, 0x7f, Of::Length { of, plain: byte & 0x80 == 0 });
+                self.state = integer(byte, 0x7f, IntegerKind::Length { of, plain: byte & 0x80 == 0 });
             }
             State::Text { left, of, at, plain } => {
                 let taken = left.min(bytes.len());
@@ -85,25 +85,25 @@ impl Block {
 fn begin(byte: u8) -> State {
     match byte {
         // Indexed.
-        0x80.. => integer(byte, 0x7f, Of::Whole),
+        0x80.. => integer(byte, 0x7f, IntegerKind::Whole),
         // Literal with incremental indexing.
-        0x40.. => integer(byte, 0x3f, Of::Name),
+        0x40.. => integer(byte, 0x3f, IntegerKind::Name),
         // Dynamic table size update.
-        0x20.. => integer(byte, 0x1f, Of::Whole),
+        0x20.. => integer(byte, 0x1f, IntegerKind::Whole),
         // Literal without indexing, and never indexed.
-        _ => integer(byte, 0x0f, Of::Name),
+        _ => integer(byte, 0x0f, IntegerKind::Name),
     }
 }
 
 /// Parses an integer whose prefix is in the byte (RFC 7541, section 5.1).
-fn integer(byte: u8, prefix: u8, of: Of) -> State {
+fn integer(byte: u8, prefix: u8, of: IntegerKind) -> State {
     let value = usize::from(byte & prefix);
     if value == usize::from(prefix) { State::Integer { value, shift: 0, of } } else { known(value, of) }
 }
 
-fn add_integer_byte(byte: u8, value: usize, shift: u32, of: Of) -> State {
+fn add_integer_byte(byte: u8, value: usize, shift: u32, of: IntegerKind) -> State {
     let value = value + (usize::from(byte & 0x7f) << shift);
-    if value > LARGEST || shift > 28 {
+    if value > MAX_INTEGER || shift > 28 {
         State::Lost
     } else if byte & 0x80 == 0 {
         known(value, of)
@@ -112,15 +112,15 @@ fn add_integer_byte(byte: u8, value: usize, shift: u32, of: Of) -> State {
     }
 }
 
-fn known(value: usize, of: Of) -> State {
+fn known(value: usize, of: IntegerKind) -> State {
     match of {
-        Of::Whole => State::Begin,
-        Of::Name if value == 0 => State::Length { of: Text::Name { matches: true } },
-        Of::Name => State::Length { of: Text::Value { is_authority: value == INDEX } },
-        Of::Length { of: Text::Name { .. }, plain } => {
+        IntegerKind::Whole => State::Begin,
+        IntegerKind::Name if value == 0 => State::Length { of: Text::Name { matches: true } },
+        IntegerKind::Name => State::Length { of: Text::Value { is_authority: value == INDEX } },
+        IntegerKind::Length { of: Text::Name { .. }, plain } => {
             text_state(value, Text::Name { matches: plain && value == NAME.len() }, 0, plain)
         }
-        Of::Length { of, plain } => text_state(value, of, 0, plain),
+        IntegerKind::Length { of, plain } => text_state(value, of, 0, plain),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::container::Container;
 use crate::error::Error;
 
 /// Locks of containers that are in a checkpoint: no other checkpoint or removal of them begins meanwhile.
-pub(crate) type Stays = Arc<Vec<OwnedMutexGuard<()>>>;
+pub(crate) type ContainerLocks = Arc<Vec<OwnedMutexGuard<()>>>;
 
 impl CheckpointService {
     /// Writes a checkpoint of a running container to the request's location; the container continues to run. Another
@@ -21,7 +21,7 @@ impl CheckpointService {
     pub(crate) async fn checkpoint(
         self,
         request: cri::CheckpointContainerRequest,
-    ) -> Result<(cri::CheckpointContainerResponse, Stays), Error> {
+    ) -> Result<(cri::CheckpointContainerResponse, ContainerLocks), Error> {
         let container = self.tables.running(&request.container_id)?;
         let location = PathBuf::from(&request.location);
         if !location.is_absolute() || location.file_name().is_none() {
@@ -31,14 +31,14 @@ impl CheckpointService {
         is_replaceable(&location)?;
         // Checked before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        let stays = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
+        let locks = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
         // The container can have ended during another checkpoint.
         let subject = self.subject(self.tables.running(&container.id)?.as_ref())?;
         let work = tokio::task::spawn_blocking(move || checkpoint(&subject, &location));
         let done = work.await.map_err(Error::panicked("make the checkpoint"))?;
         done.map_err(failed)?;
         info!(container = %container.id, location = request.location, "made a checkpoint");
-        Ok((cri::CheckpointContainerResponse {}, stays))
+        Ok((cri::CheckpointContainerResponse {}, locks))
     }
 
     pub(super) fn subject(&self, container: &Container) -> Result<Subject, Error> {
@@ -73,9 +73,9 @@ fn is_replaceable(location: &Path) -> Result<(), Error> {
 }
 
 /// Removes a checkpoint whose caller disconnected before the response.
-pub(crate) async fn undo_checkpoint(location: impl AsRef<Path>, stays: Stays) -> Result<(), Error> {
+pub(crate) async fn undo_checkpoint(location: impl AsRef<Path>, locks: ContainerLocks) -> Result<(), Error> {
     let location = location.as_ref();
     let removed = tokio::fs::remove_file(location).await.map_err(Error::file("remove", location));
-    drop(stays);
+    drop(locks);
     removed
 }

@@ -8,7 +8,7 @@ use coracle_proto::cri;
 use tracing::info;
 
 use super::CheckpointService;
-use super::container::Stays;
+use super::container::ContainerLocks;
 use crate::checkpoint::{self, PodSubject, checkpoint_pod, remove_pod_output};
 use crate::container::Container;
 use crate::error::Error;
@@ -19,7 +19,7 @@ impl CheckpointService {
     pub(crate) async fn pod_checkpoint(
         self,
         request: cri::CheckpointPodRequest,
-    ) -> Result<(cri::CheckpointPodResponse, Stays), Error> {
+    ) -> Result<(cri::CheckpointPodResponse, ContainerLocks), Error> {
         let id = &request.pod_sandbox_id;
         let sandbox = self.tables.sandbox(id)?;
         no_options(&request.options)?;
@@ -29,10 +29,10 @@ impl CheckpointService {
         let failed = |source| Error::Checkpoint { what: "pod sandbox", id: sandbox.id.clone(), source };
         // Checked before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        let mut stays = Vec::new();
+        let mut locks = Vec::new();
         // Locked in the order of ids, in every call.
         for container in containers.values() {
-            stays.push(Arc::clone(&container.removing).lock_owned().await);
+            locks.push(Arc::clone(&container.removing).lock_owned().await);
         }
         // Checked with the locks held: then a cancelled earlier checkpoint in this directory is removed.
         check_empty(&output)?;
@@ -47,7 +47,7 @@ impl CheckpointService {
         let done = work.await.map_err(Error::panicked("make the checkpoint"))?;
         done.map_err(failed)?;
         info!(sandbox = %sandbox.id, output = request.output_path, "made a checkpoint");
-        Ok((cri::CheckpointPodResponse {}, Arc::new(stays)))
+        Ok((cri::CheckpointPodResponse {}, Arc::new(locks)))
     }
 
     /// The requested containers: at least one, each once, of this pod, and running.
@@ -108,12 +108,15 @@ pub(super) fn directory(field: &'static str, path: &str) -> Result<PathBuf, Erro
 }
 
 /// Removes a checkpoint whose caller disconnected before the response.
-pub(crate) async fn undo_checkpoint(request: cri::CheckpointPodRequest, stays: Stays) -> Result<(), Error> {
+pub(crate) async fn undo_checkpoint(
+    request: cri::CheckpointPodRequest,
+    locks: ContainerLocks,
+) -> Result<(), Error> {
     let cri::CheckpointPodRequest { pod_sandbox_id: id, output_path, container_ids, .. } = request;
     let work =
         tokio::task::spawn_blocking(move || remove_pod_output(Path::new(&output_path), &container_ids));
     let done = work.await;
-    drop(stays);
+    drop(locks);
     let done = done.map_err(Error::panicked("remove the checkpoint"))?;
     done.map_err(|source| Error::Checkpoint { what: "pod sandbox", id, source })
 }

@@ -39,7 +39,7 @@ impl ContainerService {
         let pid = match shim.restore(call).await {
             Ok(pid) => pid,
             Err(source) => {
-                let Some(message) = checkpoint::said(&layer) else {
+                let Some(message) = checkpoint::criu_errors(&layer) else {
                     return Err(Error::Shim { doing: "restore the container", source });
                 };
                 return Err(failed(CriuError::Failed(message).into()));

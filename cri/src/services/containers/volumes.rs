@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use coracle_images::Held;
+use coracle_images::ImageHold;
 use coracle_proto::{cri, shim};
 
 use super::ContainerService;
@@ -18,7 +18,7 @@ use crate::services::images::image_error;
 
 impl ContainerService {
     /// Resolves image volumes, stores their image ids in the configuration, and holds their layers.
-    pub(super) fn hold_images(&self, config: &mut cri::ContainerConfig) -> Result<Vec<Held>, Error> {
+    pub(super) fn hold_images(&self, config: &mut cri::ContainerConfig) -> Result<Vec<ImageHold>, Error> {
         let mut held = Vec::new();
         for spec in config.mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
             let image = self.image(&spec.image)?;

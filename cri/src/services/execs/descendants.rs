@@ -59,7 +59,7 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
     // Checked after the open: the opened process is the leader.
-    if !leads(cgroups, group, leader) {
+    if !has_session_leader(cgroups, group, leader) {
         return None;
     }
     // A stopped process starts no child processes and does not end. If it ended, the container would adopt its orphans.
@@ -93,7 +93,7 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
 }
 
 /// Whether a process of the group leads a session, as an exec does. Otherwise its pid was reused.
-fn leads(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
+fn has_session_leader(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
     processes_of(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
 }
 

@@ -32,12 +32,12 @@ enum End {
     Exited(shim::Exit),
     /// The shim died.
     ShimLost,
-    /// The call was over first: the command was killed.
-    Over,
+    /// The call ended before the command, which was killed.
+    Interrupted,
 }
 
 /// Resolves when the call is over: by its timeout, because its caller disconnected, or because its output has no room.
-type Over<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
+type CallEnd<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
 
 impl ExecService {
     /// Runs a command and returns its output and exit code. After the timeout, or when the caller has disconnected
@@ -78,7 +78,7 @@ impl ExecService {
         match end {
             End::Exited(exit) => Ok(outputs.answer(exit.code)),
             End::ShimLost => Err(shim_lost(&container)),
-            End::Over => Err(timed_out(&request, outputs.last_words())),
+            End::Interrupted => Err(timed_out(&request, outputs.last_words())),
         }
     }
 
@@ -88,7 +88,7 @@ impl ExecService {
         &self,
         container: &Arc<Container>,
         mut task: StartTask,
-        over: Over<'_>,
+        over: CallEnd<'_>,
     ) -> Option<Result<Exec, Error>> {
         let started = tokio::select! {
             biased;
@@ -107,7 +107,7 @@ impl ExecService {
         container: &Container,
         exec: Exec,
         reading: impl Future<Output = ()>,
-        mut over: Over<'_>,
+        mut over: CallEnd<'_>,
     ) -> End {
         let Exec { id, started, exit } = exec;
         let (mut reading, mut exit) = (pin!(reading), pin!(exit));
@@ -117,11 +117,11 @@ impl ExecService {
                 biased;
                 // Cancel safe: the futures live outside of the loop.
                 exit = &mut exit => break exit.map_or(End::ShimLost, End::Exited),
-                () = &mut over => break End::Over,
+                () = &mut over => break End::Interrupted,
                 () = &mut reading, if open => open = false,
             }
         };
-        let is_killed = matches!(end, End::Over);
+        let is_killed = matches!(end, End::Interrupted);
         if is_killed {
             self.kill_exec(container, &id, started.pid).await;
         }

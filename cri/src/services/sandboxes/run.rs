@@ -9,15 +9,14 @@ use cri::ContainerEventType::{ContainerCreatedEvent, ContainerStartedEvent};
 use tracing::info;
 
 use super::SandboxService;
+use super::check::check;
 use crate::cgroup::is_below_root;
 use crate::clock::now;
 use crate::error::Error;
-use crate::host::Host;
 use crate::names::Claim;
 use crate::records::{SandboxPhase, SandboxRecord};
-use crate::sandbox::sysctls::Own;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{self, Live, attachment, fields, files, namespaces, sysctls};
+use crate::sandbox::{self, LiveShim, attachment, files, namespaces};
 use crate::selinux::Labels;
 use crate::shim_client::Shim;
 use crate::steps::Steps;
@@ -101,7 +100,7 @@ impl SandboxService {
             coracle_fault::point("run.network");
         }
         self.write_hosts(&record)?;
-        let live = Live { shim, init_pid: state.init_pid };
+        let live = LiveShim { shim, init_pid: state.init_pid };
         let _guard = self.transitions.hooks.nri.block_joins().await;
         self.transitions.hooks.run_pod_sandbox(&record, &live, undo).await?;
         record.phase = SandboxPhase::Ready;
@@ -242,41 +241,4 @@ fn write_pod_file(record: &SandboxRecord, path: &Path, text: &str) -> Result<(),
                 .map_err(Error::file("set the owner of", path))
         }
     }
-}
-
-/// Refuses a configuration that this node cannot fulfil.
-pub(crate) fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> Result<(), Error> {
-    let Some(metadata) = &config.metadata else {
-        return Err(Error::invalid("config.metadata", "is missing"));
-    };
-    if metadata.name.is_empty() || metadata.namespace.is_empty() || metadata.uid.is_empty() {
-        return Err(Error::invalid("config.metadata", "needs name, namespace and uid"));
-    }
-    if config.windows.is_some() {
-        return Err(Error::invalid("config.windows", "is not supported on Linux"));
-    }
-    if !runtime_handler.is_empty() {
-        return Err(Error::invalid(
-            "runtime_handler",
-            format!("runtime handler {runtime_handler:?} does not exist"),
-        ));
-    }
-    fields::check(config)?;
-    check_sysctls(config)?;
-    let options = namespaces::options(config);
-    let mapping = Mapping::check_pod(&options)
-        .map_err(|why| Error::invalid("namespace_options.userns_options", why))?;
-    if mapping.is_some() && !host.kernel.user_namespaces {
-        return Err(Error::Unsupported("a user namespace with idmapped mounts (Linux 5.19), on this node,"));
-    }
-    Ok(())
-}
-
-/// Refuses sysctls that are not namespaced.
-fn check_sysctls(config: &cri::PodSandboxConfig) -> Result<(), Error> {
-    let own = Own { network: namespaces::own_network(config), ipc: namespaces::own_ipc(config) };
-    for name in config.linux.iter().flat_map(|linux| linux.sysctls.keys()) {
-        sysctls::check(name, own).map_err(|why| Error::invalid("linux.sysctls", why))?;
-    }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! StopPodSandbox: kills the containers, releases the network, ends the shim.
 //!
-//! A failed step does not prevent the others. Absent and stopped sandboxes are successes, as the CRI requires. A shim that
-//! does not answer is killed, and nothing is waited for that only this shim could report.
+//! A failed step does not prevent the others. Absent and stopped sandboxes are successes, as the CRI requires. The stop
+//! kills a shim that does not answer, and does not wait for events that only this shim could report.
 
 use coracle_proto::cri;
 use cri::ContainerEventType::ContainerStoppedEvent;
@@ -108,7 +108,7 @@ pub(super) fn first(errors: Vec<Error>) -> Result<(), Error> {
     let mut errors = errors.into_iter();
     let Some(first) = errors.next() else { return Ok(()) };
     for error in errors {
-        warn!(error = error.chain(), "another step of the call failed");
+        warn!(error = error.chain(), "a further step of the call failed");
     }
     Err(first)
 }

@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 pub(super) struct Flights<K, T>(Mutex<HashMap<K, Arc<OnceCell<Arc<T>>>>>);
 
 /// Removes the work from the list with its last waiter.
-struct Seat<'a, K: Eq + Hash, T> {
+struct FlightGuard<'a, K: Eq + Hash, T> {
     flights: &'a Flights<K, T>,
     key: K,
     cell: Arc<OnceCell<Arc<T>>>,
@@ -22,8 +22,8 @@ impl<K: Clone + Eq + Hash, T> Flights<K, T> {
     /// Runs the work, or waits for the caller that runs it. If that caller is cancelled, a waiter starts again.
     pub(super) async fn join<F: Future<Output = T>>(&self, key: K, work: impl FnOnce() -> F) -> Arc<T> {
         let cell = self.list().entry(key.clone()).or_default().clone();
-        let seat = Seat { flights: self, key, cell };
-        seat.cell.get_or_init(async move || Arc::new(work().await)).await.clone()
+        let guard = FlightGuard { flights: self, key, cell };
+        guard.cell.get_or_init(async move || Arc::new(work().await)).await.clone()
     }
 }
 
@@ -44,9 +44,9 @@ impl<K, T> Default for Flights<K, T> {
     }
 }
 
-// === impl Seat ===
+// === impl FlightGuard ===
 
-impl<K: Eq + Hash, T> Drop for Seat<'_, K, T> {
+impl<K: Eq + Hash, T> Drop for FlightGuard<'_, K, T> {
     fn drop(&mut self) {
         let mut list = self.flights.list();
         let listed = list.get(&self.key).is_some_and(|cell| Arc::ptr_eq(cell, &self.cell));

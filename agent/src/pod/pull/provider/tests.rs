@@ -6,7 +6,7 @@ use std::path::Path;
 use coracle_images::Reference;
 use tempfile::TempDir;
 
-use super::{KEPT_MAX, Kept, Key, LONGEST, ProviderError, Providers, keep};
+use super::{CACHE_MAX, CachedCredentials, Key, MAX_CACHE_TIME, ProviderError, Providers, keep};
 
 /// A provider with this response, which counts its calls in `calls`.
 fn place(answer: &str) -> TempDir {
@@ -200,9 +200,10 @@ fn wrong_configurations_are_refused_by_name() {
 #[test]
 fn many_images_take_bounded_memory() {
     let mut all = HashMap::new();
-    for number in 0..10 * KEPT_MAX {
-        let kept = Kept { until: std::time::Instant::now() + LONGEST, entries: BTreeMap::new() };
+    for number in 0..10 * CACHE_MAX {
+        let kept =
+            CachedCredentials { until: std::time::Instant::now() + MAX_CACHE_TIME, entries: BTreeMap::new() };
         keep(&mut all, Key::Image(number.to_string()), kept);
-        assert!(all.len() <= KEPT_MAX && all.contains_key(&Key::Image(number.to_string())));
+        assert!(all.len() <= CACHE_MAX && all.contains_key(&Key::Image(number.to_string())));
     }
 }

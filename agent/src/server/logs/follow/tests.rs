@@ -35,7 +35,7 @@ impl Log {
     async fn all(&self, options: Options) -> String {
         let (sender, receiver) = mpsc::channel(4);
         let (read, chunks) = tokio::join!(
-            read(self.path.clone(), options, Ended::already(), sender),
+            read(self.path.clone(), options, Ended::of_stopped(), sender),
             ReceiverStream::new(receiver).collect::<Vec<_>>()
         );
         read.expect("read");

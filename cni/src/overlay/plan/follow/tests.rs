@@ -17,7 +17,7 @@ enum Event {
     /// The peer with this number is added, changed or removed.
     Peer(u8, Option<Peer>),
     /// The path MTU to the peer.
-    Passes(u8, Option<u32>),
+    ProbeResult(u8, Option<u32>),
     /// The ranges of this node.
     Local(Vec<IpNetwork>),
 }
@@ -60,7 +60,8 @@ fn any_event() -> impl Strategy<Value = Event> {
     let number = 1..7u8;
     let peer =
         number.clone().prop_flat_map(|n| weighted(0.8, any_peer(n)).prop_map(move |p| Event::Peer(n, p)));
-    let passes = (number, of(select(&[1300, 1440, 9000][..]))).prop_map(|(n, bytes)| Event::Passes(n, bytes));
+    let passes =
+        (number, of(select(&[1300, 1440, 9000][..]))).prop_map(|(n, bytes)| Event::ProbeResult(n, bytes));
     let own = select(vec![vec!["10.42.0.0/24", "fd42::/64"], vec!["10.42.99.0/24"]]);
     let local = own.prop_map(|own| Event::Local(own.into_iter().map(net).collect()));
     prop_oneof![12 => peer, 3 => passes, 1 => local]
@@ -83,8 +84,8 @@ proptest! {
                 match event {
                     Event::Peer(n, Some(peer)) => drop(peers.insert(name(n), peer)),
                     Event::Peer(n, None) => drop(peers.remove(&name(n))),
-                    Event::Passes(n, Some(bytes)) => drop(narrow.insert(name(n), bytes)),
-                    Event::Passes(n, None) => drop(narrow.remove(&name(n))),
+                    Event::ProbeResult(n, Some(bytes)) => drop(narrow.insert(name(n), bytes)),
+                    Event::ProbeResult(n, None) => drop(narrow.remove(&name(n))),
                     Event::Local(cidrs) => node.local.cidrs = cidrs,
                 }
             }
@@ -140,8 +141,8 @@ fn a_path_is_probed_at_an_address_that_every_peer_answers() {
         let (name, one) = peer(1, kind, &[4, 6]);
         let peers = BTreeMap::from([(name.clone(), Peer { bridged, ..one })]);
         let plan = Plan::new(node(backend, BOTH), &peers, &BTreeMap::new());
-        let ways = plan.ways(&BTreeSet::from([name]));
-        ways.iter().map(|way| way.to.to_string()).collect::<Vec<_>>()
+        let paths = plan.paths(&BTreeSet::from([name]));
+        paths.iter().map(|way| way.to.to_string()).collect::<Vec<_>>()
     };
     let (v, h) = (PeerKind::Vxlan, PeerKind::HostGw);
     let direct = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };

@@ -66,7 +66,7 @@ pub(super) async fn collect(
             "failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'"
         ));
     };
-    let namespace = place(&resource, reference, namespace)?;
+    let namespace = parameter_namespace(&resource, reference, namespace)?;
     let mut found = Vec::new();
     match &reference.selector {
         None => found.extend(state.cache.get(&resource, namespace, &reference.name)),
@@ -94,7 +94,11 @@ pub(super) async fn collect(
 }
 
 /// The namespace of the parameters.
-fn place<'a>(resource: &Resource, reference: &'a ParamRef, request: &'a str) -> Result<&'a str, String> {
+fn parameter_namespace<'a>(
+    resource: &Resource,
+    reference: &'a ParamRef,
+    request: &'a str,
+) -> Result<&'a str, String> {
     match (resource.namespaced, reference.namespace.as_str()) {
         (false, "") => Ok(""),
         (false, _) => {

@@ -42,11 +42,11 @@ fn only_pods_that_run_are_kept() {
 
 #[test]
 fn a_disruption_is_spent_once() {
-    let Verdict::Spend(left) = look(&pod("Running", true), &[budget(2)]).unwrap() else { panic!("spent") };
+    let Verdict::Disrupt(left) = look(&pod("Running", true), &[budget(2)]).unwrap() else { panic!("spent") };
     assert_eq!(left["status"]["disruptionsAllowed"], 1);
     assert_eq!(left["status"]["disruptedPods"], json!({"p": NOW}));
     assert_eq!(left["status"]["conditions"][0]["status"], "True");
-    let Verdict::Spend(left) = look(&pod("Running", true), &[left]).unwrap() else { panic!("spent") };
+    let Verdict::Disrupt(left) = look(&pod("Running", true), &[left]).unwrap() else { panic!("spent") };
     assert_eq!(left["status"]["conditions"][0]["reason"], "InsufficientPods");
     let needs = "The disruption budget b needs 2 healthy pods and has 3 currently".to_owned();
     assert_eq!(error(&pod("Running", true), &[left]), (429, needs));

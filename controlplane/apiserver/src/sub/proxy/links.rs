@@ -59,7 +59,7 @@ const COMPRESSED_PIECE: usize = 128;
 /// until the client reads it.
 const PLAIN_PIECE: usize = 8 << 10;
 
-/// Which links change, and how.
+/// The rewriting of links: links to one of `hosts` get the prefix `base`.
 #[derive(Clone)]
 pub(super) struct Links {
     /// Path of the proxy, without a slash at the end.
@@ -72,7 +72,7 @@ pub(super) struct Links {
 type Output = Arc<Mutex<Vec<u8>>>;
 type Sink = Box<dyn FnMut(&[u8]) + Send>;
 
-/// A page on its way to the client.
+/// A page whose links are rewritten while it is sent to the client.
 struct Page {
     source: Body,
     /// Bytes of the source that were not rewritten yet.

@@ -46,7 +46,7 @@ fn pods(texts: &str) -> Vec<Arc<Pod>> {
 
 fn decide(job: &Job, texts: &str) -> String {
     let pods = pods(texts);
-    match plan(&View::of(job, &pods, now())) {
+    match plan(&ObservedJob::of(job, &pods, now())) {
         Change::Nothing => String::new(),
         Change::Wait(_) => "wait".to_owned(),
         Change::Create(new) => {
@@ -61,7 +61,7 @@ fn decide(job: &Job, texts: &str) -> String {
 
 fn updated(job: &Job, texts: &str) -> (Value, String) {
     let pods = pods(texts);
-    let update = status::update(&View::of(job, &pods, now()));
+    let update = status::update(&ObservedJob::of(job, &pods, now()));
     let finalize: Vec<&str> = update.finalize.iter().map(|pod| pod.name()).collect();
     (serde_json::to_value(update.status).unwrap(), finalize.join(" "))
 }
@@ -95,7 +95,7 @@ fn a_failed_pod_is_replaced_after_its_back_off() {
     fresh.status.container_statuses.finished_at =
         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time("2026-01-01T11:59:55Z".parse().unwrap()));
     let pods = [Arc::new(fresh)];
-    assert!(matches!(plan(&View::of(&job, &pods, now())), Change::Wait(wait) if wait.as_secs() == 5));
+    assert!(matches!(plan(&ObservedJob::of(&job, &pods, now())), Change::Wait(wait) if wait.as_secs() == 5));
 }
 
 #[test]

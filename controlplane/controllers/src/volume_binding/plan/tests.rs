@@ -28,8 +28,8 @@ fn merge(object: &mut Value, fields: &Value) {
     }
 }
 
-fn view(claim: &Claim) -> View<'_> {
-    View { claim, volume: None, class: None, default_class: None, candidates: Vec::new() }
+fn observed(claim: &Claim) -> ObservedClaim<'_> {
+    ObservedClaim { claim, volume: None, class: None, default_class: None, candidates: Vec::new() }
 }
 
 fn class(provisioner: &str, mode: &str) -> Option<Arc<StorageClass>> {
@@ -58,7 +58,7 @@ fn reasons(steps: &[Action]) -> Vec<&'static str> {
 fn a_binding_writes_both_sides_in_order_and_names_the_volumes_version() {
     let claim_object = claim_of(json!({}));
     let volume = Arc::new(volume_of(json!({})));
-    let steps = claim(&View { candidates: vec![volume], ..view(&claim_object) });
+    let steps = claim(&ObservedClaim { candidates: vec![volume], ..observed(&claim_object) });
     let [
         Action::PatchVolume { patch: reserve, part: Part::Main, .. },
         Action::PatchVolume { part: Part::Status, .. },
@@ -83,7 +83,7 @@ fn a_complete_binding_needs_no_write() {
         "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}));
     let reference = json!({"namespace": "n", "name": "c", "uid": "u"});
     let taken = volume_of(json!({"spec": {"claimRef": reference}, "status": {"phase": "Bound"}}));
-    assert_eq!(claim(&View { volume: Some(Arc::new(taken.clone())), ..view(&bound) }), []);
+    assert_eq!(claim(&ObservedClaim { volume: Some(Arc::new(taken.clone())), ..observed(&bound) }), []);
     assert_eq!(volume(&taken, Some(&bound)), []);
 }
 
@@ -101,7 +101,7 @@ fn pending_claims_say_what_they_wait_for() {
         (&plain, class("x.io/y", "Immediate"), vec!["ExternalProvisioning"]),
         (&plain, class(NO_PROVISIONER, "Immediate"), vec!["FailedBinding"]),
     ] {
-        let steps = claim(&View { class: class.clone(), ..view(claim_object) });
+        let steps = claim(&ObservedClaim { class: class.clone(), ..observed(claim_object) });
         assert_eq!(reasons(&steps), expect, "{class:?}");
     }
 }
@@ -111,10 +111,14 @@ fn a_claim_that_waits_for_a_pod_takes_only_a_reserved_volume() {
     let claim_object = claim_of(json!({}));
     let waits = || class("x", "WaitForFirstConsumer");
     let free = Arc::new(volume_of(json!({})));
-    let steps = claim(&View { class: waits(), candidates: vec![free], ..view(&claim_object) });
+    let steps = claim(&ObservedClaim { class: waits(), candidates: vec![free], ..observed(&claim_object) });
     assert_eq!(reasons(&steps), ["WaitForFirstConsumer"]);
     let reserved = volume_of(json!({"spec": {"claimRef": {"namespace": "n", "name": "c", "uid": "u"}}}));
-    let steps = claim(&View { class: waits(), candidates: vec![Arc::new(reserved)], ..view(&claim_object) });
+    let steps = claim(&ObservedClaim {
+        class: waits(),
+        candidates: vec![Arc::new(reserved)],
+        ..observed(&claim_object)
+    });
     assert!(matches!(steps.as_slice(), [Action::PatchVolume { part: Part::Status, .. }, ..]), "{steps:?}");
 }
 
@@ -122,17 +126,19 @@ fn a_claim_that_waits_for_a_pod_takes_only_a_reserved_volume() {
 fn a_claim_without_a_class_gets_the_default_and_an_empty_class_means_none() {
     let unset = claim_of(json!({"spec": {"storageClassName": null}}));
     let default_class = Some("d".to_owned());
-    let steps = claim(&View { default_class: default_class.clone(), ..view(&unset) });
+    let steps = claim(&ObservedClaim { default_class: default_class.clone(), ..observed(&unset) });
     let [Action::PatchClaim(Part::Main, patch)] = steps.as_slice() else { panic!("{steps:?}") };
     assert_eq!(patch["spec"]["storageClassName"], "d");
     let empty = claim_of(json!({"spec": {"storageClassName": ""}}));
-    assert_eq!(reasons(&claim(&View { default_class, ..view(&empty) })), ["FailedBinding"]);
+    assert_eq!(reasons(&claim(&ObservedClaim { default_class, ..observed(&empty) })), ["FailedBinding"]);
 }
 
 #[test]
 fn a_named_volume_must_fit_and_must_be_free() {
     let named = claim_of(json!({"spec": {"volumeName": "v"}}));
-    let with = |volume: PersistentVolume| claim(&View { volume: Some(Arc::new(volume)), ..view(&named) });
+    let with = |volume: PersistentVolume| {
+        claim(&ObservedClaim { volume: Some(Arc::new(volume)), ..observed(&named) })
+    };
     assert_eq!(with(volume_of(json!({}))).len(), 4);
     assert_eq!(
         reasons(&with(volume_of(json!({"spec": {"capacity": {"storage": "1Mi"}}})))),
@@ -146,9 +152,9 @@ fn a_named_volume_must_fit_and_must_be_free() {
 fn a_bound_claim_without_its_volume_is_lost() {
     let bound = claim_of(json!({"metadata": {"annotations": {BIND_COMPLETED: "yes"}},
         "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}));
-    assert_eq!(reasons(&claim(&view(&bound))), ["ClaimLost"]);
+    assert_eq!(reasons(&claim(&observed(&bound))), ["ClaimLost"]);
     let other = volume_of(json!({"spec": {"claimRef": {"namespace": "n", "name": "other", "uid": "x"}}}));
-    let steps = claim(&View { volume: Some(Arc::new(other)), ..view(&bound) });
+    let steps = claim(&ObservedClaim { volume: Some(Arc::new(other)), ..observed(&bound) });
     assert_eq!(reasons(&steps), ["ClaimMisbound"]);
 }
 

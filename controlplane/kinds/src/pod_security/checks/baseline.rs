@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Pod, Violation, Words, listed, plural, quoted, setters, violation};
+use super::{Pod, SortedTexts, Violation, listed, plural, quoted, setters, violation};
 
 const CAPABILITIES: &[&str] = &[
     "AUDIT_WRITE",
@@ -47,7 +47,7 @@ const SYSCTLS: &[(u32, &[&str])] = &[
 ];
 
 pub(super) fn capabilities(pod: &Pod<'_>) -> Option<Violation> {
-    let mut wrong = Words::new();
+    let mut wrong = SortedTexts::new();
     let names = pod.named(|container| {
         let added = container["securityContext"]["capabilities"]["add"].as_array().into_iter().flatten();
         let added = added.filter_map(Value::as_str).filter(|name| !CAPABILITIES.contains(name));
@@ -71,7 +71,7 @@ pub(super) fn host_namespaces(pod: &Pod<'_>) -> Option<Violation> {
 }
 
 pub(super) fn host_ports(pod: &Pod<'_>) -> Option<Violation> {
-    let mut ports = Words::new();
+    let mut ports = SortedTexts::new();
     let names = pod.named(|container| {
         let all = container["ports"].as_array().into_iter().flatten();
         let used = all.filter_map(|port| port["hostPort"].as_i64()).filter(|port| *port != 0);
@@ -94,7 +94,7 @@ pub(super) fn host_ports(pod: &Pod<'_>) -> Option<Violation> {
 
 /// A probe or hook with `host` makes the node connect to any address.
 pub(super) fn host_probes(pod: &Pod<'_>) -> Option<Violation> {
-    let mut hosts = Words::new();
+    let mut hosts = SortedTexts::new();
     let names = pod.named(|container| {
         let lifecycle = &container["lifecycle"];
         let handlers = [
@@ -114,7 +114,7 @@ pub(super) fn host_probes(pod: &Pod<'_>) -> Option<Violation> {
     if names.is_empty() {
         return None;
     }
-    let names: Vec<String> = names.into_iter().collect::<Words>().into_iter().collect();
+    let names: Vec<String> = names.into_iter().collect::<SortedTexts>().into_iter().collect();
     let detail = format!(
         "{} {} {} {}",
         listed(&names),
@@ -134,7 +134,7 @@ pub(super) fn privileged(pod: &Pod<'_>) -> Option<Violation> {
 }
 
 pub(super) fn proc_mount(pod: &Pod<'_>) -> Option<Violation> {
-    let mut types = Words::new();
+    let mut types = SortedTexts::new();
     let names = pod.named(|container| {
         let mount = &container["securityContext"]["procMount"];
         let wrong = !mount.is_null() && mount != "Default";

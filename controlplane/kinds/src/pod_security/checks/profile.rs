@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Pod, Violation, Words, listed, name, plural, quoted, setters, violation};
+use super::{Pod, SortedTexts, Violation, listed, name, plural, quoted, setters, violation};
 
 const APP_ARMOR_CONTAINER: &str = "container.apparmor.security.beta.kubernetes.io/";
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
@@ -18,8 +18,8 @@ fn wrong_type(object: &Value, field: &str) -> Option<String> {
 }
 
 /// The pod and the containers with a wrong type, and these types.
-fn wrong_types(pod: &Pod<'_>, field: &str) -> (bool, Vec<String>, Words) {
-    let mut types = Words::new();
+fn wrong_types(pod: &Pod<'_>, field: &str) -> (bool, Vec<String>, SortedTexts) {
+    let mut types = SortedTexts::new();
     let mut note = |object: &Value| {
         let found = wrong_type(object, field);
         types.extend(found.clone());
@@ -40,7 +40,7 @@ pub(super) fn app_armor(pod: &Pod<'_>) -> Option<Violation> {
         let good = value.is_empty() || value == "runtime/default" || value.starts_with("localhost/");
         (key.starts_with(APP_ARMOR_CONTAINER) && !good).then(|| format!("{key}={value:?}"))
     });
-    let wrong: Words = wrong.collect();
+    let wrong: SortedTexts = wrong.collect();
     if !wrong.is_empty() {
         if !who.is_empty() {
             who.push_str(" and ");
@@ -64,7 +64,7 @@ pub(super) fn se_linux_1_31(pod: &Pod<'_>) -> Option<Violation> {
 }
 
 fn se_linux_of(pod: &Pod<'_>, allowed: &[&str]) -> Option<Violation> {
-    let (mut types, mut user, mut role) = (Words::new(), false, false);
+    let (mut types, mut user, mut role) = (SortedTexts::new(), false, false);
     let mut note = |object: &Value| {
         let options = &object["securityContext"]["seLinuxOptions"];
         let text = |field: &str| options[field].as_str().unwrap_or_default();
@@ -104,7 +104,7 @@ pub(super) fn seccomp_annotations(pod: &Pod<'_>) -> Option<Violation> {
         let good = matches!(value, "runtime/default" | "docker/default") || value.starts_with("localhost/");
         (!good).then(|| format!("{key}={value:?}"))
     });
-    let wrong: Words = wrong.collect();
+    let wrong: SortedTexts = wrong.collect();
     if wrong.is_empty() {
         return None;
     }

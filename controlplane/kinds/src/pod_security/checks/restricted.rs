@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Pod, Violation, Words, listed, quoted, setters, violation};
+use super::{Pod, SortedTexts, Violation, listed, quoted, setters, violation};
 
 pub(super) fn privilege_escalation(pod: &Pod<'_>) -> Option<Violation> {
     let names = pod.named(|container| container["securityContext"]["allowPrivilegeEscalation"] != false);
@@ -23,7 +23,7 @@ pub(super) fn capabilities(pod: &Pod<'_>) -> Option<Violation> {
         names.filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let undropped = pod.named(|container| !list(container, "drop").iter().any(|name| name == "ALL"));
-    let mut wrong = Words::new();
+    let mut wrong = SortedTexts::new();
     let adding = pod.named(|container| {
         let added = list(container, "add").into_iter().filter(|name| name != "NET_BIND_SERVICE");
         let added: Vec<String> = added.collect();

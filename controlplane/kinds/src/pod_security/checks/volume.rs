@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Pod, Violation, Words, name, plural, quoted, violation};
+use super::{Pod, SortedTexts, Violation, name, plural, quoted, violation};
 
 /// Sources that the restricted level allows.
 const ALLOWED: &[&str] = &[
@@ -56,7 +56,7 @@ pub(super) fn host_path(pod: &Pod<'_>) -> Option<Violation> {
 }
 
 pub(super) fn restricted(pod: &Pod<'_>) -> Option<Violation> {
-    let mut types = Words::new();
+    let mut types = SortedTexts::new();
     let mut names = Vec::new();
     for volume in volumes(pod) {
         let has = |source: &&&str| volume[**source].is_object();

@@ -68,7 +68,7 @@ impl Writer<'_> {
         engine.reserve(state.reserved).map_err(failed)?;
         drop(state);
         self.shared.replace_engine(Some(engine));
-        self.space = space::Space::new(path);
+        self.space = space::SpaceReserves::new(path);
         Ok(())
     }
 }

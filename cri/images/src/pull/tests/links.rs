@@ -61,10 +61,10 @@ async fn a_layer_links_to_the_layers_below_it_in_each_image() {
     let images = store(root.path()).await;
     let one = images.pull(&registry.name("r:one"), None, None).await.unwrap();
     let two = images.pull(&registry.name("r:two"), None, None).await.unwrap();
-    let look = "cat text own; echo; stat -c '%a %u:%g %Y %i' bin/tool tmp/tool; \
+    let inspect_path = "cat text own; echo; stat -c '%a %u:%g %Y %i' bin/tool tmp/tool; \
                 stat -c '%a %u:%g' tmp bin; readlink away; ls again 2>&1 || true; stat -c %i usr/text text";
     for (image, content) in [(&one, "one"), (&two, "two")] {
-        let output = in_image(image, look);
+        let output = in_image(image, inspect_path);
         assert_eq!(output[0], format!("{content}own"));
         assert!(output[1].starts_with("4755 12:34 1200000000 "), "{output:?}");
         assert_eq!(output[1], output[2], "one inode");

@@ -6,15 +6,15 @@ use tokio::time::Instant;
 
 /// The rate limit of one zone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Turns {
+pub(crate) struct ZoneRateLimit {
     /// The interval between two nodes. None while no node may be tainted.
     interval: Option<Duration>,
     next: Instant,
 }
 
-// === impl Turns ===
+// === impl ZoneRateLimit ===
 
-impl Turns {
+impl ZoneRateLimit {
     /// For a new zone: its first node does not wait.
     pub(crate) fn new(interval: Option<Duration>, now: Instant) -> Self {
         Self { interval, next: now }
@@ -24,7 +24,7 @@ impl Turns {
     ///
     /// A waiting node waits for one new interval from the last change. So a zone that recovers continues soon. And when
     /// tainting becomes possible again, the nodes that return with the first one have an interval to send a heartbeat.
-    pub(crate) fn pace(&mut self, interval: Option<Duration>, now: Instant) -> bool {
+    pub(crate) fn set_interval(&mut self, interval: Option<Duration>, now: Instant) -> bool {
         let changes = interval != self.interval;
         if changes && (self.interval.is_none() || self.next > now) {
             self.next = now + interval.unwrap_or_default();
@@ -34,12 +34,12 @@ impl Turns {
     }
 
     /// The time until the next node may be tainted. None while no node may be.
-    pub(crate) fn left(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn remaining(&self, now: Instant) -> Option<Duration> {
         self.interval.map(|_| self.next.saturating_duration_since(now))
     }
 
     /// Records that a node was tainted.
-    pub(crate) fn taken(&mut self, now: Instant) {
+    pub(crate) fn record_taint(&mut self, now: Instant) {
         self.next = now + self.interval.unwrap_or_default();
     }
 }
@@ -52,38 +52,38 @@ mod tests {
     const SLOW: Option<Duration> = Some(Duration::from_secs(100));
 
     /// Seconds until the next node may be tainted, after these changes of the interval, each at a second.
-    fn left(changes: &[(u64, Option<Duration>)], taken_at: Option<u64>, at: u64) -> Option<u64> {
+    fn remaining(changes: &[(u64, Option<Duration>)], taken_at: Option<u64>, at: u64) -> Option<u64> {
         let zero = Instant::now();
         let time = |second: u64| zero + Duration::from_secs(second);
-        let mut turns = Turns::new(FAST, zero);
+        let mut rate_limits = ZoneRateLimit::new(FAST, zero);
         if let Some(second) = taken_at {
-            turns.taken(time(second));
+            rate_limits.record_taint(time(second));
         }
         for (second, interval) in changes {
-            turns.pace(*interval, time(*second));
+            rate_limits.set_interval(*interval, time(*second));
         }
-        turns.left(time(at)).map(|left| left.as_secs())
+        rate_limits.remaining(time(at)).map(|left| left.as_secs())
     }
 
     #[test]
     fn one_at_a_time_and_the_first_at_once() {
-        assert_eq!(left(&[], None, 0), Some(0));
-        assert_eq!(left(&[], Some(0), 3), Some(7));
-        assert_eq!(left(&[], Some(0), 30), Some(0), "what was not used is not saved up");
+        assert_eq!(remaining(&[], None, 0), Some(0));
+        assert_eq!(remaining(&[], Some(0), 3), Some(7));
+        assert_eq!(remaining(&[], Some(0), 30), Some(0), "what was not used is not saved up");
     }
 
     #[test]
     fn a_waiting_node_waits_by_the_new_interval() {
-        assert_eq!(left(&[(4, SLOW)], Some(0), 4), Some(100));
-        assert_eq!(left(&[(4, SLOW), (30, FAST)], Some(0), 30), Some(10));
-        assert_eq!(left(&[(4, FAST)], Some(0), 4), Some(6), "the pace is the same");
-        assert_eq!(left(&[(4, SLOW)], None, 4), Some(0), "no node waits");
+        assert_eq!(remaining(&[(4, SLOW)], Some(0), 4), Some(100));
+        assert_eq!(remaining(&[(4, SLOW), (30, FAST)], Some(0), 30), Some(10));
+        assert_eq!(remaining(&[(4, FAST)], Some(0), 4), Some(6), "the pace is the same");
+        assert_eq!(remaining(&[(4, SLOW)], None, 4), Some(0), "no node waits");
     }
 
     #[test]
     fn when_tainting_becomes_possible_again_the_first_node_waits_for_one_interval() {
-        assert_eq!(left(&[(4, None)], None, 50), None);
-        assert_eq!(left(&[(4, None), (50, FAST)], None, 50), Some(10));
-        assert_eq!(left(&[(4, None), (50, SLOW)], Some(0), 60), Some(90));
+        assert_eq!(remaining(&[(4, None)], None, 50), None);
+        assert_eq!(remaining(&[(4, None), (50, FAST)], None, 50), Some(10));
+        assert_eq!(remaining(&[(4, None), (50, SLOW)], Some(0), 60), Some(90));
     }
 }

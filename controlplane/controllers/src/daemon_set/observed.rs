@@ -41,13 +41,13 @@ pub(crate) struct Plan {
 pub(super) type ByNode = BTreeMap<String, Vec<Arc<Pod>>>;
 
 /// A daemon set with its nodes and pods.
-pub(super) struct View<'a> {
+pub(super) struct ObservedDaemonSet<'a> {
     pub(super) snapshot: &'a Snapshot<'a>,
     pub(super) fits: HashMap<String, Fit>,
     pub(super) by_node: ByNode,
 }
 
-impl<'a> View<'a> {
+impl<'a> ObservedDaemonSet<'a> {
     pub(super) fn of(snapshot: &'a Snapshot<'a>) -> Self {
         let shape = Shape::of(&snapshot.set.spec.template);
         let fits = snapshot.nodes.iter().map(|node| (node.name().to_owned(), shape.fit(node))).collect();

@@ -8,16 +8,16 @@ const WAITING: (usize, usize) = (1024, 128);
 
 /// The waiting queries of all clients.
 #[derive(Debug)]
-pub(crate) struct Turns<T> {
+pub(crate) struct FairQueue<T> {
     clients: HashMap<IpAddr, VecDeque<T>>,
     /// The clients with waiting queries, in the order of their turns.
     order: VecDeque<IpAddr>,
     total: usize,
 }
 
-// === impl Turns ===
+// === impl FairQueue ===
 
-impl<T> Turns<T> {
+impl<T> FairQueue<T> {
     pub(crate) fn new() -> Self {
         Self { clients: HashMap::new(), order: VecDeque::new(), total: 0 }
     }
@@ -66,25 +66,25 @@ mod tests {
 
     #[test]
     fn clients_take_turns() {
-        let mut turns = Turns::new();
+        let mut queue = FairQueue::new();
         for number in 0..3 {
-            turns.push(client(1), (1, number));
+            queue.push(client(1), (1, number));
         }
-        turns.push(client(2), (2, 0));
-        let all: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
+        queue.push(client(2), (2, 0));
+        let all: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(all, [(1, 0), (2, 0), (1, 1), (1, 2)]);
-        assert!(turns.is_empty() && turns.clients.is_empty() && turns.order.is_empty());
+        assert!(queue.is_empty() && queue.clients.is_empty() && queue.order.is_empty());
     }
 
     #[test]
     fn floods_of_many_clients_leave_room_for_others() {
-        let mut turns = Turns::new();
+        let mut queue = FairQueue::new();
         for _ in 0..WAITING.0 {
-            (0..20).for_each(|number| turns.push(client(number), ()));
+            (0..20).for_each(|number| queue.push(client(number), ()));
         }
-        assert!(turns.total < WAITING.0);
-        let before = turns.total;
-        turns.push(client(999), ());
-        assert_eq!(turns.total, before + 1);
+        assert!(queue.total < WAITING.0);
+        let before = queue.total;
+        queue.push(client(999), ());
+        assert_eq!(queue.total, before + 1);
     }
 }

@@ -1,0 +1,27 @@
+//! The properties of the proxy's node.
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+/// The properties of the proxy's node on which its rules depend.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeView {
+    /// Name of the node.
+    pub name: String,
+    /// Zone of the node (`topology.kubernetes.io/zone`).
+    pub zone: Option<String>,
+    /// Networks of this node's pods. Clients outside them are masqueraded.
+    pub pod_networks: Vec<IpNetwork>,
+    /// Whether packets between pods of one bridge do not pass the filters of the IP layer.
+    pub bridge_bypasses_filters: bool,
+    /// Addresses that the node serves itself, such as cluster DNS.
+    pub served_here: Vec<IpAddr>,
+    /// Ranges of addresses that services may take by `externalIPs`.
+    pub external_ips: Vec<IpNetwork>,
+    /// UDP port of the network between nodes. Packets of pods to it are dropped: the kernel cannot distinguish them
+    /// from packets of other nodes, and would deliver the inner packet with any source address.
+    pub overlay_port: Option<u16>,
+    /// Addresses of this node. It serves a load balancer at all of them if the load balancer's status has one of them.
+    pub addresses: Vec<IpAddr>,
+}

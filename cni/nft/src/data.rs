@@ -1,0 +1,45 @@
+//! Data of expressions and elements: values and verdicts.
+
+use std::net::IpAddr;
+
+use crate::message::Attributes;
+
+/// A verdict on a packet (nft(8), "Verdict statement").
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    /// The base chain's evaluation ends; chains of other tables continue.
+    Accept,
+    /// The packet is discarded.
+    Drop,
+    /// The evaluation returns to the calling chain.
+    Return,
+    /// The chain is evaluated, then the next rule.
+    Jump(String),
+    /// The chain is evaluated instead of the next rules.
+    Goto(String),
+}
+
+/// `NFTA_DATA_VALUE`.
+pub(crate) fn value(bytes: &[u8]) -> Attributes {
+    Attributes::default().bytes(1, bytes)
+}
+
+/// `NFTA_DATA_VERDICT`.
+pub(crate) fn verdict_data(verdict: &Verdict) -> Attributes {
+    let coded = |code: i32| Attributes::default().number(1, u32::from_ne_bytes(code.to_ne_bytes()));
+    let verdict = match verdict {
+        Verdict::Drop => coded(0),
+        Verdict::Accept => coded(1),
+        Verdict::Jump(chain) => coded(-3).text(2, chain),
+        Verdict::Goto(chain) => coded(-4).text(2, chain),
+        Verdict::Return => coded(-5),
+    };
+    Attributes::default().nest(2, verdict)
+}
+
+pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}

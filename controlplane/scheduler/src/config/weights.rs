@@ -1,0 +1,46 @@
+//! Weighted resources and the shape of a score, in both file forms.
+
+use serde::Deserialize;
+
+/// A resource with its weight in a score.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResourceWeight {
+    name: String,
+    weight: Option<i64>,
+}
+
+/// A shape, and the resources it applies to.
+pub(super) struct FitShape {
+    pub(super) shape: Vec<Point>,
+    pub(super) resources: Vec<ResourceWeight>,
+}
+
+/// A point of a shape: the score at a utilization in percent.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Point {
+    utilization: i64,
+    score: i64,
+}
+
+/// Resources with their weights, from 1 to 100.
+pub(super) fn resources(listed: Vec<ResourceWeight>) -> Result<Vec<(String, i64)>, String> {
+    let weight = |one: ResourceWeight| match one.weight.unwrap_or(1) {
+        weight @ 1..=100 => Ok((one.name, weight)),
+        weight => Err(format!("resources: weight {weight} must be from 1 to 100")),
+    };
+    listed.into_iter().map(weight).collect()
+}
+
+/// The points of a shape, with rising utilization.
+pub(super) fn points(shape: &[Point]) -> Result<Vec<(i64, i64)>, String> {
+    let points: Vec<(i64, i64)> = shape.iter().map(|point| (point.utilization, point.score)).collect();
+    let in_range = points.iter().all(|(used, score)| (0..=100).contains(used) && (0..=10).contains(score));
+    let is_sorted = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
+    if points.is_empty() || !in_range || !is_sorted {
+        let range = "utilization from 0 to 100 in rising order and score from 0 to 10";
+        return Err(format!("requestedToCapacityRatio.shape must have points with {range}"));
+    }
+    Ok(points)
+}
