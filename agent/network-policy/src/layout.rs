@@ -23,7 +23,7 @@ use coracle_nft::{
 };
 
 use crate::connections::FORBIDDEN;
-use crate::program::{Chain, Line, Lines, Ports, Program, Set, RuleAction};
+use crate::program::{Chain, Line, Lines, Ports, Program, RuleAction, Set};
 use crate::rules::{Direction, Tier};
 
 /// Tiers and directions of the base chains, in the order of their evaluation. The chain of a direction for the tier

@@ -19,7 +19,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 
 use crate::cluster_policy::{ClusterKind, Rank};
 use crate::facts::{NODES, PodFacts};
-use crate::program::{Chain, Line, Lines, Program, Set, RuleAction};
+use crate::program::{Chain, Line, Lines, Program, RuleAction, Set};
 use crate::rules::{Direction, Rules, Tier};
 use build::Built;
 use selection::Selections;
@@ -380,7 +380,11 @@ fn entry_policies(entry: Option<&PodEntry>, place: RulePosition) -> Vec<u64> {
 
 /// The elements of a pod's address, if the pod has policies there. A pod reaches itself whatever its NetworkPolicies
 /// are. Packets of a pod to its own address come here only through a service, and policies of administrators judge them.
-fn claims((tier, direction): RulePosition, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
+fn claims(
+    (tier, direction): RulePosition,
+    ip: IpAddr,
+    group: Option<u64>,
+) -> Vec<(Set, ElementKey, Option<u64>)> {
     let mut claims = vec![(Set::Isolated(tier, direction, ip.is_ipv4()), element(ip), group)];
     if tier == Tier::Namespaced {
         claims.push((Set::Itself(direction, ip.is_ipv4()), element(ip).address(ip), None));

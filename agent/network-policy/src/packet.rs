@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use coracle_nft::{Flow, Key};
 
 use crate::blocks::number;
-use crate::program::{Chain, Line, Ports, Program, Set, RuleAction};
+use crate::program::{Chain, Line, Ports, Program, RuleAction, Set};
 use crate::rules::{Direction, Tier};
 
 /// The first packet of a connection as policies match it: with the translated destination and the client's own address.
@@ -42,7 +42,8 @@ impl Program {
         let decided = |verdict: &RuleAction| *verdict != RuleAction::Pass;
         let admin = self.tier(Tier::Admin, direction, packet).filter(decided);
         let itself = Key::default().address(packet.from).address(packet.to);
-        let is_itself = || self.element(&(Set::Itself(direction, is_ipv4), itself)).map(|_| RuleAction::Accept);
+        let is_itself =
+            || self.element(&(Set::Itself(direction, is_ipv4), itself)).map(|_| RuleAction::Accept);
         admin
             .or_else(is_itself)
             .or_else(|| self.tier(Tier::Namespaced, direction, packet))

@@ -16,9 +16,9 @@ use super::driver::Caller;
 
 /// Time in which a driver must come back, as in the kubelet (`defaultWipingDelay`).
 const WIPE_DELAY: Duration = Duration::from_secs(30);
-/// Pause before a failed deletion is repeated; doubled up to [`LONGEST_PAUSE`].
+/// Pause before a failed deletion is repeated; doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+const MAX_PAUSE: Duration = Duration::from_secs(300);
 
 /// The registered drivers.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl Drivers {
         let mut state = self.state();
         let is_back = matches!(&wipe.scope, Scope::Driver(name) if state.plugins.contains_key(name));
         if !is_back {
-            let due = Due { at: Instant::now() + wipe.pause, pause: (wipe.pause * 2).min(LONGEST_PAUSE) };
+            let due = Due { at: Instant::now() + wipe.pause, pause: (wipe.pause * 2).min(MAX_PAUSE) };
             state.wipes.entry(wipe.scope).or_insert(due);
         }
     }

@@ -36,9 +36,9 @@ const SOCKETS_MAX: usize = 64;
 const FILES_MAX: usize = 1024;
 /// Maximum length of a driver's name (`DriverNameMaxLength` of resource.k8s.io).
 const DRIVER_NAME_MAX: usize = 63;
-/// Pause before a failed registration is repeated; doubled up to [`LONGEST_PAUSE`].
+/// Pause before a failed registration is repeated; doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+const MAX_PAUSE: Duration = Duration::from_secs(120);
 
 /// Why a plugin is not registered.
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +134,7 @@ impl Registry {
                 }
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

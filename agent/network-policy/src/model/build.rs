@@ -6,7 +6,7 @@ use super::selection::{Scope, Selection};
 use super::{DIRECTIONS, Model};
 use crate::blocks::ranges;
 use crate::facts::NODES;
-use crate::program::{Chain, Line, Lines, Ports, Set, RuleAction};
+use crate::program::{Chain, Line, Lines, Ports, RuleAction, Set};
 use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, Rule, Rules, Tier};
 
 /// The objects of a policy in the table.
@@ -37,7 +37,8 @@ impl Model {
             let Some(all) = rules.of_direction(direction) else { continue };
             let mut lines = Vec::new();
             for (position, rule) in all.iter().enumerate() {
-                let place = RulePosition { policy, namespace, tier, subject: &rules.subject, direction, position };
+                let place =
+                    RulePosition { policy, namespace, tier, subject: &rules.subject, direction, position };
                 lines.extend(self.rule(&mut built, place, rule));
             }
             self.chain(&mut built, Chain::Policy(policy, direction), Lines { tier, direction, lines });

@@ -451,10 +451,14 @@ mod tests {
         assert!(decide(groups("b", 3), Groups::new()).is_none(), "a pod is to be released");
         assert!(decide(groups("a", 3), groups("a", 1)).is_none(), "a pod is to be adopted");
         let counts = ReplicaCounts::of_groups(&set(3), &groups("a", 3));
-        let expected = ReplicaCounts { replicas: 3, labelled: 3, ready: 1, available: 1, terminating: 2, next: None };
+        let expected =
+            ReplicaCounts { replicas: 3, labelled: 3, ready: 1, available: 1, terminating: 2, next: None };
         assert_eq!(counts, expected);
         assert_eq!(status(&set(3), &counts, None, now()).terminating_replicas, Some(2));
-        assert_eq!(status(&ReplicationController::default(), &counts, None, now()).terminating_replicas, None);
+        assert_eq!(
+            status(&ReplicationController::default(), &counts, None, now()).terminating_replicas,
+            None
+        );
     }
 
     #[test]
