@@ -65,7 +65,7 @@ struct PodEntry {
     policies: BTreeMap<Place, Vec<u64>>,
 }
 
-/// A policy as of one change. A changed policy gets another number, so its chains and sets are never changed.
+/// A policy as of one change. A changed policy gets another number.
 #[derive(Debug)]
 struct Version {
     /// Empty for a policy of the whole cluster.
@@ -330,8 +330,8 @@ impl Model {
         let line = |then| Line { peer: None, ports: None, then };
         let mut lines = Vec::new();
         for policy in policies {
-            self.use_version(*policy, *tier);
-            lines.push(line(Then::Jump(Chain::Policy(*policy, *direction))));
+            let built = self.use_version(*policy, *tier);
+            lines.push(line(Then::Jump(Chain::Policy(built, *direction))));
         }
         lines.extend((*tier == Tier::Namespaced).then(|| line(Then::Drop)));
         self.program.add_chain(Chain::Group(number), Lines { tier: *tier, direction: *direction, lines });
@@ -352,16 +352,18 @@ impl Model {
         }
     }
 
-    fn use_version(&mut self, number: u64, tier: Tier) {
-        let Some(version) = self.versions.get_mut(&number) else { return };
+    /// Builds a policy for its first group. Returns the number in the names of its chains.
+    fn use_version(&mut self, number: u64, tier: Tier) -> u64 {
+        let Some(version) = self.versions.get_mut(&number) else { return number };
         version.users += 1;
         if version.users == 1 {
             let (namespace, rules) = (version.namespace.clone(), version.rules.clone());
-            let built = self.build(number, tier, &namespace, &rules);
+            let built = self.build(tier, &namespace, &rules);
             if let Some(version) = self.versions.get_mut(&number) {
                 version.built = built;
             }
         }
+        self.versions.get(&number).map_or(number, |version| version.built.number)
     }
 
     fn release_version(&mut self, number: u64) {
