@@ -49,10 +49,10 @@ pub struct Model {
 }
 
 /// Tier and direction of policies.
-type RulePosition = (Tier, Direction);
+type Stage = (Tier, Direction);
 
 /// Policies of one tier and direction that select the same pods, in the order of their evaluation.
-type GroupKey = (RulePosition, Vec<u64>);
+type GroupKey = (Stage, Vec<u64>);
 
 #[derive(Debug)]
 struct PodEntry {
@@ -62,10 +62,10 @@ struct PodEntry {
     /// Selections that contain the pod.
     selections: BTreeSet<u64>,
     /// Policies that select the pod, if it runs on this node.
-    policies: BTreeMap<RulePosition, Vec<u64>>,
+    policies: BTreeMap<Stage, Vec<u64>>,
 }
 
-/// A policy as of one change. A changed policy gets another number, so its chains and sets are never changed.
+/// A policy as of one change. A changed policy gets another number.
 #[derive(Debug)]
 struct Version {
     /// Empty for a policy of the whole cluster.
@@ -271,7 +271,7 @@ impl Model {
     }
 
     /// Changes the policies of a pod in one tier and direction.
-    fn restrict(&mut self, uid: &str, place: RulePosition, policies: Vec<u64>) {
+    fn restrict(&mut self, uid: &str, place: Stage, policies: Vec<u64>) {
         let before = entry_policies(self.pods.get(uid), place);
         if before == policies {
             return;
@@ -330,8 +330,8 @@ impl Model {
         let line = |then| Line { peer: None, ports: None, then };
         let mut lines = Vec::new();
         for policy in policies {
-            self.use_version(*policy, *tier);
-            lines.push(line(RuleAction::Jump(Chain::Policy(*policy, *direction))));
+            let built = self.use_version(*policy, *tier);
+            lines.push(line(RuleAction::Jump(Chain::Policy(built, *direction))));
         }
         lines.extend((*tier == Tier::Namespaced).then(|| line(RuleAction::Drop)));
         self.program.add_chain(Chain::Group(number), Lines { tier: *tier, direction: *direction, lines });
@@ -352,16 +352,18 @@ impl Model {
         }
     }
 
-    fn use_version(&mut self, number: u64, tier: Tier) {
-        let Some(version) = self.versions.get_mut(&number) else { return };
+    /// Builds a policy for its first group. Returns the number in the names of its chains.
+    fn use_version(&mut self, number: u64, tier: Tier) -> u64 {
+        let Some(version) = self.versions.get_mut(&number) else { return number };
         version.users += 1;
         if version.users == 1 {
             let (namespace, rules) = (version.namespace.clone(), version.rules.clone());
-            let built = self.build(number, tier, &namespace, &rules);
+            let built = self.build(tier, &namespace, &rules);
             if let Some(version) = self.versions.get_mut(&number) {
                 version.built = built;
             }
         }
+        self.versions.get(&number).map_or(number, |version| version.built.number)
     }
 
     fn release_version(&mut self, number: u64) {
@@ -374,17 +376,13 @@ impl Model {
     }
 }
 
-fn entry_policies(entry: Option<&PodEntry>, place: RulePosition) -> Vec<u64> {
+fn entry_policies(entry: Option<&PodEntry>, place: Stage) -> Vec<u64> {
     entry.and_then(|entry| entry.policies.get(&place)).cloned().unwrap_or_default()
 }
 
 /// The elements of a pod's address, if the pod has policies there. A pod reaches itself whatever its NetworkPolicies
 /// are. Packets of a pod to its own address come here only through a service, and policies of administrators judge them.
-fn claims(
-    (tier, direction): RulePosition,
-    ip: IpAddr,
-    group: Option<u64>,
-) -> Vec<(Set, ElementKey, Option<u64>)> {
+fn claims((tier, direction): Stage, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
     let mut claims = vec![(Set::Isolated(tier, direction, ip.is_ipv4()), element(ip), group)];
     if tier == Tier::Namespaced {
         claims.push((Set::Itself(direction, ip.is_ipv4()), element(ip).address(ip), None));

@@ -20,9 +20,9 @@ fn parsed(rule: Value) -> (Option<(Action, bool)>, String) {
 fn a_rule_that_cannot_be_honoured_fails_closed() {
     let everywhere = json!([{"networks": ["0.0.0.0/0"]}]);
     for (rule, problem) in [
-        (json!({"to": [{}]}), "expected value"),
+        (json!({"to": [{}]}), "a single key"),
         (json!({"to": [{"planets": {}}]}), "planets"),
-        (json!({"to": [{"namespaces": {}, "nodes": {}}]}), "expected"),
+        (json!({"to": [{"namespaces": {}, "nodes": {}}]}), "a single key"),
         (json!({"to": []}), "the field to"),
         (json!({"to": everywhere, "from": everywhere}), "the field to"),
         (json!({"to": [{"networks": ["10.0.0.0"]}]}), "invalid network 10.0.0.0"),

@@ -12,6 +12,9 @@ use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, 
 /// The objects of a policy in the table.
 #[derive(Debug, Default)]
 pub(super) struct Built {
+    /// The number in the names of chains and sets. Each build has another one: a policy that lost its last pod and got
+    /// another one before the next transaction has other sets, and chains in the kernel are never changed.
+    pub(super) number: u64,
     chains: Vec<Chain>,
     sets: Vec<Set>,
     selections: Vec<u64>,
@@ -20,6 +23,7 @@ pub(super) struct Built {
 /// A rule of a policy.
 #[derive(Clone, Copy)]
 struct RulePosition<'a> {
+    /// The number of the build.
     policy: u64,
     namespace: &'a str,
     tier: Tier,
@@ -31,8 +35,9 @@ struct RulePosition<'a> {
 
 impl Model {
     /// Adds the chains and sets of a policy.
-    pub(super) fn build(&mut self, policy: u64, tier: Tier, namespace: &str, rules: &Rules) -> Built {
-        let mut built = Built::default();
+    pub(super) fn build(&mut self, tier: Tier, namespace: &str, rules: &Rules) -> Built {
+        let policy = self.next_number();
+        let mut built = Built { number: policy, ..Built::default() };
         for direction in DIRECTIONS {
             let Some(all) = rules.of_direction(direction) else { continue };
             let mut lines = Vec::new();

@@ -707,3 +707,21 @@ fn a_tenant_cannot_make_its_pod_look_like_a_node() {
     };
     assert!(kernel.passes(to("10.42.0.1")) && !kernel.passes(to("192.0.2.1")));
 }
+
+#[test]
+fn a_policy_whose_only_pod_is_replaced_gets_new_chains() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let from = json!([{"from": [{"podSelector": {"matchLabels": {"app": "b"}}}]}]);
+    model.put_policy(&policy(
+        "red",
+        "p",
+        json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": from}),
+    ));
+    for (old, new) in [(0, 1), (1, 2)] {
+        // Both changes are in one transaction.
+        model.take_pod(&format!("u{old}"));
+        model.put_pod(PodFacts::of(&pod(new, "red", "a", "here", 80), "here").unwrap());
+        let changes = model.program.changes();
+        kernel.apply(&model.program, changes);
+    }
+}
