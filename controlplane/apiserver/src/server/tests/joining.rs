@@ -188,9 +188,10 @@ async fn a_request_is_for_one_name_however_it_is_read() {
 #[tokio::test]
 async fn the_name_of_the_controllers_is_no_credential() {
     let server = Fixture::new().await;
-    let secrets = "/api/v1/namespaces/kube-system/secrets";
-    assert_eq!(server.get_as(User::new("system:kube-controller-manager", &[]), secrets).await.code, 403);
-    assert_eq!(server.get_as(User::controllers(), secrets).await.code, 200);
+    // The default role of this name lists everything, and does not read single nodes.
+    let node = "/api/v1/nodes/none";
+    assert_eq!(server.get_as(User::new("system:kube-controller-manager", &[]), node).await.code, 403);
+    assert_eq!(server.get_as(User::controllers(), node).await.code, 404);
     // A user that may impersonate the controllers does not get their permissions either.
     let everybody = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": "impersonate"},
@@ -201,12 +202,12 @@ async fn the_name_of_the_controllers_is_no_credential() {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "impersonate"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}]});
     assert_eq!(server.post(&format!("{roles}/clusterrolebindings"), binding).await.code, 201);
-    let request = Request::get(secrets).header("impersonate-user", "system:kube-controller-manager");
+    let request = Request::get(node).header("impersonate-user", "system:kube-controller-manager");
     let request = request.body(Full::default()).unwrap();
     let refused = server.send(User::new("ann", &[]), request).await;
     assert_eq!(refused.code, 403);
     let why = refused.body["message"].as_str().unwrap();
-    assert!(why.contains("User \"system:kube-controller-manager\" cannot list"), "{why}");
+    assert!(why.contains("User \"system:kube-controller-manager\" cannot get"), "{why}");
 }
 
 #[tokio::test]
