@@ -1,4 +1,4 @@
-//! The kernel's state matches the pod's specification: volumes, environment, users, limits, host ports, container order.
+//! The kernel's state matches the pod's specification: volumes, environment, devices, users, limits, host ports, container order.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,8 +21,8 @@ fn run(cluster: &Cluster, manifest: &str, pod: &str) {
 }
 
 #[test]
-fn volumes_and_environment_have_the_specified_values() {
-    with_cluster(|_, cluster| {
+fn volumes_environment_and_devices_have_the_specified_values() {
+    with_cluster(|machine, cluster| {
         cluster.kubectl(&[
             "create",
             "configmap",
@@ -62,6 +62,7 @@ fn volumes_and_environment_have_the_specified_values() {
 
         cluster.kubectl(&["patch", "configmap", "settings", "-p", r#"{"data":{"colour":"red"}}"#]);
         eventually("the volume to have the new value", 10, || read("cat /settings/colour") == "red");
+        crate::devices::a_pod_gets_the_device_of_its_claim(machine, cluster);
     });
 }
 
