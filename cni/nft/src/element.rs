@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::data::{Verdict, octets, value, verdict_data};
+use crate::data::{Verdict, octets, verdict_data};
 use crate::message::Attributes;
 
 /// Key of an element. Each field of a concatenation is padded to four bytes.
@@ -149,7 +149,7 @@ fn padded(port: u16) -> [u8; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expression::value;
+    use crate::data::value;
 
     #[test]
     fn elements_written_in_place_have_the_bytes_of_nested_attributes() {

@@ -14,7 +14,7 @@ use crate::{
     media,
     reply::{self, Reply},
     request::ResourceInfo,
-    verb::create::place,
+    verb::create::set_namespace,
     write::{self, Part, check_revision, text},
 };
 
@@ -37,7 +37,7 @@ pub(crate) async fn create(call: &Call) -> Result<Reply> {
     media::negotiate(&call.headers, &call.info.query, &[])?;
     call.dry_run()?;
     let (mut binding, warnings) = body::object(call)?;
-    place(call, &mut binding)?;
+    set_namespace(call, &mut binding)?;
     let name = text(&binding, "name").to_owned();
     if name.is_empty() {
         return Err(ApiError::bad_request("Name parameter required."));

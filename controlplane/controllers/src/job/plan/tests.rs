@@ -215,8 +215,8 @@ fn the_deletion_of_pods_does_not_change_the_verdict() {
     let started = json!({"startTime": "2026-01-01T10:00:00Z"});
     let job = job(json!({"completions": 1, "backoffLimit": 0, "activeDeadlineSeconds": 5}), started);
     let (before, after) = (pods("1"), pods("1x"));
-    let decided = View::of(&job, &before, now()).verdict;
-    let update = status::update(&View::of(&job, &after, now()).with_verdict(decided));
+    let decided = ObservedJob::of(&job, &before, now()).verdict;
+    let update = status::update(&ObservedJob::of(&job, &after, now()).with_verdict(decided));
     let reasons =
         update.status.conditions.iter().flatten().filter_map(|condition| condition.reason.as_deref());
     assert!(reasons.clone().count() > 0 && reasons.clone().all(|reason| reason == "DeadlineExceeded"));
@@ -227,7 +227,7 @@ fn active_pods_of_a_deleted_job_lose_their_finalizer_and_do_not_count() {
     let mut job = job(json!({"completions": 2, "parallelism": 2}), json!({}));
     job.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
     let own = pods("1 2!");
-    let update = status::update(&View::of(&job, &own, now()));
+    let update = status::update(&ObservedJob::of(&job, &own, now()));
     assert_eq!(update.finalize.iter().map(|pod| pod.name()).collect::<Vec<_>>(), ["1", "2"]);
     let lists = update.status.uncounted_terminated_pods.unwrap();
     assert_eq!(lists.failed.as_deref(), Some(&["2".to_owned()][..]));
