@@ -12,16 +12,16 @@
 mod claim;
 mod driver;
 mod drivers;
+mod locks;
 mod record;
 mod registration;
 mod slices;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use coracle_proto::dra;
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -33,6 +33,7 @@ pub(crate) use claim::ClaimError;
 use driver::Caller;
 pub(crate) use driver::DriverError;
 use drivers::Drivers;
+use locks::Locks;
 use record::{Key, Record, Records};
 
 /// Why a pod's claims are not prepared or not unprepared.
@@ -92,7 +93,10 @@ struct Shared {
     /// Identifies the boot: claims are prepared again after a reboot.
     boot: String,
     /// A lock for each claim that is being prepared or unprepared.
-    locks: Mutex<HashMap<Key, Weak<tokio::sync::Mutex<()>>>>,
+    claims: Locks<Key>,
+    /// A lock for each pod, by its uid. The tasks that prepare its claims hold it, so the end of the pod waits for a task
+    /// whose caller is gone: otherwise that task would prepare a claim after the last call that unprepares it.
+    pods: Locks<String>,
 }
 
 // === impl Dra ===
@@ -107,7 +111,8 @@ impl Dra {
             health,
             drivers: Drivers::new(),
             boot: boot.to_owned(),
-            locks: Mutex::default(),
+            claims: Locks::default(),
+            pods: Locks::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -127,6 +132,7 @@ impl Dra {
     /// pod can be deleted although the driver never comes.
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<(), DraError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let busy = Arc::new(self.shared.pods.lock(&uid.to_owned()).await);
         let mut due = Vec::new();
         for used in claim::used(pod)? {
             due.extend(self.due(pod, uid, &used).await?);
@@ -137,8 +143,12 @@ impl Dra {
         }
         for record in due {
             let (this, name, pod) = (self.clone(), record.name.clone(), uid.to_owned());
+            let busy = Arc::clone(&busy);
             // A task of its own: the pod's deletion does not interrupt it between the call and the record.
-            let task = tokio::spawn(async move { this.prepare_claim(&pod, record).await });
+            let task = tokio::spawn(async move {
+                let _busy = busy;
+                this.prepare_claim(&pod, record).await
+            });
             task.await.map_err(|_ended| DraError::Ended(name))??;
         }
         Ok(())
@@ -163,8 +173,7 @@ impl Dra {
     }
 
     async fn prepare_claim(&self, pod: &str, claim: Record) -> Result<(), DraError> {
-        let lock = self.lock(&claim.key());
-        let _one_at_a_time = lock.lock().await;
+        let _one_at_a_time = self.shared.claims.lock(&claim.key()).await;
         let known = self.shared.records.get(&claim.key());
         if known.as_ref().is_some_and(|known| known.uid != claim.uid) {
             return Err(DraError::OldClaim(claim.name));
@@ -199,6 +208,7 @@ impl Dra {
     /// # Errors
     /// Of the first claim that fails. The other claims are unprepared, and another call continues.
     pub(crate) async fn unprepare(&self, pod: &str) -> Result<(), DraError> {
+        let _idle = self.shared.pods.lock(&pod.to_owned()).await;
         let mut result = Ok(());
         for key in self.shared.records.of_pod(pod) {
             let (this, name, uid) = (self.clone(), key.name.clone(), pod.to_owned());
@@ -210,8 +220,7 @@ impl Dra {
     }
 
     async fn unprepare_claim(&self, pod: &str, key: &Key) -> Result<(), DraError> {
-        let lock = self.lock(key);
-        let _one_at_a_time = lock.lock().await;
+        let _one_at_a_time = self.shared.claims.lock(key).await;
         let Some(mut record) = self.shared.records.get(key) else { return Ok(()) };
         if record.pods.iter().any(|other| other != pod) {
             record.pods.remove(pod);
@@ -243,18 +252,6 @@ impl Dra {
     async fn write(&self, record: Record) -> Result<(), DraError> {
         let (shared, name) = (Arc::clone(&self.shared), record.name.clone());
         blocking(name, move || shared.records.put(&record)).await
-    }
-
-    /// The lock of a claim.
-    fn lock(&self, key: &Key) -> Arc<tokio::sync::Mutex<()>> {
-        let mut locks = self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lock) = locks.get(key).and_then(Weak::upgrade) {
-            return lock;
-        }
-        locks.retain(|_, lock| lock.strong_count() > 0);
-        let lock = Arc::default();
-        locks.insert(key.clone(), Arc::downgrade(&lock));
-        lock
     }
 }
 

@@ -122,10 +122,18 @@ impl Records {
 
     /// Stores a record. In memory first: a pod's claims must be known even if the write fails. Writes of one record must
     /// not run at the same time.
+    ///
+    /// # Errors
+    /// Also if the record is larger than one that can be read.
     pub(super) fn put(&self, record: &Record) -> io::Result<()> {
         self.state().insert(record.clone());
         fs::create_dir_all(&self.dir)?;
-        private_file::replace(&self.path(record), &serde_json::to_vec(record)?)
+        let text = serde_json::to_vec(record)?;
+        if text.len() as u64 > RECORD_MAX {
+            let message = format!("{} bytes are too large for a record", text.len());
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
+        private_file::replace(&self.path(record), &text)
     }
 
     /// Removes a record.
@@ -214,6 +222,13 @@ mod tests {
             assert_eq!(records.pods(), ["p"]);
         }
         assert!(dir.path().join("claims/uid-d.bad").exists(), "an unreadable record is kept");
+        let mut large = record("a", &["p"]);
+        large
+            .drivers
+            .insert("d".to_owned(), vec![Device { cdi: vec!["x".repeat(5 << 20)], ..Device::default() }]);
+        assert!(records.put(&large).is_err());
+        assert_eq!(open().get(&Key::new("ns", "a")), Some(record("a", &["p"])), "the readable record stays");
+        records.put(&record("a", &["p"])).unwrap();
         records.remove(&record("a", &["p"])).unwrap();
         records.remove(&record("a", &["p"])).unwrap();
         records.remove(&record("b", &["p"])).unwrap();

@@ -39,6 +39,8 @@ const DRIVER_NAME_MAX: usize = 63;
 /// Pause before a failed registration is repeated; doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(120);
+/// Pause before the directory is read again after an error.
+const READ_PAUSE: Duration = Duration::from_secs(10);
 
 /// Why a plugin is not registered.
 #[derive(Debug, thiserror::Error)]
@@ -93,10 +95,18 @@ impl Registry {
             }
         };
         loop {
-            let found = sockets(&self.dir).unwrap_or_else(|error| {
-                tracing::warn!(%error, dir = %self.dir.display(), "ignoring the registration directory of drivers");
-                HashMap::new()
-            });
+            let found = match sockets(&self.dir) {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(%error, dir = %self.dir.display(), "cannot read the registration directory of drivers");
+                    // Others may have made the sockets. After any other error the registered drivers stay.
+                    if error.kind() == io::ErrorKind::PermissionDenied {
+                        tasks.clear();
+                    }
+                    tokio::time::sleep(READ_PAUSE).await;
+                    continue;
+                }
+            };
             let gone = tasks.extract_if(|name, (identity, _)| found.get(name) != Some(&*identity));
             let ended = gone.map(|(_, (_, task))| {
                 task.abort();

@@ -68,6 +68,8 @@ impl Server {
 struct Plugin {
     calls: Arc<Mutex<Vec<String>>>,
     fails: Arc<Mutex<Option<String>>>,
+    /// Calls wait for a permit. Absent: they do not wait.
+    gate: Option<Arc<tokio::sync::Semaphore>>,
     info: registration_api::PluginInfo,
     notified: Arc<tokio::sync::watch::Sender<Option<registration_api::RegistrationStatus>>>,
 }
@@ -92,6 +94,9 @@ impl DraPlugin for Plugin {
     ) -> Result<Response<api::NodePrepareResourcesResponse>, Status> {
         let claims = request.into_inner().claims;
         let error = self.note("prepare", &claims);
+        if let Some(gate) = &self.gate {
+            gate.acquire().await.unwrap().forget();
+        }
         let device = |claim: &api::Claim| api::Device {
             request_names: vec!["r".to_owned()],
             pool_name: "n".to_owned(),
@@ -170,7 +175,10 @@ impl Node {
 
     /// A driver that serves at both sockets until it is dropped, and its registration.
     fn driver(&self, info: registration_api::PluginInfo) -> (Plugin, AbortOnDropHandle<()>) {
-        let plugin = Plugin { info, ..Plugin::default() };
+        self.serve(Plugin { info, ..Plugin::default() })
+    }
+
+    fn serve(&self, plugin: Plugin) -> (Plugin, AbortOnDropHandle<()>) {
         let endpoint = serve(&self.path("plugins/gpu.sock"), plugin.clone());
         let registration = serve(&self.path("plugins_registry/gpu-reg.sock"), plugin.clone());
         let serving = async move {
@@ -241,6 +249,43 @@ async fn claims_are_prepared_once_given_to_containers_and_unprepared_after_the_l
     dra.unprepare("q").await.unwrap();
     assert_eq!(plugin.calls(), ["unprepare c", "unprepare c"]);
     assert!(!dra.holds("q") && std::fs::read_dir(node.path("claims")).unwrap().next().is_none());
+}
+
+async fn until(is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, waiting).await.expect("in time");
+}
+
+#[tokio::test]
+async fn the_end_of_a_pod_waits_for_the_preparation_of_a_shared_claim() {
+    let node = Node::new();
+    node.server.put("c", &["p", "q"], DRIVER);
+    let (dra, _running) = node.agent("boot");
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let slow = Plugin { info: node.info(), gate: Some(Arc::clone(&gate)), ..Plugin::default() };
+    let (plugin, _serving) = node.serve(slow);
+    notified(&plugin).await;
+    let prepare = |uid: &'static str| {
+        let dra = dra.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move { dra.prepare(&pod(uid, "c")).await }))
+    };
+    let first = prepare("p");
+    until(|| plugin.calls.lock().unwrap().len() == 1).await;
+    let second = prepare("q");
+    // The second pod waits for the first one. Then it is deleted.
+    until(|| Arc::strong_count(&dra.shared.claims.of(&Key::new("ns", "c"))) > 2).await;
+    drop(second);
+    let unprepared = dra.unprepare("q");
+    gate.add_permits(1);
+    unprepared.await.unwrap();
+    first.await.unwrap().unwrap();
+    assert!(!dra.holds("q") && dra.holds("p"));
+    dra.unprepare("p").await.unwrap();
+    assert_eq!(plugin.calls(), ["prepare c", "unprepare c"]);
 }
 
 #[tokio::test]

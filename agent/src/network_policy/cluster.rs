@@ -169,14 +169,14 @@ impl Kind {
                 self.reported.remove(&name);
                 model.take_cluster_policy(self.kind, &name);
             }
-            Err(error) => self.learn_failure(&error, model),
+            Err(error) => self.learn_failure(&error),
         }
     }
 
-    /// A kind that is not served has no policies. Known policies of a kind that may not be read any more are kept.
-    fn learn_failure(&mut self, error: &watcher::Error, model: &mut Model) {
+    /// Known policies are kept while the kind is not served, or may not be read: only its definition ends them.
+    fn learn_failure(&mut self, error: &watcher::Error) {
         tracing::debug!(error = chain(error), kind = self.kind.name(), "a watch failed");
-        let Some(code @ (FORBIDDEN | NOT_FOUND)) = refusal(error) else { return };
+        let Some(FORBIDDEN | NOT_FOUND) = refusal(error) else { return };
         if !std::mem::replace(&mut self.is_refused, true) {
             tracing::warn!(
                 error = chain(error),
@@ -184,10 +184,7 @@ impl Kind {
                 "cannot watch cluster network policies, retrying"
             );
         }
-        match code {
-            NOT_FOUND => self.keep_only(&HashSet::new(), model),
-            _ => self.is_complete = true,
-        }
+        self.is_complete = true;
     }
 
     /// Removes the policies that are not listed. The policies are known then.
@@ -332,8 +329,10 @@ mod tests {
             defined.learn_object(Ok(event), &recorder, &mut model);
         }
         assert!(model.is_tiered() && defined.reported.is_empty());
-        defined.learn_object(Err(refused(403)), &recorder, &mut model);
-        assert!(model.is_tiered(), "known policies hold while the right to read them is missing");
+        for code in [403, 404] {
+            defined.learn_object(Err(refused(code)), &recorder, &mut model);
+            assert!(model.is_tiered(), "known policies hold while they cannot be read: {code}");
+        }
         defined.learn_definition(Ok(Event::Delete(definition)), &client, &mut model);
         assert!(!model.is_tiered() && defined.objects.is_none());
     }

@@ -4,7 +4,7 @@
 //! is needed, and an id with an inode is never given to another volume. Limits of an id without inodes have no effect.
 //!
 //! A container may change the ids of its files. So an id is used only if the volume of this name can have it: a container
-//! cannot change the limit of another volume.
+//! cannot change the limit of another volume. It can use up that limit, with files that have the other volume's id.
 #![allow(unsafe_code, reason = "quotactl_fd(2) and the ioctls of project ids have no safe wrapper")]
 
 use std::io;
@@ -77,7 +77,8 @@ pub(super) fn is_enforced(dir: BorrowedFd<'_>) -> bool {
     unsafe { quota(dir, GET_STATE, 0, (&raw mut state).cast()) }.is_ok() && state.flags & ENFORCED != 0
 }
 
-/// Limits a new, empty directory: it gets a free project id, and the id this limit.
+/// Limits a new, empty directory: it gets a free project id, and the id this limit. If containers use all ids that a
+/// volume of this name can have, the volume has no limit, as without quotas.
 pub(super) fn assign(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<()> {
     for id in ids(name) {
         if usage(dir, id)?.inodes > 0 {
@@ -91,7 +92,8 @@ pub(super) fn assign(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<
         }
         set_project(dir, 0)?;
     }
-    Err(io::Error::other(format!("no free project id after {ATTEMPTS} attempts")))
+    tracing::warn!(volume = name, "all project ids of the volume are in use: it has no limit");
+    Ok(())
 }
 
 /// Changes the limit of a volume's directory. Does nothing if it has none.

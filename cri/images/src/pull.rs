@@ -53,12 +53,13 @@ pub(crate) enum PullError {
 }
 
 /// Pulls in progress; equal pulls are merged. Credentials are part of the key: no caller gets an image
-/// through another caller's credentials.
+/// through another caller's credentials. So is the owner: no pull waits for the [slots](crate::fetch_slots) of another owner.
 #[derive(Default)]
 pub(crate) struct PullsInProgress(Mutex<HashMap<PullKey, Weak<SharedPull>>>);
 
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct PullKey {
+    owner: String,
     reference: Reference,
     login: Option<Login>,
 }
@@ -96,7 +97,7 @@ impl Images {
     }
 
     /// [`pull`](Self::pull) on behalf of an owner. The pulls of one owner, together, do not get all of the layers that are
-    /// fetched at the same time. Equal pulls of several owners count for the first one.
+    /// fetched at the same time.
     ///
     /// # Errors
     /// See [`ErrorKind`].
@@ -108,11 +109,11 @@ impl Images {
         progress: Option<ProgressFn>,
     ) -> Result<Image, Error> {
         let reference = Reference::parse(reference)?;
-        let pull = self.join_pull(PullKey { reference, login }, owner);
+        let pull = self.join_pull(PullKey { owner: owner.to_owned(), reference, login });
         pull.wait(progress).await
     }
 
-    fn join_pull(&self, key: PullKey, owner: &str) -> Arc<SharedPull> {
+    fn join_pull(&self, key: PullKey) -> Arc<SharedPull> {
         let mut pulls = self.inner.pulls.0.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.retain(|_, flight| flight.strong_count() > 0);
         if let Some(flight) = pulls.get(&key).and_then(Weak::upgrade)
@@ -122,9 +123,9 @@ impl Images {
         }
         let (progress, progress_out) = watch::channel(PullProgress::default());
         let (result, result_out) = watch::channel(None);
-        let (images, key_of_task, owner) = (self.clone(), key.clone(), owner.to_owned());
+        let (images, key_of_task) = (self.clone(), key.clone());
         let task = tokio::spawn(async move {
-            let PullKey { reference, login } = key_of_task;
+            let PullKey { owner, reference, login } = key_of_task;
             let pulled = pull(&images, owner, (&reference, login.as_ref()), progress).await;
             if let Err(error) = &pulled {
                 if error.kind() == ErrorKind::NoSpace {
