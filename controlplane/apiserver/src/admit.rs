@@ -5,6 +5,7 @@
 mod bootstrap_token;
 mod certificate;
 mod default_tolerations;
+mod device_admin_access;
 mod escalation;
 mod expression;
 mod limit_ranger;

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{Admit, Attributes, Operation, certificate};
 use crate::{
+    authz::node::MIRROR,
     error::{ApiError, Result},
     server::State,
 };
@@ -132,11 +133,8 @@ fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -
 
 /// Checks a mirror pod: it must not use objects of the cluster.
 fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
-    let annotations = &pod["metadata"]["annotations"];
-    ensure(annotations["kubernetes.io/config.mirror"].is_string(), || {
-        format!(
-            "pod does not have \"kubernetes.io/config.mirror\" annotation, node \"{node}\" can only create mirror pods"
-        )
+    ensure(pod["metadata"]["annotations"][MIRROR].is_string(), || {
+        format!("pod does not have \"{MIRROR}\" annotation, node \"{node}\" can only create mirror pods")
     })?;
     let kind = coracle_kinds::kind::by_resource("", "v1", "nodes");
     let own = kind.and_then(|kind| state.cache.get(kind, "", node)).map(|object| object.value());
@@ -157,8 +155,41 @@ fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
         "resourceclaims",
         pod["spec"]["resourceClaims"].as_array().is_some_and(|claims| !claims.is_empty()),
     )?;
-    let volumes = || pod["spec"]["volumes"].as_array().into_iter().flatten();
-    uses("persistentvolumeclaims", volumes().any(|volume| volume["persistentVolumeClaim"].is_object()))
+    referred_by_volumes(pod).map_or(Ok(()), |what| uses(what, true))
+}
+
+/// The resource that a volume of a pod refers to. Source: `HasAPIObjectReference` in upstream's `pkg/api/pod`.
+fn referred_by_volumes(pod: &Value) -> Option<&'static str> {
+    const VOLUMES: [(&str, &str); 7] = [
+        ("persistentVolumeClaim", "persistentvolumeclaims"),
+        ("ephemeral", "persistentvolumeclaims (via ephemeral volumes)"),
+        ("configMap", "configmaps (via configmap volumes)"),
+        ("secret", "secrets (via secret volumes)"),
+        ("csi", "csidrivers (via CSI volumes)"),
+        ("glusterfs", "endpoints (via glusterFS volumes)"),
+        ("azureFile", "secrets (via azureFile volumes)"),
+    ];
+    const PROJECTED: [(&str, &str); 5] = [
+        ("configMap", "configmaps (via projected volumes)"),
+        ("secret", "secrets (via projected volumes)"),
+        ("serviceAccountToken", "serviceaccounts (via projected volumes)"),
+        ("clusterTrustBundle", "clustertrustbundles"),
+        ("podCertificate", "podcertificates"),
+    ];
+    let of = |source: &Value, table: &[(&str, &'static str)]| {
+        table.iter().find(|(field, _)| !source[*field].is_null()).map(|(_, what)| *what)
+    };
+    // Volumes of older types name a secret in `secretRef`.
+    let has_secret = |volume: &Value| {
+        let types = volume.as_object();
+        types.is_some_and(|types| types.values().any(|one| !one["secretRef"].is_null()))
+    };
+    pod["spec"]["volumes"].as_array()?.iter().find_map(|volume| {
+        let mut projected = volume["projected"]["sources"].as_array().into_iter().flatten();
+        of(volume, &VOLUMES)
+            .or_else(|| projected.find_map(|source| of(source, &PROJECTED)))
+            .or_else(|| has_secret(volume).then_some("secrets"))
+    })
 }
 
 fn lease(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
@@ -238,6 +269,31 @@ mod tests {
             (Operation::Delete, Some(&foreign), &Value::Null, false),
         ] {
             assert_eq!(slice("n", (operation, old), new).is_ok(), expect, "{operation:?} {old:?} {new}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_pod_has_no_volume_of_an_object() {
+        let of = |volumes: Value| referred_by_volumes(&json!({"spec": {"volumes": volumes}}));
+        let projected = |source: Value| json!([{"name": "v", "projected": {"sources": [source]}}]);
+        let own = json!([{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/"}}]);
+        for allowed in [own, projected(json!({"downwardAPI": {}})), json!([]), Value::Null] {
+            assert_eq!(of(allowed.clone()), None, "{allowed}");
+        }
+        for (volumes, what) in [
+            (json!([{"emptyDir": {}}, {"ephemeral": {}}]), "persistentvolumeclaims (via ephemeral volumes)"),
+            (json!([{"persistentVolumeClaim": {"claimName": "c"}}]), "persistentvolumeclaims"),
+            (json!([{"csi": {"driver": "d"}}]), "csidrivers (via CSI volumes)"),
+            (json!([{"azureFile": {"secretName": "s"}}]), "secrets (via azureFile volumes)"),
+            (json!([{"name": "v", "rbd": {"secretRef": {"name": "s"}}}]), "secrets"),
+            (
+                projected(json!({"serviceAccountToken": {"path": "t"}})),
+                "serviceaccounts (via projected volumes)",
+            ),
+            (projected(json!({"clusterTrustBundle": {"path": "t"}})), "clustertrustbundles"),
+            (projected(json!({"podCertificate": {}})), "podcertificates"),
+        ] {
+            assert_eq!(of(volumes.clone()), Some(what), "{volumes}");
         }
     }
 

@@ -1,9 +1,9 @@
 //! The selection of admission plugins: upstream's default set, changed by the flags of kube-apiserver.
 
 use super::{
-    Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, escalation, limit_ranger,
-    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_resize,
-    pod_security, policy, priority, runtime_class, service_account, storage, webhook,
+    Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, device_admin_access,
+    escalation, limit_ranger, mountable_secrets, namespace_lifecycle, node_restriction, node_taints,
+    optional, pod_resize, pod_security, policy, priority, runtime_class, service_account, storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -88,6 +88,7 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("MutatingAdmissionPolicy", true, Box::new(policy::MutatingPolicies::new())),
         ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
         ("", true, Box::new(webhook::Webhooks::new())),
+        ("", true, Box::new(device_admin_access::DeviceAdminAccess)),
     ]
 }
 

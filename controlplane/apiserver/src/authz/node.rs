@@ -4,6 +4,7 @@
 //! Admission (`admit/node_restriction.rs`) restricts the writes to the node's own objects.
 
 use coracle_kinds::kind::by_resource;
+use coracle_values::field_selector::{self, FieldRequirement};
 use serde_json::Value;
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision};
@@ -14,6 +15,9 @@ use crate::{
 
 const READ_VERBS: &[&str] = &["get", "list", "watch"];
 const OWN_OBJECT_VERBS: &[&str] = &["get", "update", "patch", "delete"];
+
+/// The annotation of mirror pods: a node creates them for the pods of its files.
+pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The label of local volumes: the node that has the directory.
 pub(crate) const LOCAL_NODE: &str = "coracle.dev/node";
@@ -96,13 +100,7 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
 fn own_slices(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
     match attributes.verb {
         "create" => true,
-        "list" | "watch" | "deletecollection" => {
-            let selected = attributes.info.query.get("fieldSelector");
-            selected.split(',').any(|part| {
-                let value = part.strip_prefix("spec.nodeName=");
-                value.map(|value| value.trim_start_matches('=')) == Some(node)
-            })
-        }
+        "list" | "watch" | "deletecollection" => selects_node(attributes, node),
         "get" | "update" | "patch" | "delete" => {
             let kind = by_resource("resource.k8s.io", "v1", "resourceslices");
             let slice = kind.and_then(|kind| attributes.cache.get(kind, "", &resource.name));
@@ -110,6 +108,13 @@ fn own_slices(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: 
         }
         _ => false,
     }
+}
+
+/// Whether the field selector of a request requires `spec.nodeName` to be the node.
+fn selects_node(attributes: &AccessAttributes<'_>, node: &str) -> bool {
+    let is_own = |one: &FieldRequirement| one.equal && one.field == "spec.nodeName" && one.value == node;
+    let requirements = field_selector::parse(attributes.info.query.get("fieldSelector"));
+    requirements.is_ok_and(|requirements| requirements.iter().any(is_own))
 }
 
 /// Whether the cluster has network policies: then each node needs the addresses and labels of all pods.
@@ -137,11 +142,7 @@ fn wanted_name<'a>(attributes: &'a AccessAttributes<'_>, resource: &'a ResourceI
 /// Whether a request for pods is restricted to pods that are bound to the node.
 fn own_pods(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
     if resource.name.is_empty() {
-        let selected = attributes.info.query.get("fieldSelector");
-        return selected.split(',').any(|part| {
-            let value = part.strip_prefix("spec.nodeName=");
-            value.map(|value| value.trim_start_matches('=')) == Some(node)
-        });
+        return selects_node(attributes, node);
     }
     let kind = by_resource("", "v1", "pods");
     let pod = kind.and_then(|kind| attributes.cache.get(kind, &resource.namespace, &resource.name));
@@ -195,6 +196,11 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
 fn sources(pod: &Value) -> impl Iterator<Item = &Value> {
     list(&pod["spec"], "volumes")
         .flat_map(|volume| std::iter::once(volume).chain(list(&volume["projected"], "sources")))
+}
+
+/// Whether a node has created the pod for a pod of its files.
+pub(crate) fn is_mirror(pod: &Value) -> bool {
+    !pod["metadata"]["annotations"][MIRROR].is_null()
 }
 
 pub(crate) fn secrets_of(pod: &Value) -> Vec<&str> {
@@ -292,6 +298,10 @@ mod tests {
             ("get", http::Method::GET, "/absent", false),
             ("list", http::Method::GET, "", false),
             ("list", http::Method::GET, "?fieldSelector=spec.nodeName%3Dn", true),
+            ("list", http::Method::GET, "?fieldSelector=spec.nodeName%3D%3Dn", true),
+            ("list", http::Method::GET, "?fieldSelector=spec.nodeName%3D%3D%3Dn", false),
+            ("list", http::Method::GET, "?fieldSelector=spec.nodeName!%3Dn", false),
+            ("watch", http::Method::GET, "?fieldSelector=spec.driver%3Dd%5C,spec.nodeName%3Dn", false),
             ("deletecollection", http::Method::DELETE, "?fieldSelector=spec.nodeName%3Dm", false),
             (
                 "deletecollection",

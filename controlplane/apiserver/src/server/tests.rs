@@ -17,6 +17,7 @@ mod aggregation;
 mod answers;
 mod audit;
 mod custom_resources;
+mod devices;
 mod disruption;
 mod flow_control;
 mod impersonation;

@@ -101,6 +101,9 @@ fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
     if let Some(node) = old["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) {
         return Err(conflict(kind, name, &format!("pod {name} is already assigned to node \"{node}\"")));
     }
+    if old["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty()) {
+        return Err(conflict(kind, name, &format!("pod {name} has non-empty .spec.schedulingGates")));
+    }
     let mut new = old.clone();
     if let (Some(metadata), uid @ Value::String(_)) =
         (write::metadata_mut(&mut new), &binding["metadata"]["uid"])

@@ -93,8 +93,11 @@ fn cve_2025_4563_a_mirror_pod_references_nothing() {
         let uid = cluster.get(&["node", "node-1"])["metadata"]["uid"].clone();
         let secret = json!({"name": "v", "secret": {"secretName": "s"}});
         let claim = json!({"name": "d", "resourceClaimName": "c"});
+        let template = json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}});
+        let ephemeral = json!({"name": "v", "ephemeral": {"volumeClaimTemplate": template}});
         for field in [
             json!({"volumes": [secret]}),
+            json!({"volumes": [ephemeral]}),
             json!({"resourceClaims": [claim]}),
             json!({"serviceAccountName": "default"}),
         ] {

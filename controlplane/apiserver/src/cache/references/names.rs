@@ -3,9 +3,10 @@
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
-use crate::authz::node::{accounts_of, claims_of, config_maps_of, resource_claims_of, secrets_of};
+use crate::authz::node::{accounts_of, claims_of, config_maps_of, is_mirror, resource_claims_of, secrets_of};
 
-/// The node of a pod and the names of the objects that it refers to.
+/// The node of a pod and the names of the objects that it refers to. A mirror pod has no names: its node creates it, and
+/// must not give itself rights. Source: `AddPod` of upstream's node authorizer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     /// Empty if the pod is not bound.
@@ -22,9 +23,24 @@ pub(super) struct Names {
 #[derive(Deserialize)]
 struct Pod {
     #[serde(default)]
+    metadata: Metadata,
+    #[serde(default)]
     spec: Spec,
     #[serde(default)]
     status: Status,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    annotations: Option<Annotations>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Annotations {
+    #[serde(rename = "kubernetes.io/config.mirror")]
+    mirror: Option<IgnoredAny>,
 }
 
 #[derive(Default, Deserialize)]
@@ -114,14 +130,18 @@ impl Names {
     /// The names in an encoded pod with this name.
     pub(super) fn read(pod_name: &str, encoded: &[u8]) -> Self {
         match serde_json::from_slice::<Pod>(encoded) {
-            Ok(pod) => Self::of(pod_name, pod.spec, pod.status),
+            Ok(pod) => Self::of(pod_name, pod),
             // A field has another type than in the schema. The other fields count.
             Err(_) => Self::of_tree(pod_name, &serde_json::from_slice(encoded).unwrap_or_default()),
         }
     }
 
-    fn of(pod_name: &str, spec: Spec, status: Status) -> Self {
+    fn of(pod_name: &str, pod: Pod) -> Self {
+        let Pod { metadata, spec, status } = pod;
         let mut names = Self { node: spec.node_name.unwrap_or_default(), ..Self::default() };
+        if metadata.annotations.is_some_and(|annotations| annotations.mirror.is_some()) {
+            return names;
+        }
         names.accounts.extend(spec.service_account_name);
         names.has_resource_claims = !spec.resource_claims.is_empty();
         let claims = spec.resource_claims.into_iter().chain(status.resource_claim_statuses);
@@ -160,8 +180,12 @@ impl Names {
 
     fn of_tree(pod_name: &str, pod: &Value) -> Self {
         let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+        let node = pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
+        if is_mirror(pod) {
+            return Self { node, ..Self::default() };
+        }
         Self {
-            node: pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
+            node,
             secrets: owned(secrets_of(pod)),
             config_maps: owned(config_maps_of(pod)),
             accounts: owned(accounts_of(pod)),
@@ -203,9 +227,14 @@ mod tests {
             "resourceClaims": [{"name": "1", "resourceClaimName": "l"}, {"name": "2", "resourceClaimTemplateName": "t"}],
         }, "status": {"resourceClaimStatuses": [{"name": "2", "resourceClaimName": "m"}, {"name": "3"}],
             "extendedResourceClaimStatus": {"resourceClaimName": "o"}}});
-        for pod in [whole, json!({"spec": {"containers": []}}), json!({"metadata": {}})] {
+        let mut mirror = whole.clone();
+        mirror["metadata"]["annotations"] = json!({"a": "b", "kubernetes.io/config.mirror": "x"});
+        let names = Names::read("p", mirror.to_string().as_bytes());
+        assert_eq!(names, Names { node: "n".to_owned(), ..Names::default() }, "no names of a mirror pod");
+        let empty = json!({"metadata": {"annotations": null}});
+        for pod in [whole, mirror, json!({"spec": {"containers": []}}), json!({"metadata": {}}), empty] {
             let read: Pod = serde_json::from_str(&pod.to_string()).unwrap();
-            let (mut read, mut tree) = (Names::of("p", read.spec, read.status), Names::of_tree("p", &pod));
+            let (mut read, mut tree) = (Names::of("p", read), Names::of_tree("p", &pod));
             for names in [&mut read, &mut tree] {
                 names.secrets.sort();
                 names.config_maps.sort();

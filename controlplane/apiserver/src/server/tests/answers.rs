@@ -236,6 +236,22 @@ async fn a_binding_names_its_pod() {
 }
 
 #[tokio::test]
+async fn a_pod_with_scheduling_gates_is_not_bound() {
+    let server = Fixture::new().await;
+    let mut gated = pod("p");
+    gated["spec"]["schedulingGates"] = json!([{"name": "example.com/wait"}]);
+    assert_eq!(server.post(PODS, gated).await.code, 201);
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    let refused = server.post(&format!("{PODS}/p/binding"), binding.clone()).await;
+    let expect =
+        "Operation cannot be fulfilled on pods/binding \"p\": pod p has non-empty .spec.schedulingGates";
+    assert_eq!((refused.code, &refused.body["message"]), (409, &json!(expect)));
+    let open = json!({"spec": {"schedulingGates": null}});
+    assert_eq!(server.merge(&format!("{PODS}/p"), open).await.code, 200);
+    assert_eq!(server.post(&format!("{PODS}/p/binding"), binding).await.code, 201);
+}
+
+#[tokio::test]
 async fn the_resource_bindings_does_the_same_as_that_of_the_pod() {
     const BINDINGS: &str = "/api/v1/namespaces/default/bindings";
     let server = Fixture::new().await;

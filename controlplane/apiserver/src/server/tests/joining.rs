@@ -315,8 +315,14 @@ async fn a_node_sees_and_touches_its_own_pods_only() {
         "uid": made.body["metadata"]["uid"], "controller": true}]);
     let mut greedy = mirror.clone();
     greedy["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
-    let answer = server.send_as(node("n1"), "POST", pods, greedy).await;
+    let answer = server.send_as(node("n1"), "POST", pods, greedy.clone()).await;
     assert!(answer.body["message"].as_str().unwrap().contains("reference secrets"), "{}", answer.body);
+    let template =
+        json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}});
+    greedy["spec"]["volumes"] = json!([{"name": "v", "ephemeral": {"volumeClaimTemplate": template}}]);
+    let answer = server.send_as(node("n1"), "POST", pods, greedy).await;
+    let message = answer.body["message"].as_str().unwrap();
+    assert!(message.contains("reference persistentvolumeclaims (via ephemeral volumes)"), "{message}");
     let answer = server.send_as(node("n1"), "POST", pods, mirror).await;
     assert_eq!(answer.code, 201, "{}", answer.body);
     // A node evicts its own mirror pods only.

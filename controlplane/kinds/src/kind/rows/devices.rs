@@ -1,5 +1,5 @@
-//! Dynamic resource allocation: device classes, claims, claim templates, slices. The scheduler allocates devices. Our
-//! agent has no device drivers and refuses pods with claims; Kubernetes' kubelet can run them.
+//! Dynamic resource allocation: device classes, claims, claim templates, slices. The scheduler allocates devices,
+//! and the drivers of a node prepare them for its pods.
 
 use serde_json::json;
 

@@ -1,0 +1,128 @@
+//! Refuses claims and claim templates with `adminAccess` in namespaces without a label: such a claim gets devices that
+//! other claims use.
+//!
+//! Source: `AuthorizedForAdmin` and `AuthorizedForAdminStatus` in upstream's `pkg/registry/resource`. No flag disables
+//! this check.
+
+use async_trait::async_trait;
+use coracle_kinds::{
+    kind::by_resource,
+    validate::{Causes, Path},
+};
+use serde_json::Value;
+
+use super::{Admit, Attributes, Operation};
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+};
+
+/// The label of namespaces whose claims may have admin access. Its value is `true`.
+const LABEL: &str = "resource.kubernetes.io/admin-access";
+
+pub(super) struct DeviceAdminAccess;
+
+#[async_trait]
+impl Admit for DeviceAdminAccess {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let is_write = matches!(attributes.operation, Operation::Create | Operation::Update);
+        if !is_write || &*attributes.kind.group != "resource.k8s.io" {
+            return Ok(());
+        }
+        let what = (&*attributes.kind.kind, attributes.subresource);
+        let Some(path) = added(what, attributes.old, object) else { return Ok(()) };
+        if is_labelled(state, attributes.namespace) {
+            return Ok(());
+        }
+        let mut causes = Causes::default();
+        let why =
+            format!("admin access to devices requires the `{LABEL}: true` label on the containing namespace");
+        causes.forbidden(&path, &why);
+        Err(ApiError::invalid(attributes.kind, attributes.name, &causes.into_list()))
+    }
+}
+
+fn is_labelled(state: &State, name: &str) -> bool {
+    let kind = by_resource("", "v1", "namespaces");
+    let namespace = kind.and_then(|kind| state.cache.get(kind, "", name));
+    namespace.is_some_and(|namespace| {
+        namespace.part(&[&["metadata", "labels"]])["metadata"]["labels"][LABEL] == "true"
+    })
+}
+
+/// The path of the first `adminAccess` of a new object, or of one whose stored form has none. Requests and allocations
+/// are immutable, so an update keeps the admin access that it finds.
+fn added(what: (&str, &str), old: Option<&Value>, object: &Value) -> Option<Path> {
+    let before = old.and_then(|old| devices(what, old)).and_then(|(_, list)| first(list));
+    let (path, list) = devices(what, object)?;
+    if before.is_some() {
+        return None;
+    }
+    Some(path.index(first(list)?).field("adminAccess"))
+}
+
+/// The requests of a claim or a template, or the results in the status of a claim. `what` is a kind and a subresource.
+fn devices<'a>(what: (&str, &str), object: &'a Value) -> Option<(Path, &'a Value)> {
+    // The path of upstream: it is the same for claims and templates, and has no `exactly`.
+    let requests = || Path::root("spec").field("devices").field("requests");
+    match what {
+        ("ResourceClaim", "") => Some((requests(), &object["spec"]["devices"]["requests"])),
+        ("ResourceClaimTemplate", "") => Some((requests(), &object["spec"]["spec"]["devices"]["requests"])),
+        ("ResourceClaim", "status") => {
+            let path = Path::root("status").field("allocation").field("devices").field("results");
+            Some((path, &object["status"]["allocation"]["devices"]["results"]))
+        }
+        _ => None,
+    }
+}
+
+/// The index of the first request or result with admin access. Subrequests (`firstAvailable`) have no such field.
+fn first(list: &Value) -> Option<usize> {
+    let is_admin = |one: &Value| one["adminAccess"] == true || one["exactly"]["adminAccess"] == true;
+    list.as_array()?.iter().position(is_admin)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const CLAIM: (&str, &str) = ("ResourceClaim", "");
+    const STATUS: (&str, &str) = ("ResourceClaim", "status");
+
+    fn path(what: (&str, &str), old: Option<&Value>, object: &Value) -> Option<String> {
+        added(what, old, object).map(|path| path.to_string())
+    }
+
+    #[test]
+    fn the_first_request_with_admin_access_is_found() {
+        let plain = json!({"name": "a", "exactly": {"deviceClassName": "c", "adminAccess": false}});
+        let admin = json!({"name": "b", "exactly": {"deviceClassName": "c", "adminAccess": true}});
+        let either = json!({"name": "d", "firstAvailable": [{"name": "e", "deviceClassName": "c"}]});
+        let spec = json!({"devices": {"requests": [plain, either, admin]}});
+        let (claim, template) = (json!({"spec": spec}), json!({"spec": {"spec": spec}}));
+        let expect = Some("spec.devices.requests[2].adminAccess".to_owned());
+        assert_eq!(path(CLAIM, None, &claim), expect);
+        assert_eq!(path(("ResourceClaimTemplate", ""), None, &template), expect);
+        assert_eq!(path(CLAIM, Some(&json!({"spec": {}})), &claim), expect);
+        assert_eq!(path(CLAIM, Some(&claim), &claim), None, "it had admin access before");
+        assert_eq!(path(STATUS, None, &claim), None, "a status changes no request");
+        for requests in [json!([plain, either]), json!([]), Value::Null] {
+            assert_eq!(path(CLAIM, None, &json!({"spec": {"devices": {"requests": requests}}})), None);
+        }
+        assert_eq!(path(("DeviceClass", ""), None, &claim), None);
+    }
+
+    #[test]
+    fn an_allocation_with_admin_access_is_found() {
+        let status = |results: Value| json!({"status": {"allocation": {"devices": {"results": results}}}});
+        let (plain, admin) = (json!({"request": "r"}), json!({"request": "r", "adminAccess": true}));
+        let (without, with) = (status(json!([plain])), status(json!([plain, admin])));
+        let expect = Some("status.allocation.devices.results[1].adminAccess".to_owned());
+        assert_eq!(path(STATUS, Some(&without), &with), expect);
+        assert_eq!(path(STATUS, Some(&json!({"status": {}})), &with), expect);
+        assert_eq!(path(STATUS, Some(&with), &with), None);
+        assert_eq!(path(STATUS, Some(&with), &without), None);
+    }
+}
