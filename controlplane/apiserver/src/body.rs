@@ -13,7 +13,7 @@ use crate::{
     error::{ApiError, Result},
     in_flight::BodyMemory,
     media::{self, BodyType},
-    offload::{self, MIN_OFFLOADED_BYTES},
+    offload,
 };
 
 mod yaml;
@@ -106,7 +106,7 @@ pub(crate) fn object(call: &Call) -> Result<(Value, Vec<String>)> {
 /// The body as an object of an expected kind, with warnings.
 pub(crate) fn decode(call: &Call, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
     let validation = call.validation()?;
-    offload::run(call.body.len() > MIN_OFFLOADED_BYTES, || {
+    offload::run(call.has_large_body(), || {
         let mut parsed = tree(call).map_err(|error| unrecognized(error, expected.kind, &call.body))?;
         if parsed.value.is_null() {
             // Go decodes null as an object without fields.
@@ -139,7 +139,7 @@ fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
 
 /// The body as a tree, without a check of its type.
 pub(crate) fn parse(call: &Call) -> Result<Parsed> {
-    offload::run(call.body.len() > MIN_OFFLOADED_BYTES, || tree(call))
+    offload::run(call.has_large_body(), || tree(call))
 }
 
 fn tree(call: &Call) -> Result<Parsed> {

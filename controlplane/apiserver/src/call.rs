@@ -16,6 +16,7 @@ use crate::{
     authn::User,
     error::{ApiError, Result},
     media::{self, Form},
+    offload::MIN_OFFLOADED_BYTES,
     request::{RequestInfo, ResourceInfo},
     server::State,
 };
@@ -65,6 +66,11 @@ impl Warnings {
 // === impl Call ===
 
 impl Call {
+    /// Whether work on the body should not run on the async workers.
+    pub(crate) fn has_large_body(&self) -> bool {
+        self.body.len() > MIN_OFFLOADED_BYTES
+    }
+
     /// The form of the response that the client prefers.
     pub(crate) fn form(&self) -> Result<Form> {
         let forms = ["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];

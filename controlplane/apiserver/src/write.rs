@@ -32,7 +32,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     field_manager::{self, Writer},
-    offload::{self, MIN_OFFLOADED_BYTES},
+    offload,
     quota::{self, QuotaLock},
     server::State,
     verb::create::generated,
@@ -85,10 +85,6 @@ impl Stored {
     }
 }
 
-fn is_large(call: &Call) -> bool {
-    call.body.len() > MIN_OFFLOADED_BYTES
-}
-
 /// Creates an object. With `generateName`, admission gets the prefix as the name; the full name is generated after it.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
@@ -98,7 +94,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     defaults::apply(kind, &mut object);
     match applied {
         Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
-        None => offload::run(is_large(call), || field_manager::record_create(call, &mut object)),
+        None => offload::run(call.has_large_body(), || field_manager::record_create(call, &mut object)),
     }
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
@@ -156,7 +152,7 @@ async fn commit_new(
 ) -> std::result::Result<Stored, Failed> {
     let (kind, name) = (&call.kind, text(object, "name"));
     let other = |error| Err(Failed::Other(error));
-    let causes = offload::run(is_large(call), || validate::create(kind, object));
+    let causes = offload::run(call.has_large_body(), || validate::create(kind, object));
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
@@ -215,7 +211,7 @@ pub(crate) async fn update(
             .cache
             .get(kind, call.namespace(), name)
             .ok_or_else(|| ApiError::not_found(kind, name))?;
-        let is_large = current.is_large() || is_large(call);
+        let is_large = current.is_large() || call.has_large_body();
         let stored = offload::run(is_large, || current.value());
         let mut old = convert::value(kind, stored).await?;
         // Earlier versions of this server stored fields that the canonical form omits.

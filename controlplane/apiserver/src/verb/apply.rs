@@ -10,7 +10,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     field_manager::{self, Writer},
-    offload::{self, MIN_OFFLOADED_BYTES},
+    offload,
     reply::{self, Reply},
     write::{self, Part, metadata_mut, text},
 };
@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 5;
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, true)?;
-    let (config, is_named, warnings) = offload::run(call.body.len() > MIN_OFFLOADED_BYTES, || config(call))?;
+    let (config, is_named, warnings) = offload::run(call.has_large_body(), || config(call))?;
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
             let new = merged(call, old, &config)?;

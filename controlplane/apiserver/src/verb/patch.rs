@@ -13,7 +13,7 @@ use crate::{
     error::{ApiError, Result},
     field_manager::{self, Writer},
     media::{self, BodyType},
-    offload::{self, MIN_OFFLOADED_BYTES},
+    offload,
     reply::{self, Reply},
     verb::apply,
     write::{self, Part},
@@ -43,7 +43,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let expected = Expected::of(&call.kind);
     let validation = call.validation()?;
     let notes = patch.notes(validation)?;
-    let is_heavy = matches!(patch, Patch::Json(_)) || call.body.len() > MIN_OFFLOADED_BYTES;
+    let is_heavy = matches!(patch, Patch::Json(_)) || call.has_large_body();
     let apply = |old: &Value| {
         let patched = patch.apply(call.kind.patch_definition(), old)?;
         write::check_revision(&call.kind, old, &patched["metadata"]["resourceVersion"])?;
@@ -68,7 +68,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
 pub(crate) fn read(call: &Call) -> Result<Patch> {
     let body_type = media::body_type(&call.headers)?;
     let tree = || {
-        let parsed = offload::run(call.body.len() > MIN_OFFLOADED_BYTES, || schema::parse_json(&call.body));
+        let parsed = offload::run(call.has_large_body(), || schema::parse_json(&call.body));
         parsed.map(|parsed| parsed.value).map_err(|error| {
             let why = match error {
                 SchemaError::Syntax(why) => why,
