@@ -125,16 +125,20 @@ impl Dra {
         tokio::join!(registry.run(), slices);
     }
 
-    /// Prepares all claims of a pod. Claims that are prepared already cost nothing.
+    /// Prepares all claims of a pod. A pod without claims costs nothing.
     ///
     /// # Errors
     /// Of the first claim that fails. If a claim cannot be used, or a driver is not registered, nothing is recorded: the
     /// pod can be deleted although the driver never comes.
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<(), DraError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let used = claim::used(pod)?;
+        if used.is_empty() {
+            return Ok(());
+        }
         let busy = Arc::new(self.shared.pods.lock(&uid.to_owned()).await);
         let mut due = Vec::new();
-        for used in claim::used(pod)? {
+        for used in used {
             due.extend(self.due(pod, uid, &used).await?);
         }
         let names = due.iter().flat_map(|record| record.drivers.keys());

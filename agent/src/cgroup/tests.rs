@@ -62,7 +62,9 @@ fn pod(uid: &str, resources: serde_json::Value) -> Pod {
 async fn cpusets_of_pods_and_containers_inherit_the_values_of_the_class() {
     let scratch = Scratch::new("cpusets");
     let parent = scratch.cgroups.ensure_pod(&pod("u3", json!({}))).await.expect("ensure").0;
-    let Some(mount) = scratch.cgroups.shared.tree.cpuset_mount_of_v1() else { return };
+    let Some(mount) = scratch.cgroups.shared.tree.cpuset_mount_of_v1() else {
+        coracle_testing::skip!("on cgroup v2 cpusets always inherit");
+    };
     let container = mount.join(format!("{}/c1", parent.trim_start_matches('/')));
     fs::create_dir(&container).expect("a container's cpuset");
     let cpus = |dir: &Path| fs::read_to_string(dir.join("cpuset.cpus")).expect("cpus").trim().to_owned();
