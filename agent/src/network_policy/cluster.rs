@@ -18,8 +18,11 @@ use kube::{Api, Client};
 use super::peers::{Events, Received, next, watch_with};
 use crate::pod::Recorder;
 
-/// Pause after the API server refused to show a definition: on a stock control plane the agent may lack the right.
-const REFUSED_PAUSE: Duration = Duration::from_secs(600);
+/// First pause after the API server refused to show a definition. An API server that has just started may refuse requests
+/// whose roles it has not read yet.
+const MIN_REFUSED_PAUSE: Duration = Duration::from_secs(5);
+/// Each further refusal doubles the pause, up to this one: on a stock control plane the agent may lack the right.
+const MAX_REFUSED_PAUSE: Duration = Duration::from_secs(600);
 const FORBIDDEN: u16 = 403;
 const NOT_FOUND: u16 = 404;
 
@@ -36,6 +39,8 @@ pub(super) struct ClusterPolicies {
 struct Kind {
     kind: ClusterKind,
     definition: Events<Definition>,
+    /// Pause after the next refusal to show the definition.
+    refused_pause: Duration,
     is_defined: bool,
     /// While the kind is defined.
     objects: Option<Events<DynamicObject>>,
@@ -102,6 +107,7 @@ impl Kind {
         Self {
             kind,
             definition: definition(client, kind),
+            refused_pause: MIN_REFUSED_PAUSE,
             is_defined: false,
             objects: None,
             is_refused: false,
@@ -122,6 +128,7 @@ impl Kind {
         match event {
             Ok(Event::Init) => self.is_defined = false,
             Ok(Event::InitApply(_) | Event::Apply(_)) => {
+                self.refused_pause = MIN_REFUSED_PAUSE;
                 self.is_defined = true;
                 // A refused request is repeated at once: the kind may be served now.
                 if self.objects.is_none() || std::mem::take(&mut self.is_refused) {
@@ -144,7 +151,8 @@ impl Kind {
                     );
                     self.is_complete = true;
                     let again = definition(client, self.kind);
-                    let pause = stream::once(tokio::time::sleep(REFUSED_PAUSE));
+                    let pause = stream::once(tokio::time::sleep(self.refused_pause));
+                    self.refused_pause = MAX_REFUSED_PAUSE.min(self.refused_pause * 2);
                     self.definition = pause.filter_map(|()| async { None }).chain(again).boxed();
                 }
             }
@@ -314,6 +322,14 @@ mod tests {
         assert!(!forbidden.is_complete, "another request may succeed");
         forbidden.learn_definition(Err(refused(403)), &client, &mut model);
         assert!(forbidden.is_complete);
+        assert_eq!(forbidden.refused_pause, MIN_REFUSED_PAUSE * 2);
+        for _ in 0..20 {
+            forbidden.learn_definition(Err(refused(403)), &client, &mut model);
+        }
+        assert_eq!(forbidden.refused_pause, MAX_REFUSED_PAUSE);
+        let definition = definition_of(forbidden.kind);
+        forbidden.learn_definition(Ok(Event::Apply(definition)), &client, &mut model);
+        assert_eq!(forbidden.refused_pause, MIN_REFUSED_PAUSE, "a later refusal is repeated soon");
         let mut defined = new();
         let definition = definition_of(defined.kind);
         for event in [Event::Init, Event::InitApply(definition.clone()), Event::InitDone] {

@@ -163,9 +163,11 @@ impl Plan {
             None => self.make_new(deployment, history, size),
             Some(new) => {
                 self.sync_new(deployment, history);
-                self.resize(deployment, vec![Size { set: new.clone(), to: size }]);
-                let grown = size != rolling::size(new);
-                if !grown && !rolling::recreates(deployment) {
+                // As upstream, a set of the right size keeps its annotations: a change of maxSurge alone does not
+                // write to it.
+                if size != rolling::size(new) {
+                    self.resize(deployment, vec![Size { set: new.clone(), to: size }]);
+                } else if !rolling::recreates(deployment) {
                     self.resize(deployment, rolling::shrink_old(deployment, history));
                 }
             }

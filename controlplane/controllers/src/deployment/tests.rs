@@ -177,6 +177,19 @@ fn a_new_deployment_makes_its_set_at_full_size_and_completes() {
 }
 
 #[test]
+fn a_change_of_max_surge_alone_writes_to_no_set() {
+    let mut world = World::new(json!({}));
+    world.settle(|_| {});
+    let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}});
+    world.deployment.spec.strategy = serde_json::from_value(strategy).unwrap();
+    assert!(world.decide().update.is_empty());
+    // With the next change of the size the annotation follows.
+    world.scale_to(4);
+    world.settle(|_| {});
+    assert_eq!(annotation(&world.sets[0], super::revision::MAX_REPLICAS), Some("6"));
+}
+
+#[test]
 fn a_rolling_update_never_leaves_its_bounds() {
     for (replicas, surge, unavailable) in [
         (3, json!("25%"), json!("25%")),
