@@ -41,7 +41,7 @@ static EARLY: StartupArena =
     StartupArena { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
 
 /// The global allocator.
-pub(crate) struct ByRole;
+pub(crate) struct RoleAllocator;
 
 /// A static area; each byte is allocated once.
 struct StartupArena {
@@ -104,16 +104,16 @@ impl StartupArena {
         }
     }
 
-    fn holds(&self, pointer: *mut u8) -> bool {
+    fn contains_pointer(&self, pointer: *mut u8) -> bool {
         pointer.addr().wrapping_sub(self.area.get().addr()) < EARLY_SIZE
     }
 }
 
-// === impl ByRole ===
+// === impl RoleAllocator ===
 
 // SAFETY: each block comes from one of three allocators that keep the contract, and is freed by the same one: blocks
 // outside of the early area were allocated after the choice, which never changes.
-unsafe impl GlobalAlloc for ByRole {
+unsafe impl GlobalAlloc for RoleAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match KIND.load(Ordering::Relaxed) {
             // SAFETY: the caller keeps the contract of `alloc`.
@@ -136,7 +136,7 @@ unsafe impl GlobalAlloc for ByRole {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        if EARLY.holds(pointer) {
+        if EARLY.contains_pointer(pointer) {
             return;
         }
         if KIND.load(Ordering::Relaxed) == SERVER {
@@ -149,7 +149,7 @@ unsafe impl GlobalAlloc for ByRole {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if EARLY.holds(pointer) {
+        if EARLY.contains_pointer(pointer) {
             // SAFETY: the caller guarantees that the size, rounded up to the alignment, does not overflow.
             let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
             // SAFETY: the caller guarantees a size above zero.
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_are_known_by_their_subcommand() {
+    fn servers_are_recognised_by_their_subcommand() {
         assert!(is_server(b"coracle\0up\0--state-dir\0/x\0"));
         assert!(is_server(b"/usr/bin/coracle\0--log-format\0json\0agent\0"));
         assert!(!is_server(b"/proc/self/exe\0shim\0--dir\0/run/up\0"));
@@ -188,11 +188,11 @@ mod tests {
         let early = StartupArena { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
         let one = early.take(Layout::new::<u8>());
         let two = early.take(Layout::new::<u64>());
-        assert!(early.holds(one) && early.holds(two) && two.addr() > one.addr());
+        assert!(early.contains_pointer(one) && early.contains_pointer(two) && two.addr() > one.addr());
         assert_eq!(two.addr() % align_of::<u64>(), 0);
         assert!(early.take(Layout::new::<[u8; EARLY_SIZE]>()).is_null());
         assert!(!early.take(Layout::new::<u8>()).is_null());
         let mut outside = 0_u8;
-        assert!(!early.holds(&raw mut outside));
+        assert!(!early.contains_pointer(&raw mut outside));
     }
 }

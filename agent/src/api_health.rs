@@ -23,13 +23,13 @@ pub(crate) struct ApiHealth {
 
 impl ApiHealth {
     /// Whether a request failed within that time and none has succeeded since.
-    pub(crate) fn is_away(&self) -> bool {
+    pub(crate) fn is_unavailable(&self) -> bool {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.is_some_and(|at| at.elapsed() < FAILURE_BACKOFF)
     }
 
     /// Records that the API server responded, with any status.
-    pub(crate) fn answered(&self) {
+    pub(crate) fn record_response(&self) {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -42,7 +42,7 @@ impl ApiHealth {
     ///
     /// # Errors
     /// The request's own error, or a timeout.
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn request<T>(
         &self,
         has_copy: bool,
         request: impl Future<Output = Result<T, kube::Error>>,
@@ -54,7 +54,7 @@ impl ApiHealth {
         });
         match &answer {
             Err(error) if is_unavailable(error) => self.failed(),
-            _ => self.answered(),
+            _ => self.record_response(),
         }
         answer
     }
@@ -68,13 +68,13 @@ mod tests {
     async fn after_one_timeout_stored_copies_are_used_until_a_response_arrives() {
         let health = ApiHealth::default();
         let began = Instant::now();
-        assert!(health.ask(true, std::future::pending::<Result<(), _>>()).await.is_err());
+        assert!(health.request(true, std::future::pending::<Result<(), _>>()).await.is_err());
         assert_eq!(began.elapsed(), WITH_COPY);
-        assert!(health.is_away());
+        assert!(health.is_unavailable());
         tokio::time::advance(FAILURE_BACKOFF).await;
-        assert!(!health.is_away(), "time for another try");
+        assert!(!health.is_unavailable(), "time for another try");
         health.failed();
-        assert!(health.ask(false, async { Ok(()) }).await.is_ok());
-        assert!(!health.is_away());
+        assert!(health.request(false, async { Ok(()) }).await.is_ok());
+        assert!(!health.is_unavailable());
     }
 }

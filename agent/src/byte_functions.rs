@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_have_the_bytes_and_change_nothing_beside_them() {
+    fn copies_have_the_bytes_and_change_no_other_byte() {
         let from = pattern();
         for count in 0..=MAX_LENGTH {
             for shift in [0, 1, 7, 15] {

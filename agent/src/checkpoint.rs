@@ -2,9 +2,9 @@
 //!
 //! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
 //! written only when its content changed. One background task writes all due records as one batch (temporary file,
-//! fsync, rename, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad`
-//! with a warning. Records of config maps, secrets, services and tokens belong to pods ([`Checkpoint::own`]) and are
-//! removed with the last of them.
+//! fsync, rename, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad` with
+//! a warning. Records of config maps, secrets, services and tokens belong to pods ([`Checkpoint::own`]) and are removed
+//! with the last pod that needs them.
 
 mod files;
 mod key;
@@ -29,7 +29,7 @@ pub(crate) use references::{TOKEN_SECONDS, account, references, token_key};
 
 use owners::Owners;
 
-/// Pause in which writes are collected: a new pod changes again when its start is reported.
+/// Time during which writes are collected: a new pod changes again when its start is reported.
 const COLLECT: Duration = Duration::from_millis(100);
 /// Pause after a batch that could not be written (disk full); doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -293,7 +293,9 @@ impl Checkpoint {
                     files::remove(&path);
                     Ok(())
                 }
-                Change::Write { content, compare } if *compare && self.holds(key.kind(), &path, content) => {
+                Change::Write { content, compare }
+                    if *compare && self.has_content(key.kind(), &path, content) =>
+                {
                     Ok(())
                 }
                 Change::Write { content, .. } => self
@@ -323,7 +325,7 @@ impl Checkpoint {
     }
 
     /// Whether a file already has this content.
-    fn holds(&self, kind: Kind, path: &Path, content: &[u8]) -> bool {
+    fn has_content(&self, kind: Kind, path: &Path, content: &[u8]) -> bool {
         let sealed = files::read(path);
         sealed.is_some_and(|sealed| {
             let opened = self.shared.keys.open(&sealed, &context(kind, path));
@@ -340,7 +342,7 @@ impl Checkpoint {
                 Some((name, value, Sha256::digest(&content).into()))
             }
             Err(error) => {
-                files::set_aside(path, &error);
+                files::quarantine(path, &error);
                 None
             }
         }
@@ -352,11 +354,14 @@ impl Checkpoint {
             Ok(record) if record.version == VERSION => Some((record.name, record.value)),
             Ok(record) => {
                 let version = record.version;
-                files::set_aside(path, &format!("its version is {version}, this program supports {VERSION}"));
+                files::quarantine(
+                    path,
+                    &format!("its version is {version}, this program supports {VERSION}"),
+                );
                 None
             }
             Err(error) => {
-                files::set_aside(path, &error);
+                files::quarantine(path, &error);
                 None
             }
         }

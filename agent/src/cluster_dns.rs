@@ -45,7 +45,8 @@ impl ClusterDns {
         Self { metrics, ..self }
     }
 
-    /// Serves until dropped. Names of the cluster are answered from the tables, also while the API server is away.
+    /// Serves until dropped. Names of the cluster are answered from the tables, also while the API server is
+    /// unavailable.
     pub(crate) async fn run(self, tables: Arc<RwLock<Tables>>, node: watch::Receiver<Option<Arc<Node>>>) {
         let (clients, permitted) = watch::channel(pod_networks(node.borrow().as_deref()));
         // `follow` returns only when the agent ends, so this method does not return before.

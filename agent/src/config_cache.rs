@@ -83,11 +83,11 @@ impl ConfigCache {
     pub(crate) async fn get<K: Config>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error> {
         let key = K::key(namespace, name);
         let stored = self.checkpoint.get::<K>(&key);
-        if stored.is_some() && self.health.is_away() {
+        if stored.is_some() && self.health.is_unavailable() {
             return Ok(stored);
         }
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
-        match self.health.ask(stored.is_some(), api.get_opt(name)).await {
+        match self.health.request(stored.is_some(), api.get_opt(name)).await {
             Ok(found) => {
                 self.store(namespace, name, found.as_ref());
                 Ok(found)

@@ -167,7 +167,7 @@ impl Dra {
             return Ok(None);
         }
         let claims: Api<ResourceClaim> = Api::namespaced(self.shared.client.clone(), namespace);
-        let found = self.shared.health.ask(recorded.is_some(), claims.get(&used.name)).await;
+        let found = self.shared.health.request(recorded.is_some(), claims.get(&used.name)).await;
         match (found, recorded) {
             (Ok(found), _) => Ok(Some(claim::admit(pod, used, &found)?)),
             // The pod was allowed to use the claim before.

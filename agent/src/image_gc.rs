@@ -138,7 +138,7 @@ impl ImageGc {
         Self { policy, runtime, pods, recorder, trigger, directory: None, failures, timer }
     }
 
-    /// Collects at each trigger, for ever.
+    /// Collects at each trigger. Runs until dropped.
     pub(crate) async fn run(mut self) {
         if self.policy.is_off() {
             return;
@@ -161,7 +161,7 @@ impl ImageGc {
                 next = next.min(later);
                 continue;
             }
-            let again = match self.pass(no_room).await {
+            let again = match self.collect(no_room).await {
                 Ok(again) => {
                     self.failures.in_a_row = false;
                     again
@@ -176,7 +176,7 @@ impl ImageGc {
     }
 
     /// One pass. Returns when the next one is useful.
-    async fn pass(&mut self, no_room: bool) -> Result<Option<Duration>, Failed> {
+    async fn collect(&mut self, no_room: bool) -> Result<Option<Duration>, Failed> {
         let directory = self.directory().await?;
         let mut disk = read_disk(&directory)?;
         let mut need = plan::need(&self.policy, &disk, no_room);
@@ -249,8 +249,8 @@ impl ImageGc {
         info.map(drop).map_err(|s| runtime_failed(&s))
     }
 
-    /// Logs each failure. Records an event for a reason once in a period, and, as the kubelet, for any failure only
-    /// if the pass before failed, too.
+    /// Logs each failure. Records an event for a full disk and for an invalid capacity. As in the kubelet, records
+    /// `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a period.
     fn failed(&mut self, failed: &Failed) {
         let message = coracle_error_chain::chain(failed);
         tracing::warn!(error = message, "cannot collect images");

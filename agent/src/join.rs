@@ -35,7 +35,7 @@ use tokio::sync::watch;
 
 use client::Current;
 use files::Files;
-use request::Wanted;
+use request::RequestedIdentity;
 use serving::Serving;
 
 pub use endpoint::Endpoint;
@@ -72,7 +72,7 @@ pub async fn join(
     if cluster::has_ready_node(&bootstrap, node).await.map_err(|error| error.at(endpoint))? {
         return Err(JoinError::NodeExists { node: node.to_owned() });
     }
-    let wanted = Wanted::client(node);
+    let wanted = RequestedIdentity::client(node);
     let files = Files::new(state_dir);
     let key = files.pending_key()?;
     let identity = match request::certificate(&bootstrap, &wanted, &key, APPROVAL_LIMIT).await {
@@ -154,7 +154,8 @@ impl Membership {
         self.files.authority_path()
     }
 
-    /// Renews both certificates when they are due, for ever. The serving certificate follows the node's addresses.
+    /// Renews both certificates when they are due. Runs until dropped. The serving certificate follows the node's
+    /// addresses.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
         let file = self.files.serving();
         tokio::join!(

@@ -101,7 +101,7 @@ impl Lock {
 fn wait_if_dying(pid: Option<i32>, until: Instant) -> anyhow::Result<bool> {
     let process = pid.and_then(Pid::from_raw).map(|pid| (pid, pidfd_open(pid, PidfdFlags::empty())));
     let Some((pid, Ok(process))) = process else {
-        // The process has exited, or has just taken the lock and not written its pid yet.
+        // The process has exited, or it has just taken the lock and has not written its pid yet.
         poll(&mut [], PollTimeout::try_from(STEP).unwrap_or(PollTimeout::ZERO))?;
         return Ok(false);
     };
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_about_to_end_shows() {
+    fn an_exiting_process_is_detected() {
         assert!(is_exiting("7 (a) b) R 1 7 7 0 -1 4194308 0"));
         assert!(is_exiting("7 (a) Z 1 7 7 0 -1 4194304 0"));
         assert!(!is_exiting("7 (a) S 1 7 7 0 -1 4194304 0"));

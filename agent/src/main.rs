@@ -18,7 +18,7 @@ use crate::settings::ControlPlaneSettings;
 use crate::settings::{AllFlags, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings};
 
 #[global_allocator]
-static ALLOCATOR: allocator::ByRole = allocator::ByRole;
+static ALLOCATOR: allocator::RoleAllocator = allocator::RoleAllocator;
 
 /// A Kubernetes node in one binary, with a thin control plane.
 #[derive(Parser)]
@@ -116,8 +116,8 @@ enum Role {
 
 fn main() -> ExitCode {
     allocator::choose();
-    // Before any thread starts: the shim forks, and a fork of a threaded process may hang. And before the command line
-    // is parsed: the parser's memory would stay dirty in each shim.
+    // The shim starts before any thread, because it forks, and a fork of a process with threads may hang. It starts
+    // before the command line is parsed, because the parser's memory would stay dirty in each shim.
     if let Some(dir) = shim_dir() {
         return coracle_shim::main(coracle_shim::ShimArgs { dir });
     }

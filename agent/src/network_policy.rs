@@ -50,7 +50,7 @@ pub(crate) struct NetworkPolicies {
     has_forbidden: bool,
     /// Whether the last judgement failed.
     is_unjudged: bool,
-    /// Whether policies were received since the namespaces with policies were recorded.
+    /// Whether policies were received after the last record of the namespaces with policies.
     are_policies_new: bool,
 }
 
@@ -86,7 +86,7 @@ impl NetworkPolicies {
         }
     }
 
-    /// Runs until dropped. Policies hold as long as the table exists, also without the agent.
+    /// Runs until dropped. Policies stay in force while the table exists, even after the agent has ended.
     pub(crate) async fn run(mut self) {
         let mut policies: Events<NetworkPolicy> = watch(&self.client);
         let mut table: Option<Table> = None;
@@ -106,12 +106,12 @@ impl NetworkPolicies {
             // Cancel-safe: streams and channels keep what is not returned, and a lost notification only follows a
             // change that the next replacement repairs.
             tokio::select! {
-                Some(events) = policies.next() => self.learn_policies(events),
-                Some(events) = next(pods) => self.learn_pods(events),
-                Some(events) = next(namespaces) => self.learn_namespaces(events),
-                Some(events) = next(nodes) => self.learn_nodes(events),
+                Some(events) = policies.next() => self.apply_policy_events(events),
+                Some(events) = next(pods) => self.apply_pod_events(events),
+                Some(events) = next(namespaces) => self.apply_namespace_events(events),
+                Some(events) = next(nodes) => self.apply_node_events(events),
                 Some(news) = self.cluster.next() => {
-                    self.are_policies_new |= self.cluster.learn(news, &mut self.model);
+                    self.are_policies_new |= self.cluster.apply(news, &mut self.model);
                 }
                 Some(request) = self.requests.recv() => self.serve(request),
                 changed = foreign_change(table.as_mut(), &self.table) => {
@@ -178,7 +178,7 @@ impl NetworkPolicies {
                 None
             }
         };
-        self.admitted.answer(|namespace| self.model.knows_policies_of(namespace));
+        self.admitted.answer(|namespace| self.model.has_all_policies_of(namespace));
         match effect {
             Some(Effect::None) => {}
             Some(Effect::Allows(_)) if !self.has_forbidden => {}
@@ -232,7 +232,7 @@ impl NetworkPolicies {
         }
     }
 
-    fn learn_policies(&mut self, events: Vec<Received<NetworkPolicy>>) {
+    fn apply_policy_events(&mut self, events: Vec<Received<NetworkPolicy>>) {
         for event in events.into_iter().filter_map(|event| received(event, "networkpolicies")) {
             self.are_policies_new = true;
             match event {
@@ -252,23 +252,23 @@ impl NetworkPolicies {
         }
     }
 
-    fn learn_pods(&mut self, events: Vec<Received<Pod>>) {
+    fn apply_pod_events(&mut self, events: Vec<Received<Pod>>) {
         for event in events.into_iter().filter_map(|event| received(event, "pods")) {
             match event {
                 Event::Init => self.pods_listing(|listing| listing.listed.clear()),
                 Event::InitApply(pod) => {
                     let uid = pod.metadata.uid.clone().unwrap_or_default();
                     self.pods_listing(|listing| listing.listed.extend([uid]));
-                    self.learn_pod(&pod);
+                    self.update_pod(&pod);
                 }
                 Event::InitDone => {
                     let listed = self.peers.as_mut().map(|peers| peers.listed_pods.complete());
                     let listed = listed.unwrap_or_default();
                     let absent = self.model.pods().filter(|uid| !listed.contains(*uid)).cloned();
-                    absent.collect::<Vec<_>>().iter().for_each(|uid| self.lose_pod(uid));
+                    absent.collect::<Vec<_>>().iter().for_each(|uid| self.remove_deleted_pod(uid));
                 }
-                Event::Apply(pod) => self.learn_pod(&pod),
-                Event::Delete(pod) => self.lose_pod(&pod.metadata.uid.unwrap_or_default()),
+                Event::Apply(pod) => self.update_pod(&pod),
+                Event::Delete(pod) => self.remove_deleted_pod(&pod.metadata.uid.unwrap_or_default()),
             }
         }
     }
@@ -281,7 +281,7 @@ impl NetworkPolicies {
 
     /// Adds a pod or replaces its facts. A pod that has ended is removed, unless its sandbox on this node still
     /// exists.
-    fn learn_pod(&mut self, pod: &Pod) {
+    fn update_pod(&mut self, pod: &Pod) {
         let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return };
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         if matches!(phase, Some("Succeeded" | "Failed")) && !self.admitted.has(&facts.uid) {
@@ -294,8 +294,8 @@ impl NetworkPolicies {
 
     /// Removes a pod whose object was deleted. If its sandbox on this node still exists, the pod is kept until its
     /// release.
-    fn lose_pod(&mut self, uid: &str) {
-        if !self.admitted.lose(uid) {
+    fn remove_deleted_pod(&mut self, uid: &str) {
+        if !self.admitted.mark_deleted(uid) {
             self.model.take_pod(uid);
         }
     }

@@ -78,8 +78,8 @@ impl NodeBalancer {
         self.checks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The service as the proxy may program it: a refused one without the addresses of nodes. Blocks while the kernel
-    /// lists sockets.
+    /// The service in the form in which the proxy may program it: a refused service has no addresses of nodes. Blocks
+    /// while the kernel lists sockets.
     pub(crate) fn permit(&self, key: &Key, state: Option<State>, addresses: &[IpAddr]) -> Option<State> {
         let Some((service, slices)) = state.clone().filter(|(service, _)| is_checked(service)) else {
             self.lock().services.remove(key);
@@ -212,7 +212,7 @@ fn is_of_node(entry: &LoadBalancerIngress) -> bool {
     entry.ip_mode.as_deref() == Some("Proxy")
 }
 
-/// The known result, or a new one, and whether it differs from the known one.
+/// The result of the check, and whether it differs from the previous result.
 fn checked(
     known: Option<&Check>,
     service: &Service,
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_of_sockets_nothing_is_served() {
+    fn without_a_list_of_sockets_no_port_is_served() {
         let (check, _) = checked(None, &service("1", &[80]), |_| Err(io::Error::other("no netlink")));
         assert_eq!(check.refused.len(), 1);
         let mut both = service("1", &[80]);

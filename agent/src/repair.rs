@@ -8,7 +8,7 @@ use tokio::time::Instant;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// The pause before the next repair. A repair after a quiet time has none.
+/// The pause before the next repair. A repair after a quiet time follows without a pause.
 #[derive(Debug, Default)]
 pub(crate) struct RepairPause {
     last: Option<Instant>,

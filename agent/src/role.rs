@@ -43,7 +43,7 @@ pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    runtime.spawn(program_pages::let_go_after_start());
+    runtime.spawn(program_pages::release_after_start());
     let result = runtime.block_on(role);
     // A blocking call that hangs (a stalled mount) must not prevent the end of the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
@@ -169,7 +169,7 @@ mod tests {
     use super::hint;
 
     #[test]
-    fn errors_of_the_kernel_say_what_to_do() {
+    fn kernel_errors_name_a_remedy() {
         let full = "cannot pull nginx: cannot write /var/lib/x: No space left on device (os error 28)";
         assert!(hint(full).is_some_and(|hint| hint.contains("free disk space")));
         let missing =

@@ -95,7 +95,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
     let (policies, requests) = network_policy::gate(&config.node_name, record.as_deref());
     let node = Arc::new(
-        NodeParts {
+        NodeServices {
             config,
             client,
             checkpoint,
@@ -209,7 +209,7 @@ fn spawn_pod_tasks(
     tasks.spawn(async move { source::apiserver::watch(client, health, &name, changes).await });
 }
 
-/// Ends only when a task panics: the agent must not go on without one of its parts.
+/// Returns only after a panic of a task: the agent must not continue without one of its parts.
 async fn wait_for_panic(tasks: &mut JoinSet<()>) {
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
@@ -221,7 +221,7 @@ async fn wait_for_panic(tasks: &mut JoinSet<()>) {
 }
 
 /// Parts of [`pod::NodeContext`] that exist before it.
-struct NodeParts {
+struct NodeServices {
     config: AgentConfig,
     client: kube::Client,
     checkpoint: Checkpoint,
@@ -232,7 +232,7 @@ struct NodeParts {
     evictions: pod::Evictions,
 }
 
-impl NodeParts {
+impl NodeServices {
     fn assemble(self, agent: &NodeAgent, policies: PolicyGate) -> Result<pod::NodeContext, Error> {
         let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions } = self;
         let facts = agent.facts();

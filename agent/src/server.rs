@@ -47,7 +47,7 @@ pub struct Server {
     tls: TlsAcceptor,
 }
 
-/// One in this many of the process's descriptors is for this port.
+/// This port may use one descriptor in this number of the process's descriptors.
 const SHARE: u64 = 8;
 /// Maximum connections, whatever the descriptor limit.
 const CONNECTIONS: usize = 4 << 10;
@@ -112,7 +112,7 @@ impl Server {
     }
 }
 
-/// Serves one connection until it ends or its slot is given to another.
+/// Serves one connection until it ends, or until its slot is given to another connection.
 async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: Arc<Slot>) {
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.
@@ -123,7 +123,7 @@ async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: 
 
 async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: Arc<Slot>) {
     let _ = connection.set_nodelay(true);
-    coracle_cri::notice_lost_client(&connection);
+    coracle_cri::enable_keepalive(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
     let held = SlotStream::new(stream, slot.clone());

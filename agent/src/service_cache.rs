@@ -132,7 +132,7 @@ impl ServiceCache {
         let mut progress = self.changes();
         let stored = !progress.borrow().listed && self.is_stored(namespace.unwrap_or(OWN_NAMESPACE));
         let decided = progress.wait_for(|progress| {
-            progress.listed || stored && (progress.failed || self.shared.health.is_away())
+            progress.listed || stored && (progress.failed || self.shared.health.is_unavailable())
         });
         let timeout = if stored { WITH_COPY } else { WITHOUT_COPY };
         let listed = matches!(tokio::time::timeout(timeout, decided).await, Ok(Ok(now)) if now.listed);
@@ -182,7 +182,7 @@ impl ServiceCache {
                 Ok(event @ Event::Init) => apply_event(event),
                 Ok(event) => {
                     pause = FIRST_PAUSE;
-                    self.shared.health.answered();
+                    self.shared.health.record_response();
                     apply_event(event);
                 }
                 Err(error) => {
@@ -254,7 +254,7 @@ impl ServiceCache {
             }
         };
         self.notify(&changed);
-        // Only the first list wakes readers of the progress: they read no slices.
+        // Only the first list wakes readers of the progress, because they read no slices.
         self.shared
             .progress
             .send_if_modified(|progress| !std::mem::replace(&mut progress.slices_listed, true));

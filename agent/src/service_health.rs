@@ -1,5 +1,5 @@
-//! Health checks of load balancers: a server for each service with a `healthCheckNodePort`, which says whether this node
-//! has endpoints of the service. Source: `pkg/proxy/healthcheck/service_health.go`.
+//! Health checks of load balancers: a server for each service with a `healthCheckNodePort`, which reports whether this
+//! node has endpoints of the service. Source: `pkg/proxy/healthcheck/service_health.go`.
 //!
 //! Without such a service there is no socket, and only changes of services wake the task. All servers share one limit
 //! of connections, because anyone may connect.

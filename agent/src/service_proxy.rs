@@ -43,8 +43,8 @@ enum Replace {
 // === impl ServiceProxy ===
 
 impl ServiceProxy {
-    /// A proxy for this node, which serves the addresses `served_here` itself. `overlay_port`: UDP port of the network
-    /// between nodes.
+    /// A proxy for this node. `served_here`: addresses that the node serves itself. `overlay_port`: UDP port of the
+    /// network between nodes.
     pub(crate) fn new(
         config: ServiceProxyConfig,
         node_name: &str,
@@ -62,7 +62,7 @@ impl ServiceProxy {
         Self { config, view, balancer }
     }
 
-    /// Runs until dropped. Services work as long as the table exists, also without the agent.
+    /// Runs until dropped. Services work while the table exists, even after the agent has ended.
     pub(crate) async fn run(mut self, services: ServiceCache, mut node: watch::Receiver<Option<Arc<Node>>>) {
         // The bridge of the built-in network has this setting itself. Other bridges belong to their own programs.
         self.view.bridge_bypasses_filters = !coracle_cni::filters_bridges();
@@ -94,7 +94,7 @@ impl ServiceProxy {
         }
     }
 
-    /// A function that reads a service as the proxy may program it.
+    /// A function that returns a service in the form in which the proxy may program it.
     fn reader(&self, services: &ServiceCache) -> impl Fn(Key) -> State + Send + use<> {
         let (cache, balancer) = (services.clone(), Arc::clone(&self.balancer));
         let addresses = self.view.addresses.clone();
@@ -113,7 +113,7 @@ impl ServiceProxy {
         node: &mut watch::Receiver<Option<Arc<Node>>>,
         pause: &mut Duration,
     ) -> Result<Replace, Error> {
-        learn_node(&mut self.view, node.borrow_and_update().as_deref());
+        update_node(&mut self.view, node.borrow_and_update().as_deref());
         let proxy = Proxy::open(&self.config.table, self.view.clone())?;
         let author = proxy.author();
         changes.take();
@@ -151,7 +151,7 @@ impl ServiceProxy {
                         std::future::pending::<()>().await;
                     }
                     let mut view = self.view.clone();
-                    learn_node(&mut view, node.borrow_and_update().as_deref());
+                    update_node(&mut view, node.borrow_and_update().as_deref());
                     if view != self.view {
                         return Ok(Replace::NodeChanged);
                     }
@@ -176,7 +176,7 @@ async fn blocking(
     }
 }
 
-fn learn_node(view: &mut NodeView, node: Option<&Node>) {
+fn update_node(view: &mut NodeView, node: Option<&Node>) {
     let Some(node) = node else { return };
     view.zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned();
     let spec = node.spec.as_ref();

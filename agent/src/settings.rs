@@ -145,7 +145,7 @@ impl Settings {
         let places = flags.places.resolve(sources);
         let node = flags.node.resolve(sources);
         let plane = flags.plane.resolve(sources);
-        // The file may have settings of other roles. They are checked, too.
+        // The file may have settings of other roles. They are checked as well.
         let _checked = Flags::<RuntimeSettings>::default().resolve(sources);
         let places: Places = places?;
         let state = sources.take(absolute(&places.state_dir));
@@ -208,7 +208,7 @@ pub(crate) fn start_log(flags: &Flags<LogSettings>) -> anyhow::Result<()> {
 /// The environment, and the file that `flags` or the environment name.
 fn sources<T: Table>(flags: &Flags<T>) -> anyhow::Result<Sources> {
     let mut sources = Sources::new(std::env::vars_os());
-    let flag = flags.given().get("config").and_then(|texts| texts.last());
+    let flag = flags.flag_values().get("config").and_then(|texts| texts.last());
     let named = flag.or_else(|| sources.environment.get(&field::variable("config"))).map(PathBuf::from);
     sources.file = match named {
         Some(path) => read(&path)?,
@@ -241,7 +241,7 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is not a path", path.display()))
 }
 
-/// The address, or the port of all addresses: of both families if one socket can have both.
+/// The address, or all addresses with this port. One socket serves both families if `bindv6only` is 0.
 fn address_or_port(address: Option<SocketAddr>, port: u16) -> SocketAddr {
     address.unwrap_or_else(|| {
         let only_v6 = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only");

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 
-/// Whether the stream is a terminal that understands escape sequences, and its user wants colours.
+/// Whether the stream is a terminal that supports escape sequences, and the user has not disabled colours.
 pub(crate) fn has_escapes(stream: &impl IsTerminal) -> bool {
     let variable = |name| std::env::var_os(name).unwrap_or_default();
     stream.is_terminal() && allow_escapes(&variable("TERM"), &variable("NO_COLOR"))
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dumb_terminals_and_users_who_want_no_colours_get_none() {
+    fn dumb_terminals_and_no_color_disable_colours() {
         let allow = |term: &str, no_color: &str| allow_escapes(term.as_ref(), no_color.as_ref());
         assert!(allow("xterm-256color", "") && allow("", ""));
         assert!(!allow("dumb", "") && !allow("xterm", "1"));

@@ -41,7 +41,7 @@ pub async fn announce_address(
     let same = |present: &&Present| present.network.ip() == address;
     let is_new = !present.iter().any(|present| same(&present));
     // The lifetime would remove the node's own address.
-    if present.iter().filter(same).any(is_own) {
+    if present.iter().filter(same).any(is_node_address) {
         return Err(Error::Changed {
             what: format!("the address {address}"),
             reason: "it belongs to this node".to_owned(),
@@ -65,7 +65,8 @@ pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
     while let Some(name) = interface_with(address) {
         let link = links.get(&name).await?;
         let present = links.addresses(&link).await?;
-        match present.into_iter().find(|present| present.network.ip() == address && !is_own(present)) {
+        match present.into_iter().find(|present| present.network.ip() == address && !is_node_address(present))
+        {
             Some(present) => links.remove_address(present).await?,
             None => break,
         }
@@ -74,7 +75,7 @@ pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
 }
 
 /// Whether it is the node's own address. Announced addresses have a lifetime and no network.
-fn is_own(present: &Present) -> bool {
+fn is_node_address(present: &Present) -> bool {
     let alone = IpNetwork::from(present.network.ip()).prefix();
     present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != alone
 }

@@ -68,7 +68,7 @@ async fn add(host: &Host, request: &Request, limits: &Limits, mut previous: Answ
         coracle_fault::point("bandwidth.limited");
     }
     if let Some(bucket) = limits.egress {
-        let made = detour(host, &link, &device(request), bucket).await;
+        let made = redirect_to_ifb(host, &link, &device(request), bucket).await;
         let device = match made {
             Ok(device) => device,
             Err(error) => {
@@ -82,12 +82,12 @@ async fn add(host: &Host, request: &Request, limits: &Limits, mut previous: Answ
     Ok(previous)
 }
 
-async fn detour(host: &Host, link: &Link, device: &str, bucket: Bucket) -> Result<Link, Error> {
+async fn redirect_to_ifb(host: &Host, link: &Link, device: &str, bucket: Bucket) -> Result<Link, Error> {
     let device = host.links.ensure_ifb(device, link).await?;
     coracle_fault::point("bandwidth.device-marked");
     host.links.set_bucket(&device, bucket).await?;
     coracle_fault::point("bandwidth.device-limited");
-    host.links.detour(link, &device).await?;
+    host.links.redirect_to_ifb(link, &device).await?;
     coracle_fault::point("bandwidth.detoured");
     Ok(device)
 }

@@ -42,7 +42,7 @@ pub(crate) async fn run(
             if let Some(link) = host.links.find(&bridge.conf.bridge).await? {
                 link.must_be_bridge()?;
                 if bridge.conf.ours {
-                    link.must_be_ours()?;
+                    link.require_own_mark()?;
                 }
             }
             bridge.run_ipam_without_attachment().await?;
@@ -90,7 +90,9 @@ impl Bridge<'_> {
         let mut answer = match self.run_ipam().await {
             Ok(answer) => answer.unwrap_or_default(),
             // Our own IPAM plugin leaves nothing after a failure. An executable may.
-            Err(error) if self.conf.ipam.as_ref().is_none_or(|kind| self.is_own(kind)) => return Err(error),
+            Err(error) if self.conf.ipam.as_ref().is_none_or(|kind| self.is_in_process(kind)) => {
+                return Err(error);
+            }
             Err(error) => return self.fail(error, self.run_ipam_with(&self.undoing()).await.map(drop)),
         };
         if self.conf.ipam.is_some() && answer.ips.is_empty() {
@@ -226,7 +228,7 @@ impl Bridge<'_> {
         let announced: Vec<_> =
             addresses.filter(|address| hardware_address(*address)[..] != inside.mac[..]).collect();
         if !announced.is_empty() && !self.conf.disable_container_interface {
-            self.host.links.passes_on(&host_end.name).await?;
+            self.host.links.wait_until_forwarding(&host_end.name).await?;
         }
         let announcing = announce(Netns::open(self.request.netns()?)?, inside, &announced);
         if let Some(announcing) = announcing.filter(|_| !self.host.in_process()) {
@@ -277,8 +279,8 @@ impl Bridge<'_> {
         }
     }
 
-    /// Finds or makes the host's interface in a VLAN of the bridge: a veth pair like the reference plugin's, so that each
-    /// of the two can use the other's. It stays like the bridge.
+    /// Finds or makes the host's interface in a VLAN of the bridge: a veth pair like the reference plugin's, so that
+    /// each of the two can use the other's. Like the bridge, it is not removed with the last attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {
@@ -318,12 +320,12 @@ impl Bridge<'_> {
             if present.iter().any(|p| p.network == *gateway) {
                 continue;
             }
-            let clashes = |other: &IpNetwork| {
+            let overlaps = |other: &IpNetwork| {
                 other.is_ipv4() == gateway.is_ipv4()
                     && (gateway.is_ipv4() || other.contains(gateway.ip()) || gateway.contains(other.ip()))
                     && !gateways.contains(other)
             };
-            while let Some(at) = present.iter().position(|p| clashes(&p.network)) {
+            while let Some(at) = present.iter().position(|p| overlaps(&p.network)) {
                 if !self.conf.force_address {
                     let reason =
                         format!("has the address {}, not {gateway}; use forceAddress", present[at].network);
@@ -366,7 +368,7 @@ impl Bridge<'_> {
         links.delete(&ours).await?;
         coracle_fault::point("bridge.unplugged");
         self.unguard(&ours)?;
-        // A pair made by another implementation has another name on the host, and the same name inside.
+        // A pair made by another implementation has another name on the host, but the same name inside the sandbox.
         if !known && let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
             Links::inside(&netns)?.delete(&request.ifname).await?;
         }
@@ -403,7 +405,7 @@ impl Bridge<'_> {
         let inside = Links::inside(&Netns::open(request.netns()?)?)?;
         inside.check(&request.ifname, &previous, !self.conf.disable_container_interface).await?;
         match self.conf.claim(request, &previous) {
-            Some(claim) if !self.host.firewall.holds(&claim)? => Err(changed("the masquerading", gone)),
+            Some(claim) if !self.host.firewall.is_applied(&claim)? => Err(changed("the masquerading", gone)),
             _ => Ok(()),
         }
     }
@@ -415,15 +417,15 @@ impl Bridge<'_> {
 
     /// Runs the IPAM plugin with STATUS or GC. Executables know these commands since version 1.1.0.
     async fn run_ipam_without_attachment(&self) -> Result<(), Error> {
-        let own = self.conf.ipam.as_ref().is_some_and(|kind| self.is_own(kind));
+        let own = self.conf.ipam.as_ref().is_some_and(|kind| self.is_in_process(kind));
         match self.request.version()?.has_status_and_gc() || own {
             true => self.run_ipam().await.map(drop),
             false => Ok(()),
         }
     }
 
-    fn is_own(&self, kind: &str) -> bool {
-        ipam::is_own(self.host, self.executables, kind)
+    fn is_in_process(&self, kind: &str) -> bool {
+        ipam::is_in_process(self.host, self.executables, kind)
     }
 
     async fn run_ipam_with(&self, request: &Request) -> Result<Option<Answer>, Error> {

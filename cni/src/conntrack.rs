@@ -33,11 +33,11 @@ fn is_mapped_by(flow: &Flow, port: &Mapping, here: &mut HashMap<IpAddr, bool>) -
     flow.port == port.host_port
         && match port.host_ip {
             Some(ip) => ip == flow.to,
-            None => *here.entry(flow.to).or_insert_with(|| is_here(flow.to)),
+            None => *here.entry(flow.to).or_insert_with(|| is_local_address(flow.to)),
         }
 }
 
 /// Whether the address belongs to this machine: binding to another fails.
-fn is_here(address: IpAddr) -> bool {
+fn is_local_address(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).err().is_none_or(|error| error.kind() != io::ErrorKind::AddrNotAvailable)
 }

@@ -80,7 +80,7 @@ async fn serve(
     let mut request = request(command, environment, input)?;
     let version = request.version()?;
     let is_checked = kind != Kind::HostLocal && !may_be_own(environment);
-    if is_checked && let Some(path) = request.netns.take_if(|path| netns::is_own(path)) {
+    if is_checked && let Some(path) = request.netns.take_if(|path| netns::is_current(path)) {
         // The sandbox is gone, and its path leads to another namespace now. The machine's own namespace is not
         // changed. Commands without a sandbox may name any path.
         if matches!(command, Command::Add | Command::Check) {

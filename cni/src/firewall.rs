@@ -65,7 +65,7 @@ impl State {
     }
 
     /// Host ports without connections that differ from `led`.
-    fn led_changes(&self) -> Vec<Mapping> {
+    fn redirected_port_changes(&self) -> Vec<Mapping> {
         if !self.is_known {
             let wanted = self.claims.ledger.full_plan().connectionless();
             return self.led.symmetric_difference(&wanted).cloned().collect();
@@ -247,7 +247,7 @@ impl Firewall {
     }
 
     /// Whether the claim is recorded, and the kernel has the table with rules.
-    pub(crate) fn holds(&self, claim: &Claim) -> Result<bool, Error> {
+    pub(crate) fn is_applied(&self, claim: &Claim) -> Result<bool, Error> {
         let (mut state, _lock) = self.lock()?;
         if state.claims.get(&claim.key()) != Some(claim) || (self.shared && !state.is_known) {
             return Ok(false);
@@ -289,7 +289,7 @@ impl Firewall {
     pub(crate) fn foreign_drop(&self) -> Result<bool, Error> {
         let (mut state, _lock) = self.lock()?;
         nft::forward_drops(state.channel()?)
-            .map_err(self.wrong("look up the policies of other tables beside"))
+            .map_err(self.error_of("look up the policies of other tables beside"))
     }
 
     fn lock(&self) -> Result<(MutexGuard<'_, State>, Option<Flock<fs::File>>), Error> {
@@ -326,7 +326,7 @@ impl Firewall {
     /// Checks the shared table in the kernel: another process may have removed it or its rules.
     fn check_table(&self, state: &mut State) -> Result<(), Error> {
         if self.shared && !self.has_rules(state)? {
-            let exists = nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))?;
+            let exists = nft::exists(state.channel()?, &self.table).map_err(self.error_of("look up"))?;
             state.is_known = !exists && state.claims.ledger.is_empty();
             if state.is_known {
                 state.claims.ledger.mark_committed();
@@ -336,7 +336,7 @@ impl Firewall {
     }
 
     fn has_rules(&self, state: &mut State) -> Result<bool, Error> {
-        nft::has_rules(state.channel()?, &self.table).map_err(self.wrong("look up"))
+        nft::has_rules(state.channel()?, &self.table).map_err(self.error_of("look up"))
     }
 
     /// Updates the table from the claims, all of which are recorded, and removes the mark.
@@ -355,7 +355,7 @@ impl Firewall {
                     sysctl::route_localnet(&interface, false)?;
                 }
             }
-            ports = state.led_changes();
+            ports = state.redirected_port_changes();
             self.change_table(state)?;
             coracle_fault::point("firewall.turned");
         }
@@ -374,7 +374,7 @@ impl Firewall {
     /// Changes the table by the difference. If that fails, or the table is unknown, replaces it.
     fn change_table(&self, state: &mut State) -> Result<(), Error> {
         let ledger = &state.claims.ledger;
-        let (is_empty, had_content) = (ledger.is_empty(), ledger.had_content());
+        let (is_empty, had_content) = (ledger.is_empty(), ledger.had_rules());
         let mut is_changed = false;
         if std::mem::take(&mut state.is_known) && had_content && !is_empty {
             let [before, now] = ledger.change();
@@ -417,10 +417,10 @@ impl Firewall {
     }
 
     fn commit(&self, state: &mut State, batch: Batch, action: &'static str) -> Result<(), Error> {
-        state.channel()?.commit(batch).map_err(self.wrong(action))
+        state.channel()?.commit(batch).map_err(self.error_of(action))
     }
 
-    fn wrong(&self, action: &'static str) -> impl Fn(io::Error) -> Error {
+    fn error_of(&self, action: &'static str) -> impl Fn(io::Error) -> Error {
         let table = self.table.clone();
         move |source| Error::Firewall { action, table: table.clone(), source }
     }

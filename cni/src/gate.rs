@@ -39,7 +39,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Del => host.firewall.remove(&Claim::of(request))?,
         Command::Check => {
             let claim = conf.claim(request, &request.chained()?)?;
-            if claim.is_some_and(|claim| !host.firewall.holds(&claim).unwrap_or(false)) {
+            if claim.is_some_and(|claim| !host.firewall.is_applied(&claim).unwrap_or(false)) {
                 let (what, reason) = ("the isolation".to_owned(), "it is missing".to_owned());
                 return Err(Error::Changed { what, reason });
             }

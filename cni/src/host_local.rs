@@ -60,7 +60,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Add => return ipam.add(request, &owner, host.attachments.as_deref()).map(Some),
         Command::Del => ipam.del(request, &owner, host.attachments.as_deref())?,
         Command::Check => {
-            if Store::open(&ipam.dir)?.held_by(&owner)?.is_empty() {
+            if Store::open(&ipam.dir)?.addresses_of(&owner)?.is_empty() {
                 let what = format!("the address of {} {}", owner.id, owner.ifname);
                 return Err(Error::Changed { what, reason: "it holds none".to_owned() });
             }
@@ -78,7 +78,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
     Ok(None)
 }
 
-/// Restores the file of an address that an attachment has. False if the address is in no range of this configuration.
+/// Restores the file of an attachment's address. Returns false if the address is in no range of this configuration.
 pub(crate) fn restore(request: &Request, address: IpAddr) -> Result<bool, Error> {
     let ipam = Ipam::of(request)?;
     if !ipam.sets.iter().any(|set| set.contains(address)) {
@@ -94,7 +94,7 @@ pub(crate) fn restore(request: &Request, address: IpAddr) -> Result<bool, Error>
 }
 
 /// Checks that an ADD would assign the requested addresses now.
-pub(crate) fn would_give(host: &Host, request: &Request) -> Result<(), Error> {
+pub(crate) fn check_assignable(host: &Host, request: &Request) -> Result<(), Error> {
     let (ipam, wanted) = (Ipam::of(request)?, requested(request)?);
     let choices = ipam.assign(wanted)?;
     if choices.iter().all(Option::is_none) {
@@ -160,7 +160,7 @@ impl Ipam {
             Some(attachments) if attachments.is_complete(&self.dir, store.version()) => {}
             Some(attachments) => self.complete(&mut store, request.network(), attachments)?,
             None => {
-                if let Some(address) = store.held_by(owner)?.first() {
+                if let Some(address) = store.addresses_of(owner)?.first() {
                     return Err(Error::AddressTaken { address: *address, owner: owner.id.clone() });
                 }
             }
@@ -249,7 +249,7 @@ impl Ipam {
             None => Vec::new(),
         };
         let complete = self.sets.iter().all(|set| answered.iter().any(|address| set.contains(*address)));
-        let held = if complete { answered } else { store.held_by(owner)? };
+        let held = if complete { answered } else { store.addresses_of(owner)? };
         for address in held {
             if store.owner_of(address)?.is_some_and(|holder| holder.is(&owner.id, &owner.ifname)) {
                 store.free(address)?;

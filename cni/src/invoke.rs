@@ -187,7 +187,7 @@ async fn run(
     kind: &str,
     request: &Request,
 ) -> Result<Option<Answer>, Error> {
-    match Kind::parse(kind).filter(|_| is_own_here(host, executables, kind)) {
+    match Kind::parse(kind).filter(|_| is_in_process(host, executables, kind)) {
         Some(own) => plugin::run(host, executables, own, request).await,
         None => executables.run(kind, request).await,
     }
@@ -195,7 +195,7 @@ async fn run(
 
 /// Whether a plugin of this type runs in process. An executable of this name that is this program would do the same some
 /// milliseconds later.
-fn is_own_here(host: &Host, executables: &Executables, kind: &str) -> bool {
+fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind).is_some() && (host.in_process() || executables.is_this_program(kind))
 }
 

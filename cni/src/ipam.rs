@@ -16,7 +16,7 @@ pub(crate) async fn run(
     kind: &str,
     request: &Request,
 ) -> Result<Option<Answer>, Error> {
-    if is_own(host, executables, kind) {
+    if is_in_process(host, executables, kind) {
         request.version()?;
         if request.command == Command::Add {
             request.check_args()?;
@@ -28,6 +28,6 @@ pub(crate) async fn run(
 
 /// Whether this type is our host-local and runs in process. An executable of this name that is this program would do the
 /// same some milliseconds later.
-pub(crate) fn is_own(host: &Host, executables: &Executables, kind: &str) -> bool {
+pub(crate) fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind) == Some(Kind::HostLocal) && (host.in_process() || executables.is_this_program(kind))
 }

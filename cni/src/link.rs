@@ -77,7 +77,7 @@ pub(crate) struct Bridge {
     pub(crate) promiscuous: bool,
     /// Whether it filters VLANs. An existing bridge is not changed.
     pub(crate) vlan_filtering: bool,
-    /// Whether it must be ours: an existing bridge needs our mark, a new one gets it.
+    /// Whether the bridge must be ours: an existing bridge needs our mark, a new bridge gets it.
     pub(crate) ours: bool,
 }
 
@@ -146,7 +146,7 @@ impl Links {
         }
         link.must_be_bridge()?;
         if wanted.ours && !is_new {
-            link.must_be_ours()?;
+            link.require_own_mark()?;
         }
         sysctl::no_router_advertisements(name)?;
         let mut change = LinkUnspec::new_with_index(link.index);
@@ -214,7 +214,7 @@ impl Links {
             if self.find(pair.host).await?.is_none() {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
-            // Left by a crash after the kernel made it: remove it and try once more.
+            // A crash after the kernel made the pair left it. Remove it and try once more.
             self.delete(pair.host).await?;
             self.try_pair(pair, netns).await.map_err(|error| match is_errno(&error, libc::EEXIST) {
                 true => Error::InterfaceExists { name: pair.inside.to_owned() },
@@ -281,7 +281,7 @@ impl Links {
 
     /// Waits until the bridge forwards packets of a port. The kernel enables this shortly after both ends of the pair
     /// are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
-    pub(crate) async fn passes_on(&self, port: &str) -> Result<(), Error> {
+    pub(crate) async fn wait_until_forwarding(&self, port: &str) -> Result<(), Error> {
         let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
         let (connection, _handle, mut changes) =
             connected.map_err(|source| Error::Socket { action: "listen to links", source })?;
@@ -421,7 +421,7 @@ impl Link {
     }
 
     /// Refuses a bridge without our mark.
-    pub(crate) fn must_be_ours(&self) -> Result<(), Error> {
+    pub(crate) fn require_own_mark(&self) -> Result<(), Error> {
         match self.is_ours() {
             true => Ok(()),
             false => Err(Error::ForeignBridge { name: self.name.clone() }),

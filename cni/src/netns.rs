@@ -73,7 +73,7 @@ impl Netns {
 }
 
 /// Whether the path leads to the namespace of this thread.
-pub(crate) fn is_own(path: &Path) -> bool {
+pub(crate) fn is_current(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let at = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
     at(path).is_some_and(|there| at("/proc/thread-self/ns/net".as_ref()) == Some(there))

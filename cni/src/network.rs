@@ -104,8 +104,9 @@ struct Inner {
     host: Arc<Host>,
     executables: Executables,
     cache: Arc<Cache>,
-    /// ADD and DEL hold it for reading, GC for writing: GC may free what they make. With executables, ADD and DEL hold
-    /// it only until the attachment is recorded, so that a plugin that hangs blocks nothing else.
+    /// ADD and DEL hold it for reading, GC for writing: GC may free resources of an ADD or DEL in progress. With
+    /// executables, ADD and DEL hold it only until the attachment is recorded, so that a plugin that hangs blocks
+    /// nothing else.
     state: RwLock<State>,
     /// Held while an attachment of a list with executables is recorded, and while GC runs executables: an attachment
     /// missing in their list would lose its resources.
@@ -229,8 +230,8 @@ impl Network {
 
     /// Whether a plugin of the network is an executable: changes of its state are only visible by
     /// [`status`](Self::status).
-    pub async fn has_others(&self) -> bool {
-        self.inner.state.read().await.list.as_deref().is_some_and(|list| !list.is_own())
+    pub async fn has_executable_plugins(&self) -> bool {
+        self.inner.state.read().await.list.as_deref().is_some_and(|list| !list.is_in_process())
     }
 
     /// Notifies when the result of [`status`](Self::status) may have changed: after a change of the configuration, or
@@ -248,7 +249,7 @@ impl Network {
         self.ready().map_err(|reason| Error::NotReady { reason })?;
         let added = match self.try_add(at).await {
             // Resources of released sandboxes may not be freed yet.
-            Err(error) if error.is_taken() && self.sweep().await => self.try_add(at).await,
+            Err(error) if error.is_taken() && self.remove_released().await => self.try_add(at).await,
             added => added,
         };
         // A full range does not change the status of the network.
@@ -262,7 +263,7 @@ impl Network {
         let inner = &self.inner;
         inner.releases.cancel(&at.id);
         if let Some(earlier) = inner.cache.get(&at.id) {
-            self.take_back(&earlier).await?;
+            self.release_attachment(&earlier).await?;
         }
         let CurrentList { list, state, recording } = self.current_list().await?;
         let mut entry = Entry::new(Arc::clone(&list), parameters(at), netns::id(&at.netns));
@@ -274,11 +275,11 @@ impl Network {
         coracle_fault::point("network.recorded");
         drop(claiming);
         drop(recording);
-        let _shared = entry.list.is_own().then_some(state);
+        let _shared = entry.list.is_in_process().then_some(state);
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         let given = loopback.and(added).and_then(|answer| {
-            requested::must_be_given(&entry.list, &entry.at, &answer)?;
+            requested::check_assigned(&entry.list, &entry.at, &answer)?;
             Ok(answer)
         });
         match given {
@@ -291,7 +292,7 @@ impl Network {
                 Ok(attached)
             }
             Err(error) => {
-                if let Err(undo) = self.give_back(&entry).await {
+                if let Err(undo) = self.delete_attachment(&entry).await {
                     warn!(sandbox = %at.id, error = undo.chain(), "cannot undo a failed attachment");
                 }
                 Err(error)
@@ -309,7 +310,7 @@ impl Network {
             self.ready().map_err(|reason| Error::NotReady { reason })?;
             let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
             let list = state.list.clone().ok_or_else(no_range)?;
-            if list.is_own() || recording.is_some() {
+            if list.is_in_process() || recording.is_some() {
                 return Ok(CurrentList { list, state, recording });
             }
             // GC may take long, and needs the state to end. The list may change in the meantime.
@@ -331,7 +332,7 @@ impl Network {
         let shared = self.inner.state.read().await;
         match self.inner.cache.get(id) {
             Some(Entry { list, at, result: Some(result), .. }) => {
-                let _shared = list.is_own().then_some(shared);
+                let _shared = list.is_in_process().then_some(shared);
                 self.invoker().check(&list, &at, &result).await
             }
             _ => Ok(()),
@@ -345,7 +346,7 @@ impl Network {
     /// When a plugin fails. The call can be repeated.
     pub async fn del(&self, id: &str) -> Result<(), Error> {
         match self.inner.cache.get(id) {
-            Some(entry) => self.take_back(&entry).await,
+            Some(entry) => self.release_attachment(&entry).await,
             None => Ok(()),
         }
     }
@@ -359,14 +360,14 @@ impl Network {
     pub async fn release(&self, id: &str) -> Result<(), Error> {
         let inner = &self.inner;
         let Some(entry) = inner.cache.get(id) else { return Ok(()) };
-        if !entry.list.is_own() {
+        if !entry.list.is_in_process() {
             return self.del(id).await;
         }
         // From here on GC does not restore its host ports.
         inner.cache.leave(id);
         inner.host.firewall.remove_sandbox(id)?;
         coracle_fault::point("network.released");
-        self.sweep_later(id);
+        self.schedule_removal(id);
         Ok(())
     }
 
@@ -381,15 +382,15 @@ impl Network {
         move || weak.upgrade().map(|inner| Self { inner })
     }
 
-    async fn take_back(&self, entry: &Entry) -> Result<(), Error> {
+    async fn release_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
         // From here on GC restores nothing of it.
         self.inner.cache.leave(&entry.at.container_id);
-        let _shared = entry.list.is_own().then_some(shared);
-        self.give_back(entry).await
+        let _shared = entry.list.is_in_process().then_some(shared);
+        self.delete_attachment(entry).await
     }
 
-    async fn give_back(&self, entry: &Entry) -> Result<(), Error> {
+    async fn delete_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let mut at = entry.at.clone();
         self.inner.cache.leave(&at.container_id);
         // The path may lead to another namespace by now.
@@ -401,7 +402,7 @@ impl Network {
         Ok(())
     }
 
-    /// Sets the sandbox's loopback interface up, which no list has to do.
+    /// Sets the sandbox's loopback interface up. Configuration lists need no loopback plugin.
     async fn loopback(&self, at: &Parameters) -> Result<(), Error> {
         match &at.netns {
             Some(path) => inside::loopback_up(&Netns::open(path)?).await,

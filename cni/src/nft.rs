@@ -337,7 +337,7 @@ impl Table<'_> {
     fn postrouting_rules(&mut self, wanted: &Plan) {
         let translated_to = |family: &Family, set: &str| {
             let rule = Rule::default().family(family.number).destination(family.length == 4, R0);
-            rule.inside(set).translated()
+            rule.in_set(set).translated()
         };
         for (network, except) in &wanted.masquerade {
             self.masquerade_rule(*network, !except.is_empty());
@@ -362,7 +362,7 @@ impl Table<'_> {
         let rule = from(network).to(network, true).destination(is_ipv4, R0);
         let mut rule = rule.mask(R0, &mask).unequal(R0, &net);
         if has_exceptions {
-            rule = rule.destination(is_ipv4, R0).outside(&exceptions_of(network));
+            rule = rule.destination(is_ipv4, R0).not_in_set(&exceptions_of(network));
         }
         self.rule("postrouting", &rule.masquerade());
     }

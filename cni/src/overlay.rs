@@ -104,7 +104,7 @@ pub struct Peer {
     pub kind: PeerKind,
     /// Its addresses, at most one of each family.
     pub ends: Vec<End>,
-    /// Whether its bridge has the second address of each range even without pods, as on our nodes.
+    /// Whether the node's bridge has the second address of each range even without pods, as on our nodes.
     pub bridged: bool,
 }
 
@@ -266,7 +266,7 @@ impl Overlay {
         narrow: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
         let made = self.make_all(local, peers, narrow);
-        // Also after a failure: a notification reports when its cause is removed.
+        // Notifications are read even after a failure: one of them reports when the cause is removed.
         self.monitor.listen_to(self.kernel.watched())?;
         let mut applied = made?;
         let uplinks = self.plan.uplinks();
@@ -296,7 +296,7 @@ impl Overlay {
         for _ in 0..3 {
             applied.changes += changes.len();
             self.make(&changes)?;
-            if !changes.iter().any(Change::has_consequences) {
+            if !changes.iter().any(Change::removes_other_objects) {
                 break;
             }
             applied.moved = true;

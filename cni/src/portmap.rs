@@ -19,7 +19,7 @@ use condition::Condition;
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Conf {
     backend: Option<String>,
-    #[serde(default = "yes")]
+    #[serde(default = "enabled")]
     snat: bool,
     #[serde(default)]
     masq_all: bool,
@@ -32,7 +32,7 @@ struct Conf {
     conditions_v6: Option<Vec<String>>,
 }
 
-fn yes() -> bool {
+fn enabled() -> bool {
     true
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Del => host.firewall.remove(&Claim::of(request))?,
         Command::Check => {
             if let Some(wanted) = claim(request)?
-                && !host.firewall.holds(&wanted)?
+                && !host.firewall.is_applied(&wanted)?
             {
                 let (what, reason) = ("the host ports".to_owned(), "they are gone".to_owned());
                 return Err(Error::Changed { what, reason });

@@ -60,7 +60,7 @@ mod lenient {
 
 impl PortMapping {
     /// Whether two mappings have the same port of a common address.
-    pub(crate) fn clashes(&self, other: &Self) -> bool {
+    pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
         let wild = |ip: Option<IpAddr>| ip.is_none_or(|ip| ip.is_unspecified());
         self.host_port == other.host_port
             && self.protocol == other.protocol

@@ -241,18 +241,18 @@ fn rules() -> [Rule; 10] {
     };
     let with = |rule: Rule, header, (offset, length)| name(rule).payload(header, offset, length, R0 + NAME);
     [
-        name(Rule::default()).outside(GUARDED).accept(),
-        with(Rule::default(), Header::Link, SOURCE).outside(HARDWARE).drop(),
-        with(of(IPV4), Header::Network, (12, 4)).inside(V4).accept(),
-        with(with(of(ARP), Header::Network, SENDER_HARDWARE).inside(HARDWARE), Header::Network, SENDER)
-            .inside(V4)
+        name(Rule::default()).not_in_set(GUARDED).accept(),
+        with(Rule::default(), Header::Link, SOURCE).not_in_set(HARDWARE).drop(),
+        with(of(IPV4), Header::Network, (12, 4)).in_set(V4).accept(),
+        with(with(of(ARP), Header::Network, SENDER_HARDWARE).in_set(HARDWARE), Header::Network, SENDER)
+            .in_set(V4)
             .accept(),
         // No router answers on this bridge, and the bridge would copy each solicitation to all ports.
         icmp(ROUTER_SOLICITATION).drop(),
         icmp(ROUTER_ADVERTISEMENT).drop(),
         icmp(REDIRECT).drop(),
-        with(icmp(NEIGHBOUR_ADVERTISEMENT), Header::Transport, TARGET).outside(V6).drop(),
-        with(of(IPV6), Header::Network, (8, 16)).inside(V6).accept(),
+        with(icmp(NEIGHBOUR_ADVERTISEMENT), Header::Transport, TARGET).not_in_set(V6).drop(),
+        with(of(IPV6), Header::Network, (8, 16)).in_set(V6).accept(),
         Rule::default().drop(),
     ]
 }

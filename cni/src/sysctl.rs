@@ -37,7 +37,7 @@ fn forward_v6() -> Result<(), Error> {
         return Ok(());
     }
     let routes = read(Path::new("/proc/thread-self/net/ipv6_route"))?;
-    let led = led_by_routers(&routes);
+    let led = advertised_interfaces(&routes);
     let interfaces = std::fs::read_dir(all).map_err(|source| Error::File {
         action: "read",
         path: all.to_owned(),
@@ -56,7 +56,7 @@ fn forward_v6() -> Result<(), Error> {
 }
 
 /// Interfaces with a default route of a router advertisement, from `/proc/net/ipv6_route`.
-fn led_by_routers(routes: &str) -> BTreeSet<&str> {
+fn advertised_interfaces(routes: &str) -> BTreeSet<&str> {
     /// `RTF_DEFAULT` and `RTF_ADDRCONF` of linux/ipv6_route.h.
     const ADVERTISED: u32 = 0x0001_0000 | 0x0004_0000;
     routes
@@ -79,7 +79,7 @@ pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
 }
 
 /// The interface that reaches an address without a router.
-pub(crate) fn leads_to(address: Ipv4Addr) -> Option<String> {
+pub(crate) fn interface_to(address: Ipv4Addr) -> Option<String> {
     on_link(&std::fs::read_to_string("/proc/thread-self/net/route").ok()?, address).map(str::to_owned)
 }
 
@@ -175,6 +175,6 @@ mod tests {
         let prefix = route("00040001", "eth2");
         let none = route("00200200", "lo");
         let all = [advertised, set, prefix, none].concat();
-        assert_eq!(led_by_routers(&all), BTreeSet::from(["eth0"]));
+        assert_eq!(advertised_interfaces(&all), BTreeSet::from(["eth0"]));
     }
 }

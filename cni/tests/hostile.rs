@@ -294,7 +294,7 @@ fn neighbour(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
 }
 
-/// A router solicitation (RFC 4861 §4.1), to all nodes, so that a node that is no router receives it, too.
+/// A router solicitation (RFC 4861 §4.1), to all nodes, so that a node that is not a router receives it as well.
 fn solicitation(from: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
     let all: Ipv6Addr = "ff02::1".parse().unwrap();
     let mut body = [133, 0, 0, 0, 0, 0, 0, 0];

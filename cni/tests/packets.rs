@@ -73,7 +73,7 @@ impl Space {
 }
 
 /// A node with a pod network, an uplink, and a machine at its other end.
-struct Scene {
+struct TestNetwork {
     network: Network,
     beyond: Space,
     dir: tempfile::TempDir,
@@ -96,7 +96,7 @@ fn ip(line: &str) -> String {
     run("ip", &line.split(' ').collect::<Vec<_>>())
 }
 
-fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(Scene) + Send + 'static) {
+fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(TestNetwork) + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
         let beyond = Space::new();
@@ -135,13 +135,13 @@ fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(Scene) + Sen
             };
             let network = Network::open(config).await.unwrap();
             network.set_pod_cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect()).await.unwrap();
-            test(Scene { network, beyond, dir }).await;
+            test(TestNetwork { network, beyond, dir }).await;
         });
     });
     thread.join().unwrap();
 }
 
-impl Scene {
+impl TestNetwork {
     async fn add(&self, id: &str, space: &Space, ports: Vec<PortMapping>) -> IpAddr {
         let at = Attachment {
             id: id.into(),
@@ -308,7 +308,7 @@ fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
 
 #[test]
 fn a_forwarding_node_still_accepts_router_advertisements() {
-    on_a_node(&["10.42.0.0/24"], async |scene: Scene| {
+    on_a_node(&["10.42.0.0/24"], async |scene: TestNetwork| {
         let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
         // The kernel assigns it after both ends are up.
         let own: Ipv6Addr = eventually("the link-local address of the uplink", 20, || {

@@ -59,7 +59,7 @@ impl BackupFile {
         partial.push(".partial");
         let partial = PathBuf::from(partial);
         let failed = |source| BackupError::File { path: partial.clone(), source };
-        remove_left(&partial).map_err(failed)?;
+        remove_partial(&partial).map_err(failed)?;
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&partial);
         let file = file.map_err(failed)?;
         file.try_lock().map_err(|error| failed(error.into()))?;
@@ -103,7 +103,7 @@ impl Drop for BackupFile {
 }
 
 /// Removes the temporary file of a backup that was interrupted.
-fn remove_left(partial: &Path) -> io::Result<()> {
+fn remove_partial(partial: &Path) -> io::Result<()> {
     // The directory may belong to a user, who could put a link or a pipe there.
     let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
     match File::options().read(true).custom_flags(flags).open(partial) {

@@ -141,7 +141,7 @@ impl Pki {
         let certificate_path = self.dir.join(format!("{name}.crt"));
         let key_path = self.dir.join(format!("{name}.key"));
         if let (Ok(certificate), Ok(key)) = (file::read(&certificate_path), file::read(&key_path))
-            && leaf.is_met_by(&certificate, &key, &self.authority_pem)
+            && leaf.accepts(&certificate, &key, &self.authority_pem)
         {
             return Ok(Pair { certificate, key, certificate_path, key_path });
         }

@@ -39,7 +39,7 @@ pub struct ControlPlane {
     address: SocketAddr,
     kubeconfig: PathBuf,
     tasks: TaskTracker,
-    /// The lock of the state directory, if the store is not in it.
+    /// The lock of the state directory. `None` with the embedded store, which has its own lock.
     _lock: Option<std::fs::File>,
 }
 
@@ -212,7 +212,7 @@ fn controllers_config(
 ) -> Result<ControllersConfig, Error> {
     let key = pki.authority_key().map_err(Error::Pki)?;
     let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
-    // An API server with an external signer does not accept tokens of the own key.
+    // An API server with an external signer does not accept tokens that are signed with its own key.
     let own_key = config.token_signer.is_none().then(|| pki.service_account_key().map_err(Error::Pki));
     let account_tokens = own_key.transpose()?.and_then(|key| AccountTokenSigner::new(&key));
     Ok(ControllersConfig {
@@ -258,7 +258,7 @@ fn local_server(bound: SocketAddr) -> String {
 
 /// The source address that this machine would use to reach others; no packet is sent. If possible it has the address
 /// family of services, because the API server is a service. Without a default route it is the first usable address of
-/// an interface; loopback without any.
+/// an interface. If no interface has such an address, it is loopback.
 fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;
@@ -282,8 +282,8 @@ fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
     })
 }
 
-/// The first address that others can reach; addresses of pods and services are not. The node's own choice without a
-/// default route is the same (`choose` in the agent).
+/// The first address that other machines can reach. Addresses of pods and services are skipped. The node's own choice
+/// without a default route is the same (`choose` in the agent).
 fn interface_address(all: &[IpAddr], reserved: &[IpNetwork], v6_first: bool) -> Option<IpAddr> {
     let is_usable = |ip: &IpAddr| {
         let is_local = match ip {

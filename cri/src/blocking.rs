@@ -1,5 +1,5 @@
 //! Work on files whose server may never respond, as those of an NFS volume: the kernel then blocks the thread until the
-//! server responds, and nothing else ends that.
+//! server responds, and no signal interrupts it.
 //!
 //! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a thread
 //! of its own and a timeout.
@@ -70,8 +70,8 @@ impl Drop for InProgress {
     }
 }
 
-/// Runs work that may block, on a thread of its own. One attempt for each place at a time, so that repeated attempts
-/// leave one blocked thread.
+/// Runs work that may block, on a thread of its own. At most one attempt per place runs at a time, so that repeated
+/// attempts leave at most one blocked thread.
 ///
 /// # Errors
 /// When the work takes longer than 30 seconds, or an earlier attempt still runs.

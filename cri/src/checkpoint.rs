@@ -64,8 +64,8 @@ pub(crate) fn is_left(layer: &Path) -> bool {
 
 /// Whether a CRIU of an earlier runtime still works on a container. It must end on its own: the container's processes are
 /// under its control.
-pub(crate) fn is_at_work(layer: &Path) -> bool {
-    !criu::at_work(&layer.join(BUILD_DIR)).is_empty()
+pub(crate) fn is_criu_running(layer: &Path) -> bool {
+    !criu::running_criu(&layer.join(BUILD_DIR)).is_empty()
 }
 
 /// Waits for the end of CRIU.

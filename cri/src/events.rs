@@ -48,7 +48,7 @@ struct State {
     early: Option<VecDeque<Item>>,
     /// Maximum length of `early`. None during the recovery.
     room: Option<usize>,
-    /// Set by the server's end: whether later events are recorded for the next start.
+    /// Set when the server ends. `true`: later events are recorded for the next start.
     ended: Option<bool>,
 }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_start_knows_the_last_delivered_event() {
+    async fn the_next_start_reads_the_last_delivered_event() {
         let dir = tempfile::tempdir().expect("directory");
         let events = open(&dir);
         (1..=12).for_each(|number| send(&events, number));

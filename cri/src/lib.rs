@@ -61,4 +61,4 @@ pub use error::Error;
 pub use runtime::{Runtime, serve_streams};
 pub use selinux::labels_containers;
 pub use shim_client::Times as ShimTimes;
-pub use stream::{BoxBody, notice_lost_client};
+pub use stream::{BoxBody, enable_keepalive};

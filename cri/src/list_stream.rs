@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_item_comes_once_in_bounded_messages() {
+    async fn every_item_is_sent_once_in_bounded_messages() {
         assert_eq!(sizes(0, 10).await, Vec::<usize>::new());
         assert_eq!(sizes(300, 10).await, [128, 128, 44]);
         assert_eq!(sizes(5, 100 << 10).await, [3, 2]);

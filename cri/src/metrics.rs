@@ -3,19 +3,19 @@
 //! The kubelet passes them on to Prometheus. They are read from the kernel on request. The CRI's values are integers:
 //! times are rounded down to seconds.
 
+mod builder;
 mod container;
 mod descriptor;
 mod device;
 mod process;
-mod sheet;
 
 use std::sync::Arc;
 
 use coracle_proto::cri;
 
+use self::builder::MetricBuilder;
 use self::container::Collector;
 use self::descriptor as names;
-use self::sheet::Sheet;
 use crate::clock::now;
 use crate::container::Container;
 use crate::list_stream::{Streamed, batches};
@@ -98,7 +98,7 @@ impl StatsService {
             metadata.namespace,
             metadata.name,
         ];
-        let mut sheet = Sheet::new(labels, now());
+        let mut builder = MetricBuilder::new(labels, now());
         for interface in self.interfaces_of(pod).unwrap_or_default() {
             let label = [interface.name.as_str()];
             let (received, sent) = (interface.received, interface.sent);
@@ -112,14 +112,14 @@ impl StatsService {
                 (&names::NETWORK_TRANSMIT_DROPPED, sent.dropped),
                 (&names::NETWORK_TRANSMIT_ERRORS, sent.errors),
             ] {
-                sheet.put(descriptor, &label, value);
+                builder.put(descriptor, &label, value);
             }
         }
-        sheet.metrics
+        builder.metrics
     }
 }
 
-fn container_sheet(pod: &Sandbox, container: &Container) -> Sheet {
+fn container_sheet(pod: &Sandbox, container: &Container) -> MetricBuilder {
     let config = &container.record.config;
     let metadata = pod.config().metadata.clone().unwrap_or_default();
     let labels = [
@@ -130,5 +130,5 @@ fn container_sheet(pod: &Sandbox, container: &Container) -> Sheet {
         metadata.namespace,
         metadata.name,
     ];
-    Sheet::new(labels, now())
+    MetricBuilder::new(labels, now())
 }

@@ -82,12 +82,12 @@ impl PluginHooks {
         for container in self.tables.containers_of(&sandbox.id) {
             self.stop_container(&container).await;
         }
-        self.nri.stop_pod(&sandbox.id, || about::pod_now(sandbox)).await;
+        self.nri.stop_pod(&sandbox.id, || about::current_pod(sandbox)).await;
     }
 
     /// RemovePodSandbox.
     pub(crate) async fn remove_pod_sandbox(&self, sandbox: &Sandbox) {
-        self.nri.remove_pod(&sandbox.id, || about::pod_now(sandbox)).await;
+        self.nri.remove_pod(&sandbox.id, || about::current_pod(sandbox)).await;
     }
 
     /// CreateContainer: gets the adjustments of plugins and applies them to the spec and the record.
@@ -180,12 +180,12 @@ impl PluginHooks {
     ) -> Result<(), Error> {
         let overhead = request.overhead.as_ref().map(limits::to_nri);
         let resources = request.resources.as_ref().map(limits::to_nri);
-        Ok(self.nri.update_pod(|| about::pod_now(sandbox), overhead, resources).await?)
+        Ok(self.nri.update_pod(|| about::current_pod(sandbox), overhead, resources).await?)
     }
 
     /// PostUpdatePodSandbox.
     pub(crate) async fn post_update_pod_sandbox(&self, sandbox: &Sandbox) {
-        self.nri.post_update_pod(|| about::pod_now(sandbox)).await;
+        self.nri.post_update_pod(|| about::current_pod(sandbox)).await;
     }
 
     /// StopContainer, once per container.
@@ -213,7 +213,7 @@ impl PluginHooks {
     fn about(&self, container: &Container) -> PodAndContainer {
         let sandbox = self.tables.sandboxes.get(&container.record.sandbox_id);
         let pod = sandbox
-            .map(|sandbox| about::pod_now(&sandbox))
+            .map(|sandbox| about::current_pod(&sandbox))
             .unwrap_or_else(|| PodSandbox { id: container.record.sandbox_id.clone(), ..Default::default() });
         (pod, about::container(&container.record_now(), &self.spec_of(&container.id)))
     }

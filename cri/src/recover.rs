@@ -1,8 +1,8 @@
 //! Recovery: restores the runtime's state at its start.
 //!
-//! Records have the desired state, shims the observed state. Incomplete objects are undone, objects that died meanwhile are
-//! recorded as ended, and objects without an owner are removed. A live shim that does not answer is waited for in the
-//! background, see `shim_monitor`.
+//! Records have the desired state, shims the observed state. Incomplete objects are undone, objects that ended in the
+//! meantime are recorded as ended, and objects without an owner are removed. If a live shim does not respond, a
+//! background task waits for it, see `shim_monitor`.
 
 mod networks;
 
@@ -36,7 +36,7 @@ use crate::services::containers::ContainerService;
 use crate::services::execs::ExecService;
 use crate::services::sandboxes::SandboxService;
 use crate::shim_client::{self, ErrorKind, Shim};
-use crate::shim_monitor::{MissedTransition, ShimMonitor, missed, phase_now};
+use crate::shim_monitor::{MissedTransition, ShimMonitor, current_phase, missed_transitions};
 use crate::tables::Tables;
 
 /// A recorded sandbox and its shim.
@@ -105,7 +105,7 @@ impl Recovery {
         // A record or shim of an unknown version fails the start here, before any change: its pod continues to run.
         let (found, containers) = (self.records.sandboxes()?, self.records.containers()?);
         let lost = try_join_all(found.lost.iter().map(|id| self.find_shim(id))).await?;
-        let reached = try_join_all(found.readable.iter().map(|record| self.reach(record))).await?;
+        let reached = try_join_all(found.readable.iter().map(|record| self.connect_shim(record))).await?;
         let removed = self.records.removed()?;
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
         self.outbox.skip_numbers(transitions.map(|transition| transition.number));
@@ -172,7 +172,7 @@ impl Recovery {
     }
 
     /// Connects to the shim of a sandbox that should have one.
-    async fn reach(&self, record: &SandboxRecord) -> Result<Found, Error> {
+    async fn connect_shim(&self, record: &SandboxRecord) -> Result<Found, Error> {
         match record.phase {
             SandboxPhase::NotReady => Ok(Found::Gone),
             SandboxPhase::Creating | SandboxPhase::Ready => self.find_shim(&record.id).await,
@@ -195,7 +195,7 @@ impl Recovery {
                 if matches!(error.kind, ErrorKind::Gone | ErrorKind::Silent | ErrorKind::WrongState) =>
             {
                 warn!(sandbox = id, %error, "the shim of a sandbox is gone");
-                Shim::end_stray(&dir, times).await;
+                Shim::kill_unreachable(&dir, times).await;
                 Ok(Found::Gone)
             }
             Err(source) => Err(Error::Foreign { id: id.to_owned(), source }),
@@ -207,7 +207,7 @@ impl Recovery {
         info!(sandbox = id, "undoing an incompletely created sandbox");
         let ended = match found {
             Found::Answers(shim, _) => shim.shutdown().await,
-            Found::Silent(shim) => shim.kill_itself().await,
+            Found::Silent(shim) => shim.kill_shim().await,
             Found::Gone => Ok(()),
         };
         if let Err(error) = ended {
@@ -273,7 +273,7 @@ impl Recovery {
                 Some(Found::Silent(_) | Found::Gone) | None => self.undo_container(&record, None).await,
             }
         }
-        // Before their layers are removed: a container without a record can be running.
+        // Delete these containers before their layers are removed: a container without a record can be running.
         for sandbox in sandboxes {
             self.delete_unknown(&sandbox.shim, &known).await;
         }
@@ -290,7 +290,7 @@ impl Recovery {
 
     /// Deletes a shim's containers without a readable record.
     async fn delete_unknown(&self, found: &Found, known: &HashSet<String>) {
-        // For a silent shim the monitor does this when the shim answers.
+        // If the shim does not respond, the monitor deletes the container when the shim responds again.
         let Found::Answers(shim, state) = found else { return };
         let ids = state.containers.iter().map(|seen| &seen.container_id);
         for id in ids.filter(|id| !known.contains(*id)) {
@@ -309,10 +309,10 @@ impl Recovery {
         }
         let freezer = self.cgroups.freezer(&container.record.cgroup);
         let (id, looked) = (container.id.clone(), (freezer.clone(), layer.clone()));
-        // Off the async executor: it reads all processes, and removes files.
+        // Runs off the async executor, because it reads all processes and removes files.
         let work = tokio::task::spawn_blocking(move || {
             let (freezer, layer) = looked;
-            let is_at_work = checkpoint::is_at_work(&layer);
+            let is_at_work = checkpoint::is_criu_running(&layer);
             if !is_at_work {
                 remove_checkpoint(&id, freezer.as_ref(), &layer);
             }
@@ -368,12 +368,13 @@ impl Recovery {
         let seen = state
             .and_then(|state| state.containers.iter().find(|container| container.container_id == record.id));
         if let Some(seen) = seen {
-            record.phase = phase_now(&record.phase, seen);
+            record.phase = current_phase(&record.phase, seen);
             // The pid of a restored container changes at its start.
             record.pid = if seen.pid > 0 { seen.pid } else { record.pid };
         }
         if record.restore.is_some() && matches!(record.phase, ContainerPhase::Running { .. }) {
-            // The earlier runtime can have ended between the start and the removal of the images.
+            // The earlier runtime may have ended after the start of the container and before the removal of the
+            // checkpoint's images.
             if let Err(error) = checkpoint::forget_images(&self.records.layer_dir(&record.id)) {
                 warn!(
                     container = record.id,
@@ -403,7 +404,7 @@ impl Recovery {
         }
         let container = Arc::new(container);
         self.tables.containers.insert(&container.id, Arc::clone(&container));
-        let missed = missed(&before, &container);
+        let missed = missed_transitions(&before, &container);
         (container, missed)
     }
 

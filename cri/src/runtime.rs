@@ -59,7 +59,7 @@ pub struct Runtime {
 }
 
 /// Components that several services share.
-struct Parts {
+struct Components {
     config: Arc<RuntimeConfig>,
     images: Images,
     network: Network,
@@ -87,7 +87,7 @@ impl Runtime {
     /// a later version of this program, or a live shim is incompatible: then no pod is changed. Another unreadable record
     /// is set aside with a warning.
     pub async fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
-        let parts = Parts::open(config, images, network)?;
+        let parts = Components::open(config, images, network)?;
         let (runtime, recovery) = parts.compose();
         recovery.run().await?;
         runtime.start_plugins().await;
@@ -126,9 +126,9 @@ pub async fn serve_streams(runtime: Runtime, listener: TcpListener, shutdown: Ca
     stream::serve(runtime.streams, listener, shutdown).await;
 }
 
-// === impl Parts ===
+// === impl Components ===
 
-impl Parts {
+impl Components {
     fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
         let cgroups = Cgroups::open()?;
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)

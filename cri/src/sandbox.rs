@@ -73,7 +73,7 @@ pub(crate) enum SandboxState {
     Ready(LiveShim),
     /// The shim is alive but has not answered yet, so the state of its containers is unknown. Clients see `NotReady`.
     Silent(Shim),
-    /// Nothing of it runs. Its record and its containers' records remain until it is removed.
+    /// No process of the sandbox runs. Its record and its containers' records remain until it is removed.
     NotReady,
 }
 
@@ -184,12 +184,12 @@ impl Sandbox {
         record
     }
 
-    /// Whether a task already waits for the end of process 1; if not, the caller must.
+    /// Whether a task already waits for the end of process 1. If false, the caller must wait.
     fn is_process1_watched(&self) -> bool {
         self.process1_watched.swap(true, Ordering::Relaxed)
     }
 
-    /// Records that a stop begins. False if it has begun before, or if nothing is left to stop.
+    /// Records that a stop begins. Returns false if a stop has begun before, or if nothing is left to stop.
     pub(crate) fn begin_stop(&self) -> bool {
         !self.is_over() && !self.stopping.swap(true, Ordering::Relaxed)
     }

@@ -55,7 +55,7 @@ pub struct Shim {
 pub enum ConnectResult {
     /// The shim answered.
     Answers(Shim, shim::State),
-    /// The shim has not answered yet. The request is still pending.
+    /// The shim has not responded yet. The request is still pending.
     Silent(Shim),
 }
 
@@ -132,7 +132,7 @@ impl Shim {
     ///
     /// # Errors
     /// As [`Shim::reach`].
-    pub async fn reach_again(&self) -> Result<ConnectResult, Error> {
+    pub async fn reconnect(&self) -> Result<ConnectResult, Error> {
         Self::reach(self.dir(), self.times).await
     }
 
@@ -180,7 +180,8 @@ impl Shim {
         self.inner.process.keep_pid().await
     }
 
-    /// Whether the shim's process has not ended. If so, data read by its pid before this call was its own.
+    /// Whether the shim's process has not ended. If so, data that was read by its pid before this call belongs to this
+    /// process.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         self.inner.process.is_alive()
@@ -305,7 +306,7 @@ impl Shim {
             exec.process_in_file = true;
         }
         let inner = Arc::clone(&self.inner);
-        // In a task: after a cancelled call the process may still start.
+        // Runs in a task, because the process may start after the call was cancelled.
         let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });
         match timeout(self.times.work, &mut answer).await {
             Ok(answer) => {
@@ -390,7 +391,7 @@ impl Shim {
     /// answer in time is killed: the pod's mounts end with it. The caller then ends and removes the remaining cgroups.
     ///
     /// # Errors
-    /// As [`Shim::kill_itself`].
+    /// As [`Shim::kill_shim`].
     pub async fn shutdown(&self) -> Result<(), Error> {
         let process = &self.inner.process;
         let mut ended = pin!(async {
@@ -412,7 +413,7 @@ impl Shim {
             Err(error) if error.kind == ErrorKind::Gone && process.is_dying().await => Ok(()),
             Err(error) => {
                 tracing::warn!(pid = process.pid(), %error, "a shim did not shut down and is killed");
-                self.kill_itself().await
+                self.kill_shim().await
             }
         }
     }
@@ -422,15 +423,15 @@ impl Shim {
     /// # Errors
     /// [`ErrorKind::Silent`] if it does not die: the kernel kills a process only when it no longer sleeps
     /// uninterruptibly.
-    pub async fn kill_itself(&self) -> Result<(), Error> {
+    pub async fn kill_shim(&self) -> Result<(), Error> {
         let death = timeout(self.times.death, self.inner.process.kill_and_reap()).await;
         death.map_err(|_late| Error::unkillable(self.pid()))
     }
 
-    /// Ends the shim of a directory to which no client can connect, if there is one. It may not have listened yet, or no
+    /// Ends the shim of a directory to which no client can connect, if there is one. The shim may not listen yet, or no
     /// longer listen. The wait for its death has a timeout: with a hanging mount it can take long, and other pods wait.
-    pub async fn end_stray(dir: &Path, times: Times) {
-        process::end_stray(dir, times).await;
+    pub async fn kill_unreachable(dir: &Path, times: Times) {
+        process::kill_unreachable(dir, times).await;
     }
 
     async fn done(&self, call: request::Call, limit: Duration) -> Result<(), Error> {

@@ -13,7 +13,7 @@ use coracle_proto::shim::Event;
 use futures::StreamExt as _;
 use tracing::warn;
 
-pub(crate) use self::phase::{MissedTransition, missed, phase_now};
+pub(crate) use self::phase::{MissedTransition, current_phase, missed_transitions};
 use self::reconnect::{Backoff, reconnect};
 use crate::container::Container;
 use crate::error::Error;

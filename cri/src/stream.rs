@@ -166,7 +166,7 @@ fn text(status: StatusCode, text: &str) -> Response<BoxBody> {
 
 /// Enables TCP keepalive, so that the loss of a client without a connection close is noticed in minutes. There is no limit
 /// for unread data: a user can read a long output page by page for hours.
-pub fn notice_lost_client(connection: &TcpStream) {
+pub fn enable_keepalive(connection: &TcpStream) {
     // Best effort: without keepalive the connection is served, too.
     let _set = setsockopt(connection, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE);
     let _set = setsockopt(connection, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL);
@@ -203,7 +203,7 @@ pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdow
                 continue;
             }
         };
-        notice_lost_client(&connection);
+        enable_keepalive(&connection);
         tokio::spawn(serve_connection(service.clone(), connection, slot));
     }
 }

@@ -119,7 +119,7 @@ async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
 async fn try_undo(context: &UndoContext, steps: Vec<Step>) -> Vec<Step> {
     let mut left = Vec::new();
     for step in steps.into_iter().rev() {
-        // The record is kept while another step is not undone: the next start finds the object by it.
+        // The record is kept until all other steps are undone: the next start finds the object by its record.
         if !left.is_empty() && step.is_record() {
             left.push(step);
         } else if let Err(error) = step.undo(context).await {

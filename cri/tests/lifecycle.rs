@@ -343,19 +343,19 @@ async fn streams_carry_commands_and_connections(machine: &mut Machine) {
     };
     let url = open(request(&["sh", "-c", "cat; echo err >&2; exit 4"], false)).await;
     let socket = streams.connect(&url, "v5.channel.k8s.io").await;
-    let [_, out, err, status, _] = client::talk(socket, &[b"\x00some input", b"\xff\x00"]).await;
+    let [_, out, err, status, _] = client::exchange(socket, &[b"\x00some input", b"\xff\x00"]).await;
     assert_eq!((out.as_str(), err.as_str()), ("some input", "err\n"));
     assert!(status.contains(r#""message":"4","reason":"ExitCode""#), "{status}");
     let url =
         open(request(&["sh", "-c", "until stty size | grep -v '^0'; do sleep 0.1; done; tty"], true)).await;
     let socket = streams.connect(&url, "v4.channel.k8s.io").await;
-    let [_, out, _, status, _] = client::talk(socket, &[b"\x04{\"Width\":123,\"Height\":45}"]).await;
+    let [_, out, _, status, _] = client::exchange(socket, &[b"\x04{\"Width\":123,\"Height\":45}"]).await;
     assert!(out.contains("45 123") && out.contains("/dev/pts/"), "{out}");
     assert!(status.contains("Success"), "{status}");
     let forward = cri::PortForwardRequest { pod_sandbox_id: pod.clone(), port: vec![8080] };
     let url = machine.runtime.port_forward(Request::new(forward)).await.expect("forward").into_inner().url;
     let socket = streams.connect(&url, "v4.channel.k8s.io").await;
-    let [data, error, ..] = client::talk(socket, &[]).await;
+    let [data, error, ..] = client::exchange(socket, &[]).await;
     assert!(data.starts_with("\u{90}\u{1f}"), "the port, its low byte first");
     assert!(data.ends_with("hello from the pod\n"), "{data:?} {error:?}");
     machine.remove_pod(&pod).await;
@@ -394,7 +394,7 @@ async fn attach_logs_and_statistics_are_true(machine: &mut Machine) {
         cri::AttachRequest { container_id: id.clone(), stdin: true, tty: false, stdout: true, stderr: true };
     let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
     let socket = streams.connect(&url, "v5.channel.k8s.io").await;
-    let [_, out, _, status, _] = client::talk(socket, &[b"\x00typed\n", b"\xff\x00"]).await;
+    let [_, out, _, status, _] = client::exchange(socket, &[b"\x00typed\n", b"\xff\x00"]).await;
     assert_eq!(out, "typed\nend\n");
     assert!(status.contains("Success"), "{status}");
     assert_eq!(machine.wait_exited(&id).await.exit_code, 0);

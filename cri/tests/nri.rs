@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Err(end) => return end,
     };
     session.run(tests![
-        events::every_event_comes_once_in_order_and_with_names,
+        events::every_event_is_delivered_once_in_order_and_with_names,
         events::an_older_plugin_gets_state_changes,
         events::a_refusal_by_a_plugin_leaves_nothing,
         events::a_plugin_that_does_not_answer_is_dropped,

@@ -71,13 +71,13 @@ fn latency(pair: &Pair) -> f64 {
 }
 
 /// Pairs of pods: on the same node, and on two nodes.
-struct Ways {
+struct PodPairs {
     near: Pair,
     far: Pair,
 }
 
 /// The same configuration as agents create, made by hand: bridge, veth pairs and addresses of two pods, and VXLAN.
-struct HandMade {
+struct ManualSetup {
     hosts: [Host; 2],
     pods: [[std::process::Child; 2]; 2],
 }
@@ -86,7 +86,7 @@ fn ip(host: &Host, line: &str) {
     host.run("ip", &line.split(' ').collect::<Vec<_>>());
 }
 
-impl HandMade {
+impl ManualSetup {
     /// Creates hosts with these numbers.
     fn new(numbers: [u8; 2]) -> Self {
         let hosts = numbers.map(Host::new);
@@ -146,7 +146,7 @@ impl HandMade {
         self
     }
 
-    fn ways(&self) -> Ways {
+    fn ways(&self) -> PodPairs {
         assert_ne!(self.hosts[0].pid(), self.hosts[1].pid());
         let [[from, near], [far, _]] = &self.pods;
         let pair = |to: &std::process::Child, ip: &str| Pair {
@@ -154,11 +154,11 @@ impl HandMade {
             to: to.id(),
             ip: ip.parse().unwrap(),
         };
-        Ways { near: pair(near, "10.9.1.3"), far: pair(far, "10.9.2.2") }
+        PodPairs { near: pair(near, "10.9.1.3"), far: pair(far, "10.9.2.2") }
     }
 }
 
-impl Drop for HandMade {
+impl Drop for ManualSetup {
     fn drop(&mut self) {
         for pod in self.pods.iter_mut().flatten() {
             pod.kill().ok();
@@ -167,7 +167,7 @@ impl Drop for HandMade {
     }
 }
 
-fn pods(nodes: &Nodes) -> Ways {
+fn pods(nodes: &Nodes) -> PodPairs {
     nodes.kubectl(&["create", "deployment", "nginx", "--image=nginx", "--replicas=4"]);
     nodes.kubectl(&["rollout", "status", "deployment/nginx", "--timeout=60s"]);
     let list = nodes.get(&["pods"]);
@@ -186,7 +186,7 @@ fn pods(nodes: &Nodes) -> Ways {
     let [from, near, far, _] = ends.as_slice() else { panic!("four pods: {ends:?}") };
     assert!(from.0 == near.0 && from.0 != far.0, "two on each node: {ends:?}");
     let pair = |to: &(String, u32, IpAddr)| Pair { from: from.1, to: to.1, ip: to.2 };
-    Ways { near: pair(near), far: pair(far) }
+    PodPairs { near: pair(near), far: pair(far) }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -221,8 +221,8 @@ fn compare(what: &str, pairs: [&Pair; 3]) {
 fn main() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, "10.42.0.0/16,fd42::/48", 2);
-        let (ours, plain) = (pods(&nodes), HandMade::new([31, 32]));
-        let masked = HandMade::new([33, 34]).masquerade();
+        let (ours, plain) = (pods(&nodes), ManualSetup::new([31, 32]));
+        let masked = ManualSetup::new([33, 34]).masquerade();
         let all = [ours, plain.ways(), masked.ways()];
         compare("pod to pod on one node", all.each_ref().map(|ways| &ways.near));
         compare("pod to pod across VXLAN", all.each_ref().map(|ways| &ways.far));

@@ -36,12 +36,12 @@ fn points(dir: &Path, found: &mut BTreeSet<String>) {
 
 /// The fault point at which the runtime is killed, and the point at which the next runtime is killed during recovery.
 #[derive(Debug)]
-struct Cut {
+struct KillPoint {
     point: String,
     again: Option<String>,
 }
 
-impl Cut {
+impl KillPoint {
     /// The point that this test case covers.
     fn name(&self) -> &str {
         self.again.as_ref().unwrap_or(&self.point)
@@ -77,7 +77,7 @@ fn before(point: &str) -> &'static str {
     }
 }
 
-fn cuts() -> Vec<Cut> {
+fn cuts() -> Vec<KillPoint> {
     let mut found = BTreeSet::new();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     ["cri", "cni/src"].iter().for_each(|part| points(&repository.join(part), &mut found));
@@ -86,14 +86,14 @@ fn cuts() -> Vec<Cut> {
         !is_of_executables(point) && !is_of_local_clusters(point) && !is_of_checkpoints(point)
     });
     let cut = |point: String| match point.starts_with("recover.") {
-        true => Cut { point: before(&point).to_owned(), again: Some(point) },
-        false => Cut { point, again: None },
+        true => KillPoint { point: before(&point).to_owned(), again: Some(point) },
+        false => KillPoint { point, again: None },
     };
     let only = std::env::var("CUT").ok();
-    let is_wanted = |cut: &Cut| {
+    let is_wanted = |cut: &KillPoint| {
         only.as_ref().is_none_or(|only| only.split(',').any(|begin| cut.name().starts_with(begin)))
     };
-    let wanted: Vec<Cut> = found.into_iter().map(cut).filter(is_wanted).collect();
+    let wanted: Vec<KillPoint> = found.into_iter().map(cut).filter(is_wanted).collect();
     assert!(!wanted.is_empty(), "there is no {only:?}");
     wanted
 }
@@ -131,8 +131,8 @@ fn half_of_the_cuts(half: usize) {
 }
 
 /// Kills a runtime at a point and checks what the next runtime recovers.
-async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
-    let Cut { point, again } = cut_at;
+async fn one(machine: &Machine, mirrors: &Path, cut_at: &KillPoint, clean: &Trace) {
+    let KillPoint { point, again } = cut_at;
     // As after a boot, so that this runtime creates the bridge.
     Command::new("ip").args(["link", "del", "coracle0"]).stderr(Stdio::null()).status().unwrap();
     let (mut node, starts) = start_armed(machine, mirrors, point).await;

@@ -20,7 +20,7 @@ const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 /// Time after its expiry in which an answer is used while no server responds (RFC 8767).
 const MAX_STALE: Duration = Duration::from_secs(3600);
 
-/// Last part of an answer's lifetime, in percent, in which the server renews a frequently used answer.
+/// Percentage of an answer's lifetime before its expiry in which a frequently used answer is renewed.
 const PREFETCH_PERCENT: u32 = 10;
 /// Minimum uses of a frequently used answer.
 const PREFETCH_USES: u32 = 2;

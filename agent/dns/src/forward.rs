@@ -24,7 +24,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
 /// Maximum concurrent queries.
-const ASKED_MAX: usize = 2048;
+const PENDING_MAX: usize = 2048;
 
 /// The answer to a pending query. `None` before it arrives.
 type Outcome = watch::Receiver<Option<Message>>;
@@ -33,7 +33,7 @@ type Outcome = watch::Receiver<Option<Message>>;
 pub struct Upstream {
     servers: Servers,
     cache: Mutex<Cache>,
-    asked: Mutex<HashMap<Question, Outcome>>,
+    pending: Mutex<HashMap<Question, Outcome>>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -45,7 +45,7 @@ struct PendingQuery {
 
 impl Drop for PendingQuery {
     fn drop(&mut self) {
-        self.upstream.asked().remove(&self.question);
+        self.upstream.pending().remove(&self.question);
     }
 }
 
@@ -63,15 +63,15 @@ impl Upstream {
     #[must_use]
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);
-        Self { servers, cache: Mutex::default(), asked: Mutex::default(), metrics }
+        Self { servers, cache: Mutex::default(), pending: Mutex::default(), metrics }
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn asked(&self) -> MutexGuard<'_, HashMap<Question, Outcome>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, HashMap<Question, Outcome>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the question is a probe of this server that another server forwarded back.
@@ -85,7 +85,7 @@ impl Upstream {
         match cached {
             Some(Cached::Fresh { message, is_due }) => {
                 self.metrics.cache_hit(!message.answers.is_empty());
-                if is_due && self.ask(question).is_some() {
+                if is_due && self.query(question).is_some() {
                     self.metrics.prefetched();
                 }
                 Some(message)
@@ -105,7 +105,7 @@ impl Upstream {
             Some(Cached::Stale(message)) => Some(message),
             None => None,
         };
-        let outcome = self.ask(&question);
+        let outcome = self.query(&question);
         let Some(stale) = stale else { return wait(outcome).await.unwrap_or_else(server_failure) };
         let servers = self.servers.of(&question.0);
         let limit = if servers.iter().any(|server| server.is_up()) { STALE_AFTER } else { Duration::ZERO };
@@ -119,19 +119,19 @@ impl Upstream {
     }
 
     /// Starts a query, or joins the pending one. `None` above the limit.
-    fn ask(self: &Arc<Self>, question: &Question) -> Option<Outcome> {
-        let mut asked = self.asked();
-        if let Some(outcome) = asked.get(question) {
+    fn query(self: &Arc<Self>, question: &Question) -> Option<Outcome> {
+        let mut pending = self.pending();
+        if let Some(outcome) = pending.get(question) {
             return Some(outcome.clone());
         }
-        if asked.len() >= ASKED_MAX {
+        if pending.len() >= PENDING_MAX {
             return None;
         }
         let (result, outcome) = watch::channel(None);
-        asked.insert(question.clone(), outcome.clone());
+        pending.insert(question.clone(), outcome.clone());
         let own = PendingQuery { upstream: Arc::clone(self), question: question.clone() };
         tokio::spawn(async move {
-            let message = own.upstream.ask_all(&own.question).await;
+            let message = own.upstream.query_servers(&own.question).await;
             // Remove the query before the waiting clients continue. A later question finds the answer in the cache.
             drop(own);
             result.send_replace(Some(message));
@@ -140,7 +140,7 @@ impl Upstream {
     }
 
     /// Queries the servers in order until one returns a usable answer.
-    async fn ask_all(self: &Arc<Self>, question: &Question) -> Message {
+    async fn query_servers(self: &Arc<Self>, question: &Question) -> Message {
         for server in self.servers.of(&question.0) {
             self.probe(&server);
             self.metrics.forwarded();

@@ -46,7 +46,7 @@ pub(crate) trait CacheSize: Send + Sync {
 
 /// A query that was received.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedQuery {
     pub(crate) is_tcp: bool,
     pub(crate) is_ipv4: bool,
     /// `None` if the query cannot be parsed.
@@ -62,7 +62,7 @@ impl Metrics {
         *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(cache);
     }
 
-    pub(crate) fn answered(&self, received: Received, code: ResponseCode, took: Duration) {
+    pub(crate) fn record_response(&self, received: ReceivedQuery, code: ResponseCode, took: Duration) {
         let name = received.kind.map(|kind| kind.to_string()).unwrap_or_default();
         let kind = TYPES.iter().position(|known| *known == name).unwrap_or(TYPES.len() - 1);
         self.requests[usize::from(received.is_tcp)][usize::from(!received.is_ipv4)][kind]
@@ -205,9 +205,9 @@ mod tests {
     #[test]
     fn counters_have_the_names_of_coredns() {
         let metrics = Metrics::default();
-        let received = Received { is_tcp: false, is_ipv4: true, kind: Some(RecordType::A) };
-        metrics.answered(received, ResponseCode::NoError, Duration::from_micros(300));
-        metrics.answered(received, ResponseCode::NXDomain, Duration::from_secs(60));
+        let received = ReceivedQuery { is_tcp: false, is_ipv4: true, kind: Some(RecordType::A) };
+        metrics.record_response(received, ResponseCode::NoError, Duration::from_micros(300));
+        metrics.record_response(received, ResponseCode::NXDomain, Duration::from_secs(60));
         metrics.cache_hit(true);
         let text = metrics.render();
         for line in [

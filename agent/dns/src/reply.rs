@@ -113,7 +113,7 @@ fn with_code(mut reply: Message, code: ResponseCode) -> Reply {
     Reply::Now(reply)
 }
 
-/// A message that cannot be parsed gets "format error" if at least its header says that it is a query.
+/// A message that cannot be parsed gets the response "format error" if its header marks it as a query.
 fn malformed(bytes: &[u8]) -> Reply {
     const RESPONSE: u8 = 0x80;
     match bytes {

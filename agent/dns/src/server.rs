@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use crate::fair_queue::FairQueue;
 use crate::forward::Upstream;
 use crate::limit::Limit;
-use crate::metrics::{CacheSize, Received};
+use crate::metrics::{CacheSize, ReceivedQuery};
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::tcp;
 use crate::zone::Zone;
@@ -30,8 +30,8 @@ const FORWARDS: (usize, usize) = (1024, 128);
 const CONNECTIONS: (usize, usize) = (256, 16);
 /// Maximum queries that are received before some of them are answered.
 const RECEIVED_MAX: usize = 1024;
-/// Maximum replies before the socket is read again. The kernel drops queries that arrive while its buffer is full,
-/// whichever client sends them.
+/// Maximum number of replies that are sent before the socket is read again. The kernel drops queries that arrive while
+/// its buffer is full, whichever client sends them.
 const REPLIES_MAX: usize = 16;
 /// Size of the kernel's buffer for queries, in bytes.
 const KERNEL_BUFFER: usize = 1 << 20;
@@ -210,15 +210,15 @@ impl Server {
             },
         };
         let received = received(&message, client, true);
-        self.upstream.metrics.answered(received, message.metadata.response_code, began.elapsed());
+        self.upstream.metrics.record_response(received, message.metadata.response_code, began.elapsed());
         encode(&message, u16::MAX)
     }
 
-    /// Whether the client is a pod of this node, or a process of it.
+    /// Whether the client is a pod or a process of this node.
     fn permits(&self, client: IpAddr, own: Option<&IpAddr>) -> bool {
         let networks = self.clients.borrow();
         let is_pod = networks.iter().any(|network| network.contains(client));
-        is_pod || client.is_loopback() || Some(&client) == own || is_here(client)
+        is_pod || client.is_loopback() || Some(&client) == own || is_local_address(client)
     }
 }
 
@@ -238,7 +238,7 @@ impl UdpQuery {
     /// must not delay others, and clients repeat queries.
     fn answer(&self, upstream: &Upstream, message: &Message) {
         let received = received(message, self.client.ip(), false);
-        upstream.metrics.answered(received, message.metadata.response_code, self.began.elapsed());
+        upstream.metrics.record_response(received, message.metadata.response_code, self.began.elapsed());
         let Some(reply) = encode(message, self.most) else { return };
         if let Err(error) = self.socket.try_send_to(&reply, self.client) {
             tracing::debug!(%error, client = %self.client, "cannot send a DNS reply");
@@ -247,15 +247,15 @@ impl UdpQuery {
 }
 
 /// The query of a reply, for the metrics.
-fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> Received {
+fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> ReceivedQuery {
     let kind = reply.queries.first().map(|query| query.query_type);
-    Received { is_tcp, is_ipv4: client.is_ipv4(), kind }
+    ReceivedQuery { is_tcp, is_ipv4: client.is_ipv4(), kind }
 }
 
 /// Whether an interface of this machine has the address. If a bind to the address fails, no interface has it, and the
 /// interfaces need not be listed. If the bind succeeds, they are listed: it also succeeds for an absent address if the
 /// sysctl `ip_nonlocal_bind` is set.
-fn is_here(address: IpAddr) -> bool {
+fn is_local_address(address: IpAddr) -> bool {
     StdUdpSocket::bind((address, 0)).is_ok() && is_of_interface(address)
 }
 
@@ -271,7 +271,8 @@ fn is_of_interface(address: IpAddr) -> bool {
 fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
-    // TCP needs it while connections of an earlier process are closing. With UDP it would permit a second server.
+    // TCP needs `SO_REUSEADDR` while connections of an earlier process are closing. With UDP the option would permit a
+    // second server.
     if kind == SockType::Stream {
         setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
     }

@@ -101,9 +101,9 @@ impl Server {
         });
     }
 
-    /// Handles a query of that time without an answer. Returns whether it counts as a failure. It does not if the server
-    /// has answered another query since: then the name is slow, not the server. The owner of a name could otherwise make
-    /// a working server count as failing.
+    /// Handles a query that was sent at that time and got no answer. Returns whether it counts as a failure of the
+    /// server. It does not count if the server has answered another query since then: the name is slow, not the server.
+    /// Otherwise the owner of a name could make a working server count as failing.
     pub(crate) fn timed_out(&self, asked: Instant) -> bool {
         let is_failure = self.with(|health| health.answered.is_none_or(|answered| answered < asked));
         if is_failure {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_returns_the_probe_is_not_asked() {
+    async fn a_server_that_returns_the_probe_is_not_queried() {
         let servers = stubs();
         let server = servers.of(&Name::from_ascii("lab.corp.example.").unwrap()).remove(0);
         let (name, kind) = server.probe().unwrap();

@@ -13,8 +13,8 @@ const SEND: Duration = Duration::from_secs(5);
 /// Largest query that is read.
 const QUERY_MAX: u16 = 4096;
 
-/// Answers the queries of a connection, one after the other, until it ends. `answer` returns the reply to a query; without one
-/// the connection ends.
+/// Answers the queries of a connection, one after the other, until it ends. `answer` returns the reply to a query. If
+/// it returns `None`, the connection ends.
 pub(crate) async fn serve<F>(mut stream: TcpStream, answer: impl Fn(Vec<u8>) -> F)
 where
     F: Future<Output = Option<Vec<u8>>>,

@@ -37,7 +37,7 @@ pub(crate) struct Answer {
     pub(crate) code: ResponseCode,
     pub(crate) records: Vec<Record>,
     pub(crate) additionals: Vec<Record>,
-    /// A name outside the zone, whose addresses complete the answer.
+    /// The target of an alias outside the zone. The addresses of this name must be added to the answer.
     pub(crate) alias: Option<Name>,
 }
 
@@ -99,7 +99,7 @@ impl Zone {
         targets.dedup();
         targets.truncate(RECORDS_MAX);
         if targets.is_empty() {
-            // The address may be of a service or a pod that is not listed yet.
+            // The address may belong to a service or a pod that is not listed yet.
             return Some(unknown()).filter(|_| !tables.is_complete() && is_private(address));
         }
         let wanted = matches!(kind, RecordType::PTR | RecordType::ANY);
@@ -306,7 +306,7 @@ fn unknown() -> Answer {
     Answer { code: ResponseCode::ServFail, ..Answer::default() }
 }
 
-/// Whether the address may be of a service or a pod: not of a public range.
+/// Whether the address may belong to a service or a pod, because it is not in a public range.
 fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => ip.is_private() || matches!(ip.octets(), [100, 64..=127, ..]),

@@ -20,9 +20,9 @@ pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 /// kernel. For more addresses one list of all connections is faster.
 const ADDRESSES_MAX: usize = 16;
 
-/// Numbers of connections that were judged.
+/// Counts of the checked connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Judged {
+pub struct ConnectionCounts {
     /// Connections that the kernel listed.
     pub listed: usize,
     /// Connections with the mark.
@@ -35,14 +35,14 @@ pub struct Judged {
 /// # Errors
 /// When the kernel refuses to list or to mark connections. The other connections are still judged; the first error is
 /// returned.
-pub fn judge_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<Judged> {
+pub fn judge_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<ConnectionCounts> {
     let mut channel = Channel::open()?;
     let wanted = |flow: &Flow| Some(!model.program.allows(&Packet::of(flow)));
     let selectors = match of.filter(|addresses| addresses.len() <= ADDRESSES_MAX) {
         Some(addresses) => addresses.iter().map(|address| FlowSelector::Of(*address)).collect(),
         None => vec![FlowSelector::Any { is_ipv4: true }, FlowSelector::Any { is_ipv4: false }],
     };
-    let (mut judged, mut first) = (Judged::default(), Ok(()));
+    let (mut judged, mut first) = (ConnectionCounts::default(), Ok(()));
     for selector in selectors {
         match mark_flows(&mut channel, selector, FORBIDDEN, wanted) {
             Ok(marked) => {

@@ -34,7 +34,7 @@ pub enum Error {
     },
 }
 
-/// Effect of a change on open connections: those with one of the addresses.
+/// Effect of a change on open connections, with the addresses of the affected connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing changed.
@@ -146,8 +146,8 @@ impl Enforcer {
     }
 }
 
-/// Writes changes in the order that the kernel requires: an object exists before what refers to it, and is removed
-/// after it.
+/// Writes changes in the order that the kernel requires: an object is added before its references and removed after
+/// them.
 fn write(transaction: &mut Transaction<'_>, model: &Model, changes: Changes) {
     let program = &model.program;
     changes.new_sets.iter().for_each(|set| layout::add_set(transaction, *set, program));

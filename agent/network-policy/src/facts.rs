@@ -80,7 +80,7 @@ impl PodFacts {
         })
     }
 
-    /// The facts of a node, with the addresses of its status. Names are no addresses.
+    /// The facts of a node, with the addresses of its status. Host names are not addresses.
     #[must_use]
     pub fn of_node(node: &Node) -> Option<Self> {
         let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());

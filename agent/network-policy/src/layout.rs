@@ -60,7 +60,8 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfebf, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
 );
 
-/// Makes the fixed sets, the base chains and their rules. `is_tiered`: with those for policies of administrators.
+/// Makes the fixed sets, the base chains and their rules. `is_tiered`: also makes the sets and chains for policies of
+/// administrators.
 pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
     for ((tier, direction), priority) in BASE_CHAINS.into_iter().zip(FIRST_PRIORITY..) {
         if tier == Tier::Admin && !is_tiered {
@@ -82,7 +83,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
             let itself = Set::Itself(direction, is_ipv4);
             make_set(transaction, itself);
             let ends = of_family(is_ipv4).source(is_ipv4, R0).destination(is_ipv4, R0 + registers(is_ipv4));
-            transaction.rule(name, &ends.inside(&set_name(itself)).accept());
+            transaction.rule(name, &ends.in_set(&set_name(itself)).accept());
         }
         dispatch(transaction, Tier::Namespaced, direction);
         if is_tiered {
@@ -94,7 +95,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
 /// The rules at the start of each base chain.
 fn begin(transaction: &mut Transaction<'_>, name: &str) {
     transaction.rule(name, &Rule::default().connection_marked(FORBIDDEN).drop());
-    transaction.rule(name, &Rule::default().asked().accept());
+    transaction.rule(name, &Rule::default().established_or_related().accept());
     let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
     let discovery = discovery.payload(Header::Transport, 0, 1, R0);
     transaction.rule(name, &discovery.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1]).accept());
@@ -160,7 +161,7 @@ pub(crate) fn rule(line: &Line, chain: &Lines) -> Rule {
             Direction::Ingress => of_family(is_ipv4).source(is_ipv4, R0),
             Direction::Egress => of_family(is_ipv4).destination(is_ipv4, R0),
         };
-        rule = rule.inside(&set_name(set));
+        rule = rule.in_set(&set_name(set));
     }
     if let Some(ports) = &line.ports {
         rule = with_ports(rule, ports);
@@ -188,12 +189,12 @@ fn with_ports(rule: Rule, ports: &Ports) -> Rule {
                 .map(|(protocol, port)| Element::member(Key::default().protocol(*protocol).port(*port)));
             let key = (concatenated(&[INET_PROTO, INET_SERVICE]), 8);
             let set = AnonymousMap { key, value: None, elements: elements.collect() };
-            rule.protocol_and_port(R0).inside_of(set)
+            rule.protocol_and_port(R0).in_anonymous_set(set)
         }
         Ports::Named(set) => {
             let is_ipv4 = set.is_ipv4();
             let rule = rule.family(if is_ipv4 { 2 } else { 10 }).destination(is_ipv4, R0);
-            rule.protocol_and_port(R0 + registers(is_ipv4)).inside(&set_name(*set))
+            rule.protocol_and_port(R0 + registers(is_ipv4)).in_set(&set_name(*set))
         }
     }
 }

@@ -65,7 +65,7 @@ struct PodEntry {
     policies: BTreeMap<Stage, Vec<u64>>,
 }
 
-/// A policy as of one change. A changed policy gets another number.
+/// One version of a policy. A changed policy gets a new number.
 #[derive(Debug)]
 struct Version {
     /// Empty for a policy of the whole cluster.
@@ -260,7 +260,7 @@ impl Model {
         }
     }
 
-    /// Updates the selections and policies by labels of a namespace for its pods.
+    /// Updates the selections and policies of the pods of a namespace after a change of the namespace's labels.
     fn judge_namespace(&mut self, namespace: &str) {
         self.select_again(namespace);
         if self.is_tiered() {
@@ -286,7 +286,7 @@ impl Model {
         for (set, key, value) in ips.into_iter().flat_map(|ip| claims(place, ip, group)) {
             match group {
                 Some(_) => self.program.claim(set, &key, number, value),
-                None => self.program.unclaim(set, &key, number),
+                None => self.program.remove_claim(set, &key, number),
             }
         }
         if !before.is_empty() {
@@ -305,7 +305,7 @@ impl Model {
             let kept = now.filter(|_| is_in).map(|entry| selection.elements(&entry.facts));
             let kept: BTreeSet<_> = kept.into_iter().flatten().collect();
             for (set, key) in selection.elements(&old.facts).filter(|slot| !kept.contains(slot)) {
-                self.program.unclaim(set, &key, old.number);
+                self.program.remove_claim(set, &key, old.number);
             }
         }
         let now = self.pods.get(uid);
@@ -314,7 +314,7 @@ impl Model {
             let still = !entry_policies(self.pods.get(uid), *place).is_empty();
             let ended = old.facts.ips.iter().filter(|ip| !still || !ips_now.contains(ip));
             for (set, key, _) in ended.flat_map(|ip| claims(*place, *ip, None)) {
-                self.program.unclaim(set, &key, old.number);
+                self.program.remove_claim(set, &key, old.number);
             }
             self.release_group(&(*place, policies.clone()));
         }
@@ -380,8 +380,9 @@ fn entry_policies(entry: Option<&PodEntry>, place: Stage) -> Vec<u64> {
     entry.and_then(|entry| entry.policies.get(&place)).cloned().unwrap_or_default()
 }
 
-/// The elements of a pod's address, if the pod has policies there. A pod reaches itself whatever its NetworkPolicies
-/// are. Packets of a pod to its own address come here only through a service, and policies of administrators judge them.
+/// The elements for a pod's address in a tier and direction in which the pod has policies. NetworkPolicies never forbid
+/// packets of a pod to itself. Such packets reach the table only through a service; policies of administrators apply to
+/// them.
 fn claims((tier, direction): Stage, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
     let mut claims = vec![(Set::Isolated(tier, direction, ip.is_ipv4()), element(ip), group)];
     if tier == Tier::Namespaced {

@@ -13,7 +13,8 @@ use crate::rules::{Direction, Tier};
 pub(crate) enum Set {
     /// Map of this node's pods with policies of a tier to the chains of these policies.
     Isolated(Tier, Direction, bool),
-    /// Pairs of one address, for each pod of this node with NetworkPolicies: packets of a pod to itself.
+    /// Each address of a pod of this node with NetworkPolicies, paired with itself: it matches packets of a pod to
+    /// itself.
     Itself(Direction, bool),
     /// Addresses of the pods of a selection.
     Addresses(u64, bool),
@@ -78,7 +79,7 @@ pub(crate) type Element = Option<u64>;
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub(crate) chains: HashMap<Chain, Lines>,
-    /// Sets besides the fixed ones, with their ranges if they are sets of ranges.
+    /// All sets except the fixed ones. A set of ranges is stored with its ranges.
     pub(crate) sets: HashMap<Set, Vec<Range>>,
     /// Claims of pods on elements, by the number of the pod. The latest claim decides.
     claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
@@ -149,7 +150,7 @@ impl Program {
         self.claims.entry((set, key.clone())).or_default().insert(pod, element);
     }
 
-    pub(crate) fn unclaim(&mut self, set: Set, key: &Key, pod: u64) {
+    pub(crate) fn remove_claim(&mut self, set: Set, key: &Key, pod: u64) {
         self.touch(set, key);
         let slot = (set, key.clone());
         if let Some(claims) = self.claims.get_mut(&slot) {
@@ -168,7 +169,7 @@ impl Program {
         }
     }
 
-    /// The element of a key. `None` if the set has none.
+    /// The element of a key. `None` if the set has no such element.
     pub(crate) fn element(&self, slot: &(Set, Key)) -> Option<Element> {
         self.claims.get(slot)?.values().next_back().copied()
     }
@@ -231,8 +232,8 @@ impl Program {
 
 impl Changes {
     /// Whether the change may forbid a connection that was allowed: a pod has other policies, or the peers of a
-    /// NetworkPolicy lost a member. Other changes only allow more. Where policies of other tiers exist before or after
-    /// it, each change may forbid connections.
+    /// NetworkPolicy lost a member. Other changes only allow more. If policies of other tiers exist before or after the
+    /// change, every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let is_namespaced = |set: &Set| matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..));
         let isolates = self.new_elements.keys().any(|set| matches!(set, Set::Isolated(..)));

@@ -1,4 +1,4 @@
-//! Choice of a service port's endpoints: by readiness, topology and traffic policy.
+//! Choice among a service port's endpoints: by readiness, topology and traffic policy.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub(crate) struct Target {
 
 /// The endpoints that take traffic, sorted.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct TrafficEndpoints {
     /// With traffic policy `Cluster`.
     pub(crate) cluster: Vec<Target>,
     /// With traffic policy `Local`.
@@ -48,7 +48,7 @@ pub(crate) fn choose(
     port: PortId<'_>,
     node: &NodeView,
     by_topology: bool,
-) -> Choice {
+) -> TrafficEndpoints {
     let all = candidates(slices, port, node);
     let mut usable = available(&all, |_| true);
     if by_topology && let Some(near) = nearest(&all, &usable, node) {
@@ -57,7 +57,7 @@ pub(crate) fn choose(
     let mut on_this_node: Vec<IpAddr> =
         all.iter().filter(|(_, of)| of.is_local).map(|(target, _)| target.address).collect();
     on_this_node.dedup();
-    Choice { cluster: usable, local: available(&all, |of| of.is_local), on_this_node }
+    TrafficEndpoints { cluster: usable, local: available(&all, |of| of.is_local), on_this_node }
 }
 
 fn candidates<'a>(

@@ -7,10 +7,10 @@ use std::net::IpAddr;
 
 use coracle_nft::{Channel, Flow, delete_flows};
 
-use crate::program::Connectionless;
+use crate::program::ConnectionlessPort;
 
 /// Ports whose targets changed, with their targets now.
-pub(crate) type Changed = BTreeMap<Connectionless, BTreeSet<IpAddr>>;
+pub(crate) type Changed = BTreeMap<ConnectionlessPort, BTreeSet<IpAddr>>;
 
 /// Adds the ports whose targets differ. A port that only gains targets while it had some keeps its entries.
 pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
@@ -26,7 +26,7 @@ pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
 
 /// Removes entries of changed ports whose target is no longer a target of the port.
 pub(crate) fn delete_stale(channel: &mut Channel, changed: &Changed) -> io::Result<()> {
-    let mut groups: BTreeMap<(bool, u8), Vec<&Connectionless>> = BTreeMap::new();
+    let mut groups: BTreeMap<(bool, u8), Vec<&ConnectionlessPort>> = BTreeMap::new();
     for port in changed.keys() {
         groups.entry((port.is_ipv4, port.protocol)).or_default().push(port);
     }
@@ -35,7 +35,7 @@ pub(crate) fn delete_stale(channel: &mut Channel, changed: &Changed) -> io::Resu
         let numbers = ports.iter().map(|port| port.port).collect();
         let here = OnceCell::new();
         let stale = |flow: &Flow| {
-            let by = |address| Connectionless { protocol, is_ipv4, address, port: flow.port };
+            let by = |address| ConnectionlessPort { protocol, is_ipv4, address, port: flow.port };
             let by_address = changed.get(&by(Some(flow.to)));
             let targets = by_address.or_else(|| {
                 let by_node_port = changed.get(&by(None))?;

@@ -136,7 +136,7 @@ fn services(transaction: &mut Transaction<'_>, node: &NodeView) {
         if !pods.is_empty() {
             // Replies to clients outside the pod network must come back through this node.
             let outside = pods.iter().fold(of_family(is_ipv4), |rule, net| rule.from(**net, true));
-            let to_cluster_ip = outside.destination(is_ipv4, R0).inside(name(Map::ClusterIps, is_ipv4));
+            let to_cluster_ip = outside.destination(is_ipv4, R0).in_set(name(Map::ClusterIps, is_ipv4));
             transaction.rule("services", &to_cluster_ip.set_mark(MASQUERADE));
         }
         for map in [Map::Services, Map::External] {
@@ -167,7 +167,7 @@ fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
         transaction.rule("check-ports", &ports);
         let addresses = destination(is_ipv4).lookup_verdict(name(Map::Rejected, is_ipv4));
         transaction.rule("check", &addresses);
-        let unused = of_family(is_ipv4).destination(is_ipv4, R0).inside(name(Map::ClusterIps, is_ipv4));
+        let unused = of_family(is_ipv4).destination(is_ipv4, R0).in_set(name(Map::ClusterIps, is_ipv4));
         transaction.rule("check", &unused.reject());
     }
 }
@@ -192,7 +192,7 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     for is_ipv4 in [true, false] {
         let ends = of_family(is_ipv4).translated().source(is_ipv4, R0);
         let ends = ends.destination(is_ipv4, R0 + registers(is_ipv4));
-        transaction.rule(POSTROUTING, &ends.inside(name(Map::Hairpin, is_ipv4)).masquerade_randomly());
+        transaction.rule(POSTROUTING, &ends.in_set(name(Map::Hairpin, is_ipv4)).masquerade_randomly());
     }
     // Between pods of one bridge the answer would take the direct path, past conntrack.
     for network in node.pod_networks.iter().filter(|_| node.bridge_bypasses_filters) {
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_send_nothing_to_the_network_between_nodes() {
+    fn pod_packets_never_enter_the_network_between_nodes() {
         let mut node = NodeView {
             pod_networks: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
             overlay_port: Some(8472),

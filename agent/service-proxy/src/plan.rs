@@ -12,10 +12,10 @@ use coracle_services::{EndpointSlice, cluster_ips};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec};
 
-use crate::endpoints::{Choice, PortId, choose};
+use crate::endpoints::{PortId, TrafficEndpoints, choose};
 use crate::layout::{DROP, REJECT};
 use crate::node_view::NodeView;
-use crate::program::{Connectionless, Entry, Map, Program, SHARED_MAX};
+use crate::program::{ConnectionlessPort, Entry, Map, Program, SHARED_MAX};
 use chains::Chains;
 
 /// Default timeout of session affinity: three hours, the API's default for `sessionAffinityConfig`.
@@ -30,7 +30,7 @@ struct Port<'a> {
     protocol: u8,
     number: u16,
     node_port: Option<u16>,
-    choice: Choice,
+    choice: TrafficEndpoints,
 }
 
 /// Destination of a packet to a port: a chain, or a verdict.
@@ -92,8 +92,8 @@ impl<'a> External<'a> {
         let balancer = balancer.and_then(|balancer| balancer.ingress.as_ref());
         let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
         let entries: Vec<_> = balancer.into_iter().flatten().filter(|_| is_balancer).collect();
-        // With ipMode Proxy an entry is the address of another machine, which must not be short-circuited, or of this
-        // node. An entry of this node names the ports that the node serves.
+        // With ipMode Proxy, an entry is either the address of another machine, which must not be short-circuited, or
+        // an address of this node. An entry of this node names the ports that the node serves.
         let is_virtual = |entry: &&&LoadBalancerIngress| entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP";
         let address = |entry: &LoadBalancerIngress| entry.ip.as_deref()?.parse::<IpAddr>().ok();
         let here = entries.iter().filter(|entry| {
@@ -254,7 +254,7 @@ impl<'a> Port<'a> {
             return;
         }
         let all = self.choice.cluster.iter().chain(&self.choice.local);
-        let port = Connectionless { protocol: self.protocol, is_ipv4: self.is_ipv4, address, port };
+        let port = ConnectionlessPort { protocol: self.protocol, is_ipv4: self.is_ipv4, address, port };
         program.connectionless.insert(port, all.map(|target| target.address).collect());
     }
 }

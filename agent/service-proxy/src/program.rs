@@ -38,9 +38,9 @@ pub(crate) enum Map {
     Hairpin,
 }
 
-/// A key in a map of one family.
+/// Identifies an element: its map, its address family and its key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Slot {
+pub(crate) struct ElementId {
     pub(crate) map: Map,
     pub(crate) is_ipv4: bool,
     pub(crate) key: Key,
@@ -65,9 +65,9 @@ pub(crate) struct Affinity {
     pub(crate) timeout: Duration,
 }
 
-/// A port without connections: conntrack entries to it may lead to former endpoints.
+/// A port of a protocol without connections, such as UDP. Conntrack entries to the port may lead to former endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Connectionless {
+pub(crate) struct ConnectionlessPort {
     pub(crate) protocol: u8,
     pub(crate) is_ipv4: bool,
     /// `None`: any address of this machine.
@@ -80,9 +80,9 @@ pub(crate) struct Connectionless {
 pub(crate) struct Program {
     pub(crate) chains: BTreeMap<String, Vec<Rule>>,
     pub(crate) affinities: BTreeMap<String, Affinity>,
-    pub(crate) elements: BTreeMap<Slot, Entry>,
+    pub(crate) elements: BTreeMap<ElementId, Entry>,
     /// The target addresses of ports of protocols without connections, such as UDP.
-    pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
+    pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<IpAddr>>,
     /// The targets of the chains that choose one.
     #[cfg(test)]
     pub(crate) targets: BTreeMap<String, BTreeSet<Target>>,
@@ -90,33 +90,33 @@ pub(crate) struct Program {
 
 /// The part of an applied program that is needed to compare it with the next one.
 #[derive(Debug, Default)]
-pub(crate) struct Applied {
+pub(crate) struct AppliedProgram {
     /// Names of chains with the hash of their rules.
     pub(crate) chains: BTreeMap<String, u64>,
     pub(crate) affinities: BTreeSet<String>,
-    pub(crate) elements: Box<[Slot]>,
-    pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
+    pub(crate) elements: Box<[ElementId]>,
+    pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<IpAddr>>,
 }
 
 // === impl Entry ===
 
 impl Entry {
-    /// The element of a slot with this entry.
-    pub(crate) fn element(&self, slot: &Slot) -> Element {
+    /// The element of the map with this entry.
+    pub(crate) fn element(&self, element_id: &ElementId) -> Element {
         let value = match self {
             Self::Member => None,
             Self::Verdict(verdict) => Some(Value::Verdict(verdict.clone())),
             Self::OneOf(targets) => {
-                let chain = balancing(targets.len(), slot.is_ipv4);
+                let chain = balancing(targets.len(), element_id.is_ipv4);
                 Some(Value::Verdict(Verdict::Goto(chain)))
             }
         };
-        Element { key: slot.key.clone(), value, expires: None }
+        Element { key: element_id.key.clone(), value, expires: None }
     }
 
-    /// Elements of the map of targets that end, and those that begin, when the entry of a slot changes.
+    /// Elements of the map of targets that end, and those that begin, when the entry of an element changes.
     pub(crate) fn target_changes(
-        slot: &Slot,
+        element_id: &ElementId,
         before: Option<&Self>,
         now: Option<&Self>,
     ) -> (Vec<Element>, Vec<Element>) {
@@ -129,7 +129,10 @@ impl Entry {
             let numbered = (0u32..).zip(all).zip((0..).map(|at| others.get(at)));
             let differing = numbered.filter(|((_, target), other)| Some(*target) != *other);
             let element = |((number, target), _): ((u32, &Target), _)| {
-                Element::pair(slot.key.clone().number(number), Value::Target(target.address, target.port))
+                Element::pair(
+                    element_id.key.clone().number(number),
+                    Value::Target(target.address, target.port),
+                )
             };
             differing.map(element).collect()
         };
@@ -142,11 +145,11 @@ impl Entry {
 impl Program {
     /// Adds an element, unless the program has one with this key.
     pub(crate) fn element(&mut self, map: Map, is_ipv4: bool, key: Key, entry: Entry) {
-        self.elements.entry(Slot { map, is_ipv4, key }).or_insert(entry);
+        self.elements.entry(ElementId { map, is_ipv4, key }).or_insert(entry);
     }
 
-    pub(crate) fn summary(&self) -> Applied {
-        Applied {
+    pub(crate) fn summary(&self) -> AppliedProgram {
+        AppliedProgram {
             chains: self.chains.iter().map(|(name, rules)| (name.clone(), hash(rules))).collect(),
             affinities: self.affinities.keys().cloned().collect(),
             elements: self.elements.keys().cloned().collect(),

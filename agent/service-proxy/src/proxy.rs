@@ -14,7 +14,7 @@ use crate::flows::{self, Changed};
 use crate::layout::{self, address};
 use crate::node_view::NodeView;
 use crate::plan::plan;
-use crate::program::{Affinity, Applied, Entry, Map, Program, Slot, hash};
+use crate::program::{Affinity, AppliedProgram, ElementId, Entry, Map, Program, hash};
 
 /// Maximum clients of an endpoint in its session affinity set.
 const CLIENTS_MAX: u32 = 65_536;
@@ -31,9 +31,9 @@ pub struct Proxy {
     table: String,
     channel: Channel,
     node: NodeView,
-    applied: HashMap<Key, (Owner, Applied)>,
-    /// All services that claim a key of a map, in order. The first one has it.
-    claims: HashMap<Slot, Vec<(Owner, Entry)>>,
+    applied: HashMap<Key, (Owner, AppliedProgram)>,
+    /// All services that claim a key of a map, the oldest first. The first service has the key.
+    claims: HashMap<ElementId, Vec<(Owner, Entry)>>,
     /// Whether the table in the kernel is unknown, so that it must be replaced.
     is_unknown: bool,
 }
@@ -48,8 +48,8 @@ struct Difference {
     ended_chains: BTreeSet<String>,
     affinities: BTreeMap<String, Affinity>,
     ended_affinities: BTreeSet<String>,
-    /// The entry of each touched slot before the change.
-    before: BTreeMap<Slot, Option<Entry>>,
+    /// The entry of each changed element before the change.
+    before: BTreeMap<ElementId, Option<Entry>>,
     flows: Changed,
 }
 
@@ -166,19 +166,22 @@ impl Proxy {
                 None => ((0, key.clone()), Program::default()),
             };
             let (old_owner, old) =
-                self.applied.remove(&key).unwrap_or_else(|| (owner.clone(), Applied::default()));
+                self.applied.remove(&key).unwrap_or_else(|| (owner.clone(), AppliedProgram::default()));
             let summary = program.summary();
             difference.chains(&old, &program);
             flows::compare(&mut difference.flows, &old.connectionless, &program.connectionless);
             let same_owner = owner == old_owner;
-            for slot in old.elements.iter().filter(|slot| !same_owner || !program.elements.contains_key(slot))
+            for element_id in old
+                .elements
+                .iter()
+                .filter(|element_id| !same_owner || !program.elements.contains_key(element_id))
             {
-                self.touch(&mut difference, slot);
-                self.unclaim(slot, &old_owner);
+                self.touch(&mut difference, element_id);
+                self.remove_claim(element_id, &old_owner);
             }
-            for (slot, entry) in program.elements {
-                self.touch(&mut difference, &slot);
-                self.claim(slot, owner.clone(), entry);
+            for (element_id, entry) in program.elements {
+                self.touch(&mut difference, &element_id);
+                self.claim(element_id, owner.clone(), entry);
             }
             if state.is_some() {
                 self.applied.insert(key, (owner, summary));
@@ -187,34 +190,34 @@ impl Proxy {
         difference
     }
 
-    fn claim(&mut self, slot: Slot, owner: Owner, entry: Entry) {
+    fn claim(&mut self, element_id: ElementId, owner: Owner, entry: Entry) {
         // Nearly all keys have one claim.
-        let claims = self.claims.entry(slot).or_insert_with(|| Vec::with_capacity(1));
+        let claims = self.claims.entry(element_id).or_insert_with(|| Vec::with_capacity(1));
         match claims.binary_search_by(|(known, _)| known.cmp(&owner)) {
             Ok(at) => claims[at].1 = entry,
             Err(at) => claims.insert(at, (owner, entry)),
         }
     }
 
-    fn unclaim(&mut self, slot: &Slot, owner: &Owner) {
-        if let Some(claims) = self.claims.get_mut(slot) {
+    fn remove_claim(&mut self, element_id: &ElementId, owner: &Owner) {
+        if let Some(claims) = self.claims.get_mut(element_id) {
             claims.retain(|(known, _)| known != owner);
             if claims.is_empty() {
-                self.claims.remove(slot);
+                self.claims.remove(element_id);
             }
         }
     }
 
-    /// Records the entry that the slot has in the kernel.
-    fn touch(&self, difference: &mut Difference, slot: &Slot) {
-        if !difference.before.contains_key(slot) {
-            difference.before.insert(slot.clone(), self.element(slot));
+    /// Records the entry that the element has in the kernel.
+    fn touch(&self, difference: &mut Difference, element_id: &ElementId) {
+        if !difference.before.contains_key(element_id) {
+            difference.before.insert(element_id.clone(), self.element(element_id));
         }
     }
 
-    /// The entry of a slot: that of the oldest service which claims it.
-    fn element(&self, slot: &Slot) -> Option<Entry> {
-        self.claims.get(slot)?.first().map(|(_, entry)| entry.clone())
+    /// The entry of an element: that of the oldest service which claims the element.
+    fn element(&self, element_id: &ElementId) -> Option<Entry> {
+        self.claims.get(element_id)?.first().map(|(_, entry)| entry.clone())
     }
 
     /// Writes the difference in the order that the kernel requires: an element's chain exists before the element, and a
@@ -222,20 +225,20 @@ impl Proxy {
     fn write(&self, transaction: &mut Transaction<'_>, difference: Difference) -> Changed {
         let mut gone: BTreeMap<_, Vec<Element>> = BTreeMap::new();
         let mut new: BTreeMap<_, Vec<Element>> = BTreeMap::new();
-        for (slot, before) in difference.before {
-            let now = self.element(&slot);
+        for (element_id, before) in difference.before {
+            let now = self.element(&element_id);
             if now == before {
                 continue;
             }
-            let element = |entry: &Option<Entry>| entry.as_ref().map(|entry| entry.element(&slot));
+            let element = |entry: &Option<Entry>| entry.as_ref().map(|entry| entry.element(&element_id));
             let (was, is) = (element(&before), element(&now));
             if was != is {
-                let name = layout::name(slot.map, slot.is_ipv4);
+                let name = layout::name(element_id.map, element_id.is_ipv4);
                 gone.entry(name).or_default().extend(was);
                 new.entry(name).or_default().extend(is);
             }
-            let (ended, added) = Entry::target_changes(&slot, before.as_ref(), now.as_ref());
-            let name = layout::name(Map::Targets, slot.is_ipv4);
+            let (ended, added) = Entry::target_changes(&element_id, before.as_ref(), now.as_ref());
+            let name = layout::name(Map::Targets, element_id.is_ipv4);
             gone.entry(name).or_default().extend(ended);
             new.entry(name).or_default().extend(added);
         }
@@ -288,7 +291,7 @@ fn owner(key: &Key, service: &Service) -> Owner {
 // === impl Difference ===
 
 impl Difference {
-    fn chains(&mut self, old: &Applied, new: &Program) {
+    fn chains(&mut self, old: &AppliedProgram, new: &Program) {
         for (name, rules) in &new.chains {
             let before = old.chains.get(name);
             if before == Some(&hash(rules)) {

@@ -48,7 +48,7 @@ impl Claims {
         }
     }
 
-    /// Removes a claim. Does nothing if the service has none.
+    /// Removes a claim. Does nothing if the service has no claim.
     pub(crate) fn remove(&mut self, address: IpAddr, service: &Key) {
         let Some(claimants) = self.of.get_mut(&address) else { return };
         let is_unclaimed = match claimants {

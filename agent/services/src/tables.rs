@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_names_only_what_changed() {
+    fn a_relist_reports_only_changed_services() {
         let mut tables = Tables::default();
         assert!(!tables.is_complete());
         let all = [service("a", "10.0.0.1"), service("b", "10.0.0.2"), service("c", "10.0.0.3")];

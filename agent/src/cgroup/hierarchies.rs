@@ -10,7 +10,7 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 /// Mount point of the unified hierarchy, if the machine uses cgroup v2 alone.
 const UNIFIED: &str = "/sys/fs/cgroup";
 
-/// Mount options of v1 that name a controller (cgroups(7)), or systemd's hierarchy, which has none.
+/// Mount options of v1 that name a controller (cgroups(7)), or systemd's hierarchy, which has no controller.
 const V1_CONTROLLERS: [&str; 14] = [
     "blkio",
     "cpu",

@@ -31,9 +31,10 @@ pub(crate) struct Write {
 // === impl Limits ===
 
 impl Limits {
-    /// With a quota in whole percents of a CPU, rounded up: systemd stores it so, and the kubelet rounds the same
-    /// way. On v1 the quota of a pod cannot be set below that of its container, which is rounded, too.
-    pub(crate) fn in_whole_percents(&self) -> Self {
+    /// These limits with the CPU quota rounded up to whole percents of a CPU. systemd stores quotas in this form, and
+    /// the kubelet rounds in the same way. On v1 the quota of a pod cannot be set below that of its container, which is
+    /// rounded, too.
+    pub(crate) fn with_whole_percent_quota(&self) -> Self {
         const PERCENT: i64 = PERIOD / 100;
         let round = |quota: i64| quota.saturating_add(PERCENT - 1) / PERCENT * PERCENT;
         Self { quota: self.quota.map(round), ..self.clone() }
@@ -41,7 +42,8 @@ impl Limits {
 }
 
 impl Limits {
-    /// The larger value of each limit. A limit that only one of them has is None, which leaves the cgroup unchanged.
+    /// The larger value of each limit. A limit that only one side has becomes `None`, which leaves the cgroup
+    /// unchanged.
     pub(crate) fn max_of_each(&self, other: &Self) -> Self {
         let larger = |a: Option<i64>, b: Option<i64>| Some(a?.max(b?));
         Self {
@@ -142,7 +144,7 @@ mod tests {
 
     #[test]
     fn systemd_keeps_whole_percents_of_a_processor() {
-        let kept = |quota| Limits { quota, ..Limits::default() }.in_whole_percents().quota;
+        let kept = |quota| Limits { quota, ..Limits::default() }.with_whole_percent_quota().quota;
         assert_eq!([Some(20_000), Some(20_001), None].map(kept), [Some(20_000), Some(21_000), None]);
     }
 

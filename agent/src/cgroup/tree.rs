@@ -72,14 +72,14 @@ impl Tree {
     /// Creates the cgroup in every hierarchy and sets its limits.
     pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
         if self.is_systemds() {
-            return self.ensure_slice(path, &limits.in_whole_percents());
+            return self.ensure_slice(path, &limits.with_whole_percent_quota());
         }
         let below = self.below(path);
         self.create(path, &below, |_| true)?;
         self.write(&self.directories_by_controller(&below), limits)
     }
 
-    /// Makes new cgroups below this one inherit its CPUs and memory nodes. On v2 they always do.
+    /// Makes new cgroups below this one inherit its CPUs and memory nodes. On v2 cgroups always inherit them.
     pub(crate) fn inherit_cpusets(&self, path: &str) {
         if let Some(mount) = self.cpuset_mount_of_v1() {
             inherit_cpusets(&mount, &self.below(path));
@@ -118,7 +118,7 @@ impl Tree {
         let made = Systemd::connect().and_then(|mut systemd| systemd.ensure_slice(&slice, &properties));
         made.map_err(|source| CgroupError::Slice { slice, source })?;
         if !self.is_v2() {
-            self.create(path, &below, is_left_to_us)?;
+            self.create(path, &below, is_managed_by_agent)?;
         }
         self.write(&dirs, limits)
     }
@@ -198,7 +198,7 @@ impl Tree {
 }
 
 /// Whether systemd does not manage a v1 controller. The mounts list systemd's own hierarchy like a controller.
-fn is_left_to_us(controller: &str) -> bool {
+fn is_managed_by_agent(controller: &str) -> bool {
     controller != "systemd" && !v1::manages(controller)
 }
 
@@ -273,7 +273,7 @@ mod tests {
             mounts: BTreeMap::new(),
         };
         let named = |version, name: &str| {
-            let found = tree(version).properties(&limits.in_whole_percents());
+            let found = tree(version).properties(&limits.with_whole_percent_quota());
             found.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
         };
         let v1 = || Version::V1;
@@ -291,8 +291,8 @@ mod tests {
 
     #[test]
     fn hierarchies_that_systemd_does_not_manage_are_written_directly() {
-        let ours = ["cpuset", "freezer", "net_cls", "hugetlb"].map(is_left_to_us);
-        let its_own = ["cpu", "memory", "devices", "systemd"].map(is_left_to_us);
+        let ours = ["cpuset", "freezer", "net_cls", "hugetlb"].map(is_managed_by_agent);
+        let its_own = ["cpu", "memory", "devices", "systemd"].map(is_managed_by_agent);
         assert_eq!((ours, its_own), ([true; 4], [false; 4]));
     }
 }

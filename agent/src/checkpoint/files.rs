@@ -57,14 +57,14 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
         Ok(content) => Some(content),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            set_aside(path, &error);
+            quarantine(path, &error);
             None
         }
     }
 }
 
 /// Renames an unreadable record to `*.bad`.
-pub(super) fn set_aside(path: &Path, error: &dyn Display) {
+pub(super) fn quarantine(path: &Path, error: &dyn Display) {
     tracing::warn!(%error, path = %path.display(), "renaming an unreadable checkpoint record");
     let _ = fs::rename(path, path.with_extension("bad"));
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, ServiceAccountToken
 
 use super::Key;
 
-/// Lifetime in seconds of a requested token whose volume has none.
+/// Lifetime in seconds of a requested token whose volume sets no lifetime.
 pub(crate) const TOKEN_SECONDS: i64 = 3600;
 
 /// Config maps, secrets, tokens and services that a pod refers to anywhere.

@@ -132,7 +132,7 @@ impl Drivers {
             // Cancel-safe: a notification is kept until it is awaited.
             tokio::select! {
                 () = tokio::time::sleep_until(due.at) => {
-                    // The driver may have come back meanwhile.
+                    // The driver may have come back in the meantime.
                     let mut state = self.state();
                     if state.wipes.get(&scope).is_some_and(|now| now.at == due.at) {
                         state.wipes.remove(&scope);

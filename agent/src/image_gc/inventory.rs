@@ -38,7 +38,7 @@ pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Ima
     let mut images = Vec::new();
     for image in listed {
         let Some(info) = info(runtime, &image).await? else { continue };
-        images.push(known(image, info, &used));
+        images.push(to_image(image, info, &used));
     }
     let named = named(&pods.all());
     for image in &mut images {
@@ -63,7 +63,7 @@ async fn info(runtime: &dyn Runtime, image: &cri::Image) -> Result<Option<Info>,
     }))
 }
 
-fn known(image: cri::Image, info: Info, used: &HashSet<String>) -> Image {
+fn to_image(image: cri::Image, info: Info, used: &HashSet<String>) -> Image {
     let pulled = info.pulled_at.unwrap_or(Timestamp::UNIX_EPOCH);
     let layers = if info.layers.is_empty() || info.layers.len() != info.layer_bytes.len() {
         // The runtime does not report layers: the image counts as one.
@@ -179,10 +179,10 @@ mod tests {
             size: 9,
             ..cri::Image::default()
         };
-        let found = known(image.clone(), info, &HashSet::from(["a.b/c@sha256:2".to_owned()]));
+        let found = to_image(image.clone(), info, &HashSet::from(["a.b/c@sha256:2".to_owned()]));
         assert_eq!(found.layers, [("/l/2".to_owned(), 2), ("/l/1".to_owned(), 1)]);
         assert!(found.in_use && found.used.duration_since(found.pulled).as_hours() == 24);
-        let little = known(image, Info::default(), &HashSet::new());
+        let little = to_image(image, Info::default(), &HashSet::new());
         assert_eq!(little.layers, [("sha256:1".to_owned(), 9)]);
         assert!(!little.in_use && little.used == Timestamp::UNIX_EPOCH);
     }

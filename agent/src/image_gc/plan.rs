@@ -43,7 +43,7 @@ pub(super) struct Image {
     pub(super) layers: Vec<(String, u64)>,
 }
 
-/// An image to remove, and the bytes that are free after it and all before it are removed.
+/// An image to remove, and the number of free bytes after the removal of this image and all images before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Removal {
     pub(super) id: String,
@@ -54,7 +54,7 @@ pub(super) struct Removal {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) removals: Vec<Removal>,
-    /// If that is not enough: the time until another image reaches the minimum age.
+    /// The time until another image reaches the minimum age, if the removed images do not free enough space.
     pub(super) again: Option<Duration>,
 }
 
@@ -67,7 +67,7 @@ impl Disk {
     }
 
     /// Whether inodes are at the kubelet's and [the node condition's](crate::node) pressure threshold.
-    fn lacks_inodes(&self) -> bool {
+    fn is_short_of_inodes(&self) -> bool {
         self.inodes > 0 && self.inodes_free.saturating_mul(20) < self.inodes
     }
 }
@@ -78,7 +78,7 @@ pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> SpaceT
     if policy.high_threshold >= 100 {
         return SpaceToFree::Nothing;
     }
-    if disk.lacks_inodes() {
+    if disk.is_short_of_inodes() {
         return SpaceToFree::All;
     }
     let is_over = disk.percent() >= policy.high_threshold.into();
@@ -126,7 +126,7 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: SpaceToFree, images: &[Image], 
             plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
             continue;
         }
-        let bytes = let_go(&mut users, image);
+        let bytes = release_layers(&mut users, image);
         freed += bytes;
         plan.removals.push(Removal { id: image.id.clone(), names: image.names.clone(), bytes });
     }
@@ -137,7 +137,7 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: SpaceToFree, images: &[Image], 
 }
 
 /// Bytes of layers that no other image has.
-fn let_go<'a>(users: &mut HashMap<&'a str, usize>, image: &'a Image) -> u64 {
+fn release_layers<'a>(users: &mut HashMap<&'a str, usize>, image: &'a Image) -> u64 {
     let mut bytes = 0;
     for (layer, size) in &image.layers {
         if let Some(left) = users.get_mut(layer.as_str()) {

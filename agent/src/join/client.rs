@@ -23,7 +23,7 @@ pub(super) struct Current {
 }
 
 /// A configuration that trusts this authority and has no credentials.
-fn trusting(endpoint: &Endpoint, authority: &str) -> Result<Config, JoinError> {
+fn config_trusting(endpoint: &Endpoint, authority: &str) -> Result<Config, JoinError> {
     let certificates =
         CertificateDer::pem_slice_iter(authority.as_bytes()).map(|one| one.map(|der| der.to_vec()));
     let certificates: Result<Vec<_>, _> = certificates.collect();
@@ -88,7 +88,7 @@ impl Current {
 }
 
 fn connect(endpoint: &Endpoint, authority: &str, identity: &Identity) -> Result<Client, JoinError> {
-    let mut config = trusting(endpoint, authority)?;
+    let mut config = config_trusting(endpoint, authority)?;
     let data = |pem: &str| BASE64_STANDARD.encode(pem);
     let user = json!({"client-certificate-data": data(&identity.certificate), "client-key-data": data(&identity.key)});
     let user: AuthInfo =

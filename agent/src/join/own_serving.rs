@@ -49,7 +49,7 @@ impl RequestedServing {
         self.serving.clone()
     }
 
-    /// Requests the certificate for the node's name and addresses, and renews it, for ever.
+    /// Requests the certificate for the node's name and addresses, and renews it. Runs until dropped.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
         rotate::serving(|| self.client.clone(), &self.file, &self.serving, &self.node, addresses).await;
     }

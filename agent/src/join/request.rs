@@ -24,7 +24,7 @@ use super::error::JoinError;
 
 /// The certificate to request.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct RequestedIdentity {
     pub(super) user: String,
     names: Vec<String>,
     addresses: Vec<IpAddr>,
@@ -48,7 +48,7 @@ pub(super) enum Failure {
     Join(JoinError),
 }
 
-impl Wanted {
+impl RequestedIdentity {
     /// The client certificate of a node.
     pub(super) fn client(node: &str) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Wanted {
     }
 
     /// Whether a certificate has the requested user, names and addresses.
-    pub(super) fn is_met_by(&self, identity: &Identity) -> bool {
+    pub(super) fn is_satisfied_by(&self, identity: &Identity) -> bool {
         let met = || {
             let der = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).ok()?;
             let (_, certificate) = X509Certificate::from_der(&der).ok()?;
@@ -227,7 +227,7 @@ pub(super) fn new_key() -> Result<KeyPair, JoinError> {
 /// unanswered requests after a day.
 pub(super) async fn certificate(
     client: &Client,
-    wanted: &Wanted,
+    wanted: &RequestedIdentity,
     key: &KeyPair,
     limit: Duration,
 ) -> Result<Identity, Failure> {
@@ -249,7 +249,7 @@ pub(super) async fn certificate(
 async fn answer(
     api: &Api<CertificateSigningRequest>,
     name: &str,
-    wanted: &Wanted,
+    wanted: &RequestedIdentity,
 ) -> Result<String, Failure> {
     let refused = |reason: String| Failure::Join(JoinError::Refused { user: wanted.user.clone(), reason });
     let mut changes = std::pin::pin!(watch_object(api.clone(), name));
@@ -290,7 +290,7 @@ fn verdict(status: CertificateSigningRequestStatus) -> Option<Result<String, Str
 mod tests {
     use super::*;
 
-    fn identity(wanted: &Wanted) -> Identity {
+    fn identity(wanted: &RequestedIdentity) -> Identity {
         let key = KeyPair::generate().unwrap();
         let pem = wanted.sign(&key).unwrap();
         let mut params = rcgen::CertificateSigningRequestParams::from_pem(&pem).unwrap().params;
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_certificate_is_renewed_towards_its_end() {
-        let identity = identity(&Wanted::client("a"));
+        let identity = identity(&RequestedIdentity::client("a"));
         assert_eq!(identity.renewal(0.7).to_string(), "2026-01-08T00:00:00Z");
         assert_eq!(identity.renewal(0.9).to_string(), "2026-01-10T00:00:00Z");
         assert!(!identity.is_over("2026-01-10T23:59:59Z".parse().unwrap()));
@@ -311,12 +311,15 @@ mod tests {
     #[test]
     fn a_certificate_is_for_the_nodes_user_names_and_addresses() {
         let address: IpAddr = "192.0.2.1".parse().unwrap();
-        let wanted = Wanted::serving("a", vec![address]);
+        let wanted = RequestedIdentity::serving("a", vec![address]);
         let there = identity(&wanted);
-        assert!(wanted.is_met_by(&there));
-        assert!(Wanted::client("a").is_met_by(&there));
-        assert!(!Wanted::client("b").is_met_by(&there));
-        assert!(!Wanted::serving("a", vec![address, "2001:db8::1".parse().unwrap()]).is_met_by(&there));
+        assert!(wanted.is_satisfied_by(&there));
+        assert!(RequestedIdentity::client("a").is_satisfied_by(&there));
+        assert!(!RequestedIdentity::client("b").is_satisfied_by(&there));
+        assert!(
+            !RequestedIdentity::serving("a", vec![address, "2001:db8::1".parse().unwrap()])
+                .is_satisfied_by(&there)
+        );
     }
 
     #[test]

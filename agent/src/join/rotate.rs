@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::client::Current;
 use super::error::JoinError;
 use super::files::{Files, ServingFile};
-use super::request::{self, Failure, Identity, Wanted};
+use super::request::{self, Failure, Identity, RequestedIdentity};
 use super::serving::Serving;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -30,10 +30,10 @@ const MIN_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// Maximum length of one sleep: the timer's clock stops while the machine is suspended.
 const MAX_SLEEP: Duration = Duration::from_secs(12 * 3600);
 
-/// Keeps the client certificate valid, for ever. An expired one cannot authenticate a request: an error says what to
-/// do.
+/// Renews the client certificate before it expires. Runs until dropped. An expired one cannot authenticate a request:
+/// an error says what to do.
 pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
-    let wanted = Wanted::client(node);
+    let wanted = RequestedIdentity::client(node);
     loop {
         let before = current.identity();
         sleep_until_due(&before).await;
@@ -49,8 +49,8 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
     }
 }
 
-/// Obtains the serving certificate and renews it before its end and after each change of the node's addresses, for
-/// ever.
+/// Obtains the serving certificate, and renews it before its end and after each change of the node's addresses. Runs
+/// until dropped.
 pub(super) async fn serving(
     client: impl Fn() -> Client,
     file: &ServingFile,
@@ -59,8 +59,8 @@ pub(super) async fn serving(
     mut addresses: watch::Receiver<Vec<IpAddr>>,
 ) {
     loop {
-        let wanted = Wanted::serving(node, addresses.borrow_and_update().clone());
-        let before = serving.identity().filter(|identity| wanted.is_met_by(identity));
+        let wanted = RequestedIdentity::serving(node, addresses.borrow_and_update().clone());
+        let before = serving.identity().filter(|identity| wanted.is_satisfied_by(identity));
         if let Some(identity) = &before {
             // Both arms are cancel-safe: they only wait.
             tokio::select! {
@@ -84,7 +84,7 @@ pub(super) async fn serving(
     }
 }
 
-/// Returns when the addresses change. Waits for ever if their sender was dropped.
+/// Returns when the addresses change. Never returns if the sender of addresses was dropped.
 async fn changed(addresses: &mut watch::Receiver<Vec<IpAddr>>) {
     if addresses.changed().await.is_err() {
         std::future::pending().await
@@ -126,7 +126,7 @@ async fn pause(identity: &Identity) {
 
 /// Requests until a certificate is issued; `before` is the one to be replaced. A new request follows only a denied
 /// one, or one that was not answered within the limit.
-async fn obtain(client: &Client, wanted: &Wanted, before: Option<&Identity>) -> Identity {
+async fn obtain(client: &Client, wanted: &RequestedIdentity, before: Option<&Identity>) -> Identity {
     let mut retry = FIRST_RETRY;
     loop {
         let asked = async {
@@ -196,7 +196,7 @@ mod tests {
 
     async fn requests_within(minutes: u64, status: Value) -> u32 {
         let (client, count) = without_approval(status);
-        let wanted = Wanted::serving("a", Vec::new());
+        let wanted = RequestedIdentity::serving("a", Vec::new());
         let within = Duration::from_secs(60 * minutes);
         assert!(tokio::time::timeout(within, obtain(&client, &wanted, None)).await.is_err());
         *count.lock().unwrap()
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_clock_that_is_ahead_does_not_make_a_node_ask_all_the_time() {
+    async fn a_clock_that_is_ahead_causes_no_request_loop() {
         for until in [(2021, 1, 1), (2020, 1, 2)] {
             let began = tokio::time::Instant::now();
             let identity = over(until);

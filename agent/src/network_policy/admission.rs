@@ -1,4 +1,4 @@
-//! Pods of this node whose sandbox exists, with its addresses: the API server gets them later.
+//! Pods of this node whose sandbox exists, with the sandbox's addresses, which the API server gets later.
 
 use std::collections::HashMap;
 
@@ -55,7 +55,7 @@ impl Admitted {
     }
 
     /// Records that the pod's object was deleted. Returns whether the sandbox may still exist.
-    pub(super) fn lose(&mut self, uid: &str) -> bool {
+    pub(super) fn mark_deleted(&mut self, uid: &str) -> bool {
         self.pods.get_mut(uid).map(|entry| entry.is_watched = false).is_some()
     }
 
@@ -96,8 +96,8 @@ mod tests {
         let mut stale = facts("10.0.0.1");
         admitted.correct(&mut stale);
         assert_eq!(stale, facts("10.0.0.2"));
-        assert!(admitted.lose("u"), "the sandbox still exists");
+        assert!(admitted.mark_deleted("u"), "the sandbox still exists");
         assert_eq!(admitted.remove("u"), Some(false));
-        assert!(!admitted.lose("u"));
+        assert!(!admitted.mark_deleted("u"));
     }
 }

@@ -55,7 +55,7 @@ struct Kind {
 }
 
 /// Events of the watches of one kind.
-pub(super) enum News {
+pub(super) enum ClusterPolicyEvents {
     Definition(ClusterKind, Vec<Received<Definition>>),
     Objects(ClusterKind, Vec<Received<DynamicObject>>),
 }
@@ -73,8 +73,8 @@ impl ClusterPolicies {
         self.kinds.iter().all(|kind| kind.is_complete)
     }
 
-    /// The next events. Cancel-safe: the streams keep what is not returned.
-    pub(super) async fn next(&mut self) -> Option<News> {
+    /// The next events. Cancel-safe: the streams keep events that were not returned.
+    pub(super) async fn next(&mut self) -> Option<ClusterPolicyEvents> {
         let [first, second, third] = &mut self.kinds;
         tokio::select! {
             news = first.next() => news,
@@ -84,16 +84,16 @@ impl ClusterPolicies {
     }
 
     /// Changes the model by the events. Returns whether policies may have changed.
-    pub(super) fn learn(&mut self, news: News, model: &mut Model) -> bool {
+    pub(super) fn apply(&mut self, news: ClusterPolicyEvents, model: &mut Model) -> bool {
         let Self { client, recorder, kinds } = self;
-        let (News::Definition(kind, _) | News::Objects(kind, _)) = &news;
+        let (ClusterPolicyEvents::Definition(kind, _) | ClusterPolicyEvents::Objects(kind, _)) = &news;
         let Some(followed) = kinds.iter_mut().find(|followed| followed.kind == *kind) else { return false };
         match news {
-            News::Definition(_, events) => {
-                events.into_iter().for_each(|event| followed.learn_definition(event, client, model));
+            ClusterPolicyEvents::Definition(_, events) => {
+                events.into_iter().for_each(|event| followed.apply_definition_event(event, client, model));
             }
-            News::Objects(_, events) => {
-                events.into_iter().for_each(|event| followed.learn_object(event, recorder, model));
+            ClusterPolicyEvents::Objects(_, events) => {
+                events.into_iter().for_each(|event| followed.apply_object_event(event, recorder, model));
             }
         }
         true
@@ -117,14 +117,14 @@ impl Kind {
         }
     }
 
-    async fn next(&mut self) -> Option<News> {
+    async fn next(&mut self) -> Option<ClusterPolicyEvents> {
         tokio::select! {
-            events = self.definition.next() => events.map(|events| News::Definition(self.kind, events)),
-            events = next(self.objects.as_mut()) => events.map(|events| News::Objects(self.kind, events)),
+            events = self.definition.next() => events.map(|events| ClusterPolicyEvents::Definition(self.kind, events)),
+            events = next(self.objects.as_mut()) => events.map(|events| ClusterPolicyEvents::Objects(self.kind, events)),
         }
     }
 
-    fn learn_definition(&mut self, event: Received<Definition>, client: &Client, model: &mut Model) {
+    fn apply_definition_event(&mut self, event: Received<Definition>, client: &Client, model: &mut Model) {
         match event {
             Ok(Event::Init) => self.is_defined = false,
             Ok(Event::InitApply(_) | Event::Apply(_)) => {
@@ -139,7 +139,7 @@ impl Kind {
             Ok(Event::InitDone | Event::Delete(_)) => {
                 self.is_defined = false;
                 self.objects = None;
-                self.keep_only(&HashSet::new(), model);
+                self.remove_unlisted(&HashSet::new(), model);
             }
             Err(error) => {
                 tracing::debug!(error = chain(&error), kind = self.kind.name(), "a watch failed");
@@ -159,7 +159,7 @@ impl Kind {
         }
     }
 
-    fn learn_object(&mut self, event: Received<DynamicObject>, recorder: &Recorder, model: &mut Model) {
+    fn apply_object_event(&mut self, event: Received<DynamicObject>, recorder: &Recorder, model: &mut Model) {
         match event {
             Ok(Event::Init) => self.listed.clear(),
             Ok(Event::InitApply(policy)) => {
@@ -169,7 +169,7 @@ impl Kind {
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.listed);
                 self.is_refused = false;
-                self.keep_only(&listed, model);
+                self.remove_unlisted(&listed, model);
             }
             Ok(Event::Apply(policy)) => self.put(&policy, recorder, model),
             Ok(Event::Delete(policy)) => {
@@ -177,12 +177,12 @@ impl Kind {
                 self.reported.remove(&name);
                 model.take_cluster_policy(self.kind, &name);
             }
-            Err(error) => self.learn_failure(&error),
+            Err(error) => self.record_failure(&error),
         }
     }
 
     /// Known policies are kept while the kind is not served, or may not be read: only its definition ends them.
-    fn learn_failure(&mut self, error: &watcher::Error) {
+    fn record_failure(&mut self, error: &watcher::Error) {
         tracing::debug!(error = chain(error), kind = self.kind.name(), "a watch failed");
         let Some(FORBIDDEN | NOT_FOUND) = refusal(error) else { return };
         if !std::mem::replace(&mut self.is_refused, true) {
@@ -195,8 +195,8 @@ impl Kind {
         self.is_complete = true;
     }
 
-    /// Removes the policies that are not listed. The policies are known then.
-    fn keep_only(&mut self, listed: &HashSet<String>, model: &mut Model) {
+    /// Removes the policies that are not in the list. After that the policies are known.
+    fn remove_unlisted(&mut self, listed: &HashSet<String>, model: &mut Model) {
         let absent = model.cluster_policies(self.kind).filter(|name| !listed.contains(*name)).cloned();
         for name in absent.collect::<Vec<_>>() {
             model.take_cluster_policy(self.kind, &name);
@@ -313,14 +313,14 @@ mod tests {
         let (recorder, _sender) = crate::pod::events(client.clone(), "here");
         let new = || Kind::new(&client, ClusterKind::ClusterNetworkPolicy);
         let mut absent = new();
-        absent.learn_definition(Ok(Event::Init), &client, &mut model);
+        absent.apply_definition_event(Ok(Event::Init), &client, &mut model);
         assert!(!absent.is_complete);
-        absent.learn_definition(Ok(Event::InitDone), &client, &mut model);
+        absent.apply_definition_event(Ok(Event::InitDone), &client, &mut model);
         assert!(absent.is_complete && absent.objects.is_none(), "objects of an absent kind are not watched");
         let mut forbidden = new();
-        forbidden.learn_definition(Err(refused(500)), &client, &mut model);
+        forbidden.apply_definition_event(Err(refused(500)), &client, &mut model);
         assert!(!forbidden.is_complete, "another request may succeed");
-        forbidden.learn_definition(Err(refused(403)), &client, &mut model);
+        forbidden.apply_definition_event(Err(refused(403)), &client, &mut model);
         assert!(forbidden.is_complete);
         assert_eq!(forbidden.refused_pause, MIN_REFUSED_PAUSE * 2);
         for _ in 0..20 {
@@ -333,23 +333,23 @@ mod tests {
         let mut defined = new();
         let definition = definition_of(defined.kind);
         for event in [Event::Init, Event::InitApply(definition.clone()), Event::InitDone] {
-            defined.learn_definition(Ok(event), &client, &mut model);
+            defined.apply_definition_event(Ok(event), &client, &mut model);
         }
         assert!(!defined.is_complete && defined.objects.is_some());
-        defined.learn_object(Err(refused(404)), &recorder, &mut model);
+        defined.apply_object_event(Err(refused(404)), &recorder, &mut model);
         assert!(defined.is_complete && defined.is_refused, "it is not served yet");
-        defined.learn_definition(Ok(Event::Apply(definition.clone())), &client, &mut model);
+        defined.apply_definition_event(Ok(Event::Apply(definition.clone())), &client, &mut model);
         assert!(!defined.is_refused, "the request is repeated");
         let specification = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}});
         for event in [Event::Init, Event::InitApply(policy(1, specification)), Event::InitDone] {
-            defined.learn_object(Ok(event), &recorder, &mut model);
+            defined.apply_object_event(Ok(event), &recorder, &mut model);
         }
         assert!(model.is_tiered() && defined.reported.is_empty());
         for code in [403, 404] {
-            defined.learn_object(Err(refused(code)), &recorder, &mut model);
+            defined.apply_object_event(Err(refused(code)), &recorder, &mut model);
             assert!(model.is_tiered(), "known policies hold while they cannot be read: {code}");
         }
-        defined.learn_definition(Ok(Event::Delete(definition)), &client, &mut model);
+        defined.apply_definition_event(Ok(Event::Delete(definition)), &client, &mut model);
         assert!(!model.is_tiered() && defined.objects.is_none());
     }
 

@@ -94,7 +94,7 @@ impl PolicyGate {
         let limit = if is_restricted { RESTRICTED_LIMIT } else { LIMIT };
         match tokio::time::timeout(limit, answered).await {
             Ok(Ok(())) => Ok(()),
-            // The policies may have been listed meanwhile.
+            // The policies may have been listed in the meantime.
             _ if is_restricted || self.restricted.has(&namespace) => Err(NotEnforced { namespace }),
             _ => Ok(()),
         }

@@ -111,7 +111,7 @@ impl Peers {
 // === impl NetworkPolicies ===
 
 impl NetworkPolicies {
-    pub(super) fn learn_namespaces(&mut self, events: Vec<Received<Namespace>>) {
+    pub(super) fn apply_namespace_events(&mut self, events: Vec<Received<Namespace>>) {
         let Some(peers) = &mut self.peers else { return };
         for event in events.into_iter().filter_map(|event| received(event, "namespaces")) {
             let known = self.model.namespaces().map(String::as_str);
@@ -126,7 +126,7 @@ impl NetworkPolicies {
         }
     }
 
-    pub(super) fn learn_nodes(&mut self, events: Vec<Received<Node>>) {
+    pub(super) fn apply_node_events(&mut self, events: Vec<Received<Node>>) {
         let Some(nodes) = &mut self.nodes else { return };
         for event in events.into_iter().filter_map(|event| received(event, "nodes")) {
             for change in nodes.listed.changes(event, self.model.nodes()) {
@@ -138,7 +138,7 @@ impl NetworkPolicies {
         }
     }
 
-    /// Watches nodes while policies have them as peers. Returns whether the nodes are known as far as they are needed.
+    /// Watches nodes while policies have them as peers. Returns whether all nodes that the policies need are known.
     pub(super) fn follow_nodes(&mut self) -> bool {
         match (&self.nodes, self.model.needs_nodes()) {
             (Some(nodes), true) => nodes.listed.is_complete,

@@ -66,7 +66,7 @@ impl NodeFacts {
 pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let meminfo = read("/proc/meminfo")?;
     let capacity = capacity(config, &meminfo)?;
-    let held_back = held_back(&capacity, &config.eviction);
+    let held_back = eviction_reserve(&capacity, &config.eviction);
     let allocatable = allocatable(&capacity, &config.reserved, &held_back)?;
     let ips = if config.ips.is_empty() { address::find() } else { config.ips.clone() };
     Ok(NodeFacts { name: config.name.clone(), ips, capacity, allocatable, info: info(config, &meminfo) })
@@ -126,9 +126,9 @@ fn binary(kib: u64) -> String {
     }
 }
 
-/// Amounts below which the node is under pressure and accepts no pods, so pods cannot have them. The kubelet subtracts
-/// the thresholds of hard evictions in the same way.
-fn held_back(
+/// Amounts that pods cannot use: below them the node is under pressure and accepts no pods. The kubelet subtracts the
+/// thresholds of hard evictions in the same way.
+fn eviction_reserve(
     capacity: &BTreeMap<String, Quantity>,
     eviction: &EvictionThresholds,
 ) -> [(&'static str, i64); 2] {
@@ -258,7 +258,8 @@ mod tests {
         let left = |percent| {
             let eviction =
                 EvictionThresholds { nodefs_available: Threshold::percent(percent), ..Default::default() };
-            let left = allocatable(&capacity, &[], &held_back(&capacity, &eviction)).expect("allocatable");
+            let left =
+                allocatable(&capacity, &[], &eviction_reserve(&capacity, &eviction)).expect("allocatable");
             left.into_values().map(|quantity| quantity.0).collect::<Vec<_>>()
         };
         assert_eq!(left(10), ["2", "900Ki", "946176Ki", "110"]);

@@ -1,4 +1,4 @@
-//! Images in the Node object's status, which the scheduler prefers nodes by.
+//! Images in the Node object's status. The scheduler prefers nodes that have a pod's images.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Pause after a change: images are added and removed in groups, and a group is one update.
 const BATCH_PAUSE: Duration = Duration::from_secs(1);
 
-/// Keeps the list up to date, for ever: lists the images again after each notification of the runtime, or periodically.
+/// Keeps the list up to date until dropped. Lists the images again after each notification of the runtime, or
+/// periodically.
 pub(crate) async fn keep(
     runtime: Arc<dyn Runtime>,
     mut changes: Option<watch::Receiver<()>>,

@@ -18,8 +18,8 @@ const NAMESPACE: &str = "kube-node-lease";
 /// Pause after a failure: shorter than the period, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Renews the lease for ever, after the Node object is known. Each turn also wakes the updates of status and network
-/// by `pulse`, so that they share one timer.
+/// Renews the lease until dropped, after the Node object is known. Each turn also wakes the updates of status and
+/// network by `pulse`, so that they share one timer.
 pub(super) async fn keep(
     client: kube::Client,
     name: String,

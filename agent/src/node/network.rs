@@ -60,7 +60,7 @@ pub(super) fn is_ready(status: &LastStatus, node: Option<&Node>) -> Result<(), S
     })
 }
 
-/// Keeps the result up to date, for ever. A network that is not configured is not called.
+/// Keeps the result up to date until dropped. A network that is not configured is not called.
 pub(super) async fn poll(
     network: PodNetwork,
     mut pulse: watch::Receiver<()>,
@@ -124,7 +124,7 @@ impl PodNetwork {
     /// Whether the status must be polled, because nothing notifies of its changes.
     async fn is_polled(&self) -> bool {
         match self {
-            Self::Cni(network) => network.has_others().await,
+            Self::Cni(network) => network.has_executable_plugins().await,
             Self::Runtime(_) => true,
         }
     }

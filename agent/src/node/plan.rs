@@ -95,7 +95,8 @@ pub(super) fn metadata_patch(
     let held = seen.metadata.annotations.clone().unwrap_or_default();
     let mut missing: BTreeMap<_, _> = match announced {
         Some((kind, ends)) => overlay::annotations(*kind, ends, &held),
-        // Removed together with the conditions, whose reasons identify ours: flannel uses the same annotations.
+        // The annotations are removed together with the conditions. The reasons of the conditions identify them as
+        // ours: flannel uses the same annotations.
         None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };
@@ -119,7 +120,7 @@ pub(super) fn status_patch(
     let held = seen.status.clone().unwrap_or_default();
     let (want, stale) = (status(config, facts, current_state, &held), stale(config, Some(&held)));
     let mut patch = serde_json::Map::new();
-    // Replaced as a whole if it differs; a null removes what a merge would keep.
+    // The value is replaced as a whole if it differs. A null removes fields that a merge would keep.
     put(&mut patch, "capacity", &held.capacity, &want.capacity);
     put(&mut patch, "allocatable", &held.allocatable, &want.allocatable);
     put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
@@ -136,7 +137,7 @@ pub(super) fn status_patch(
     }
     let conditions: Vec<NodeCondition> = want.conditions.into_iter().flatten().collect();
     let is_held = |wanted: &NodeCondition| {
-        held.conditions.iter().flatten().any(|c| c.type_ == wanted.type_ && says_same(c, wanted))
+        held.conditions.iter().flatten().any(|c| c.type_ == wanted.type_ && are_equal_except_times(c, wanted))
     };
     if !stale.is_empty() || !conditions.iter().all(is_held) {
         let stale = stale.iter().map(|type_| json!({"$patch": "delete", "type": type_}));
@@ -289,7 +290,7 @@ fn condition(type_: &str, verdict: Verdict, held: &NodeStatus, now: Timestamp) -
 }
 
 /// Whether two conditions differ in times only.
-fn says_same(a: &NodeCondition, b: &NodeCondition) -> bool {
+fn are_equal_except_times(a: &NodeCondition, b: &NodeCondition) -> bool {
     (&a.status, &a.reason, &a.message) == (&b.status, &b.reason, &b.message)
 }
 
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_reported_once_listed_and_when_none_is_left() {
+    fn images_are_reported_after_the_first_list_even_if_there_are_none() {
         let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
         let with = |images| CurrentState { images, ..current_state(Ok(()), 1) };
         let patched = |images, node: &Node| status_patch(&config(), &facts(), &with(images), node);
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_stays_of_an_overlay_that_was_switched_off() {
+    fn a_disabled_overlay_leaves_no_addresses_or_annotations() {
         let mut led = current_state(Ok(()), 1);
         led.overlay.reached = Some(Err("no".to_owned()));
         let mut node = node(&config(), &facts(), &led);

@@ -24,7 +24,7 @@ use crate::source::record;
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
-/// Keeps the node registered and its status up to date, for ever.
+/// Keeps the node registered and its status up to date until dropped.
 pub(super) async fn keep(agent: &NodeAgent) {
     let api: Api<Node> = Api::all(agent.client.clone());
     // Stored ranges: pods get their network while the API server does not answer.
@@ -132,7 +132,7 @@ async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
             agent.node.send_replace(Some(Arc::new(written)));
             Ok(())
         }
-        // Deleted meanwhile: the watch reports that, and the node is created again.
+        // The node was deleted in the meantime. The watch reports that, and the node is created again.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error),
     }

@@ -206,7 +206,7 @@ async fn network(dir: &std::path::Path) -> Network {
 }
 
 #[test]
-fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
+fn a_node_registers_gets_its_range_becomes_ready_and_then_sends_no_requests() {
     let story = async {
         let dir = std::env::temp_dir().join(format!("coracle-node-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("temp dir");
@@ -274,7 +274,7 @@ fn plugin(dir: &std::path::Path) {
 }
 
 #[test]
-fn a_node_is_ready_when_the_plugins_of_its_network_say_so() {
+fn a_node_is_ready_when_its_network_plugins_are_ready() {
     apart(async {
         let dir = tempfile::tempdir().expect("directory");
         plugin(dir.path());

@@ -44,7 +44,7 @@ pub(crate) struct OverlayAgent {
     pub(crate) state: watch::Sender<State>,
     /// Changes at each turn of the lease's timer.
     pub(crate) pulse: watch::Receiver<()>,
-    /// Pod ranges of other nodes that the network does not masquerade, in the order of the nodes. None before the
+    /// Pod ranges of other nodes, in the order of the nodes. Packets to them are not masqueraded. `None` before the
     /// first call.
     pub(crate) unmasqueraded: Option<Vec<IpNetwork>>,
 }
@@ -92,14 +92,14 @@ enum Wake {
     /// The node's ranges or the kernel's tables changed, or a retry is due.
     Apply,
     Test,
-    /// A turn of the lease's timer: some peers are tested again.
+    /// The lease's timer: some peers are tested again.
     Pulse,
     Tested(Vec<(ProbePath, ProbeResult)>),
     End,
 }
 
 impl OverlayAgent {
-    /// Keeps pods of other nodes reachable, for ever.
+    /// Keeps pods of other nodes reachable until dropped.
     pub(crate) async fn run(mut self) {
         let events = watch_all(Api::<Node>::all(self.client.clone()), watcher::Config::default());
         let mut events = events.default_backoff().boxed();
@@ -142,7 +142,7 @@ impl OverlayAgent {
         }
     }
 
-    /// Applies the peers. After a failure: the time of the next try.
+    /// Applies the peers. Returns the time of the next attempt after a failure.
     async fn apply_or_retry(
         &mut self,
         nodes: &mut Nodes,
@@ -173,11 +173,11 @@ impl OverlayAgent {
         }
         if applied.moved {
             self.reset_tests(tests);
-            tests.want(peers.keys().cloned(), test_delay(&self.name, peers.len()));
+            tests.add(peers.keys().cloned(), test_delay(&self.name, peers.len()));
         }
         let changed = std::mem::take(&mut nodes.changed);
         changed.iter().for_each(|name| tests.results.remove_peer(name));
-        tests.want(changed.into_iter(), test_delay(&self.name, peers.len()));
+        tests.add(changed.into_iter(), test_delay(&self.name, peers.len()));
         if let Err(error) = self.network.set_mtu(applied.mtu).await {
             tracing::warn!(error = chain(&error), "cannot set the MTU of all pods");
         }
@@ -185,7 +185,7 @@ impl OverlayAgent {
         let refused = applied.refused.iter().map(|(name, why)| (name, why));
         let mut impaired: Vec<String> =
             wrong.iter().chain(refused).map(|(name, why)| format!("{name}: {why}")).collect();
-        impaired.extend(tests.results.sentences());
+        impaired.extend(tests.results.fault_messages());
         impaired.sort();
         impaired.dedup();
         self.update_state(|state| (state.reached, state.impaired) = (Some(Ok(())), impaired));
@@ -219,9 +219,9 @@ impl OverlayAgent {
         }
     }
 
-    /// Stores test results. True if the tables or the reported state must follow.
+    /// Stores test results. Returns whether the tables or the reported state must be updated.
     fn store(&self, tests: &mut PathTests, results: Vec<(ProbePath, ProbeResult)>) -> bool {
-        let before = (tests.results.narrow(), tests.results.sentences());
+        let before = (tests.results.narrow(), tests.results.fault_messages());
         let tested = results.iter().map(|(way, _)| way.peer.clone()).collect();
         if let Some(on) = tests.results.store(results, &self.overlay.paths(&tested)) {
             self.set_offload(on);
@@ -230,7 +230,7 @@ impl OverlayAgent {
             tests.waiting.extend(peers);
             tests.at = Some(tests.at.map_or(Instant::now() + pause, |at| at.min(Instant::now() + pause)));
         }
-        before != (tests.results.narrow(), tests.results.sentences())
+        before != (tests.results.narrow(), tests.results.fault_messages())
     }
 
     fn set_offload(&self, on: bool) {
@@ -261,7 +261,7 @@ impl OverlayAgent {
 // === impl Retry ===
 
 impl Retry {
-    /// The retry after a failure now. `before` is the retry before it.
+    /// The retry after a failure that occurs now. `before` is the previous retry.
     fn after(before: Option<Self>, now: Instant) -> Self {
         let pause = before.map_or(FIRST_RETRY, |before| (before.pause * 2).min(LAST_RETRY));
         Self { pause, at: now + pause }
@@ -313,7 +313,7 @@ impl PathTests {
     }
 
     /// Adds these peers to the next test, which starts after this node's delay.
-    fn want(&mut self, peers: impl Iterator<Item = String>, turn: Duration) {
+    fn add(&mut self, peers: impl Iterator<Item = String>, turn: Duration) {
         let before = self.waiting.len();
         self.waiting.extend(peers);
         if self.waiting.len() > before {
@@ -321,7 +321,7 @@ impl PathTests {
         }
     }
 
-    /// Adds the peers of this turn: nothing notifies of a smaller MTU on the path.
+    /// Adds the peers that are due in this period. No notification reports a smaller MTU on a path.
     fn retest_some(&mut self, peers: &BTreeMap<String, Peer>) {
         let next = self.rounds.next(peers);
         if self.begun && !next.is_empty() {
@@ -391,7 +391,7 @@ impl Nodes {
 // === impl Announced ===
 
 impl Announced {
-    /// Stores the announcement of a node, or its absence. True if it changed.
+    /// Stores the announcement of a node, or its absence. Returns whether it changed.
     fn set(&mut self, name: &str, announced: Option<Result<Peer, String>>) -> bool {
         let (peer, wrong) = announced.map_or((None, None), |announced| match announced {
             Ok(peer) => (Some(peer), None),

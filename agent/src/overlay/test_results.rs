@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coracle_cni::{self as cni, ProbePath, ProbeResult};
 
-/// Consecutive faults that count as one: a single fault may be a peer that was not there yet.
+/// Number of consecutive failed tests that count as a fault. The first test may fail because the peer is not ready yet.
 const CONFIRMED: u32 = 2;
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Maximum doublings of the retry's pause.
@@ -51,7 +51,7 @@ impl TestResults {
         Self { offload, ..Self::default() }
     }
 
-    /// Drops all results after a change of the paths. True if checksum offload must be switched on again.
+    /// Drops all results after a change of the paths. Returns whether checksum offload must be switched on again.
     pub(super) fn reset(&mut self) -> bool {
         let was = std::mem::take(self).offload;
         self.offload = if was == Offload::OffByAdministrator { was } else { Offload::default() };
@@ -72,15 +72,15 @@ impl TestResults {
         paths: &[ProbePath],
     ) -> Option<bool> {
         let paths: HashSet<&ProbePath> = paths.iter().collect();
-        results.retain(|(way, _)| paths.contains(way));
+        results.retain(|(path, _)| paths.contains(path));
         let mut by_peer: BTreeMap<String, Vec<(ProbePath, ProbeResult)>> = BTreeMap::new();
-        for (way, passes) in results {
-            by_peer.entry(way.peer.clone()).or_default().push((way, passes));
+        for (path, probed) in results {
+            by_peer.entry(path.peer.clone()).or_default().push((path, probed));
         }
         for (name, paths) in by_peer {
             let known = self.peers.entry(name).or_default();
-            let wrong = paths.iter().any(|(way, passes)| passes.bytes < way.mtu || !passes.offloaded);
-            let lost_offloaded = paths.iter().any(|(_, passes)| passes.bytes > 0 && !passes.offloaded);
+            let wrong = paths.iter().any(|(path, probed)| probed.bytes < path.mtu || !probed.offloaded);
+            let lost_offloaded = paths.iter().any(|(_, probed)| probed.bytes > 0 && !probed.offloaded);
             let in_a_row = |again: bool, before: u32| if again { before + 1 } else { 0 };
             let (wrong, lost_offloaded) =
                 (in_a_row(wrong, known.wrong), in_a_row(lost_offloaded, known.lost_offloaded));
@@ -105,9 +105,10 @@ impl TestResults {
     /// Peers that do not receive full packets, with the size in bytes that they receive.
     pub(super) fn narrow(&self) -> BTreeMap<String, u32> {
         let mut narrow: BTreeMap<String, u32> = BTreeMap::new();
-        for (way, passes) in self.confirmed().filter(|(way, passes)| (1..way.mtu).contains(&passes.bytes)) {
-            let least = narrow.entry(way.peer.clone()).or_insert(passes.bytes);
-            *least = passes.bytes.min(*least);
+        for (path, probed) in self.confirmed().filter(|(path, probed)| (1..path.mtu).contains(&probed.bytes))
+        {
+            let least = narrow.entry(path.peer.clone()).or_insert(probed.bytes);
+            *least = probed.bytes.min(*least);
         }
         narrow
     }
@@ -121,9 +122,9 @@ impl TestResults {
     }
 
     /// Faults, a sentence each.
-    pub(super) fn sentences(&self) -> Vec<String> {
+    pub(super) fn fault_messages(&self) -> Vec<String> {
         let mut all: Vec<String> =
-            self.confirmed().filter_map(|(way, passes)| sentence(way, passes)).collect();
+            self.confirmed().filter_map(|(path, probed)| fault_message(path, probed)).collect();
         if self.offload == Offload::Off {
             all.push(
                 "checksum offload of the overlay is off: packets with it were lost on the way to other nodes"
@@ -135,12 +136,12 @@ impl TestResults {
 
     fn confirmed(&self) -> impl Iterator<Item = (&ProbePath, ProbeResult)> {
         let confirmed = self.peers.values().filter(|result| result.wrong >= CONFIRMED);
-        confirmed.flat_map(|result| result.paths.iter().map(|(way, passes)| (way, *passes)))
+        confirmed.flat_map(|result| result.paths.iter().map(|(path, probed)| (path, *probed)))
     }
 }
 
-fn sentence(ProbePath { peer, to, mtu }: &ProbePath, passes: ProbeResult) -> Option<String> {
-    match passes {
+fn fault_message(ProbePath { peer, to, mtu }: &ProbePath, probed: ProbeResult) -> Option<String> {
+    match probed {
         ProbeResult { bytes: 0, .. } => Some(format!("{peer}: no packets reach {to}")),
         ProbeResult { bytes, .. } if bytes < *mtu => {
             Some(format!("{peer}: packets to {to} pass with up to {bytes} bytes, not with {mtu}"))
@@ -157,13 +158,13 @@ mod tests {
     use super::*;
 
     fn result(peer: &str, bytes: u32, offloaded: bool) -> (ProbePath, ProbeResult) {
-        let way = ProbePath { peer: peer.to_owned(), to: "10.42.1.0".parse().unwrap(), mtu: 1450 };
-        (way, ProbeResult { bytes, offloaded })
+        let path = ProbePath { peer: peer.to_owned(), to: "10.42.1.0".parse().unwrap(), mtu: 1450 };
+        (path, ProbeResult { bytes, offloaded })
     }
 
     /// Stores results of unchanged paths.
     fn store(known: &mut TestResults, results: Vec<(ProbePath, ProbeResult)>) -> Option<bool> {
-        let paths: Vec<ProbePath> = results.iter().map(|(way, _)| way.clone()).collect();
+        let paths: Vec<ProbePath> = results.iter().map(|(path, _)| path.clone()).collect();
         known.store(results, &paths)
     }
 
@@ -176,27 +177,29 @@ mod tests {
         let other = ProbePath { to: "10.42.9.0".parse().unwrap(), ..a.0.clone() };
         results.remove_peer("a");
         results.store(vec![a], &[other]);
-        assert_eq!(results.to_retest(), None, "it is reached by another way now");
+        assert_eq!(results.to_retest(), None, "it is reached by another path now");
     }
 
     #[test]
     fn offload_that_failed_before_a_restart_stays_off() {
         let mut results = TestResults::begin(cni::Offload::OffByTest);
         assert_eq!(store(&mut results, vec![result("a", 1450, true)]), None);
-        assert_eq!(results.sentences().len(), 1, "and that is reported");
-        assert!(results.reset(), "until the way is another");
-        assert_eq!(TestResults::begin(cni::Offload::On).sentences().len(), 0);
+        assert_eq!(results.fault_messages().len(), 1, "and that is reported");
+        assert!(results.reset(), "until the path is another");
+        assert_eq!(TestResults::begin(cni::Offload::On).fault_messages().len(), 0);
     }
 
     #[test]
     fn offload_that_an_administrator_switched_off_is_no_fault_and_stays_off() {
         let mut results = TestResults::begin(cni::Offload::OffByOthers);
         store(&mut results, vec![result("a", 1450, true)]);
-        assert!(results.sentences().is_empty());
+        assert!(results.fault_messages().is_empty());
         let bad = || vec![result("a", 1450, false)];
         assert_eq!([(); 4].map(|()| store(&mut results, bad())), [None; 4], "it is off, and stays so");
-        assert!(results.sentences()[0].contains("offload are lost") && results.sentences().len() == 1);
-        assert!(!results.reset(), "by whatever way");
+        assert!(
+            results.fault_messages()[0].contains("offload are lost") && results.fault_messages().len() == 1
+        );
+        assert!(!results.reset(), "by whatever path");
         assert_eq!([(); 4].map(|()| store(&mut results, bad())), [None; 4]);
     }
 
@@ -204,18 +207,21 @@ mod tests {
     fn working_paths_are_not_reported_and_not_tested_again() {
         let mut results = TestResults::default();
         assert_eq!(store(&mut results, vec![result("a", 1450, true)]), None);
-        assert_eq!((results.to_retest(), results.sentences(), results.narrow().len()), (None, vec![], 0));
+        assert_eq!(
+            (results.to_retest(), results.fault_messages(), results.narrow().len()),
+            (None, vec![], 0)
+        );
     }
 
     #[test]
     fn a_fault_counts_after_two_tests_and_is_dropped_after_a_success() {
         let mut results = TestResults::default();
         store(&mut results, vec![result("a", 1300, true), result("b", 0, false)]);
-        assert!(results.sentences().is_empty() && results.narrow().is_empty());
+        assert!(results.fault_messages().is_empty() && results.narrow().is_empty());
         assert_eq!(results.to_retest(), Some((vec!["a".to_owned(), "b".to_owned()], FIRST_RETRY)));
         assert_eq!(store(&mut results, vec![result("a", 1300, true), result("b", 0, false)]), None);
         assert_eq!(results.narrow(), BTreeMap::from([("a".to_owned(), 1300)]));
-        let text = results.sentences().join("; ");
+        let text = results.fault_messages().join("; ");
         assert!(
             text.contains("up to 1300 bytes, not with 1450") && text.contains("b: no packets reach"),
             "{text}"
@@ -223,17 +229,17 @@ mod tests {
         assert_eq!(results.to_retest().unwrap().1, FIRST_RETRY * 2);
         store(&mut results, vec![result("a", 1450, true)]);
         results.remove_peer("b");
-        assert_eq!((results.to_retest(), results.sentences().len()), (None, 0));
+        assert_eq!((results.to_retest(), results.fault_messages().len()), (None, 0));
     }
 
     #[test]
-    fn offload_is_disabled_only_if_that_helps() {
+    fn offload_is_disabled_only_if_packets_then_arrive() {
         let mut helps = TestResults::default();
         let bad = || vec![result("a", 1450, false)];
         assert_eq!((store(&mut helps, bad()), store(&mut helps, bad())), (None, Some(false)));
         assert_eq!(store(&mut helps, vec![result("a", 1450, true)]), None);
         assert_eq!(
-            (helps.sentences().len(), helps.to_retest()),
+            (helps.fault_messages().len(), helps.to_retest()),
             (1, None),
             "it is off, and that is reported"
         );
@@ -244,7 +250,7 @@ mod tests {
         let mut innocent = TestResults::default();
         let switched: Vec<_> = (0..8).filter_map(|_| store(&mut innocent, bad())).collect();
         assert_eq!(switched, [false, true]);
-        assert!(innocent.sentences()[0].contains("offload are lost"));
+        assert!(innocent.fault_messages()[0].contains("offload are lost"));
         assert_eq!((helps.reset(), innocent.reset()), (true, false), "on again where it is off");
     }
 }

@@ -47,7 +47,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
     super::raise_open_files();
     let mut node = settings.node();
     if connection.kubeconfig.is_some() {
-        node.leave_services_to_cluster();
+        node.disable_cluster_services();
     }
     let endpoint = connection.container_runtime_endpoint.take();
     if endpoint.is_some() {
@@ -72,7 +72,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
     run_node(node, endpoint, credentials, client).await
 }
 
-/// Runs the node on the built-in container runtime, or on the one behind this endpoint.
+/// Runs the node on the built-in container runtime, or on the container runtime at this endpoint.
 async fn run_node(
     node: Node,
     endpoint: Option<String>,
@@ -105,7 +105,7 @@ fn serving(node: &Node, client: &Client) -> anyhow::Result<Identity> {
 async fn membership(node: &Node, connection: ControlPlaneConnection) -> anyhow::Result<Membership> {
     let (state, name) = (&node.dirs.state, node.name.as_str());
     if let (Some(endpoint), Some(hash)) = (&connection.join, &connection.ca_hash) {
-        // A machine that has joined needs no token: the file may be removed, and the token expired.
+        // A machine that has joined needs no token: the file may have been removed, and the token may have expired.
         match join::resume(state, name) {
             Ok(Some(membership)) => return Ok(membership.of(hash)?),
             Ok(None) => {}

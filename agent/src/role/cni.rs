@@ -84,7 +84,7 @@ fn install(dir: &Path, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether it is a link to a program with our name, of any version.
+/// Whether the file is a link to a program with our name, of any version.
 fn is_ours(link: &Path) -> bool {
     let ours = std::env::current_exe().ok();
     let name = ours.as_deref().and_then(Path::file_name);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_starts_itself_is_neither_completed_nor_described() {
+    fn internal_subcommands_are_neither_completed_nor_documented() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             assert!(!completions(shell, &CommandLine::command()).unwrap().contains("shim"), "{shell:?}");
         }

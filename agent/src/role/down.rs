@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tonic::Request;
 
-use super::node::{self, Parts};
+use super::node::{self, OpenRuntime};
 use super::progress;
 use crate::lock::Lock;
 use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, Places, Settings};
@@ -47,7 +47,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     let node = settings.node();
     // Without a state directory this command makes one only to search for pods.
     let was_there = node.dirs.state.exists();
-    if !was_there && is_nothing_there(&node.dirs)? {
+    if !was_there && has_nothing_to_remove(&node.dirs)? {
         let (state, run) = (node.dirs.state.display(), node.dirs.run.display());
         return super::print(&format!("nothing to remove: there is no {state} and no {run}\n"));
     }
@@ -131,7 +131,7 @@ async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
 
 /// Whether nothing has to be removed. Without a state directory there is no node, but its pods may still run. A
 /// running node uses another state directory.
-fn is_nothing_there(dirs: &Dirs) -> anyhow::Result<bool> {
+fn has_nothing_to_remove(dirs: &Dirs) -> anyhow::Result<bool> {
     if let Some(pid) = Lock::holder(&dirs.run) {
         let (state, run) = (dirs.state.display(), dirs.run.display());
         anyhow::bail!(
@@ -174,7 +174,7 @@ async fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
 }
 
 /// Stops and removes all pods with their logs. Returns their number.
-async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<usize> {
+async fn remove_pods(parts: &OpenRuntime, log_dir: &Path) -> anyhow::Result<usize> {
     let list = parts.runtime.list_pod_sandbox(Request::new(ListPodSandboxRequest::default())).await?;
     let mut removals = tokio::task::JoinSet::new();
     let sandboxes = list.into_inner().items;

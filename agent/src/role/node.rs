@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::settings::{Credentials, Node};
 
 /// Open parts of a node.
-pub(crate) struct Parts {
+pub(crate) struct OpenRuntime {
     pub(crate) images: Images,
     pub(crate) network: Network,
     pub(crate) runtime: Runtime,
@@ -24,7 +24,7 @@ pub(crate) struct Parts {
 
 /// Opens images, network and runtime, which recovers running pods. Clients of the CRI socket get URLs at `streams` for
 /// exec, attach and port-forward; the kubelet API needs no such address.
-pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Result<Parts> {
+pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Result<OpenRuntime> {
     let mut images = ImagesConfig::new(&node.dirs.state);
     images.registry_config_dir.clone_from(&node.registry_config_dir);
     images.pinned.clone_from(&node.pinned_images);
@@ -56,7 +56,7 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
     };
     let runtime =
         Runtime::open(config, images.clone(), network.clone()).await.context("cannot open the runtime")?;
-    Ok(Parts { images, network, runtime })
+    Ok(OpenRuntime { images, network, runtime })
 }
 
 /// Runs the node until `shutdown`. Pods keep running.
@@ -68,9 +68,9 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     let streams = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
     let streams = streams.context("cannot listen for streams on loopback")?;
-    let Parts { images, network, runtime } = open(&node, Some(streams.local_addr()?)).await?;
+    let OpenRuntime { images, network, runtime } = open(&node, Some(streams.local_addr()?)).await?;
     let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));
-    tokio::spawn(super::program_pages::let_go_at_rest(runtime.changes()));
+    tokio::spawn(super::program_pages::release_when_idle(runtime.changes()));
     let socket = node.dirs.run.join("cri.sock");
     let listener = super::listen(&socket)?;
     let served = tokio::spawn(runtime.clone().serve(listener, shutdown.clone()));

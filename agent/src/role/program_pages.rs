@@ -1,4 +1,5 @@
-//! Returns memory to the kernel: code and free memory that were only needed by the start or by finished work.
+//! Returns memory to the kernel: pages of code and free memory that were only needed during the start or by finished
+//! work.
 #![allow(unsafe_code, reason = "advice about memory has no safe wrapper")]
 
 use std::io;
@@ -15,22 +16,22 @@ use libc::Elf64_Phdr as Header;
 const REST: Duration = Duration::from_secs(3);
 
 /// Releases the program's pages some time after the start.
-pub(super) async fn let_go_after_start() {
+pub(super) async fn release_after_start() {
     tokio::time::sleep(REST).await;
-    let_go();
+    release_pages();
 }
 
-/// Releases them again each time the node becomes idle after changes of pods. An idle node has no timer.
-pub(super) async fn let_go_at_rest(mut changes: watch::Receiver<()>) {
+/// Releases the program's pages each time the node becomes idle after changes of pods. An idle node has no timer.
+pub(super) async fn release_when_idle(mut changes: watch::Receiver<()>) {
     while changes.changed().await.is_ok() {
         while let Ok(Ok(())) = tokio::time::timeout(REST, changes.changed()).await {}
-        let_go();
+        release_pages();
     }
 }
 
 /// Releases the mapped pages of the program's code and constants. The kernel maps 16 pages with each page fault. Pages
 /// that are needed later are mapped again, usually from the page cache.
-fn let_go() {
+fn release_pages() {
     crate::allocator::collect();
     for (start, length) in program_headers().into_iter().filter_map(|(base, header)| unwritten(base, header))
     {
@@ -120,7 +121,7 @@ mod tests {
             .map(|(_, length)| length)
             .sum();
         assert!(released > 64 << 10, "{released}");
-        let_go();
+        release_pages();
         assert_eq!(program_headers().len(), found.len());
     }
 }

@@ -1,4 +1,5 @@
-//! Progress of long operations: a line on a terminal, which the next one overwrites. Elsewhere nothing is written.
+//! Progress of long operations: a line on a terminal, which the next line overwrites. If the output is not a terminal,
+//! nothing is written.
 
 use std::io::Write as _;
 

@@ -35,7 +35,7 @@ pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
         ..RuntimeConfig::default()
     };
     let runtime = Runtime::open(config, images.clone(), network).await.context("cannot open the runtime")?;
-    tokio::spawn(super::program_pages::let_go_at_rest(runtime.changes()));
+    tokio::spawn(super::program_pages::release_when_idle(runtime.changes()));
     let listener = super::listen(&settings.socket)?;
     let shutdown = super::until_signalled()?;
     let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));

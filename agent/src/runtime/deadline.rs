@@ -63,7 +63,7 @@ impl Limited for cri::StopContainerRequest {
 }
 
 impl Limited for cri::ExecSyncRequest {
-    /// A command without a timeout may run for ever.
+    /// A command without a timeout may run forever.
     fn limit(&self) -> Option<Duration> {
         if self.timeout > 0 { with_wait(self.timeout) } else { None }
     }

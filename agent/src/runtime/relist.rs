@@ -22,7 +22,8 @@ use super::{Events, RuntimeError};
 const PERIOD: Duration = Duration::from_secs(1);
 /// Limit of one list.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
-/// Events that a slow subscriber may fall behind; one that falls further behind gets an error and observes everything.
+/// Number of events that a slow subscriber may fall behind. A subscriber that falls further behind gets an error and
+/// lists everything again.
 const CAPACITY: usize = 1024;
 
 /// The lister and its subscribers.

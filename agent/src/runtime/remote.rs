@@ -137,7 +137,7 @@ impl Host for Remote {
         let mut client = self.runtime.clone();
         let mut call = async move {
             let stream = client.get_container_events(cri::GetEventsRequest {}).await?.into_inner();
-            // A stream that ends without an event is a refusal, too.
+            // A stream that ends without an event also counts as a refusal.
             let (first, rest) = stream.into_future().await;
             Ok((first, rest))
         }

@@ -128,7 +128,7 @@ fn a_missing_right_is_distinguished_from_other_failures() {
 }
 
 #[tokio::test]
-async fn services_are_kept_without_what_no_consumer_reads() {
+async fn services_are_cached_without_unused_fields() {
     let dir = tempfile::tempdir().unwrap();
     let cache = cache(dir.path());
     let mut large = service("ns", "a", "10.0.0.1");

@@ -1,4 +1,4 @@
-//! One setting: its names, help text, default and the shape of its value.
+//! One setting: its names, help text, default and the kind of its value.
 
 use clap::{Arg, ArgAction, ValueHint};
 
@@ -14,7 +14,7 @@ pub(crate) struct Field {
     /// Lines of the help text.
     pub(crate) help: &'static [&'static str],
     pub(crate) default: DefaultValue,
-    pub(crate) shape: Shape,
+    pub(crate) value_kind: ValueKind,
 }
 
 /// The value of a setting that no source gives.
@@ -22,13 +22,13 @@ pub(crate) struct Field {
 pub(crate) enum DefaultValue {
     /// Parsed like the value of a flag.
     Text(&'static str),
-    /// No value; the text says what follows from that.
+    /// No value; the text describes the effect.
     Unset(&'static str),
 }
 
 /// How a value is written in flags, environment and file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum ValueKind {
     /// One value.
     Single,
     /// `true` or `false`; the flag alone means `true`.
@@ -88,10 +88,10 @@ impl Field {
             Some(alias) => arg.visible_alias(alias),
             None => arg,
         };
-        match self.shape {
-            Shape::Single => arg.action(ArgAction::Set),
-            Shape::Switch => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
-            Shape::List | Shape::Map => arg.action(ArgAction::Append),
+        match self.value_kind {
+            ValueKind::Single => arg.action(ArgAction::Set),
+            ValueKind::Switch => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
+            ValueKind::List | ValueKind::Map => arg.action(ArgAction::Append),
         }
     }
 }

@@ -104,7 +104,9 @@ impl Parser<'_> {
                 texts.is_some_and(|texts| allowed.contains(&texts.join(",").as_str()))
             }
             Value::Mapping(pairs) => pairs.is_empty(),
-            value => text(value).is_some_and(|text| allowed.iter().any(|allowed| is_same(&text, allowed))),
+            value => {
+                text(value).is_some_and(|text| allowed.iter().any(|allowed| are_equal_values(&text, allowed)))
+            }
         };
         if !is_allowed {
             let default = match allowed {
@@ -115,7 +117,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Taints are objects here, and texts as the kubelet's flag has them in our settings.
+    /// Taints are objects in this file. In our settings they are texts, in the form of the kubelet's flag.
     fn taints(&mut self, path: &str, value: &Value) {
         let taint = |value: &Value| {
             let fields = value.as_mapping()?;
@@ -161,7 +163,7 @@ fn is_zero(value: &Value) -> bool {
 }
 
 /// Equal as text or as durations: `1m` and `60s` are the same value.
-fn is_same(text: &str, other: &str) -> bool {
+fn are_equal_values(text: &str, other: &str) -> bool {
     let duration = coracle_agent::duration(text);
     text == other || (duration.is_some() && duration == coracle_agent::duration(other))
 }

@@ -51,7 +51,8 @@ settings! {
     cluster_dns: Vec<IpAddr> = unset "the address with number 10 of the service range, where the node serves DNS itself", "IP";
     /// Serve DNS for pods at the addresses of cluster-dns.
     serve_dns: Option<bool> = unset "true without cluster-dns, false with agent --kubeconfig", "BOOL";
-    /// Servers for names below a domain: domain=address[:port]. Several servers of one domain are asked in their order.
+    /// Servers for names below a domain: domain=address[:port]. Several servers of one domain are queried in their
+    /// order.
     dns_stub_domains: Vec<StubServer> = default "", "SERVERS";
     /// Proxy Services with nftables. Disable it where kube-proxy or another program does.
     service_proxy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
@@ -313,7 +314,7 @@ impl Node {
     /// Disables DNS, the service proxy and network policies unless they are set explicitly: in a cluster with another
     /// control plane, other programs run them, the role system:node may not read EndpointSlices and NetworkPolicies, and
     /// the service range is unknown.
-    pub(crate) fn leave_services_to_cluster(&mut self) {
+    pub(crate) fn disable_cluster_services(&mut self) {
         let [dns, proxy, policies] = self.explicit;
         if !policies {
             self.network_policy_table = None;

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_nodes_own_runtime_uses_the_known_paths() {
+    fn only_the_nodes_own_runtime_uses_the_default_paths() {
         let of = |socket, plugins, run_dir| {
             let settings = decide((socket, plugins, "/etc/nri/conf.d".into()), Path::new(run_dir));
             (settings.socket, settings.plugins)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::field::{Field, Shape, variable};
+use super::field::{Field, ValueKind, variable};
 use super::kubelet::reference as kubelet_fields;
 use super::{ControlPlaneSettings, LogSettings, NodeSettings, Places, RuntimeSettings};
 use crate::settings::table::Table as _;
@@ -69,11 +69,11 @@ fn page() -> String {
         page += "| flag and key | environment variable | kind | default | meaning |\n|---|---|---|---|---|\n";
         for field in fields {
             let names: Vec<_> = field.names().map(|name| format!("`{name}`")).collect();
-            let kind = match field.shape {
-                Shape::Single => field.value_name.to_lowercase(),
-                Shape::Switch => "switch".to_owned(),
-                Shape::List => format!("list of {}", field.value_name.to_lowercase()),
-                Shape::Map => "map".to_owned(),
+            let kind = match field.value_kind {
+                ValueKind::Single => field.value_name.to_lowercase(),
+                ValueKind::Switch => "switch".to_owned(),
+                ValueKind::List => format!("list of {}", field.value_name.to_lowercase()),
+                ValueKind::Map => "map".to_owned(),
             };
             let cells = [names.join(", "), format!("`{}`", variable(field.name)), kind];
             let (default, meaning) = (field.default_text(), field.description());

@@ -32,7 +32,7 @@ const OF_THE_BUILT_IN_RUNTIME: [&str; 20] = [
 /// The names of such settings that a flag, the environment or the file sets.
 pub(super) fn ignored(flags: &Flags<NodeSettings>, sources: &Sources) -> Vec<&'static str> {
     let is_set = |name: &'static str| {
-        flags.given().contains_key(name)
+        flags.flag_values().contains_key(name)
             || sources.environment.contains_key(&variable(name))
             || sources.file.get(NodeSettings::KEY, name).is_some()
     };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::field::{DefaultValue, Field, Shape, variable};
+use super::field::{DefaultValue, Field, ValueKind, variable};
 use super::file::{File, FileValue};
 use super::value::Value;
 
@@ -93,66 +93,69 @@ impl<'a> Resolver<'a> {
         Self { table, flags, sources }
     }
 
-    /// The value of the first source that has one. An invalid value is a problem, and `None`.
+    /// The value of the first source that has one. An invalid value is recorded as a problem, and the result is `None`.
     pub(crate) fn value<V: Value>(&mut self, field: &Field) -> Option<V> {
-        let (texts, source) = match self.given(field) {
+        let (texts, source) = match self.first_source(field) {
             Some((Ok(texts), source)) => (texts, source),
-            Some((Err(problem), source)) => return self.wrong(&source, &problem),
+            Some((Err(problem), source)) => return self.record_problem(&source, &problem),
             None => match field.default {
-                DefaultValue::Text(text) => (split(field.shape, [text]), "the default".to_owned()),
+                DefaultValue::Text(text) => (split(field.value_kind, [text]), "the default".to_owned()),
                 DefaultValue::Unset(_) => return V::unset(),
             },
         };
         match V::parse(&texts) {
             Ok(value) => Some(value),
-            Err(problem) => self.wrong(&format!("{source} {:?}", texts.join(",")), &problem),
+            Err(problem) => self.record_problem(&format!("{source} {:?}", texts.join(",")), &problem),
         }
     }
 
-    fn wrong<V>(&mut self, source: &str, problem: &str) -> Option<V> {
+    fn record_problem<V>(&mut self, source: &str, problem: &str) -> Option<V> {
         self.sources.problems.push(format!("{source}: {problem}"));
         None
     }
 
     /// The texts of the first source that gives the setting, and a description of the source.
-    fn given(&mut self, field: &Field) -> Option<(Result<Vec<String>, String>, String)> {
+    fn first_source(&mut self, field: &Field) -> Option<(Result<Vec<String>, String>, String)> {
         if let Some(texts) = self.flags.get(field.name) {
-            return Some((Ok(split(field.shape, texts)), format!("flag --{}", field.name)));
+            return Some((Ok(split(field.value_kind, texts)), format!("flag --{}", field.name)));
         }
         for name in field.names() {
             let variable = variable(name);
             if let Some(text) = self.sources.environment.get(&variable) {
-                return Some((Ok(split(field.shape, [text])), format!("environment variable {variable}")));
+                return Some((
+                    Ok(split(field.value_kind, [text])),
+                    format!("environment variable {variable}"),
+                ));
             }
         }
         self.sources
             .file
             .get(self.table, field.name)
-            .map(|(value, place)| (texts(field.shape, value), place.to_owned()))
+            .map(|(value, place)| (texts(field.value_kind, value), place.to_owned()))
     }
 }
 
 /// Splits lists at commas. An empty text is an empty list.
-fn split<T: AsRef<str>>(shape: Shape, texts: impl IntoIterator<Item = T>) -> Vec<String> {
+fn split<T: AsRef<str>>(value_kind: ValueKind, texts: impl IntoIterator<Item = T>) -> Vec<String> {
     let texts = texts.into_iter();
-    match shape {
-        Shape::Single | Shape::Switch => texts.map(|text| text.as_ref().to_owned()).collect(),
-        Shape::List | Shape::Map => texts
+    match value_kind {
+        ValueKind::Single | ValueKind::Switch => texts.map(|text| text.as_ref().to_owned()).collect(),
+        ValueKind::List | ValueKind::Map => texts
             .flat_map(|text| text.as_ref().split(',').map(|part| part.trim().to_owned()).collect::<Vec<_>>())
             .filter(|part| !part.is_empty())
             .collect(),
     }
 }
 
-fn texts(shape: Shape, value: &FileValue) -> Result<Vec<String>, String> {
-    match (shape, value) {
-        (Shape::Single | Shape::Switch, FileValue::Single(text)) => Ok(vec![text.clone()]),
-        (Shape::List, FileValue::List(texts)) => Ok(texts.clone()),
-        (Shape::Map, FileValue::Map(pairs)) => {
+fn texts(value_kind: ValueKind, value: &FileValue) -> Result<Vec<String>, String> {
+    match (value_kind, value) {
+        (ValueKind::Single | ValueKind::Switch, FileValue::Single(text)) => Ok(vec![text.clone()]),
+        (ValueKind::List, FileValue::List(texts)) => Ok(texts.clone()),
+        (ValueKind::Map, FileValue::Map(pairs)) => {
             Ok(pairs.iter().map(|(key, value)| format!("{key}={value}")).collect())
         }
-        (Shape::Single | Shape::Switch, _) => Err("expected a single value".to_owned()),
-        (Shape::List, _) => Err("expected an array of single values".to_owned()),
-        (Shape::Map, _) => Err("expected a table of single values".to_owned()),
+        (ValueKind::Single | ValueKind::Switch, _) => Err("expected a single value".to_owned()),
+        (ValueKind::List, _) => Err("expected an array of single values".to_owned()),
+        (ValueKind::Map, _) => Err("expected a table of single values".to_owned()),
     }
 }

@@ -35,7 +35,7 @@ pub(crate) trait Table: Sized {
 
 /// The values of a table's flags as text.
 pub(crate) struct Flags<T> {
-    given: BTreeMap<&'static str, Vec<String>>,
+    flag_values: BTreeMap<&'static str, Vec<String>>,
     table: PhantomData<fn() -> T>,
 }
 
@@ -43,19 +43,19 @@ pub(crate) struct Flags<T> {
 
 impl<T> Default for Flags<T> {
     fn default() -> Self {
-        Self { given: BTreeMap::new(), table: PhantomData }
+        Self { flag_values: BTreeMap::new(), table: PhantomData }
     }
 }
 
 impl<T: Table> Flags<T> {
     /// The values that flags give, by the setting's name.
-    pub(crate) fn given(&self) -> &BTreeMap<&'static str, Vec<String>> {
-        &self.given
+    pub(crate) fn flag_values(&self) -> &BTreeMap<&'static str, Vec<String>> {
+        &self.flag_values
     }
 
     /// Resolves the table. Problems are collected in `sources`.
     pub(crate) fn resolve(&self, sources: &mut Sources) -> Option<T> {
-        T::resolve(&mut Resolver::new(T::KEY, &self.given, sources))
+        T::resolve(&mut Resolver::new(T::KEY, &self.flag_values, sources))
     }
 }
 
@@ -65,7 +65,7 @@ impl<T: Table> FromArgMatches for Flags<T> {
             let texts: Vec<String> = matches.get_many(field.name)?.cloned().collect();
             Some((field.name, texts))
         };
-        Ok(Self { given: T::FIELDS.iter().filter_map(texts).collect(), table: PhantomData })
+        Ok(Self { flag_values: T::FIELDS.iter().filter_map(texts).collect(), table: PhantomData })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -87,7 +87,7 @@ impl<T: Table> Args for Flags<T> {
 }
 
 /// The field's identifier with dashes, for use in constants.
-pub(crate) const fn dashed<const LENGTH: usize>(identifier: &str) -> [u8; LENGTH] {
+pub(crate) const fn kebab_case<const LENGTH: usize>(identifier: &str) -> [u8; LENGTH] {
     let (mut bytes, mut at) = ([0; LENGTH], 0);
     while at < LENGTH {
         bytes[at] = match identifier.as_bytes()[at] {
@@ -121,7 +121,7 @@ macro_rules! settings {
                     $crate::settings::field::Field {
                         name: {
                             const BYTES: &[u8] =
-                                &$crate::settings::table::dashed::<{ stringify!($field).len() }>(stringify!($field));
+                                &$crate::settings::table::kebab_case::<{ stringify!($field).len() }>(stringify!($field));
                             match std::str::from_utf8(BYTES) {
                                 Ok(name) => name,
                                 Err(_) => stringify!($field),
@@ -131,7 +131,7 @@ macro_rules! settings {
                         value_name: $value_name,
                         help: &[$($help),+],
                         default: $crate::settings::table::settings!(@default $word $default),
-                        shape: <$type as $crate::settings::value::Value>::SHAPE,
+                        value_kind: <$type as $crate::settings::value::Value>::VALUE_KIND,
                     },
                 )+
             ];

@@ -2,7 +2,7 @@
 
 use clap::{Args as _, FromArgMatches as _};
 
-use super::field::Shape;
+use super::field::ValueKind;
 use super::file::FileValue;
 use super::value::Value as _;
 use super::*;
@@ -62,7 +62,7 @@ fn all_invalid_settings_are_reported_with_their_source() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_reported_together() {
+fn contradicting_settings_are_reported_together() {
     let mut sources = sources_of(
         "[node]\ntls-cert-file = \"/c\"\nimage-credential-provider-config = \"/p\"\noverlay-vni = 0\n\
          [control-plane]\ncluster-cidr = [\"10.43.0.0/16\"]",
@@ -139,12 +139,12 @@ fn names_in_one_table_are_unique() {
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(names.len(), unique.len(), "{table}");
     }
-    assert_eq!(<Vec<String>>::SHAPE, Shape::List);
+    assert_eq!(<Vec<String>>::VALUE_KIND, ValueKind::List);
     assert_ne!(FileValue::Single(String::new()), FileValue::List(Vec::new()));
 }
 
 #[test]
-fn a_node_of_another_control_plane_serves_no_services_unless_told() {
+fn a_node_of_another_control_plane_serves_services_only_if_configured() {
     let node = |toml: &str| {
         let mut sources = sources_of(toml);
         let (_, settings) = Settings::resolve(AllFlags::default(), &mut sources).unwrap();
@@ -156,13 +156,13 @@ fn a_node_of_another_control_plane_serves_no_services_unless_told() {
     };
     let mut default = node("");
     assert_eq!(shown(&default), (true, true, 1), "a joined node");
-    default.leave_services_to_cluster();
+    default.disable_cluster_services();
     assert_eq!(shown(&default), (false, false, 0));
     let mut explicit = node("[node]\nserve-dns = true\nservice-proxy = true\nnetwork-policy = true");
-    explicit.leave_services_to_cluster();
+    explicit.disable_cluster_services();
     assert_eq!(shown(&explicit), (true, true, 1));
     let mut configured = node("[node]\ncluster-dns = [\"10.96.0.10\"]");
-    configured.leave_services_to_cluster();
+    configured.disable_cluster_services();
     assert_eq!(shown(&configured), (false, false, 1));
 }
 

@@ -12,13 +12,13 @@ use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
-use super::field::Shape;
+use super::field::ValueKind;
 
 /// The type of a setting: a single value, an optional one, a list or a map.
 pub(crate) trait Value: Sized {
-    const SHAPE: Shape;
+    const VALUE_KIND: ValueKind;
 
-    /// Parses the texts of one source. The error says what is expected.
+    /// Parses the texts of one source. The error describes the expected form.
     fn parse(texts: &[String]) -> Result<Self, String>;
 
     /// The value if no source gives one and there is no default.
@@ -27,9 +27,9 @@ pub(crate) trait Value: Sized {
 
 /// A single value that is parsed from one text.
 pub(crate) trait Single: Sized {
-    const SHAPE: Shape = Shape::Single;
+    const VALUE_KIND: ValueKind = ValueKind::Single;
 
-    /// Parses the text. The error says what is expected.
+    /// Parses the text. The error describes the expected form.
     fn parse(text: &str) -> Result<Self, String>;
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Thresholds(pub(crate) BTreeMap<String, Threshold>);
 // === impl Value ===
 
 impl<T: Single> Value for T {
-    const SHAPE: Shape = <T as Single>::SHAPE;
+    const VALUE_KIND: ValueKind = <T as Single>::VALUE_KIND;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
         // The last one counts, as in the kubelet.
@@ -81,7 +81,7 @@ impl<T: Single> Value for T {
 }
 
 impl<T: Single> Value for Option<T> {
-    const SHAPE: Shape = <T as Single>::SHAPE;
+    const VALUE_KIND: ValueKind = <T as Single>::VALUE_KIND;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
         <T as Value>::parse(texts).map(Some)
@@ -93,7 +93,7 @@ impl<T: Single> Value for Option<T> {
 }
 
 impl<T: Single> Value for Vec<T> {
-    const SHAPE: Shape = Shape::List;
+    const VALUE_KIND: ValueKind = ValueKind::List;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
         texts.iter().map(|text| <T as Single>::parse(text)).collect()
@@ -105,7 +105,7 @@ impl<T: Single> Value for Vec<T> {
 }
 
 impl Value for BTreeMap<String, String> {
-    const SHAPE: Shape = Shape::Map;
+    const VALUE_KIND: ValueKind = ValueKind::Map;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
         let pair = |text: &String| {
@@ -121,7 +121,7 @@ impl Value for BTreeMap<String, String> {
 }
 
 impl Value for Resources {
-    const SHAPE: Shape = Shape::Map;
+    const VALUE_KIND: ValueKind = ValueKind::Map;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
         let amounts = <BTreeMap<String, String> as Value>::parse(texts)?;
@@ -143,7 +143,7 @@ impl Value for Resources {
 }
 
 impl Value for Option<Thresholds> {
-    const SHAPE: Shape = Shape::Map;
+    const VALUE_KIND: ValueKind = ValueKind::Map;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
         let threshold = |text: &String| {
@@ -184,7 +184,7 @@ impl Single for PathOrOff {
 }
 
 impl Single for bool {
-    const SHAPE: Shape = Shape::Switch;
+    const VALUE_KIND: ValueKind = ValueKind::Switch;
 
     fn parse(text: &str) -> Result<Self, String> {
         expect(text, "true or false")
@@ -333,6 +333,6 @@ pub(crate) fn choose<T: ValueEnum>(text: &str) -> Result<T, String> {
 }
 
 fn expect<T: std::str::FromStr>(text: &str, expected: &str) -> Result<T, String> {
-    // The parsers' own errors ("invalid digit found in string") say less than what is expected.
+    // The parsers' own errors ("invalid digit found in string") do not name the expected form.
     text.parse().ok().ok_or_else(|| format!("expected {expected}"))
 }

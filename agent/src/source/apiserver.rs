@@ -22,7 +22,7 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
         if event.is_ok() {
-            health.answered();
+            health.record_response();
         }
         let change = match event {
             Ok(Event::Init) => {

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_comes_back_until_it_is_forgotten() {
+    fn a_pod_is_restored_until_it_is_removed_from_the_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let open = || {
             let checkpoint = Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();

@@ -27,7 +27,8 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
     let old = fs::read_link(volume.join(DATA)).ok();
     let tops: BTreeSet<&str> = payload.keys().map(|path| top(path)).collect();
     let current = old.as_ref().map(|old| volume.join(old));
-    if current.is_some_and(|dir| holds(&dir, payload)) && tops.iter().all(|top| volume.join(top).is_symlink())
+    if current.is_some_and(|dir| has_payload(&dir, payload))
+        && tops.iter().all(|top| volume.join(top).is_symlink())
     {
         return Ok(());
     }
@@ -51,7 +52,7 @@ fn top(path: &str) -> &str {
     path.split('/').next().unwrap_or(path)
 }
 
-fn holds(dir: &Path, payload: &Payload) -> bool {
+fn has_payload(dir: &Path, payload: &Payload) -> bool {
     let same = |(path, file): (&String, &File)| fs::read(dir.join(path)).is_ok_and(|data| data == file.data);
     payload.iter().all(same) && count(dir).is_ok_and(|files| files == payload.len())
 }
@@ -74,7 +75,9 @@ fn fill(dir: &Path, payload: &Payload, group: Option<u32>) -> Result<(), SetUpEr
         write_file(&at, file).map_err(SetUpError::io("write", &at))?;
     }
     match group {
-        Some(group) => ownership::give(dir, group, true).map_err(SetUpError::io("set the owner of", dir)),
+        Some(group) => {
+            ownership::set_group(dir, group, true).map_err(SetUpError::io("set the owner of", dir))
+        }
         None => Ok(()),
     }
 }
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_set_replaces_the_old_and_leaves_nothing_of_it() {
+    fn a_new_payload_replaces_all_files_of_the_old_one() {
         let volume = Scratch::new("replace");
         write(&volume.0, &payload(&[("a", "1"), ("deep/b", "2")]), None).expect("first");
         assert_eq!((volume.shows("a").as_deref(), volume.shows("deep/b").as_deref()), (Some("1"), Some("2")));
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_content_touches_nothing() {
+    fn an_equal_payload_changes_no_file() {
         let volume = Scratch::new("same");
         write(&volume.0, &payload(&[("a", "1")]), None).expect("first");
         let before = fs::read_link(volume.0.join(DATA)).expect("link");

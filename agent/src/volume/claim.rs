@@ -20,7 +20,7 @@ struct Claim {
     is_ephemeral: bool,
 }
 
-/// Mounts a volume that has a claim. None: the volume has none.
+/// Mounts a volume that refers to a claim. `None`: the volume has no claim.
 pub(super) async fn mount(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
     let claim = claim_of(target, volume)?;
     Some(mount_claim(target, &volume.name, &claim).await)
@@ -41,7 +41,7 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
     let recorded = read(&record);
     let health = &target.ctx.shared.health;
     let found =
-        if recorded.is_some() && health.is_away() { None } else { Some(resolve(target, claim).await) };
+        if recorded.is_some() && health.is_unavailable() { None } else { Some(resolve(target, claim).await) };
     let persistent = match (found, recorded) {
         (Some(Ok(persistent)), _) => persistent,
         // The pod has started with this volume: the API server does not answer, or refuses this node.
@@ -90,7 +90,7 @@ fn unreadable_record(record: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot read {record}: {error}; its pod may use the volume"))
 }
 
-/// The paths in a directory. An absent directory, or a file in its place, has none.
+/// The paths in a directory. Empty if the directory is absent or a file is in its place.
 fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     match std::fs::read_dir(dir) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),
@@ -120,7 +120,8 @@ async fn resolve(target: &Target<'_>, claim: &Claim) -> Result<PersistentVolume,
     let client = &target.ctx.shared.client;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), target.namespace);
     let found = claims.get(&claim.name).await.map_err(|error| request(&error))?;
-    let name = usable(&found, claim.is_ephemeral.then_some(target.uid)).map_err(Unresolved::Refused)?;
+    let name =
+        usable_volume(&found, claim.is_ephemeral.then_some(target.uid)).map_err(Unresolved::Refused)?;
     let volumes: Api<PersistentVolume> = Api::all(client.clone());
     let volume = volumes.get(name).await.map_err(|error| request(&error))?;
     let of = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).and_then(|of| of.uid.as_deref());
@@ -132,7 +133,7 @@ async fn resolve(target: &Target<'_>, claim: &Claim) -> Result<PersistentVolume,
 }
 
 /// The name of a claim's volume. The claim of an ephemeral volume must belong to the pod with this uid.
-fn usable<'a>(claim: &'a PersistentVolumeClaim, owner: Option<&str>) -> Result<&'a str, String> {
+fn usable_volume<'a>(claim: &'a PersistentVolumeClaim, owner: Option<&str>) -> Result<&'a str, String> {
     if claim.metadata.deletion_timestamp.is_some() {
         return Err("PVC is being deleted".to_owned());
     }
@@ -241,14 +242,18 @@ mod tests {
             }
             serde_json::from_value(claim).expect("claim")
         };
-        assert_eq!(usable(&claim("Bound", json!({})), None), Ok("v"));
-        assert!(usable(&claim("Pending", json!({})), None).expect_err("pending").contains("not bound"));
+        assert_eq!(usable_volume(&claim("Bound", json!({})), None), Ok("v"));
+        assert!(
+            usable_volume(&claim("Pending", json!({})), None).expect_err("pending").contains("not bound")
+        );
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-        assert!(usable(&claim("Bound", deleted), None).expect_err("deleted").contains("being deleted"));
-        assert!(usable(&claim("Bound", json!({})), Some("u")).is_err());
+        assert!(
+            usable_volume(&claim("Bound", deleted), None).expect_err("deleted").contains("being deleted")
+        );
+        assert!(usable_volume(&claim("Bound", json!({})), Some("u")).is_err());
         let owners =
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true}]);
-        assert_eq!(usable(&claim("Bound", json!({"ownerReferences": owners})), Some("u")), Ok("v"));
+        assert_eq!(usable_volume(&claim("Bound", json!({"ownerReferences": owners})), Some("u")), Ok("v"));
     }
 
     #[test]

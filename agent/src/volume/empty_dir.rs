@@ -66,7 +66,7 @@ fn make(dir: &Path, access: Access) -> Result<(), SetUpError> {
     super::make_private(&new).map_err(SetUpError::io("create the directory", &new))?;
     ownership::chmod(&new, access.mode).map_err(SetUpError::io("set the mode of", &new))?;
     if let Some(group) = access.group {
-        ownership::give(&new, group, false).map_err(SetUpError::io("set the owner of", &new))?;
+        ownership::set_group(&new, group, false).map_err(SetUpError::io("set the owner of", &new))?;
     }
     fs::rename(&new, dir).map_err(SetUpError::io("rename", dir))
 }

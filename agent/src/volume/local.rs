@@ -4,7 +4,8 @@
 //! the node reaches a volume, although each volume is writable for all users of its containers. Containers see the
 //! volume, never the base: no link that a container makes is ever followed here.
 //!
-//! Where the file system has project quotas, a volume is as large as its object says ([`project_quota`]).
+//! If the file system has project quotas, the size of a volume is limited to the capacity of its object
+//! ([`project_quota`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -77,7 +78,7 @@ fn capacity(volume: &PersistentVolume) -> Option<u64> {
     u64::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Creates the directory of a volume, unless it exists. Its files stay as they are; its size becomes this one.
+/// Creates the directory of a volume, or sets the size of an existing one. Existing files are not changed.
 ///
 /// The directory is created under another name and renamed. So after a crash it is absent or complete.
 fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {
@@ -155,7 +156,7 @@ pub(crate) fn remove(base: &Path, name: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         removed => removed?,
     }
-    project.map_or(Ok(()), |id| project_quota::give_back(base.as_fd(), id))
+    project.map_or(Ok(()), |id| project_quota::release_id(base.as_fd(), id))
 }
 
 /// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. Off the async workers: a container can make
@@ -168,7 +169,7 @@ pub(super) async fn give_to_group(pod: &Pod, path: &Path) -> Result<(), SetUpErr
         return Ok(());
     }
     let tree = path.to_owned();
-    let given = tokio::task::spawn_blocking(move || ownership::give(&tree, group, false)).await;
+    let given = tokio::task::spawn_blocking(move || ownership::set_group(&tree, group, false)).await;
     given
         .unwrap_or_else(|error| Err(io::Error::other(error)))
         .map_err(SetUpError::io("set the owner of", path))

@@ -1,5 +1,5 @@
-//! The config maps and secrets that pods use: one watch for each, shared by all its users, ended with the
-//! last of them.
+//! The config maps and secrets that pods use: one watch for each object. All users of an object share its
+//! watch, which ends with the last user.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -75,12 +75,12 @@ impl Objects {
             match of.kind {
                 Kind::ConfigMap => {
                     let first = configs.get::<ConfigMap>(&of.namespace, &of.name).await;
-                    publish.send_replace(known(first, config_map_data));
+                    publish.send_replace(to_state(first, config_map_data));
                     follow::<ConfigMap>(client, &of, &configs, &publish, config_map_data).await;
                 }
                 Kind::Secret => {
                     let first = configs.get::<Secret>(&of.namespace, &of.name).await;
-                    publish.send_replace(known(first, secret_data));
+                    publish.send_replace(to_state(first, secret_data));
                     follow::<Secret>(client, &of, &configs, &publish, secret_data).await;
                 }
             }
@@ -89,7 +89,7 @@ impl Objects {
     }
 }
 
-fn known<K, E: std::error::Error>(found: Result<Option<K>, E>, data: fn(K) -> Data) -> State {
+fn to_state<K, E: std::error::Error>(found: Result<Option<K>, E>, data: fn(K) -> Data) -> State {
     match found {
         Ok(found) => State::Known(found.map(|object| Arc::new(data(object)))),
         Err(error) => State::Failed(chain(&error)),
@@ -122,7 +122,7 @@ async fn follow<K: Config + Send + 'static>(
 // === impl State ===
 
 impl State {
-    /// Takes the new data, and says whether it is new.
+    /// Stores the data. Returns whether it differs from the stored data.
     fn update(&mut self, found: Option<Arc<Data>>) -> bool {
         if matches!(self, State::Known(known) if *known == found) {
             return false;

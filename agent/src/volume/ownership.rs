@@ -54,11 +54,11 @@ pub(super) const GROUP_DIRECTORY: u32 = 0o2770;
 
 /// Gives a tree to the group: readable, writable unless `read_only`, and setgid, so that new files get the group. The
 /// pod may change the tree meanwhile.
-pub(super) fn give(path: &Path, group: u32, read_only: bool) -> io::Result<()> {
-    let mut given = give_one(CWD, path, group, read_only);
+pub(super) fn set_group(path: &Path, group: u32, read_only: bool) -> io::Result<()> {
+    let mut given = set_entry_group(CWD, path, group, read_only);
     coracle_tree::walk(path, |found| {
         if given.is_ok() {
-            given = match give_one(found.dir, found.name, group, read_only) {
+            given = match set_entry_group(found.dir, found.name, group, read_only) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 given => given,
             };
@@ -67,8 +67,8 @@ pub(super) fn give(path: &Path, group: u32, read_only: bool) -> io::Result<()> {
     given
 }
 
-/// Opens the entry first and changes what was opened: its name may refer to another file meanwhile.
-fn give_one(dir: BorrowedFd<'_>, name: impl Arg, group: u32, read_only: bool) -> io::Result<()> {
+/// Opens the entry first and changes the opened file, because the name may refer to another file in the meantime.
+fn set_entry_group(dir: BorrowedFd<'_>, name: impl Arg, group: u32, read_only: bool) -> io::Result<()> {
     let found = openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&found)?;
     chownat(&found, c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
@@ -100,7 +100,7 @@ mod tests {
         fs::write(&outside, "x").expect("file");
         chmod(&dir.join("inner/file"), 0o600).expect("chmod");
         std::os::unix::fs::symlink(&outside, dir.join("link")).expect("symlink");
-        give(&dir, 1234, true).expect("give");
+        set_group(&dir, 1234, true).expect("give");
         let at = |path: &Path| fs::metadata(path).map(|m| (m.gid(), m.mode() & 0o7777)).expect("metadata");
         assert_eq!(at(&dir.join("inner/file")), (1234, 0o640));
         assert_eq!(at(&dir.join("inner")).1 & 0o2550, 0o2550);
@@ -120,7 +120,7 @@ mod tests {
             fs::rename(&chain, above.join("below")).expect("nest");
             chain = above;
         }
-        give(dir.path(), 1234, false).expect("give");
+        set_group(dir.path(), 1234, false).expect("give");
         let mut groups = 0;
         coracle_tree::walk(dir.path(), |found| groups += usize::from(found.stat.st_gid == 1234))
             .expect("walk");

@@ -72,7 +72,7 @@ pub(super) type Payload = BTreeMap<String, File>;
 // === impl Budget ===
 
 impl Budget {
-    /// The budget of one pod on a machine with pages of that many bytes.
+    /// The budget of one pod on a machine with this page size in bytes.
     pub(super) fn new(page: usize) -> Self {
         Self { left: POD_MAX, page }
     }

@@ -3,8 +3,9 @@
 //! The directory of a volume has a project id, which new files in it inherit. The inode keeps the id, so no other record
 //! is needed, and an id with an inode is never given to another volume. Limits of an id without inodes have no effect.
 //!
-//! A container may change the ids of its files. So an id is used only if the volume of this name can have it: a container
-//! cannot change the limit of another volume. It can use up that limit, with files that have the other volume's id.
+//! A container may change the ids of its files. So an id is used only if the volume of this name can have it: a
+//! container cannot change the limit of another volume. A container can, however, use up the limit of another volume
+//! with files that have the other volume's id.
 #![allow(unsafe_code, reason = "quotactl_fd(2) and the ioctls of project ids have no safe wrapper")]
 
 use std::io;
@@ -96,7 +97,7 @@ pub(super) fn assign(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<
     Ok(())
 }
 
-/// Changes the limit of a volume's directory. Does nothing if it has none.
+/// Changes the limit of a volume's directory. Does nothing if the directory has no project id.
 pub(super) fn resize(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<()> {
     match project(dir, name)? {
         Some(id) if usage(dir, id)?.limit != bytes.div_ceil(BLOCK) * BLOCK => limit(dir, id, bytes),
@@ -104,7 +105,7 @@ pub(super) fn resize(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<
     }
 }
 
-/// The project id of a volume's directory. None: it has none, or one of another volume.
+/// The project id of a volume's directory. `None`: it has no id, or an id of another volume.
 pub(super) fn project(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<u32>> {
     let id = attributes(dir)?.project;
     Ok(ids(name).any(|own| own == id).then_some(id))
@@ -117,8 +118,8 @@ fn ids(name: &str) -> impl Iterator<Item = u32> + use<> {
     (0..ATTEMPTS).map(move |attempt| FIRST + (start + attempt) % COUNT)
 }
 
-/// Gives an id back whose directory was removed. `base` is a directory of the same file system.
-pub(super) fn give_back(base: BorrowedFd<'_>, id: u32) -> io::Result<()> {
+/// Releases the id of a removed directory. `base` is a directory of the same file system.
+pub(super) fn release_id(base: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     if usage(base, id)?.inodes == 0 { limit(base, id, 0) } else { Ok(()) }
 }
 
@@ -174,7 +175,7 @@ fn set_project(dir: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls quotactl_fd(2), of Linux 5.14. Older kernels answer ENOSYS.
+/// Calls quotactl_fd(2) of Linux 5.14. Older kernels return ENOSYS.
 ///
 /// # Safety
 /// `data` points to what the command reads or writes.

@@ -37,7 +37,7 @@ pub(super) struct Refreshing {
     /// The pod's newest version; files show its labels, annotations and resources.
     pod: watch::Sender<Arc<Pod>>,
     /// Whether a volume shows fields of the pod.
-    shows_pod: bool,
+    reads_pod_fields: bool,
     task: JoinHandle<()>,
 }
 
@@ -47,7 +47,7 @@ impl Refreshing {
     /// Aborts the task and waits for its end.
     pub(super) async fn stop(self) {
         self.task.abort();
-        // The join error says that the task was aborted.
+        // The join error means that the task was aborted.
         let _ = self.task.await;
     }
 }
@@ -56,11 +56,12 @@ impl Refreshing {
 pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let mut refreshing = lock(&ctx.shared.refreshing);
-    if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| is_same(&held.pod.borrow(), pod)) {
+    if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| have_same_files(&held.pod.borrow(), pod))
+    {
         return;
     }
     let old = refreshing.remove(&uid);
-    let shows_pod = sources.iter().any(Source::shows_pod);
+    let reads_pod_fields = sources.iter().any(Source::reads_pod_fields);
     let (newest, mut of) = watch::channel(Arc::new(pod.clone()));
     // The context holds the task. A strong reference from the task would be a cycle.
     let weak = Arc::downgrade(&ctx.shared);
@@ -84,16 +85,16 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
             }
         }
     });
-    refreshing.insert(uid, Refreshing { pod: newest, shows_pod, task });
+    refreshing.insert(uid, Refreshing { pod: newest, reads_pod_fields, task });
 }
 
-/// Gives the pod's task a newer version of the pod, and wakes it if a file shows what differs. The older version is
-/// dropped: a pod takes about ten kilobytes.
+/// Passes a newer version of the pod to its task. The task is woken if a file of a volume contains a changed field. The
+/// older version is dropped: a pod takes about ten kilobytes.
 pub(super) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     let refreshing = lock(&ctx.shared.refreshing);
     if let Some(held) = pod.metadata.uid.as_deref().and_then(|uid| refreshing.get(uid)) {
         held.pod.send_if_modified(|shown| {
-            let wakes = held.shows_pod && !Arc::ptr_eq(shown, pod) && !is_same(shown, pod);
+            let wakes = held.reads_pod_fields && !Arc::ptr_eq(shown, pod) && !have_same_files(shown, pod);
             *shown = Arc::clone(pod);
             wakes
         });
@@ -101,7 +102,7 @@ pub(super) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
 }
 
 /// Whether files of one version are right for the other.
-fn is_same(a: &Pod, b: &Pod) -> bool {
+fn have_same_files(a: &Pod, b: &Pod) -> bool {
     a.metadata.labels == b.metadata.labels
         && a.metadata.annotations == b.metadata.annotations
         && a.spec == b.spec
@@ -176,7 +177,7 @@ impl Source {
         &self.volume
     }
 
-    fn shows_pod(&self) -> bool {
+    fn reads_pod_fields(&self) -> bool {
         self.projection.parts.iter().any(|part| matches!(part, Part::Downward(_)))
     }
 

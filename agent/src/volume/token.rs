@@ -1,5 +1,5 @@
 //! Service-account tokens bound to a pod: requested once, cached in memory and in the checkpoint, renewed before they
-//! end.
+//! expire.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -89,22 +89,22 @@ impl Tokens {
         let held = held.or_else(|| Issued::read(written)).or_else(|| self.checkpoint.get(&key));
         if let Some(held) = held.as_ref().filter(|held| !held.is_due(now)) {
             self.keep(&key, pod, held);
-            return Ok(held.given(now));
+            return Ok(held.to_token(now));
         }
-        if let Some(held) = held.as_ref().filter(|_| self.health.is_away()) {
-            return Ok(self.keep_using(ctx, TokenOf { pod, key: &key }, held, now));
+        if let Some(held) = held.as_ref().filter(|_| self.health.is_unavailable()) {
+            return Ok(self.reuse_expiring(ctx, TokenOf { pod, key: &key }, held, now));
         }
-        match self.health.ask(held.is_some(), request(ctx, pod, wanted)).await {
+        match self.health.request(held.is_some(), request(ctx, pod, wanted)).await {
             Ok(answer) => {
                 let issued = Issued::of(answer)?;
                 self.keep(&key, pod, &issued);
-                Ok(issued.given(now))
+                Ok(issued.to_token(now))
             }
             Err(error) => match held.filter(|held| is_unavailable(&error) || !held.is_over(now)) {
                 Some(held) => {
                     let (uid, error) = (pod.metadata.uid.as_deref(), chain(&error));
                     tracing::warn!(error, uid, "cannot renew a service-account token, trying again");
-                    Ok(self.keep_using(ctx, TokenOf { pod, key: &key }, &held, now))
+                    Ok(self.reuse_expiring(ctx, TokenOf { pod, key: &key }, &held, now))
                 }
                 None => Err(SetUpError::Token(chain(&error))),
             },
@@ -112,7 +112,7 @@ impl Tokens {
     }
 
     /// A token that could not be renewed. If it has expired, a warning event reports that once.
-    fn keep_using(&self, ctx: &VolumeContext, of: TokenOf<'_>, held: &Issued, now: Timestamp) -> Token {
+    fn reuse_expiring(&self, ctx: &VolumeContext, of: TokenOf<'_>, held: &Issued, now: Timestamp) -> Token {
         let TokenOf { pod, key } = of;
         self.keep(key, pod, held);
         let is_first_report = held.is_over(now)
@@ -179,23 +179,23 @@ impl Issued {
     }
 
     /// Seconds from its start to its renewal.
-    fn life(&self) -> i64 {
+    fn lifetime(&self) -> i64 {
         (self.ends.saturating_sub(self.begins).max(0) / 5 * 4).min(MAX_AGE)
     }
 
     /// Whether it must be renewed. A start in the future means that the clock was set back.
     fn is_due(&self, now: Timestamp) -> bool {
         let age = now.as_second().saturating_sub(self.begins);
-        age >= self.life() || age < -60
+        age >= self.lifetime() || age < -60
     }
 
     fn is_over(&self, now: Timestamp) -> bool {
         now.as_second() >= self.ends
     }
 
-    fn given(&self, now: Timestamp) -> Token {
-        let left = self.begins.saturating_add(self.life()).saturating_sub(now.as_second());
-        let renew_in = Duration::from_secs(u64::try_from(left.min(self.life())).unwrap_or_default());
+    fn to_token(&self, now: Timestamp) -> Token {
+        let left = self.begins.saturating_add(self.lifetime()).saturating_sub(now.as_second());
+        let renew_in = Duration::from_secs(u64::try_from(left.min(self.lifetime())).unwrap_or_default());
         // With a wrong clock a new token may be due at once; it must not be requested in a loop.
         Token { token: self.token.clone(), renew_in: if renew_in.is_zero() { RETRY } else { renew_in } }
     }
@@ -236,14 +236,14 @@ mod tests {
     #[test]
     fn a_token_is_renewed_at_four_fifths_of_its_life_or_after_a_day() {
         let issued = |begins, ends| Issued { token: String::new(), begins, ends };
-        assert_eq!([3600, 600, 0, -5].map(|ends| issued(0, ends).life()), [2880, 480, 0, 0]);
-        assert_eq!(issued(0, 365 * 24 * 3600).life(), MAX_AGE);
+        assert_eq!([3600, 600, 0, -5].map(|ends| issued(0, ends).lifetime()), [2880, 480, 0, 0]);
+        assert_eq!(issued(0, 365 * 24 * 3600).lifetime(), MAX_AGE);
         let hour = issued(10_000, 13_600);
         assert_eq!([9_950, 12_879, 12_880].map(|now| hour.is_due(at(now))), [false, false, true]);
         assert!(hour.is_due(at(0)), "by a clock that was set back, it is asked for again");
-        assert_eq!(hour.given(at(12_000)).renew_in.as_secs(), 880);
-        assert_eq!(hour.given(at(0)).renew_in.as_secs(), 2880, "no longer than its life");
-        assert_eq!(hour.given(at(1 << 37)).renew_in, RETRY, "a clock that is ahead makes no loop");
+        assert_eq!(hour.to_token(at(12_000)).renew_in.as_secs(), 880);
+        assert_eq!(hour.to_token(at(0)).renew_in.as_secs(), 2880, "no longer than its life");
+        assert_eq!(hour.to_token(at(1 << 37)).renew_in, RETRY, "a clock that is ahead makes no loop");
     }
 
     #[test]

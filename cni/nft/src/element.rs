@@ -1,4 +1,4 @@
-//! Elements of sets and maps: keys of concatenated fields, and what a map assigns to them.
+//! Elements of sets and maps: keys of concatenated fields and, in maps, their values.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -233,7 +233,7 @@ impl Rule {
 
     /// Matches packets of established and related connections (`ct state`).
     #[must_use]
-    pub fn asked(self) -> Self {
+    pub fn established_or_related(self) -> Self {
         self.state().unequal(R0, &0u32.to_ne_bytes())
     }
 
@@ -274,13 +274,13 @@ impl Rule {
 
     /// Matches packets whose key, in the registers from `R0`, is in the set.
     #[must_use]
-    pub fn inside(self, set: &str) -> Self {
+    pub fn in_set(self, set: &str) -> Self {
         self.push("lookup", Attributes::default().text(1, set).number(2, R0))
     }
 
     /// Matches packets whose first register is not in the set.
     #[must_use]
-    pub fn outside(self, set: &str) -> Self {
+    pub fn not_in_set(self, set: &str) -> Self {
         const INVERTED: u32 = 1;
         self.push("lookup", Attributes::default().text(1, set).number(2, R0).number(5, INVERTED))
     }
@@ -295,7 +295,7 @@ impl Rule {
 
     /// Matches packets whose key, in the registers from `R0`, is in a set of the rule's own.
     #[must_use]
-    pub fn inside_of(mut self, set: AnonymousMap) -> Self {
+    pub fn in_anonymous_set(mut self, set: AnonymousMap) -> Self {
         self.0.push(Part::Anonymous { set, into: None });
         self
     }

@@ -71,7 +71,7 @@ pub struct MarkCounts {
     pub with_bit: usize,
 }
 
-/// Maximum ports with a list of their own. For more ports the list of all connections is shorter.
+/// Maximum number of ports that are listed separately. For more ports one list of all connections is cheaper.
 const PORTS_MAX: usize = 16;
 
 /// Deletes the entries of the protocol and address family to the ports for which `stale` is true. The kernel lists only
@@ -91,8 +91,8 @@ pub fn delete_flows(
     let (mut found, mut error, mut listed) = (Vec::new(), None, 0);
     let questions: Vec<_> = match ports.len() {
         0 => return Ok(0),
-        1..=PORTS_MAX => ports.iter().map(|port| (question(protocol, Some(*port)), Some(*port))).collect(),
-        _ => vec![(question(protocol, None), None)],
+        1..=PORTS_MAX => ports.iter().map(|port| (dump_filter(protocol, Some(*port)), Some(*port))).collect(),
+        _ => vec![(dump_filter(protocol, None), None)],
     };
     for (question, only) in questions {
         channel.request_each(Request { kind: GET, flags: DUMP, family }, &question, |message| {
@@ -128,7 +128,7 @@ pub fn mark_flows(
 ) -> io::Result<MarkCounts> {
     let family = ends.family();
     let (mut changes, mut error, mut marked) = (Vec::new(), None, MarkCounts::default());
-    for question in ends.questions() {
+    for question in ends.dump_requests() {
         let request = Request { kind: GET, flags: DUMP, family };
         channel.request_each(request, &question.filter, |message| {
             error = error.take().or_else(|| error_of(message));
@@ -193,9 +193,9 @@ impl FlowSelector {
         }
     }
 
-    /// The lists that contain all these connections, up to the first complete one. The conditions of one filter are all
-    /// required, so each end has a list of its own.
-    fn questions(self) -> Vec<DumpRequest> {
+    /// The requests whose lists together contain all these connections. They are tried up to the first complete list.
+    /// All conditions of a filter must be met, so each end of the connections needs its own list.
+    fn dump_requests(self) -> Vec<DumpRequest> {
         let Self::Of(address) = self else {
             return vec![DumpRequest { filter: Attributes::default(), is_probe: false }];
         };
@@ -212,7 +212,7 @@ impl FlowSelector {
 
 /// Lists the connections of the protocol, filtered by port if one is given. The kernel may ignore the filter, as for
 /// SCTP.
-fn question(protocol: u8, port: Option<u16>) -> Attributes {
+fn dump_filter(protocol: u8, port: Option<u16>) -> Attributes {
     const BY_PROTOCOL: u32 = 1 << 3;
     const BY_PORT: u32 = 1 << 5;
     let filter = if port.is_some() { BY_PROTOCOL | BY_PORT } else { BY_PROTOCOL };

@@ -276,7 +276,7 @@ impl Channel {
         let flags = batch.last + 6;
         batch.buffer[flags] |= ACK as u8;
         batch.message(BATCH_END, REQUEST, Target { family: 0, resource: SUBSYSTEM }, &Attributes::default());
-        verdict(&self.ask(&batch.buffer)?)
+        verdict(&self.exchange_all(&batch.buffer)?)
     }
 
     /// Whether the kernel has the object.
@@ -310,7 +310,7 @@ impl Channel {
         verdict(&answer).map(|()| answer)
     }
 
-    /// The answer of a netfilter subsystem to one message, complete if it is a list.
+    /// The complete response of a netfilter subsystem to one message.
     ///
     /// # Errors
     /// When the socket fails or the kernel answers with an error.
@@ -323,10 +323,10 @@ impl Channel {
     ) -> io::Result<Vec<u8>> {
         let mut query = Batch::default();
         query.message(kind, REQUEST | flags, Target { family, resource: 0 }, attributes);
-        self.ask(&query.buffer)
+        self.exchange_all(&query.buffer)
     }
 
-    fn ask(&mut self, message: &[u8]) -> io::Result<Vec<u8>> {
+    fn exchange_all(&mut self, message: &[u8]) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         self.exchange(message, |answer| all.extend_from_slice(answer))?;
         Ok(all)
@@ -367,8 +367,8 @@ impl Channel {
             setsockopt(&self.socket, SndBufForce, &message.len())?;
         }
         self.socket.send_to(message, &SocketAddr::new(0, 0), 0)?;
-        // The kernel answers before the send returns. An object and its acknowledgement are separate datagrams, and so
-        // are the parts of a list, each written while the previous one is read.
+        // The kernel responds before the send returns. An object and its acknowledgement are separate datagrams. The
+        // parts of a list are separate datagrams, too: the kernel writes a part while the previous part is read.
         let mut answer = Vec::with_capacity(16384);
         loop {
             answer.clear();
@@ -439,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_that_cannot_be_said_is_an_error_and_no_other_length() {
+    fn a_length_over_16_bits_is_an_error() {
         let most = vec![0; usize::from(u16::MAX) - 4];
         assert!(!Attributes::default().bytes(1, &most).too_long);
         let more = [&most[..], &[0]].concat();

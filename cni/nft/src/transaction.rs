@@ -55,7 +55,7 @@ pub struct SetSpec<'a> {
     pub verdicts: bool,
     /// Whether the elements are the ends of intervals.
     pub intervals: bool,
-    /// Rules add elements, which the kernel removes after this time; with a maximum number.
+    /// Rules add elements, at most this number. The kernel removes an element after this time.
     pub dynamic: Option<(Duration, u32)>,
 }
 

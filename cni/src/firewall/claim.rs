@@ -61,7 +61,7 @@ impl Claim {
                 IpAddr::V4(v4) => Some(v4),
                 IpAddr::V6(_) => None,
             });
-            claim.opened = to.and_then(sysctl::leads_to);
+            claim.opened = to.and_then(sysctl::interface_to);
         }
         Some(claim)
     }
@@ -152,7 +152,7 @@ pub(super) fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
 /// Refuses a host port that another attachment holds on an overlapping address.
 pub(super) fn check_ports<'a>(wanted: &Claim, others: impl Iterator<Item = &'a Claim>) -> Result<(), Error> {
     for other in others {
-        let clash = wanted.ports.iter().find(|port| other.ports.iter().any(|held| held.clashes(port)));
+        let clash = wanted.ports.iter().find(|port| other.ports.iter().any(|held| held.conflicts_with(port)));
         if let Some(port) = clash {
             let (protocol, owner) = (port.protocol.name(), other.id.clone());
             return Err(Error::HostPortTaken { port: port.host_port, protocol, owner });

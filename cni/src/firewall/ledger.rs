@@ -140,7 +140,7 @@ impl Ledger {
     }
 
     /// Whether the table had content before.
-    pub(super) fn had_content(&self) -> bool {
+    pub(super) fn had_rules(&self) -> bool {
         self.had_content
     }
 
@@ -161,7 +161,8 @@ impl Ledger {
             || self.opened.is_changed()
     }
 
-    /// The content before and now: of elements only those that changed, and rules only if one of them changed.
+    /// The previous and the present content. It has only the elements that changed. It has the rules only if
+    /// a rule changed.
     pub(super) fn change(&self) -> [Plan; 2] {
         let (mut before, mut now) = (Plan::default(), Plan::default());
         if self.are_rules_changed() {

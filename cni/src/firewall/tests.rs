@@ -81,12 +81,12 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         killed.mark().unwrap();
         killed.write(&of_network("b").key(), &of_network("b")).unwrap();
         drop((state, lock));
-        assert!(!process().holds(&of_network("b")).unwrap());
+        assert!(!process().is_applied(&of_network("b")).unwrap());
         // A claim of the same network: its ranges get into the table although the file of `b` already has
         // them.
         process().put(&of_network("c")).unwrap();
         assert!(listed("t").contains("10.1.0.0/16 ip daddr"), "{}", listed("t"));
-        assert!(process().holds(&of_network("b")).unwrap());
+        assert!(process().is_applied(&of_network("b")).unwrap());
         // Killed after it has removed the claim's file: the table still has the port.
         let (state, lock) = killed.lock().unwrap();
         killed.mark().unwrap();
@@ -156,7 +156,7 @@ fn a_bridge_that_an_earlier_version_opened_closes_with_its_last_claim() {
 }
 
 #[test]
-fn a_claim_that_cannot_be_had_leaves_the_one_before() {
+fn a_failed_claim_keeps_the_previous_one() {
     let thread = std::thread::spawn(|| {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
         let dir = tempfile::tempdir().unwrap();

@@ -154,7 +154,7 @@ impl Store {
         Ok(held)
     }
 
-    pub(crate) fn held_by(&self, owner: &Owner) -> Result<Vec<IpAddr>, Error> {
+    pub(crate) fn addresses_of(&self, owner: &Owner) -> Result<Vec<IpAddr>, Error> {
         let held = self.held()?.into_iter().filter(|(_, holder)| holder.is(&owner.id, &owner.ifname));
         Ok(held.map(|(address, _)| address).collect())
     }

@@ -142,7 +142,7 @@ fn ranges_of_the_runtime_come_first() {
 }
 
 #[test]
-fn gc_frees_strangers_and_restore_brings_owners_back() {
+fn gc_frees_addresses_without_owner_and_restore_records_owners() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "gone", &ipam).unwrap();

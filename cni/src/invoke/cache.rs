@@ -22,7 +22,7 @@ use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
 
-/// One attachment, with the list that made it. The network may have another list by now.
+/// One attachment, with the list by which it was made. The network may have another list in the meantime.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     /// Shared: most attachments of a node are made by one list.
@@ -90,7 +90,7 @@ impl Cache {
                         }
                         known.insert(entry.at.container_id.clone(), entry);
                     }
-                    None => set_aside(&path)?,
+                    None => remove_unreadable(&path)?,
                 }
             }
         }
@@ -154,7 +154,7 @@ impl Cache {
 
     /// Records an entry. A record that is kept across boots is synced to disk, in a blocking thread.
     pub(crate) async fn keep(self: &Arc<Self>, entry: Entry) -> Result<(), Error> {
-        if !survives_reboot(&entry.list) {
+        if !may_keep_data_across_boots(&entry.list) {
             return self.put(entry);
         }
         let (cache, path) = (Arc::clone(self), file(&self.lasting, &entry.at.container_id));
@@ -163,7 +163,7 @@ impl Cache {
     }
 
     pub(crate) fn put(&self, entry: Entry) -> Result<(), Error> {
-        let lasts = survives_reboot(&entry.list);
+        let lasts = may_keep_data_across_boots(&entry.list);
         let dir = if lasts { &self.lasting } else { &self.volatile };
         let path = file(dir, &entry.at.container_id);
         let text = serde_json::to_vec(&entry.to_file(&self.boot)).map_err(std::io::Error::from);
@@ -230,8 +230,8 @@ impl Entry {
 }
 
 /// Whether plugins may keep data of the attachment across boots, which only a DEL removes.
-fn survives_reboot(list: &List) -> bool {
-    !list.is_own() || list.disable_gc
+fn may_keep_data_across_boots(list: &List) -> bool {
+    !list.is_in_process() || list.disable_gc
 }
 
 fn file(dir: &Path, id: &str) -> PathBuf {
@@ -261,7 +261,7 @@ fn read(path: &Path, boot: &str) -> Option<Entry> {
 }
 
 /// An incomplete record is ignored: `reconcile` finds what it described.
-fn set_aside(path: &Path) -> Result<(), Error> {
+fn remove_unreadable(path: &Path) -> Result<(), Error> {
     warn!(path = %path.display(), "removing a network record that cannot be read");
     remove_file(path)
 }

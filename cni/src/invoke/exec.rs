@@ -67,7 +67,7 @@ impl Executables {
         let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
         // Dropped before the child: until then the number of the process group cannot be reused.
         let group = self.lead.then(|| Group::of(&child));
-        let Ok(output) = tokio::time::timeout(self.timeout, talk(&mut child, &input)).await else {
+        let Ok(output) = tokio::time::timeout(self.timeout, exchange(&mut child, &input)).await else {
             let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());
             return Err(failed(io::Error::new(io::ErrorKind::TimedOut, reason)));
         };
@@ -126,7 +126,7 @@ impl Executables {
 }
 
 /// Writes the configuration to the plugin, and waits for its output and its end.
-async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
+async fn exchange(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     if let Some(mut stdin) = stdin
         && let Err(error) = stdin.write_all(input).await
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn environment_and_configuration_go_in_and_a_result_comes_out() {
+    async fn a_plugin_gets_environment_and_configuration_and_returns_a_result() {
         let script = r#"[ "$CNI_COMMAND $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS" = \
             "ADD id1 /proc/1/ns/net eth0 IgnoreUnknown=1;A=b" ] || exit 9
             grep -q '"name":"n"' || exit 8

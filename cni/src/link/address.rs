@@ -30,8 +30,8 @@ impl Links {
     /// The link's addresses without link-local ones (fe80::/10).
     pub(crate) async fn addresses(&self, link: &Link) -> Result<Vec<Present>, Error> {
         let all: Vec<_> = if self.is_here {
-            // The kernel must filter, because each pod has an address on the host's side. rtnetlink would read all and
-            // filter afterwards.
+            // The kernel must filter the list, because each pod has an address on the host's side. The crate rtnetlink
+            // would read all addresses and filter them afterwards.
             of_link(link.index).map_err(failed("list addresses of", &link.name))?
         } else {
             let request = self.handle.address().get().set_link_index_filter(link.index);

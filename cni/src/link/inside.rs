@@ -52,10 +52,10 @@ impl Setup {
     /// Applies the settings. Returns the previous state of the link.
     pub(crate) async fn apply(self, netns: &Netns, ifname: &str) -> Result<Link, Error> {
         let ifname = ifname.to_owned();
-        netns.visit(move || self.give(&ifname)).await?
+        netns.visit(move || self.assign(&ifname)).await?
     }
 
-    fn give(&self, ifname: &str) -> Result<Link, Error> {
+    fn assign(&self, ifname: &str) -> Result<Link, Error> {
         let mut socket = open()?;
         let mut request = LinkMessage::default();
         request.attributes.push(LinkAttribute::IfName(ifname.to_owned()));
@@ -157,9 +157,9 @@ mod tests {
             ip("link add eth0 type veth peer name eth1");
             let addresses = vec!["10.99.0.2/24".parse().unwrap()];
             let setup = Setup { addresses, up: true, no_link_local: true, ..Setup::default() };
-            setup.clone().give("eth0").unwrap();
+            setup.clone().assign("eth0").unwrap();
             // Both ends get their carrier at the same time.
-            Setup { no_link_local: false, addresses: Vec::new(), ..setup }.give("eth1").unwrap();
+            Setup { no_link_local: false, addresses: Vec::new(), ..setup }.assign("eth1").unwrap();
             eventually("the other end has a link-local address", 20, || has_ipv6("eth1"));
             assert!(!has_ipv6("eth0"));
         });

@@ -106,7 +106,7 @@ impl Links {
     }
 
     /// Redirects incoming packets of the link to another link, whose bucket limits them.
-    pub(crate) async fn detour(&self, link: &Link, to: &Link) -> Result<(), Error> {
+    pub(crate) async fn redirect_to_ifb(&self, link: &Link, to: &Link) -> Result<(), Error> {
         const INGRESS: u32 = 0xffff_0000;
         const ALL: u16 = 0x0003;
         let wrong = failed("redirect the traffic of", &link.name);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_as_wanted_or_is_not() {
+    fn a_ports_vlans_are_compared_with_the_desired_ones() {
         let own = Member { vlan: 100, native: true, untagged: true };
         let default = Member { vlan: 1, native: false, untagged: true };
         let mut wanted = vlans(Some(100), &[]);

@@ -44,8 +44,8 @@ impl Network {
         for entry in inner.cache.all().into_iter().filter(|e| !ids.contains(e.at.container_id.as_str())) {
             let id = entry.at.container_id.as_str();
             debug!(sandbox = id, "releasing the network of a removed sandbox");
-            if entry.list.is_own() {
-                let given_back = self.give_back(&entry).await;
+            if entry.list.is_in_process() {
+                let given_back = self.delete_attachment(&entry).await;
                 if given_back.is_err() {
                     self.retry_later(id);
                 }
@@ -53,7 +53,7 @@ impl Network {
             } else {
                 // An executable may wait for a part of the node that is not started yet, so this does not wait for it.
                 inner.cache.leave(id);
-                self.sweep_later(id);
+                self.schedule_removal(id);
             }
         }
         coracle_fault::point("recover.network-freed");
@@ -120,13 +120,13 @@ impl Network {
         first = first.and(self.sweep_ports(&valid).await);
         coracle_fault::point("recover.network-swept");
         first = first.and(inner.host.links.sweep_ifbs().await);
-        self.collect_beside();
+        self.spawn_gc();
         first
     }
 
     /// Runs GC of executables in a task of its own: they may take a minute each, or wait for a part of the node that
     /// is not started yet. A GC that was cancelled for a pod is retried with back-off, unless a later GC was begun.
-    fn collect_beside(&self) {
+    fn spawn_gc(&self) {
         let (network, turn) = (self.weak(), self.inner.gc_lock.begin());
         tokio::spawn(async move {
             let mut pause = RETRY;
@@ -172,7 +172,7 @@ impl Network {
 
     async fn with_executables(&self) -> Vec<List> {
         let (entries, state) = (self.inner.cache.all(), self.inner.state.read().await);
-        lists(&entries, &state).into_iter().filter(|list| !list.is_own()).cloned().collect()
+        lists(&entries, &state).into_iter().filter(|list| !list.is_in_process()).cloned().collect()
     }
 
     /// Removes ports of the default network's bridge without an attachment. The bridge has no other users.
@@ -292,7 +292,7 @@ fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>
 /// The attachments that keep their resources. An attachment that an executable has yet to delete is not valid; one of
 /// our own plugins is valid until it is deleted.
 fn valid(entries: &[Entry], state: &State) -> Vec<Valid> {
-    let present = entries.iter().filter(|entry| entry.list.is_own() || !entry.is_releasing());
+    let present = entries.iter().filter(|entry| entry.list.is_in_process() || !entry.is_releasing());
     let known = present.map(|entry| (&entry.at.container_id, &entry.at.ifname));
     let unrecorded = state.unrecorded.iter().flatten().map(|at| (&at.id, &at.ifname));
     let valid = |(id, ifname): (&String, &String)| Valid { container_id: id.clone(), ifname: ifname.clone() };

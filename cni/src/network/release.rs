@@ -1,9 +1,10 @@
 //! Sandboxes that were released and whose network still has to be removed.
 //!
 //! The removal of a veth pair waits for RCU grace periods of the kernel, 10 ms and more for each pair. The kernel also
-//! removes a pair with its namespace, for all namespaces that ended in the meantime at once. So one sweep a little later
-//! handles all released sandboxes: most pairs are gone, it removes the others, and frees records and addresses. A failed
-//! removal is retried with back-off. After a crash, `reconcile` does the same from the records.
+//! removes a pair with its namespace, for all namespaces that ended in the meantime at once. So one sweep a little
+//! later handles all released sandboxes. By then most pairs are gone. The sweep removes the other pairs, and frees
+//! records and addresses. A failed removal is retried with back-off. After a crash, `reconcile` does the same from the
+//! records.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -68,12 +69,12 @@ impl ReleaseQueue {
 
 impl Network {
     /// Removes the sandbox's network after [`SWEEP_DELAY`].
-    pub(super) fn sweep_later(&self, id: &str) {
+    pub(super) fn schedule_removal(&self, id: &str) {
         if self.inner.releases.add(id) {
             let network = self.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(SWEEP_DELAY).await;
-                network.sweep().await;
+                network.remove_released().await;
             });
         }
     }
@@ -96,8 +97,8 @@ impl Network {
         }
     }
 
-    /// Removes the networks of released sandboxes. Returns whether there were any, or another sweep had them.
-    pub(super) async fn sweep(&self) -> bool {
+    /// Removes the networks of released sandboxes. Returns whether this or a concurrent sweep removed any.
+    pub(super) async fn remove_released(&self) -> bool {
         let queue = &self.inner.releases;
         let busy = queue.sweeping.try_lock().is_err();
         let _sweeping = queue.sweeping.lock().await;

@@ -35,7 +35,9 @@ impl Network {
         // ADD reports that there is no network.
         let Some(list) = list else { return Ok(()) };
         match self.check_available(&list, &at) {
-            Err(error) if error.is_taken() && self.sweep().await => self.check_available(&list, &at),
+            Err(error) if error.is_taken() && self.remove_released().await => {
+                self.check_available(&list, &at)
+            }
             checked => checked,
         }
     }
@@ -49,7 +51,7 @@ impl Network {
             let ours = plugin.get("type").is_some_and(|kind| kind.as_str().and_then(Kind::parse).is_some());
             if ours && ipam == Some(Kind::HostLocal.name()) {
                 let request = invoker.request(Command::Add, list, plugin, Call { at, previous: None });
-                host_local::would_give(host, &request)?;
+                host_local::check_assignable(host, &request)?;
             }
         }
         Ok(())
@@ -99,7 +101,7 @@ fn requested_addresses(at: &Parameters) -> impl Iterator<Item = IpAddr> {
 }
 
 /// Refuses an answer without the requested addresses: a plugin may declare a capability and ignore it.
-pub(super) fn must_be_given(list: &List, at: &Parameters, answer: &Answer) -> Result<(), Error> {
+pub(super) fn check_assigned(list: &List, at: &Parameters, answer: &Answer) -> Result<(), Error> {
     let not = |capability, asked: &str| {
         Err(Error::NotGiven { network: list.name.clone(), capability, asked: asked.to_owned() })
     };
@@ -132,7 +134,7 @@ mod tests {
         let asked = serde_json::from_value(asked).unwrap();
         let at = Attachment { ifname: "eth0".into(), capabilities: asked, ..Attachment::default() };
         let answer = Answer::parse(answer, Version::V1_0_0).unwrap();
-        must_be_given(&List::parse(list).unwrap(), &parameters(&at), &answer).map_err(|e| e.to_string())
+        check_assigned(&List::parse(list).unwrap(), &parameters(&at), &answer).map_err(|e| e.to_string())
     }
 
     #[test]

@@ -29,7 +29,8 @@ impl Network {
         let inner = &self.inner;
         let mut first = Ok(());
         for mut entry in inner.cache.all() {
-            let Some(made_with) = made_with(&entry, &inner.config.bridge).filter(|made| *made != mtu) else {
+            let Some(made_with) = initial_mtu(&entry, &inner.config.bridge).filter(|made| *made != mtu)
+            else {
                 continue;
             };
             // Recorded last: an incomplete change is repeated.
@@ -47,7 +48,7 @@ impl Network {
     async fn resize(&self, entry: &Entry, change: MtuChange) -> Result<(), Error> {
         let (at, links) = (&entry.at, &self.inner.host.links);
         set(links, &host_interface(&at.container_id, &at.ifname), change).await?;
-        match at.netns.as_deref().filter(|path| is_still(entry, path)) {
+        match at.netns.as_deref().filter(|path| leads_to_namespace(entry, path)) {
             Some(path) => set(&Links::inside(&Netns::open(path)?)?, &at.ifname, change).await,
             None => Ok(()),
         }
@@ -55,7 +56,7 @@ impl Network {
 }
 
 /// Whether the path still leads to the entry's namespace.
-fn is_still(entry: &Entry, path: &Path) -> bool {
+fn leads_to_namespace(entry: &Entry, path: &Path) -> bool {
     entry.netns_id.is_some() && netns::id(path) == entry.netns_id
 }
 
@@ -69,7 +70,7 @@ async fn set(links: &Links, name: &str, change: MtuChange) -> Result<(), Error> 
 }
 
 /// The MTU at the creation of the attachment. `None` for other networks than the default one.
-fn made_with(entry: &Entry, bridge: &str) -> Option<u32> {
+fn initial_mtu(entry: &Entry, bridge: &str) -> Option<u32> {
     let plugin = entry.list.plugins.first()?;
     let ours = entry.list.name == NAME && plugin.get("bridge").and_then(Value::as_str) == Some(bridge);
     u32::try_from(plugin.get("mtu").filter(|_| ours)?.as_u64()?).ok()

@@ -26,7 +26,7 @@ impl Condition {
 // === impl Mapping ===
 
 impl Mapping {
-    /// The element in the map: its key, and its value if wanted.
+    /// The element in the map: its key and, if requested, its value.
     pub(super) fn element(&self, valued: bool) -> Element {
         let key = self.host_ip.map_or_else(Key::default, |ip| Key::default().address(ip));
         let key = key.protocol(self.protocol.number()).port(self.host_port);

@@ -36,7 +36,7 @@ pub(crate) fn without_own_address(index: u32) -> RouteNetlinkMessage {
 }
 
 /// The message that changes local address and uplink of a VXLAN device. `None` for others.
-pub(crate) fn place(index: u32, device: &Device) -> Option<RouteNetlinkMessage> {
+pub(crate) fn move_message(index: u32, device: &Device) -> Option<RouteNetlinkMessage> {
     let Kind::Vxlan { vni, .. } = device.kind else { return None };
     let mut data = placed(&device.kind);
     data.push(InfoVxlan::Id(vni));

@@ -18,7 +18,7 @@ use super::message::{
     address, forward, ip, is_link_local, is_ours, neighbour, new_route, old_route, read_address,
     read_forward, read_neighbour,
 };
-use super::plan::{Change, Device, Kind, Out, Port, Route, Tables, Uplink};
+use super::plan::{Change, Device, Kind, OutInterface, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
 use crate::sysctl;
 
@@ -54,7 +54,7 @@ impl Kernel {
         })
     }
 
-    /// Whether the kernel supports VXLAN: a request for a device without VNI is refused with another error if it does.
+    /// Whether the kernel supports VXLAN. Without support, a request for a device without VNI fails with EOPNOTSUPP.
     pub(crate) fn has_vxlan(&mut self) -> Result<bool, OverlayError> {
         let refused = self.send(vec![(device::impossible(), NLM_F_CREATE | NLM_F_EXCL)])?;
         Ok(refused.iter().all(|(_, error)| error.raw_os_error() != Some(libc::EOPNOTSUPP)))
@@ -86,7 +86,7 @@ impl Kernel {
         }
         let mut uplinks = Vec::new();
         for (address, index) in found {
-            let link = self.link(LinkAsk::Index(index))?;
+            let link = self.link(LinkId::Index(index))?;
             if let Some(mtu) = link.as_ref().and_then(device::mtu) {
                 uplinks.push(Uplink { address, index, mtu });
             }
@@ -103,7 +103,7 @@ impl Kernel {
         self.indexes.clear();
         self.blockers.clear();
         for (port, name) in self.names.clone() {
-            if let Some(link) = self.link(LinkAsk::Name(&name))? {
+            if let Some(link) = self.link(LinkId::Name(&name))? {
                 let Some(device) = device::read(&link, port) else {
                     self.blockers.push(link.header.index);
                     return Err(OverlayError::ForeignInterface { name });
@@ -170,14 +170,15 @@ impl Kernel {
             Some(message) => self.now(change, (message, NLM_F_CREATE | NLM_F_EXCL)),
             None => Ok(()),
         };
-        let Some(link) = self.link(LinkAsk::Name(&name))? else {
+        let Some(link) = self.link(LinkId::Name(&name))? else {
             // The kernel also returns EEXIST for another device with the same VNI and port.
             return Ok(made.and(Err(self.missing(name, port, wanted)?)));
         };
         self.indexes.insert(port, link.header.index);
         // A kernel without IPv6 refuses this; the error is ignored.
         self.send(vec![(device::without_own_address(link.header.index), 0)])?;
-        // Packets that pods send to its UDP port may look like packets of peers.
+        // The device ignores router advertisements: pods can send packets to its UDP port that look like packets of
+        // peers.
         let made = made.and(
             sysctl::no_router_advertisements(&name)
                 .map_err(|source| OverlayError::Parameter { name: name.clone(), source: Box::new(source) }),
@@ -221,7 +222,7 @@ impl Kernel {
             if let Change::SetDevice(port, wanted) = change
                 && let Some(index) = self.indexes.get(port)
             {
-                requests.extend(device::place(*index, wanted).map(|message| (message, 0)));
+                requests.extend(device::move_message(*index, wanted).map(|message| (message, 0)));
             }
             requests.extend(self.request(change));
             of.resize(requests.len(), *change);
@@ -261,8 +262,8 @@ impl Kernel {
             }
             Change::AddRoute(to, route) => {
                 let out = match route.out {
-                    Out::Device(port) => index(&port)?,
-                    Out::Interface(index) => index,
+                    OutInterface::Device(port) => index(&port)?,
+                    OutInterface::Interface(index) => index,
                 };
                 (RouteNetlinkMessage::NewRoute(new_route(*to, route, out, self.protocol)), set)
             }
@@ -285,11 +286,11 @@ impl Kernel {
         self.indexes.iter().find(|(_, i)| **i == index).map(|(port, _)| *port)
     }
 
-    fn link(&mut self, ask: LinkAsk<'_>) -> Result<Option<LinkMessage>, OverlayError> {
+    fn link(&mut self, ask: LinkId<'_>) -> Result<Option<LinkMessage>, OverlayError> {
         let mut message = LinkMessage::default();
         match ask {
-            LinkAsk::Index(index) => message.header.index = index,
-            LinkAsk::Name(name) => message.attributes.push(LinkAttribute::IfName(name.to_owned())),
+            LinkId::Index(index) => message.header.index = index,
+            LinkId::Name(name) => message.attributes.push(LinkAttribute::IfName(name.to_owned())),
         }
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         match self.socket.get(RouteNetlinkMessage::GetLink(message)) {
@@ -360,7 +361,7 @@ impl Kernel {
         }
     }
 
-    /// The route in a message. `None` for a metric that our routes do not have: that is another route.
+    /// The route in a message. `None` for a route with a metric that our routes do not have.
     pub(crate) fn read_route(&self, message: &RouteMessage) -> Option<(IpNetwork, Route)> {
         let mut to = match message.header.address_family {
             AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -386,12 +387,12 @@ impl Kernel {
             }
         }
         let to = IpNetwork::new(to, message.header.destination_prefix_length).ok()?;
-        let out = self.port_of(out).map_or(Out::Interface(out), Out::Device);
+        let out = self.port_of(out).map_or(OutInterface::Interface(out), OutInterface::Device);
         Some((to, Route { via, out, source, mtu }))
     }
 }
 
-enum LinkAsk<'a> {
+enum LinkId<'a> {
     Index(u32),
     Name(&'a str),
 }

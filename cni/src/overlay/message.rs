@@ -13,7 +13,7 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::plan::{Forward, Neighbour, Out, Port, Route, Tables};
+use super::plan::{Forward, Neighbour, OutInterface, Port, Route, Tables};
 
 /// Whether the route has our number (`rtm_protocol`).
 pub(crate) fn is_ours(message: &RouteMessage, protocol: RouteProtocol) -> bool {
@@ -127,7 +127,7 @@ pub(crate) fn attributes(message: &NeighbourMessage) -> (Option<IpAddr>, Option<
 }
 
 /// Whether the entry has another UDP port or VNI than the device: the kernel reports these attributes only then.
-fn is_astray(message: &NeighbourMessage) -> bool {
+fn has_other_port_or_vni(message: &NeighbourMessage) -> bool {
     message.attributes.iter().any(|a| matches!(a, NeighbourAttribute::Port(_) | NeighbourAttribute::Vni(_)))
 }
 
@@ -135,13 +135,13 @@ fn is_astray(message: &NeighbourMessage) -> bool {
 pub(crate) fn is_diverted(message: &NeighbourMessage, port: Port, wanted: &Tables) -> bool {
     let (_, mac) = attributes(message);
     message.header.family == AddressFamily::Bridge
-        && is_astray(message)
+        && has_other_port_or_vni(message)
         && wanted.forwards.iter().any(|forward| forward.port == port && Some(forward.mac) == mac)
 }
 
 pub(crate) fn read_forward(message: &NeighbourMessage, port: Port) -> Option<Forward> {
     let (to, mac) = attributes(message);
-    let is_forward = message.header.family == AddressFamily::Bridge && !is_astray(message);
+    let is_forward = message.header.family == AddressFamily::Bridge && !has_other_port_or_vni(message);
     Some(Forward { port, mac: mac.filter(|_| is_forward)?, to: to? })
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn new_route(to: IpNetwork, route: &Route, out: u32, protocol: RouteP
         None if to.is_ipv4() => RouteScope::Link,
         _ => RouteScope::Universe,
     };
-    if matches!((route.out, route.via), (Out::Device(_), Some(_))) {
+    if matches!((route.out, route.via), (OutInterface::Device(_), Some(_))) {
         message.header.flags = RouteFlags::Onlink;
     }
     message.attributes.push(RouteAttribute::Oif(out));

@@ -56,13 +56,13 @@ pub(crate) fn set(name: &str, on: bool) -> io::Result<()> {
     let failed = RouteSocket::open()?.batch(vec![(RouteNetlinkMessage::SetLink(message), 0)])?;
     match failed.into_iter().next() {
         Some((_, error)) => Err(error),
-        None => ask(name, SET_CHECKSUMS, on.into()).map(drop),
+        None => checksum_command(name, SET_CHECKSUMS, on.into()).map(drop),
     }
 }
 
 /// The device's checksum setting, and its origin.
 pub(crate) fn get(name: &str) -> io::Result<Offload> {
-    if ask(name, GET_CHECKSUMS, 0)? != 0 {
+    if checksum_command(name, GET_CHECKSUMS, 0)? != 0 {
         return Ok(Offload::On);
     }
     let mut message = LinkMessage::default();
@@ -74,7 +74,7 @@ pub(crate) fn get(name: &str) -> io::Result<Offload> {
     Ok(if link.attributes.iter().any(is_mark) { Offload::OffByTest } else { Offload::OffByOthers })
 }
 
-fn ask(name: &str, command: u32, data: u32) -> io::Result<u32> {
+fn checksum_command(name: &str, command: u32, data: u32) -> io::Result<u32> {
     let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
     let mut value = Value { command, data };
     let mut request = libc::ifreq {

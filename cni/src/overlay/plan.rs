@@ -1,4 +1,4 @@
-//! Desired tables of the kernel for a set of peers, and the changes to reach them. Pure.
+//! Desired tables of the kernel for a set of peers, and the changes that lead to them. Pure.
 
 mod follow;
 
@@ -57,7 +57,7 @@ pub(crate) struct Neighbour {
 
 /// Outgoing interface of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Out {
+pub(crate) enum OutInterface {
     Device(Port),
     /// A foreign interface with this index.
     Interface(u32),
@@ -67,7 +67,7 @@ pub(crate) enum Out {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) via: Option<IpAddr>,
-    pub(crate) out: Out,
+    pub(crate) out: OutInterface,
     /// Source address of the node's own packets.
     pub(crate) source: Option<IpAddr>,
     /// Path MTU, if smaller than the interface's.
@@ -103,7 +103,7 @@ pub(crate) struct Node {
 
 /// The desired tables, and peers that cannot be reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct DesiredState {
     pub(crate) tables: Tables,
     /// Destination ranges of routes. They do not overlap.
     pub(crate) ranges: BTreeMap<IpNetwork, RangeOwner>,
@@ -152,7 +152,7 @@ fn overhead(port: Port, outer_v6: bool) -> u32 {
 
 impl Change {
     /// Whether the kernel changes further objects with it: routes are removed with their device.
-    pub(crate) fn has_consequences(&self) -> bool {
+    pub(crate) fn removes_other_objects(&self) -> bool {
         matches!(
             self,
             Self::RemoveDevice(_) | Self::MakeDevice(..) | Self::SetDevice(..) | Self::RemoveAddress(..)
@@ -182,7 +182,7 @@ fn device_mtu(config: &OverlayConfig, port: Option<Port>, uplink: &Uplink) -> u3
 
 struct Planner<'a> {
     node: &'a Node,
-    wanted: Wanted,
+    wanted: DesiredState,
 }
 
 /// The entries for one range of a peer.
@@ -200,9 +200,10 @@ pub(crate) fn wanted<'a>(
     devices: BTreeMap<Port, Device>,
     peers: impl Iterator<Item = (&'a String, &'a Peer)>,
     narrow: &BTreeMap<String, u32>,
-) -> Wanted {
+) -> DesiredState {
     let tables = Tables { devices, ..Tables::default() };
-    let mut planner = Planner { node, wanted: Wanted { tables, apart: true, ..Wanted::default() } };
+    let mut planner =
+        Planner { node, wanted: DesiredState { tables, apart: true, ..DesiredState::default() } };
     planner.reserve(peers.size_hint().1.unwrap_or_default());
     for (name, peer) in peers {
         planner.peer(name, peer, narrow.get(name).copied());
@@ -214,7 +215,7 @@ pub(crate) fn wanted<'a>(
 /// range of each family, also a flannel node that is configured for one family. So a peer with ranges of both families
 /// uses only the families of the addresses that it announces. This includes a node that carries both families in
 /// packets of one. A peer with ranges of one family uses that family, whatever addresses it announces.
-fn speaks(peer: &Peer, v6: bool) -> bool {
+fn uses_family(peer: &Peer, v6: bool) -> bool {
     let announces = |v6: bool| peer.ends.iter().any(|end| end.ip.is_ipv6() == v6);
     let has_range = |v6: bool| peer.cidrs.iter().any(|cidr| cidr.is_ipv6() == v6);
     announces(v6) || !(announces(!v6) && has_range(!v6))
@@ -284,7 +285,7 @@ impl Planner<'_> {
         for range in peer.cidrs.iter().copied().map(canonical) {
             match self.plan_range(peer, range, narrow) {
                 Ok(lead) => leads.push(lead),
-                Err(reason) if speaks(peer, range.is_ipv6()) => self.refuse(name, reason),
+                Err(reason) if uses_family(peer, range.is_ipv6()) => self.refuse(name, reason),
                 Err(_not_in_use) => {}
             }
         }
@@ -345,7 +346,7 @@ impl Planner<'_> {
             }
             (_, kind, _) => return Err(format!("its backend is {}, which ours does not speak", kind.name())),
         };
-        Ok(PlannedRange { to, by: end.ip, answers: speaks(peer, v6), route, hop })
+        Ok(PlannedRange { to, by: end.ip, answers: uses_family(peer, v6), route, hop })
     }
 
     fn vxlan(
@@ -368,7 +369,7 @@ impl Planner<'_> {
         let source = self.node.local.cidrs.iter().find(|own| own.is_ipv6() == range.is_ipv6());
         Route {
             via,
-            out: Out::Device(port),
+            out: OutInterface::Device(port),
             source: source.map(IpNetwork::network),
             mtu: narrow.filter(|narrow| *narrow < whole),
         }
@@ -377,7 +378,7 @@ impl Planner<'_> {
 
 fn direct_route(uplink: &Uplink, via: IpAddr, narrow: Option<u32>) -> Route {
     let mtu = narrow.filter(|narrow| *narrow < uplink.mtu);
-    Route { via: Some(via), out: Out::Interface(uplink.index), source: None, mtu }
+    Route { via: Some(via), out: OutInterface::Interface(uplink.index), source: None, mtu }
 }
 
 /// A locally administered hardware address derived from the node's name (FNV-1a): peers' entries stay valid when the
@@ -397,7 +398,7 @@ pub(crate) fn difference(wanted: &Tables, seen: &Tables) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut gone: HashSet<Port> = HashSet::new();
     for (port, device) in &seen.devices {
-        if wanted.devices.get(port).is_none_or(|want| must_be_remade(want, device)) {
+        if wanted.devices.get(port).is_none_or(|want| must_be_replaced(want, device)) {
             changes.push(Change::RemoveDevice(*port));
             gone.insert(*port);
         }
@@ -424,7 +425,7 @@ pub(crate) fn difference(wanted: &Tables, seen: &Tables) -> Vec<Change> {
 
 /// Whether a device has to be replaced. The kernel can change addresses, uplink and MTU of an existing device, but not
 /// these properties.
-fn must_be_remade(want: &Device, have: &Device) -> bool {
+fn must_be_replaced(want: &Device, have: &Device) -> bool {
     match (&want.kind, &have.kind) {
         (
             Kind::Vxlan { vni, port, mac, learning, local, .. },
@@ -446,7 +447,8 @@ fn must_be_remade(want: &Device, have: &Device) -> bool {
 }
 
 fn entries(wanted: &Tables, seen: &Tables, gone: &HashSet<Port>, changes: &mut Vec<Change>) {
-    let leaves_by_gone = |route: &Route| matches!(route.out, Out::Device(port) if gone.contains(&port));
+    let leaves_by_gone =
+        |route: &Route| matches!(route.out, OutInterface::Device(port) if gone.contains(&port));
     for (to, have) in &seen.routes {
         // A route to the same range is replaced, not removed first: no packet is lost. Except for IPv6: the kernel
         // refuses a next hop that a route of another device leads to.

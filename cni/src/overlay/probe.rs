@@ -136,7 +136,8 @@ fn offloaded(paths: &[ProbePath], bytes: &[u32]) -> Vec<bool> {
     passed
 }
 
-/// Whether the kernel refused to segment because the device has no offload: then packets cannot be lost by it.
+/// Whether the kernel refused to segment because the device has no checksum offload. Then no packets can be lost
+/// because of offload.
 fn cannot_offload(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP))
 }

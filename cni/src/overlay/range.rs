@@ -16,7 +16,7 @@ pub fn merged(ranges: impl Iterator<Item = IpNetwork>) -> Vec<IpNetwork> {
         {
             continue;
         }
-        while let Some(both) = merged.last().and_then(|last| whole(*last, range)) {
+        while let Some(both) = merged.last().and_then(|last| joined(*last, range)) {
             merged.pop();
             range = both;
         }
@@ -26,7 +26,7 @@ pub fn merged(ranges: impl Iterator<Item = IpNetwork>) -> Vec<IpNetwork> {
 }
 
 /// The range whose halves these are.
-fn whole(low: IpNetwork, high: IpNetwork) -> Option<IpNetwork> {
+fn joined(low: IpNetwork, high: IpNetwork) -> Option<IpNetwork> {
     let prefix = low.prefix().checked_sub(1).filter(|_| low.prefix() == high.prefix())?;
     let whole = IpNetwork::new(low.network(), prefix).ok()?;
     let halves = low.is_ipv4() == high.is_ipv4() && whole.network() == low.network() && low != high;

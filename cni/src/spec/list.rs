@@ -25,8 +25,8 @@ pub(crate) type Capabilities = BTreeMap<String, Value>;
 // === impl List ===
 
 impl List {
-    /// Reads the first list of the directory by name, as CNI runtimes do. `None` without a list. A malformed list is
-    /// an error: the next one would be another network than intended.
+    /// Reads the first list of the directory by name, as CNI runtimes do. `None` without a list. A malformed list is an
+    /// error: the next list would configure another network than the intended one.
     pub(crate) fn first_of(dir: &Path) -> Result<Option<Self>, Error> {
         let Some(path) = files(dir, &["conflist", "conf", "json"])?.into_iter().next() else {
             return Ok(None);
@@ -81,7 +81,7 @@ impl List {
     }
 
     /// Whether all plugins are our own: they run in process, and their DEL works in any order.
-    pub(crate) fn is_own(&self) -> bool {
+    pub(crate) fn is_in_process(&self) -> bool {
         self.kinds().all(|kind| Kind::parse(kind).is_some())
     }
 

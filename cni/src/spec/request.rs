@@ -25,7 +25,7 @@ const OF_PROTOCOL: [&str; 12] = [
     "coracle",
 ];
 const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
-/// A second name of the key: specification and libcni had different ones, and libcni writes both.
+/// A second name of the key. The specification and libcni used different names, and libcni writes both.
 const ATTACHMENTS: &str = "cni.dev/attachments";
 
 /// The request to a plugin.

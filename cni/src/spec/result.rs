@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_loses_nothing() {
+    fn the_newest_version_has_all_fields() {
         assert_eq!(Answer::parse(full().to_value(Version::V1_1_0), Version::V1_1_0).unwrap(), full());
     }
 
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn older_versions_know_less() {
+    fn older_versions_have_fewer_fields() {
         let old = full().to_value(Version::V0_4_0);
         assert_eq!(old["ips"][0]["version"], "4");
         assert_eq!(old["ips"][1]["version"], "6");

@@ -37,7 +37,7 @@ impl Conditions {
         self.0.is_empty()
     }
 
-    /// Whether all conditions are true. A false one decides, also if another one fails.
+    /// Whether all conditions are true. A false condition decides, even if another condition fails.
     ///
     /// # Errors
     /// No condition is false, and one failed.

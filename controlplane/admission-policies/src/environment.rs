@@ -99,7 +99,8 @@ impl Expressions {
             ResultType::Message => (kind == "string", "string"),
             ResultType::Annotation => (kind == "string" || kind == "null", "string or null"),
             ResultType::ApplyConfiguration => (kind == "Object", "Object"),
-            // An empty list in a condition has elements of any type. Upstream refuses one that stands alone.
+            // An empty list in a condition has elements of any type. Upstream refuses an expression that
+            // consists of an empty list.
             ResultType::JsonPatch => {
                 let is_list = kind == "list(dyn)" && source.trim() != "[]";
                 (is_list || kind == "list(JSONPatch)", "list(JSONPatch)")
@@ -154,7 +155,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Evaluates an expression within a budget and that of the request, and describes an error as upstream does.
+/// Evaluates an expression within its own budget and the budget of the request. Errors have upstream's text.
 pub(crate) fn evaluate<'a>(
     (session, request): (&Session<'a>, &RequestCost),
     (source, program): (&str, &'a Result<Program, String>),

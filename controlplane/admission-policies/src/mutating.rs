@@ -81,15 +81,14 @@ impl MutatingPolicy {
 
     /// Evaluates a mutation.
     ///
-    /// # Errors
-    /// The expression failed, or its result is no patch.
+    /// # Errors The expression failed, or its result is not a patch.
     pub fn patch(&self, index: usize, input: &Input<'_>) -> Result<Patch, String> {
         let Some(Mutation { expression: (source, program), expected }) = self.mutations.get(index) else {
             return Err(format!("there is no mutation {index}"));
         };
         let session = input.session(&self.shared);
         let result = evaluate((&session, input.cost), (source, program), &mut BUDGET.clone())?;
-        // The size is checked before anything else goes through the value.
+        // The size is checked before the value is traversed for other checks.
         let json = result
             .to_limited_json()
             .ok_or_else(|| format!("expression '{source}' resulted in a too large or too deep patch"))?;

@@ -113,7 +113,8 @@ impl Log {
         let _ = self.lines.send(Message::Line(line, memory)).await;
     }
 
-    /// Waits until all earlier lines are written. Call it before the process ends: its end also ends the thread.
+    /// Waits until all earlier lines are written. It must be called before the process ends, because the thread ends
+    /// with the process.
     pub async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if self.lines.send(Message::Flush(done)).await.is_ok() {

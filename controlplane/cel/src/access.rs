@@ -1,4 +1,4 @@
-//! The variable `authorizer`: builds authorization questions and passes them to the host.
+//! The variable `authorizer`: builds authorization checks and passes them to the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ pub trait Authorize: Send + Sync {
     fn authorize(&self, question: &AccessQuestion) -> AccessDecision;
 }
 
-/// A question about a permission. Without a service account it is about the user of the request.
+/// An authorization check. Without a service account it checks the user of the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AccessQuestion {
     /// Namespace and name of the service account whose permissions are checked.
     pub service_account: Option<(String, String)>,
-    /// A path that is no resource.
+    /// A path that is not the path of a resource.
     pub path: Option<String>,
     /// API group.
     pub group: String,
@@ -79,7 +79,7 @@ pub struct AccessDecision {
     pub error: Option<String>,
 }
 
-/// A partial authorization question: the value of `authorizer` and of the results of its functions.
+/// A partial authorization check: the value of `authorizer` and of the results of its functions.
 #[derive(Clone)]
 pub struct Access<'a> {
     pub(crate) host: &'a dyn Authorize,

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::access::{AUTHORIZER, RESOURCE_CHECK};
+use crate::environment::{CompileError, Environment, SHARED};
 use crate::functions::signatures::{self, Found};
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap, position};
-use crate::program::{CompileError, Environment};
-use crate::session::SHARED;
 use crate::structure;
 use crate::types::Type;
 

@@ -3,7 +3,7 @@
 /// Maximum length of a text in bytes. A field is read again at each use, so a long text would cost much time.
 const MAX_LENGTH: usize = 1024;
 
-/// The duration in nanoseconds. None if the text is no duration, is too long or is out of range.
+/// The duration in nanoseconds. `None` if the text is not a duration, is too long or is out of range.
 pub fn parse(text: &str) -> Option<i64> {
     if text.len() > MAX_LENGTH {
         return None;

@@ -4,44 +4,17 @@ mod range;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use self::range::Range;
+use crate::environment::SHARED;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::functions;
 use crate::operators;
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap};
-use crate::session::{SHARED, Session};
+use crate::session::Session;
 use crate::structure::Structure;
 use crate::value::{Key, Value};
-
-/// Maximum cost of one evaluation (`PerCallLimit` of `apiserver/pkg/apis/cel`).
-pub const PER_CALL_LIMIT: u64 = 1_000_000;
-
-/// An evaluation that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EvalError {
-    /// The cost limit is reached.
-    CostLimit,
-    /// The operation does not support these values.
-    NoOverload,
-    /// Any other error, such as `no such key: a`.
-    Failed(String),
-}
-
-impl fmt::Display for EvalError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EvalError::CostLimit => f.write_str("operation cancelled: actual cost limit exceeded"),
-            EvalError::NoOverload => f.write_str("no such overload"),
-            EvalError::Failed(text) => f.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for EvalError {}
-
-pub(crate) type Evaluated<'a> = Result<Value<'a>, EvalError>;
 
 /// The state of one evaluation.
 pub(crate) struct Evaluator<'a, 'v> {
@@ -77,7 +50,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         self.limit.saturating_sub(self.cost)
     }
 
-    /// Charges a copied value: texts and bytes by their length, as a copy of them takes memory.
+    /// Charges for the copy of a value. Texts and bytes cost their length, because a copy takes memory.
     pub(crate) fn copied(&mut self, value: Value<'a>) -> Evaluated<'a> {
         self.charge(value.copy_cost())?;
         Ok(value)
@@ -118,7 +91,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         }
     }
 
-    /// A shared value: the known one, or that of its expression.
+    /// A shared value: the stored value or, at the first use, the result of its expression.
     fn shared(&mut self, session: &Session<'a>, name: &str) -> Evaluated<'a> {
         self.charge(1)?;
         if let Some(known) = session.known(name) {
@@ -313,7 +286,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn iterate(&mut self, inner: &'a Comprehension, range: &Range<'a>, base: usize) -> Result<(), EvalError> {
-        // An error waits for a later element that decides, as in `exists`.
+        // An error is kept until a later element decides the result, as in `exists`.
         let mut failure = None;
         for index in 0..range.length {
             self.charge(1)?;

@@ -13,7 +13,8 @@ mod text;
 mod time;
 mod url;
 
-use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;
 
 /// Calls a function. With `member` the first argument is the receiver.

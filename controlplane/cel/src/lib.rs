@@ -20,8 +20,11 @@
 pub mod access;
 mod check;
 pub mod duration;
+mod environment;
 pub mod escape;
 mod eval;
+mod eval_error;
+mod evaluate;
 mod functions;
 mod operators;
 mod parse;
@@ -32,9 +35,11 @@ mod structure;
 pub mod types;
 mod value;
 
-pub use eval::{EvalError, PER_CALL_LIMIT};
-pub use program::{CompileError, Environment, Program};
-pub use session::{MAX_SHARED_DEPTH, Session, Shared};
+pub use environment::{CompileError, Environment};
+pub use eval_error::EvalError;
+pub use evaluate::PER_CALL_LIMIT;
+pub use program::{MAX_SHARED_DEPTH, Program};
+pub use session::{Session, Shared};
 pub use structure::Structure;
 pub use types::{Field, ObjectType, Type};
 pub use value::{Key, Value};

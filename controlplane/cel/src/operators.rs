@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::value::{Key, Value};
 
-/// Applies an operator. None if the name is no operator.
+/// Applies an operator. `None` if the name is not an operator.
 pub(crate) fn apply<'a>(
     evaluator: &mut Evaluator<'a, '_>,
     name: &str,

@@ -1,7 +1,7 @@
 //! Regular expressions of Go (`regexp/syntax`) on the crate `regex`, which also takes linear time.
 //!
-//! The syntaxes differ: in Go `\d`, `\w`, `\s` and `\b` are ASCII, a brace that is no repetition is a plain character,
-//! and classes have no set operations.
+//! The syntaxes differ: in Go `\d`, `\w`, `\s` and `\b` are ASCII, a brace that does not form a repetition is a plain
+//! character, and classes have no set operations.
 
 use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::{
@@ -18,7 +18,7 @@ pub const TOO_LARGE: &str = "expression too large";
 const MAX_NESTING: u32 = 100;
 
 /// Maximum bytes of the text of an expression. Parsing takes up to a hundred times this memory, before the limit of the
-/// compiled form applies. The compiled form of a longer text is mostly larger than [`MAX_BYTES`].
+/// compiled form applies. Usually the compiled form of a longer text exceeds [`MAX_BYTES`].
 const MAX_TEXT: usize = 32 << 10;
 
 /// Maximum characters that are looked up to fold the case of an expression, about 0.1 s.
@@ -109,7 +109,8 @@ impl Visitor for Folded {
                 self.characters += end.saturating_sub(start);
             }
             ClassSetItem::Unicode(class) => self.class(class),
-            // A negated class in a class has nearly all characters, and the outer class folds them again.
+            // A negated class inside a class contains nearly all characters, and the outer class folds all of them
+            // again.
             ClassSetItem::Bracketed(inner) if inner.negated => {
                 self.characters += u64::from(u32::from(char::MAX))
             }

@@ -1,22 +1,12 @@
 //! Compiled expressions.
 
-use std::collections::BTreeMap;
-use std::fmt;
-
 use crate::check;
-use crate::eval::{EvalError, Evaluator, PER_CALL_LIMIT};
+use crate::environment::{CompileError, Environment, SHARED};
 use crate::parse::{self, Expr, Kind};
-use crate::session::{MAX_SHARED_DEPTH, SHARED, Session};
 use crate::types::Type;
-use crate::value::Value;
 
-/// The variables that expressions may use.
-#[derive(Clone, Debug, Default)]
-pub struct Environment {
-    variables: BTreeMap<Box<str>, Type>,
-    shared: BTreeMap<Box<str>, (Type, usize)>,
-    structures: bool,
-}
+/// Maximum depth of an expression with the shared values that it uses.
+pub const MAX_SHARED_DEPTH: usize = 256;
 
 /// A compiled expression.
 #[derive(Clone, Debug)]
@@ -27,47 +17,14 @@ pub struct Program {
     depth: usize,
 }
 
-/// An expression that cannot be compiled, in the words of cel-go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CompileError(pub(crate) String);
-
-// === impl Environment ===
+// === impl Program ===
 
 impl Environment {
-    /// Declares a variable.
-    #[must_use]
-    pub fn variable(mut self, name: &str, kind: Type) -> Environment {
-        self.variables.insert(name.into(), kind);
-        self
-    }
-
     /// Declares the shared value `variables.name` with the type and the depth of its expression.
     pub fn shared(&mut self, name: &str, program: &Program) {
-        self.shared.insert(name.into(), (program.kind.clone().limited(), program.depth));
-    }
-
-    /// Allows expressions to make objects: `Object{…}` and `JSONPatch{…}`.
-    #[must_use]
-    pub fn with_structures(mut self) -> Environment {
-        self.structures = true;
-        self
-    }
-
-    pub(crate) fn makes_structures(&self) -> bool {
-        self.structures
-    }
-
-    /// The type of a shared value.
-    pub(crate) fn find_shared(&self, name: &str) -> Option<&Type> {
-        self.shared.get(name).map(|(kind, _)| kind)
-    }
-
-    pub(crate) fn find(&self, name: &str) -> Option<&Type> {
-        self.variables.get(name)
+        self.add_shared(name, program.kind.clone().limited(), program.depth);
     }
 }
-
-// === impl Program ===
 
 impl Program {
     /// Parses an expression and checks its types.
@@ -97,34 +54,10 @@ impl Program {
         self.variables.iter().any(|name| &**name == variable)
     }
 
-    /// Evaluates the expression. Returns the result and the cost, which is at most [`PER_CALL_LIMIT`] and one step.
-    pub fn evaluate<'a>(&'a self, variables: &[(&'a str, Value<'a>)]) -> (Result<Value<'a>, EvalError>, u64) {
-        self.evaluate_with(variables, None, PER_CALL_LIMIT)
-    }
-
-    pub(crate) fn evaluate_with<'a>(
-        &'a self,
-        variables: &[(&'a str, Value<'a>)],
-        session: Option<&Session<'a>>,
-        limit: u64,
-    ) -> (Result<Value<'a>, EvalError>, u64) {
-        let mut evaluator = Evaluator::new(variables, session, limit);
-        let result = evaluator.eval(&self.expr);
-        (result, evaluator.cost())
-    }
-
     pub(crate) fn expr(&self) -> &Expr {
         &self.expr
     }
 }
-
-impl fmt::Display for CompileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for CompileError {}
 
 /// Collects the names of variables, those that loops declare included.
 fn references(expr: &Expr, found: &mut Vec<Box<str>>) {
@@ -140,7 +73,7 @@ fn references(expr: &Expr, found: &mut Vec<Box<str>>) {
 fn depth(expr: &Expr, environment: &Environment) -> usize {
     let own = match &expr.kind {
         Kind::Select { operand, field, .. } if matches!(&operand.kind, Kind::Ident(name) if &**name == SHARED) => {
-            environment.shared.get(field).map_or(0, |(_, depth)| *depth)
+            environment.shared_depth(field)
         }
         _ => 0,
     };

@@ -3,15 +3,9 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
-use crate::eval::{Evaluated, PER_CALL_LIMIT};
+use crate::eval_error::Evaluated;
 use crate::program::Program;
 use crate::value::Value;
-
-/// The name under which expressions find shared values: `variables.name`.
-pub(crate) const SHARED: &str = "variables";
-
-/// Maximum depth of an expression with the shared values that it uses.
-pub const MAX_SHARED_DEPTH: usize = 256;
 
 /// Compiled expressions whose values other expressions use as `variables.name`.
 ///
@@ -23,7 +17,7 @@ pub struct Shared {
 
 /// The variables of a request. A shared value is evaluated when the first expression uses it, and then kept.
 pub struct Session<'a> {
-    variables: Vec<(&'a str, Value<'a>)>,
+    pub(crate) variables: Vec<(&'a str, Value<'a>)>,
     shared: &'a Shared,
     values: RefCell<HashMap<&'a str, Evaluated<'a>>>,
 }
@@ -47,12 +41,6 @@ impl<'a> Session<'a> {
     /// A session with these variables.
     pub fn new(variables: Vec<(&'a str, Value<'a>)>, shared: &'a Shared) -> Session<'a> {
         Session { variables, shared, values: RefCell::default() }
-    }
-
-    /// Evaluates an expression. Returns the result and the cost, which includes shared values used for the first time.
-    /// The cost is at most the limit or [`PER_CALL_LIMIT`], and one step.
-    pub fn evaluate(&self, program: &'a Program, limit: u64) -> (Evaluated<'a>, u64) {
-        program.evaluate_with(&self.variables, Some(self), limit.min(PER_CALL_LIMIT))
     }
 
     pub(crate) fn shared(&self) -> &'a Shared {

@@ -215,7 +215,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The elements of a list. None if the value is no list.
+    /// The elements of a list. `None` if the value is not a list.
     pub(crate) fn items(&self) -> Option<Vec<Value<'a>>> {
         match self {
             Value::List(list) => Some(list.to_vec()),
@@ -226,7 +226,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The keys of a map. None if the value is no map.
+    /// The keys of a map. `None` if the value is not a map.
     pub(crate) fn keys(&self) -> Option<Vec<Value<'a>>> {
         Some(match self {
             Value::Map(map) => map.keys().map(Key::to_value).collect(),
@@ -288,8 +288,8 @@ impl<'a> Value<'a> {
         matches!(self, Value::Map(_) | Value::JsonMap(..) | Value::JsonObject(..))
     }
 
-    /// Whether both values are equal. Numbers of different types are equal if they are the same number.
-    /// `left` is the cost that the comparison may take, and then the rest of it. None if that is not enough.
+    /// Whether both values are equal. Numbers of different types are equal if they are the same number. `left`: the
+    /// maximum cost of the comparison; it is reduced by the actual cost. `None` if the cost exceeds it.
     pub(crate) fn equals(&self, other: &Value<'a>, left: &mut u64) -> Option<bool> {
         self.equals_at(other, left, 0)
     }
@@ -362,7 +362,7 @@ impl<'a> Value<'a> {
         Some(true)
     }
 
-    /// The order of two numbers. None if one is no number or not comparable.
+    /// The order of two numbers. `None` if one of the values is not a number or is NaN.
     pub(crate) fn number_order(&self, other: &Value<'a>) -> Option<Ordering> {
         #[expect(clippy::cast_precision_loss, reason = "as cel-go compares integers with doubles")]
         match (self, other) {

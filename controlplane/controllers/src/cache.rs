@@ -58,7 +58,7 @@ struct Relist<K> {
     written: BTreeSet<Key>,
 }
 
-/// An object that may not exist any more. The caller must ask the API server (see [`Cache::apply`]).
+/// An object that may not exist any more. The caller must read it from the API server (see [`Cache::apply`]).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unverified {
     pub(crate) key: Key,
@@ -163,9 +163,9 @@ impl<K: Object> Cache<K> {
         }
     }
 
-    /// Applies an event of the watch. Returns the objects that were written while a list ran and that the list does
-    /// not have: either the list is older than the write, or the object was deleted again. For each of them the caller
-    /// asks the API server and calls `remove_missing` if the object does not exist.
+    /// Applies an event of the watch. Returns the objects that were written while a list ran and that the list does not
+    /// have: either the list is older than the write, or the object was deleted again. For each of them the caller
+    /// reads the object from the API server and calls `remove_missing` if it does not exist.
     pub(crate) fn apply(&self, event: Event<K>) -> Vec<Unverified> {
         let mut state = self.lock();
         match event {

@@ -117,16 +117,16 @@ impl RequestedCertificate {
     }
 
     fn node_client(&self, usages: &[String]) -> Result<(), String> {
-        self.is_of_nodes()?;
+        self.check_organization()?;
         if !self.dns.is_empty() || !self.addresses.is_empty() || self.has_other_names() {
             return Err("a node's client certificate has no subject alternative names".to_owned());
         }
         exact_usages(usages, "client auth")?;
-        self.is_of_a_node()
+        self.check_common_name()
     }
 
     fn node_serving(&self, usages: &[String]) -> Result<(), String> {
-        self.is_of_nodes()?;
+        self.check_organization()?;
         if self.dns.is_empty() && self.addresses.is_empty() {
             return Err("DNS or IP subjectAltName is required".to_owned());
         }
@@ -134,19 +134,19 @@ impl RequestedCertificate {
             return Err("subjectAltNames other than DNS names and IP addresses are not allowed".to_owned());
         }
         exact_usages(usages, "server auth")?;
-        self.is_of_a_node()
+        self.check_common_name()
     }
 
     fn has_other_names(&self) -> bool {
         !self.mails.is_empty() || !self.uris.is_empty() || self.others > 0
     }
 
-    fn is_of_nodes(&self) -> Result<(), String> {
+    fn check_organization(&self) -> Result<(), String> {
         let right = self.organizations == [NODES];
         right.then_some(()).ok_or_else(|| format!("subject organization is not {NODES}"))
     }
 
-    fn is_of_a_node(&self) -> Result<(), String> {
+    fn check_common_name(&self) -> Result<(), String> {
         let right = self.node().is_some();
         right.then_some(()).ok_or_else(|| format!("subject common name does not begin with {NODE_PREFIX}"))
     }

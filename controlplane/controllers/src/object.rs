@@ -1,5 +1,5 @@
 //! Reduced types of the kinds: only the fields that a controller reads, so that cached objects are small. Controllers
-//! never write a whole object of these types back.
+//! write patches, never a whole object of these types.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub(crate) struct PodSpec {
     pub(crate) node_name: Option<String>,
     pub(crate) hostname: Option<String>,
     pub(crate) subdomain: Option<String>,
-    /// Only the tolerations of NoExecute taints: the others do not matter once the pod runs.
+    /// Only the tolerations of NoExecute taints. Other tolerations have no effect after the pod is bound.
     #[serde(deserialize_with = "tolerations")]
     pub(crate) tolerations: Arc<[Toleration]>,
     /// The node that the pod's node affinity names, as daemon pods have it before they are bound.

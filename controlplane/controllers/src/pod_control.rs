@@ -132,7 +132,8 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         if pods.is_empty() {
             return Ok(());
         }
-        // The cached workload may have been deleted, with its pods orphaned on purpose: ask the API server first.
+        // The cached workload may have been deleted, with its pods orphaned on purpose: read it from the API server
+        // first.
         let live = self.context.writer(self.cache).live(&self.owner.key()).await?;
         if !live.is_some_and(|live| live.uid() == self.owner.uid() && !live.is_being_deleted()) {
             return Ok(());

@@ -51,7 +51,7 @@ pub(crate) enum Next {
 
 /// The result of a reconcile whose cost grows with the number of items, for example endpoints. The delay limits the CPU
 /// time of the reconciles while many items change one after another.
-pub(crate) fn rest_after(items: usize) -> Next {
+pub(crate) fn pause_after(items: usize) -> Next {
     /// Maximum number of items without a delay.
     const SMALL: usize = 100;
     const PER_ITEM: Duration = Duration::from_millis(1);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_delayed_key_comes_when_it_is_due() {
+    async fn a_delayed_key_is_returned_when_it_is_due() {
         let queue = Queue::new();
         let start = Instant::now();
         queue.add_after("a", Duration::from_secs(60));
@@ -294,7 +294,7 @@ mod tests {
         queue.add("large");
         let work = queue.work("test", |key| {
             times.lock().unwrap().push((key, start.elapsed().as_millis()));
-            async { Ok(rest_after(300)) }
+            async { Ok(pause_after(300)) }
         });
         let changes = async {
             for _ in 0..40 {
@@ -321,9 +321,9 @@ mod tests {
 
     #[test]
     fn few_items_are_handled_at_once_and_many_at_most_every_second() {
-        assert!(matches!(rest_after(99), Next::Wait));
-        assert!(matches!(rest_after(100), Next::Rest(rest) if rest.as_millis() == 100));
-        assert!(matches!(rest_after(50_000), Next::Rest(rest) if rest.as_secs() == 1));
+        assert!(matches!(pause_after(99), Next::Wait));
+        assert!(matches!(pause_after(100), Next::Rest(rest) if rest.as_millis() == 100));
+        assert!(matches!(pause_after(50_000), Next::Rest(rest) if rest.as_secs() == 1));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::object::{Object, ReplicaSet, ReplicaSetSpec, ReplicationController};
 
-pub(crate) use rank::by_dispensability;
+pub(crate) use rank::sort_for_deletion;
 
 /// A kind that keeps a number of equal pods.
 pub(crate) trait Replicas: Object + Resource<Scope = NamespaceResourceScope> {

@@ -1,4 +1,4 @@
-//! The revisions of stateful sets and daemon sets: which one is current, and what has to be written.
+//! The revisions of stateful sets and daemon sets: the current revision, and the changes to write.
 //!
 //! A revision is a patch of the workload's pod template. `kubectl rollout undo` applies it.
 
@@ -26,7 +26,7 @@ pub(crate) struct Workload<'a> {
     pub(crate) uid: &'a str,
     pub(crate) owner: OwnerReference,
     pub(crate) template: &'a Template,
-    /// Its revisions get them too: `kubectl rollout history` shows one of them.
+    /// The annotations are copied to the revisions, because `kubectl rollout history` shows one of them.
     pub(crate) annotations: Option<&'a BTreeMap<String, String>>,
     /// The label that has the hash of a revision.
     pub(crate) hash_label: &'static str,
@@ -48,7 +48,8 @@ pub(crate) enum Step {
 pub(crate) fn plan(workload: &Workload<'_>, revisions: &[Arc<ControllerRevision>]) -> Step {
     let sorted = sorted(revisions);
     let highest = sorted.last().map_or(0, |last| last.revision);
-    let mut equal = sorted.iter().rev().filter(|revision| template_of(revision).same(workload.template));
+    let mut equal =
+        sorted.iter().rev().filter(|revision| template_of(revision).equals_ignoring_hash(workload.template));
     match equal.next() {
         Some(found) if found.revision == highest => Step::Keep(found.clone()),
         Some(found) => Step::Renumber(found.clone(), highest + 1),

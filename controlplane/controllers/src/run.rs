@@ -45,7 +45,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         balancers: Arc::default(),
         address_pool: Arc::default(),
     });
-    // Before other handlers, so that these read counts of the same state.
+    // This handler is registered before the others, so that they read counts of the same state.
     context.pod_counts.follow(&context.caches.pods);
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they see every object.

@@ -82,7 +82,7 @@ impl Template {
 
     /// Whether two templates make the same pods, apart from the hash label. Absent and empty values are equal, because
     /// clients with typed structs write one for the other.
-    pub(crate) fn same(&self, other: &Self) -> bool {
+    pub(crate) fn equals_ignoring_hash(&self, other: &Self) -> bool {
         self.0 == other.0 || self.canonical() == other.canonical()
     }
 
@@ -105,7 +105,7 @@ impl Template {
         if let Some(count) = collisions {
             hash = fnv(hash, &count.to_le_bytes());
         }
-        safe(&hash.to_string())
+        safe_encode(&hash.to_string())
     }
 }
 
@@ -114,7 +114,7 @@ fn fnv(start: u32, bytes: &[u8]) -> u32 {
 }
 
 /// Encodes a text with letters and digits that cannot form a word.
-fn safe(text: &str) -> String {
+fn safe_encode(text: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     text.bytes().map(|byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()])).collect()
 }
@@ -172,7 +172,7 @@ mod tests {
             "spec": {"containers": [{"name": "c", "resources": {}, "tty": false, "ports": [],
                 "env": [{"name": "A", "value": ""}]}], "hostNetwork": false},
         }));
-        assert!(plain.same(&other));
+        assert!(plain.equals_ignoring_hash(&other));
         assert_eq!(plain.hash(None), other.hash(None));
     }
 
@@ -180,7 +180,7 @@ mod tests {
     fn an_empty_struct_with_a_meaning_is_kept() {
         let with = Template::new(&json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}));
         let without = Template::new(&json!({"spec": {"volumes": [{"name": "v"}]}}));
-        assert!(!with.same(&without));
+        assert!(!with.equals_ignoring_hash(&without));
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
     }
 }
 
-/// Asks the API server whether an object exists that was missing from a list.
+/// Checks with the API server whether an object exists that was missing from a list.
 async fn verify<K: Object>(client: &Client, cache: &Cache<K>, unverified: Unverified) {
     let namespace = &unverified.key.namespace;
     let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_has_only_what_differs_and_null_for_what_is_gone() {
+    fn a_patch_has_changed_fields_and_null_for_removed_ones() {
         let old = json!({"a": 1, "b": {"c": [1], "d": 2}, "e": 3});
         assert_eq!(difference(&old, &old), None);
         let new = json!({"a": 1, "b": {"c": [2]}, "f": {}});

@@ -40,11 +40,12 @@ pub(crate) fn check(
 struct Checker<'a> {
     /// Path of the checked value, in front of the paths of violations.
     prefix: &'a str,
-    /// The rest of [`MAX_WORK`]. At zero nothing more is checked, and the object is refused.
+    /// The remaining part of [`MAX_WORK`]. At zero the check ends, and the object is refused.
     left: u64,
 }
 
-/// Violations and the number of checks that were done. Of alternatives that fail, the one with most checks is reported.
+/// Violations and the number of checks that were done. If all alternatives fail, the violations of the alternative with
+/// the most checks are reported.
 #[derive(Default)]
 struct Outcome {
     errors: Vec<Violation>,
@@ -73,14 +74,14 @@ impl Checker<'_> {
     }
 
     fn node(&mut self, value: &Value, old: Option<&Value>, schema: &Schema, path: &str) -> Outcome {
-        let outcome = self.plain(value, old, schema, path);
+        let outcome = self.check_node(value, old, schema, path);
         if outcome.failed() && old == Some(value) {
             return Outcome { errors: Vec::new(), matches: outcome.matches };
         }
         outcome
     }
 
-    fn plain(&mut self, value: &Value, old: Option<&Value>, schema: &Schema, path: &str) -> Outcome {
+    fn check_node(&mut self, value: &Value, old: Option<&Value>, schema: &Schema, path: &str) -> Outcome {
         let mut outcome = Outcome { errors: Vec::new(), matches: 1 };
         if !self.charge(1, NODE) {
             return outcome;
@@ -304,7 +305,7 @@ impl Checker<'_> {
         let total = checks.all_of.len();
         let mut passed = 0;
         for schema in &checks.all_of {
-            let result = self.plain(value, None, schema, path);
+            let result = self.check_node(value, None, schema, path);
             passed += usize::from(!result.failed());
             outcome.merge(result);
         }
@@ -313,7 +314,7 @@ impl Checker<'_> {
             self.whole(outcome, &format!("{path:?} must validate all the schemas (allOf){none}"));
         }
         if let Some(not) = &checks.not
-            && !self.plain(value, None, not, path).failed()
+            && !self.check_node(value, None, not, path).failed()
         {
             self.whole(outcome, &format!("{path:?} must not validate the schema (not)"));
         }
@@ -322,7 +323,7 @@ impl Checker<'_> {
     fn any_of(&mut self, value: &Value, schemas: &[Schema], path: &str, outcome: &mut Outcome) {
         let mut best: Option<Outcome> = None;
         for schema in schemas {
-            let result = self.plain(value, None, schema, path);
+            let result = self.check_node(value, None, schema, path);
             if !result.failed() {
                 outcome.merge(result);
                 return;
@@ -340,7 +341,7 @@ impl Checker<'_> {
         let mut first = None;
         let mut passed = 0;
         for schema in schemas {
-            let result = self.plain(value, None, schema, path);
+            let result = self.check_node(value, None, schema, path);
             if !result.failed() {
                 passed += 1;
                 first.get_or_insert(result);

@@ -72,15 +72,15 @@ fn coerce_metadata(
     };
     let mut wrong = None;
     fields.retain(|name, value| {
-        let Some(shape) = shape(name) else {
+        let Some(metadata_type) = metadata_type(name) else {
             unknown.push(place.field(name).as_str().to_owned());
             return false;
         };
-        if !shape.fits(value) {
+        if !metadata_type.fits(value) {
             wrong = Some(format!(
                 "json: cannot unmarshal {} into Go struct field ObjectMeta.{name} of type {}",
                 go_kind(value),
-                shape.go_type()
+                metadata_type.go_type()
             ));
         }
         !value.is_null()
@@ -91,7 +91,7 @@ fn coerce_metadata(
 }
 
 #[derive(Clone, Copy)]
-enum Shape {
+enum MetadataType {
     Text,
     Integer,
     Time,
@@ -100,40 +100,40 @@ enum Shape {
     Objects,
 }
 
-fn shape(field: &str) -> Option<Shape> {
+fn metadata_type(field: &str) -> Option<MetadataType> {
     Some(match field {
-        "name" | "generateName" | "namespace" | "selfLink" | "uid" | "resourceVersion" => Shape::Text,
-        "generation" | "deletionGracePeriodSeconds" => Shape::Integer,
-        "creationTimestamp" | "deletionTimestamp" => Shape::Time,
-        "labels" | "annotations" => Shape::TextMap,
-        "finalizers" => Shape::Texts,
-        "ownerReferences" | "managedFields" => Shape::Objects,
+        "name" | "generateName" | "namespace" | "selfLink" | "uid" | "resourceVersion" => MetadataType::Text,
+        "generation" | "deletionGracePeriodSeconds" => MetadataType::Integer,
+        "creationTimestamp" | "deletionTimestamp" => MetadataType::Time,
+        "labels" | "annotations" => MetadataType::TextMap,
+        "finalizers" => MetadataType::Texts,
+        "ownerReferences" | "managedFields" => MetadataType::Objects,
         _ => return None,
     })
 }
 
-impl Shape {
+impl MetadataType {
     fn fits(self, value: &Value) -> bool {
         match (self, value) {
             (_, Value::Null) => true,
-            (Shape::Text, _) => value.is_string(),
-            (Shape::Integer, _) => value.is_i64(),
-            (Shape::Time, Value::String(text)) => text.parse::<jiff::Timestamp>().is_ok(),
-            (Shape::Texts, Value::Array(list)) => list.iter().all(Value::is_string),
-            (Shape::Objects, Value::Array(list)) => list.iter().all(Value::is_object),
-            (Shape::TextMap, Value::Object(map)) => map.values().all(Value::is_string),
+            (MetadataType::Text, _) => value.is_string(),
+            (MetadataType::Integer, _) => value.is_i64(),
+            (MetadataType::Time, Value::String(text)) => text.parse::<jiff::Timestamp>().is_ok(),
+            (MetadataType::Texts, Value::Array(list)) => list.iter().all(Value::is_string),
+            (MetadataType::Objects, Value::Array(list)) => list.iter().all(Value::is_object),
+            (MetadataType::TextMap, Value::Object(map)) => map.values().all(Value::is_string),
             _ => false,
         }
     }
 
     fn go_type(self) -> &'static str {
         match self {
-            Shape::Text => "string",
-            Shape::Integer => "int64",
-            Shape::Time => "v1.Time",
-            Shape::Texts => "[]string",
-            Shape::TextMap => "map[string]string",
-            Shape::Objects => "[]v1.OwnerReference",
+            MetadataType::Text => "string",
+            MetadataType::Integer => "int64",
+            MetadataType::Time => "v1.Time",
+            MetadataType::Texts => "[]string",
+            MetadataType::TextMap => "map[string]string",
+            MetadataType::Objects => "[]v1.OwnerReference",
         }
     }
 }

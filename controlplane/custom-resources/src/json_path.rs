@@ -137,7 +137,7 @@ impl Step {
             }
             (Step::Filter { path, operator }, Value::Array(list)) => {
                 let items = list.iter().take_while(|_| visit(visits));
-                out.extend(items.filter(|item| holds(path, operator.as_ref(), item, visits)));
+                out.extend(items.filter(|item| matches_filter(path, operator.as_ref(), item, visits)));
             }
             _ => {}
         }
@@ -169,7 +169,7 @@ fn descend<'a>(value: &'a Value, visits: &Cell<usize>, out: &mut Vec<&'a Value>)
     }
 }
 
-fn holds(
+fn matches_filter(
     path: &JsonPath,
     operator: Option<&(Operator, Operand)>,
     item: &Value,
@@ -212,7 +212,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn eat(&mut self, text: &str) -> bool {
+    fn accept(&mut self, text: &str) -> bool {
         match self.rest.strip_prefix(text) {
             Some(rest) => {
                 self.rest = rest;
@@ -225,15 +225,15 @@ impl Reader<'_> {
     fn path(&mut self) -> Option<JsonPath> {
         let mut steps = Vec::new();
         while steps.len() < MAX_STEPS {
-            if self.eat("..") {
+            if self.accept("..") {
                 steps.push(Step::Descend);
                 self.name(&mut steps)?;
-            } else if self.eat(".") {
+            } else if self.accept(".") {
                 if self.rest.is_empty() || self.rest.starts_with('[') {
                     continue;
                 }
                 self.name(&mut steps)?;
-            } else if self.eat("[") {
+            } else if self.accept("[") {
                 steps.push(self.bracket()?);
             } else {
                 return Some(JsonPath { steps });
@@ -244,7 +244,7 @@ impl Reader<'_> {
 
     /// A field after a dot. A backslash escapes a dot in its name.
     fn name(&mut self, steps: &mut Vec<Step>) -> Option<()> {
-        if self.eat("*") {
+        if self.accept("*") {
             steps.push(Step::Wildcard);
             return Some(());
         }
@@ -270,7 +270,7 @@ impl Reader<'_> {
     }
 
     fn bracket(&mut self) -> Option<Step> {
-        if self.eat("?(") {
+        if self.accept("?(") {
             if self.depth == MAX_DEPTH {
                 self.too_deep = true;
                 return None;
@@ -282,7 +282,7 @@ impl Reader<'_> {
         }
         if self.rest.starts_with(['\'', '"']) {
             let name = self.quoted()?;
-            return self.eat("]").then_some(Step::Field(name));
+            return self.accept("]").then_some(Step::Field(name));
         }
         let (inside, rest) = self.rest.split_once(']')?;
         self.rest = rest;
@@ -302,7 +302,7 @@ impl Reader<'_> {
 
     fn filter(&mut self) -> Option<Step> {
         self.spaces();
-        if !self.eat("@") {
+        if !self.accept("@") {
             return None;
         }
         let path = self.path()?;
@@ -315,13 +315,13 @@ impl Reader<'_> {
             ("<", Operator::Less),
             (">", Operator::Greater),
         ];
-        let found = OPERATORS.iter().find(|(text, _)| self.eat(text)).map(|(_, operator)| *operator);
+        let found = OPERATORS.iter().find(|(text, _)| self.accept(text)).map(|(_, operator)| *operator);
         let operator = match found {
             Some(operator) => Some((operator, self.operand()?)),
             None => None,
         };
         self.spaces();
-        self.eat(")]").then_some(Step::Filter { path, operator })
+        self.accept(")]").then_some(Step::Filter { path, operator })
     }
 
     fn operand(&mut self) -> Option<Operand> {
@@ -329,7 +329,7 @@ impl Reader<'_> {
         if self.rest.starts_with(['\'', '"']) {
             return self.quoted().map(|text| Operand::Literal(Value::String(text)));
         }
-        if self.eat("@") {
+        if self.accept("@") {
             return self.path().map(Operand::Path);
         }
         let end = self.rest.find([')', ' '])?;

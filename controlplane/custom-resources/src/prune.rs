@@ -78,7 +78,8 @@ impl Pruner {
         }
     }
 
-    /// Below `x-kubernetes-preserve-unknown-fields` only the known fields are pruned inside.
+    /// With `x-kubernetes-preserve-unknown-fields`, unknown fields are kept; only the values of known fields are
+    /// pruned.
     fn keep(&mut self, value: &mut Value, schema: &Schema, embedded: bool, path: &Path) {
         match value {
             Value::Object(map) => {

@@ -36,7 +36,8 @@ struct Rule {
     uses_old: bool,
 }
 
-/// Checks the rules of a definition: they compile, and compare old objects only where those can be found.
+/// Checks the rules of a definition: each must compile, and may refer to the old object only where its part
+/// can be identified.
 pub(crate) fn validate(schema: &Schema, path: &Path, violations: &mut Violations) {
     check_node(schema, true, path, None, violations);
 }
@@ -144,7 +145,7 @@ fn compile(source: &str, environment: &Environment, expected: &Type) -> Result<P
 // === impl Rules ===
 
 impl Rules {
-    /// Compiles the rules of a schema. None if it has none.
+    /// Compiles the rules of a schema. `None` if it has no rules.
     pub(crate) fn compile(schema: &Schema) -> Option<Rules> {
         Rules::node(schema, true)
     }
@@ -180,7 +181,7 @@ impl Rules {
         violations: &mut Violations,
     ) {
         let mut run = Run { budget: MAX_COST, violations };
-        // The outcome says whether the budget is used up. The violations have it too.
+        // The outcome states whether the budget is used up, and so do the violations.
         let _ = run.node((self, schema), (object, old), at, false);
     }
 
@@ -234,7 +235,7 @@ impl Run<'_> {
             return Ok(());
         }
         let old = old.filter(|old| !old.is_null());
-        // A part that did not change keeps its violations, unless a rule compares it with the old one.
+        // Violations of an unchanged part are accepted, unless the rule compares the part with its old state.
         let unchanged = unchanged || old == Some(value);
         if let Some(kind) = &rules.kind {
             for rule in &rules.rules {

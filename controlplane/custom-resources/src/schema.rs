@@ -46,7 +46,7 @@ pub struct Schema {
     pub rules: Vec<RuleText>,
     /// Checks of the value. Most nodes have none.
     pub checks: Option<Box<Checks>>,
-    /// Fields that the structural rules mention but no value depends on.
+    /// Fields that only the structural rules read. They do not affect the validation of values.
     pub marks: Marks,
 }
 

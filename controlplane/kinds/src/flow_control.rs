@@ -10,14 +10,23 @@ const CONTROLLERS: &str = "system:kube-controller-manager";
 const SCHEDULER: &str = "system:kube-scheduler";
 const EVERYBODY: &[&str] = &["system:unauthenticated", "system:authenticated"];
 
-/// Limited levels with queues: name, shares, percentage that others may use, queues, hand size.
-const LEVELS: &[(&str, i64, i64, i64, i64)] = &[
-    ("system", 30, 33, 64, 6),
-    ("node-high", 40, 25, 64, 6),
-    ("leader-election", 10, 0, 16, 4),
-    ("workload-high", 40, 50, 128, 6),
-    ("workload-low", 100, 90, 128, 6),
-    ("global-default", 20, 50, 128, 6),
+/// A limited level with queues.
+struct QueuedLevel {
+    name: &'static str,
+    shares: i64,
+    /// Percentage of the shares that other levels may use.
+    lendable_percent: i64,
+    queues: i64,
+    hand_size: i64,
+}
+
+const QUEUED_LEVELS: &[QueuedLevel] = &[
+    QueuedLevel { name: "system", shares: 30, lendable_percent: 33, queues: 64, hand_size: 6 },
+    QueuedLevel { name: "node-high", shares: 40, lendable_percent: 25, queues: 64, hand_size: 6 },
+    QueuedLevel { name: "leader-election", shares: 10, lendable_percent: 0, queues: 16, hand_size: 4 },
+    QueuedLevel { name: "workload-high", shares: 40, lendable_percent: 50, queues: 128, hand_size: 6 },
+    QueuedLevel { name: "workload-low", shares: 100, lendable_percent: 90, queues: 128, hand_size: 6 },
+    QueuedLevel { name: "global-default", shares: 20, lendable_percent: 50, queues: 128, hand_size: 6 },
 ];
 
 /// The priority levels that no cluster can change or lack.
@@ -41,13 +50,13 @@ pub fn mandatory_schemas() -> Vec<Value> {
 
 /// The priority levels that a new cluster has, and that its administrators may change.
 pub fn suggested_levels() -> Vec<Value> {
-    let level = |&(name, shares, lendable, queues, hand): &(&str, i64, i64, i64, i64)| {
-        let queuing = json!({"queues": queues, "handSize": hand, "queueLengthLimit": 50});
-        let limited = json!({"nominalConcurrencyShares": shares, "lendablePercent": lendable,
+    let object_of = |level: &QueuedLevel| {
+        let queuing = json!({"queues": level.queues, "handSize": level.hand_size, "queueLengthLimit": 50});
+        let limited = json!({"nominalConcurrencyShares": level.shares, "lendablePercent": level.lendable_percent,
             "limitResponse": {"type": "Queue", "queuing": queuing}});
-        object("PriorityLevelConfiguration", name, json!({"type": "Limited", "limited": limited}))
+        object("PriorityLevelConfiguration", level.name, json!({"type": "Limited", "limited": limited}))
     };
-    LEVELS.iter().map(level).collect()
+    QUEUED_LEVELS.iter().map(object_of).collect()
 }
 
 /// The flow schemas that a new cluster has, and that its administrators may change.

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn patches_say_what_kubectl_looks_for() {
+    fn patch_operations_have_the_extensions_that_kubectl_reads() {
         let apps = read("apis/apps/v1");
         let patch = &apps["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
         assert_eq!(patch["x-kubernetes-group-version-kind"]["kind"], "Deployment");

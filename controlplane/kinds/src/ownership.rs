@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use coracle_managed_fields::{Field, Key, Scalar, Schema, Type, TypeId};
 
-use crate::schema::model::{Definition, ListType, OwnershipMarkers, Property, Shape, schemas};
+use crate::schema::model::{Definition, ListType, OwnershipMarkers, Property, ValueType, schemas};
 
 static OWNERSHIP: LazyLock<Ownership> = LazyLock::new(Ownership::load);
 
@@ -54,33 +54,35 @@ impl Ownership {
 
     fn field(&mut self, property: &Property) -> Field {
         let always = property.ownership.default.as_ref().is_some_and(serde_json::Value::is_object);
-        Field { of: self.of(&property.shape, &property.ownership), always }
+        Field { of: self.of(&property.value_type, &property.ownership), always }
     }
 
-    fn of(&mut self, shape: &Shape, markers: &OwnershipMarkers) -> TypeId {
-        match shape {
-            Shape::Any | Shape::Choice(_) => Schema::deduced(),
-            Shape::Object(_) | Shape::Map(_) if markers.atomic_map => self.atomic,
-            Shape::Object(id) => self.definitions.get(id.index()).copied().unwrap_or_else(Schema::deduced),
-            Shape::Map(values) => {
+    fn of(&mut self, value_type: &ValueType, markers: &OwnershipMarkers) -> TypeId {
+        match value_type {
+            ValueType::Any | ValueType::Choice(_) => Schema::deduced(),
+            ValueType::Object(_) | ValueType::Map(_) if markers.atomic_map => self.atomic,
+            ValueType::Object(id) => {
+                self.definitions.get(id.index()).copied().unwrap_or_else(Schema::deduced)
+            }
+            ValueType::Map(values) => {
                 let values = self.of(values, &OwnershipMarkers::default());
                 self.schema.add(Type::Map { fields: [].into(), other: Some(values) })
             }
-            Shape::List(items) => self.list(items, &markers.list),
-            Shape::Bool
-            | Shape::Int32
-            | Shape::Int64
-            | Shape::Number
-            | Shape::Text
-            | Shape::Bytes
-            | Shape::Time
-            | Shape::MicroTime
-            | Shape::IntOrString
-            | Shape::Quantity => self.scalar,
+            ValueType::List(items) => self.list(items, &markers.list),
+            ValueType::Bool
+            | ValueType::Int32
+            | ValueType::Int64
+            | ValueType::Number
+            | ValueType::Text
+            | ValueType::Bytes
+            | ValueType::Time
+            | ValueType::MicroTime
+            | ValueType::IntOrString
+            | ValueType::Quantity => self.scalar,
         }
     }
 
-    fn list(&mut self, items: &Shape, of: &ListType) -> TypeId {
+    fn list(&mut self, items: &ValueType, of: &ListType) -> TypeId {
         match of {
             ListType::Atomic => self.atomic,
             ListType::Set => self.schema.add(Type::Set),
@@ -94,9 +96,9 @@ impl Ownership {
 }
 
 /// A key field of a list, with the default that its definition has.
-fn key(items: &Shape, name: &str) -> Key {
+fn key(items: &ValueType, name: &str) -> Key {
     let default = match items {
-        Shape::Object(id) => {
+        ValueType::Object(id) => {
             schemas().get(*id).property(name).and_then(|property| property.ownership.default.as_ref())
         }
         _ => None,

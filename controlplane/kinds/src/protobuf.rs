@@ -170,7 +170,7 @@ fn read_value(shape: &Type, value: WireValue<'_>, depth: u32) -> Result<Option<V
             Some(Value::String(base64::engine::general_purpose::STANDARD.encode(bytes_of(value)?)))
         }
         Type::Time | Type::MicroTime => time(bytes_of(value)?, matches!(shape, Type::MicroTime))?,
-        Type::Quantity => Some(Value::String(first_text(bytes_of(value)?)?)),
+        Type::Quantity => Some(Value::String(first_string(bytes_of(value)?)?)),
         Type::IntOrString => Some(int_or_string(bytes_of(value)?)?),
         Type::Json => embedded(bytes_of(value)?, depth)?,
         Type::Choice(id) => {
@@ -230,7 +230,7 @@ fn time(bytes: &[u8], micro: bool) -> Result<Option<Value>, DecodeError> {
     Ok(Some(Value::String(at.strftime(format).to_string())))
 }
 
-fn first_text(bytes: &[u8]) -> Result<String, DecodeError> {
+fn first_string(bytes: &[u8]) -> Result<String, DecodeError> {
     let mut reader = Reader::new(bytes);
     while let Some((number, value)) = reader.next()? {
         if number == 1 {

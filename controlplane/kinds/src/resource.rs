@@ -1,4 +1,5 @@
-//! A resource that the API server serves: names, scope, verbs, storage and rules, as data that may come and go.
+//! A resource that the API server serves: names, scope, verbs, storage and rules, as data. Resources can be added and
+//! removed while the server runs.
 //!
 //! Built-in rows ([`crate::Kind`]) and custom resources are both converted to a [`Resource`]. The API server uses only
 //! that type. One `Resource` is one version of one resource. [`Resources`] is an immutable set of them with indexes.
@@ -25,9 +26,9 @@ pub use self::built_in::{built_in, by_kind, by_resource};
 pub use self::convert::{ConversionError, Convert, Converting};
 pub use self::field::{FieldValue, SelectableField};
 pub use self::set::{GroupVersion, Resources, Taken, version_preference};
-pub use crate::kind::NameRule;
+pub use crate::kind::definition::NameRule;
 use crate::schema::{FieldValidation, Parsed, SchemaError};
-use crate::validate::Causes;
+use crate::validate::cause::Causes;
 
 /// A text of a built-in row, or of a custom resource.
 pub type Text = Cow<'static, str>;

@@ -64,7 +64,7 @@ pub fn apply(kind: &Resource, workload: &mut Value, scale: &Value) -> Result<(),
     Ok(())
 }
 
-/// Sets the replicas of a workload, or of a configuration for one.
+/// Sets the replicas of a workload, or of an apply configuration of a workload.
 pub fn set_replicas(kind: &Resource, workload: &mut Value, replicas: i64) {
     match &kind.scale {
         Some(paths) => set(workload, &paths.spec_replicas, replicas),

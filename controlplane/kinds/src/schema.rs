@@ -57,7 +57,7 @@ pub fn parse_json(bytes: &[u8]) -> Result<Parsed, SchemaError> {
     parse::parse(bytes).map_err(|error| SchemaError::Syntax(syntax(&error)))
 }
 
-/// The error of the parser; an incomplete text in the words of Go.
+/// The error of the parser. For an incomplete text it is Go's message.
 fn syntax(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }

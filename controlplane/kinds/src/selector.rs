@@ -1,25 +1,18 @@
 //! Selectors of lists and watches: labels, and the fields that a kind can be selected by.
 
 mod facets;
+pub(crate) mod field;
 pub(crate) mod fields;
 
 use coracle_values::field_selector;
 use serde_json::Value;
 
 pub use self::facets::{Facets, part};
+pub use self::field::Field;
 pub use coracle_values::SelectorError;
 pub use coracle_values::label_selector::LabelSelector;
 
 use crate::resource::{Resource, SelectableField};
-
-/// A field that lists and watches can select by.
-#[derive(Clone, Copy)]
-pub struct Field {
-    /// Its path as clients write it: `spec.nodeName`.
-    pub name: &'static str,
-    /// Reads its value from an object, as text.
-    pub value: fn(&Value) -> String,
-}
 
 /// A field selector of one kind. An object matches if it meets all requirements.
 #[derive(Clone, Default)]
@@ -53,7 +46,7 @@ impl FieldSelector {
         self.terms.is_empty()
     }
 
-    /// Whether all requirements are about the metadata, which is the same in all versions.
+    /// Whether all requirements refer to the metadata, which is the same in all versions.
     pub fn is_about_metadata(&self) -> bool {
         self.terms.iter().all(|term| term.field.name.starts_with("metadata."))
     }
@@ -89,7 +82,7 @@ fn unknown(kind: &Resource, name: &str) -> String {
             | ("events.k8s.io", "Event")
             | ("certificates.k8s.io", _)
     );
-    let is_built_in = || crate::kind::by_resource(&kind.group, &kind.version, &kind.plural).is_some();
+    let is_built_in = || crate::resource::by_resource(&kind.group, &kind.version, &kind.plural).is_some();
     match (&*kind.group, &*kind.kind) {
         ("batch", "Job") => format!("field label {name:?} not supported for Job"),
         ("resource.k8s.io", "ResourceSlice") => {

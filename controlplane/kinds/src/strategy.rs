@@ -70,7 +70,7 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
         };
     }
     if let Some(metadata) = metadata_of(&mut kept) {
-        for name in status_keeps(kind) {
+        for name in status_preserved_metadata(kind) {
             match old["metadata"].get(name) {
                 Some(value) => metadata.insert((*name).to_owned(), value.clone()),
                 None => metadata.remove(*name),
@@ -249,7 +249,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
     }
 }
 
-fn status_keeps(kind: &Resource) -> &'static [&'static str] {
+fn status_preserved_metadata(kind: &Resource) -> &'static [&'static str] {
     match (&*kind.group, &*kind.kind) {
         ("apps", "Deployment") => &["labels"],
         ("", "Pod") => &["ownerReferences"],

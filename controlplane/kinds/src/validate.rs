@@ -42,6 +42,7 @@ mod selector;
 pub(crate) mod service;
 pub(crate) mod stateful;
 pub(crate) mod storage;
+mod value;
 mod volume;
 pub(crate) mod workload;
 
@@ -49,6 +50,7 @@ use serde_json::Value;
 
 pub use self::cause::{Cause, Causes, Path};
 pub use self::service::service_addresses;
+use self::value::{entries, items, text};
 use crate::{Resource, defaults};
 
 /// Validates a new object, after defaulting and name generation.
@@ -80,8 +82,9 @@ pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Validates an update with `rules`, which are [`update`] or [`status_update`]. Violations that the stored object has itself
-/// are left out: an earlier version accepted them, and an object that no update may change keeps its finalizers for ever.
+/// Validates an update with `rules`, which are [`update`] or [`status_update`]. Violations that the stored object
+/// already has are left out. An earlier version accepted them, and without this rule no update could remove the
+/// object's finalizers.
 ///
 /// Custom resources get all violations: their expressions may compare the new object with the old one.
 pub fn ratcheted(
@@ -187,21 +190,6 @@ pub fn message(kind: &Resource, name: &str, causes: &[Cause]) -> String {
     }
     let all = if let [one] = texts.as_slice() { one.clone() } else { format!("[{}]", texts.join(", ")) };
     format!("{} \"{name}\" is invalid: {all}", kind.qualified_kind())
-}
-
-/// The text of a field; empty if absent.
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
-/// A list's elements with their indexes.
-fn items(value: &Value) -> impl Iterator<Item = (usize, &Value)> {
-    value.as_array().into_iter().flatten().enumerate()
-}
-
-/// A map's entries.
-fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
-    value.as_object().into_iter().flatten()
 }
 
 #[cfg(test)]

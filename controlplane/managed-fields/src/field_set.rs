@@ -186,10 +186,10 @@ impl FieldSet {
         });
     }
 
-    /// The set with each declared field as a member that has members below it.
+    /// The set in which each declared field that has members below it is a member, too.
     ///
-    /// Declared fields of an object are not owned themselves, only their parts. Removal and comparison of whole
-    /// objects need them as members.
+    /// Only the parts of a declared field are owned, not the field itself. Removal and comparison of whole objects need
+    /// the fields as members.
     pub(crate) fn with_declared_fields(&self, schema: &Schema, of: TypeId) -> FieldSet {
         let nodes = self.0.iter().map(|(element, node)| {
             let declared = match (schema.get(of), element) {
@@ -256,7 +256,7 @@ impl FieldSet {
         FieldSet::read(fields, &mut Vec::new()).map(|(set, _)| set)
     }
 
-    /// Reads one level. The flag says whether the level is a member itself: it has a `.`, or is empty.
+    /// Reads one level. The flag tells whether the level itself is a member: it has a `.`, or is empty.
     fn read(fields: &Value, path: &mut Vec<PathElement>) -> Result<(FieldSet, bool), InvalidFields> {
         let object = fields.as_object().ok_or_else(|| InvalidFields::NotAnObject(Path(path.clone())))?;
         let mut set = FieldSet::default();

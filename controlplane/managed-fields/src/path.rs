@@ -183,7 +183,7 @@ fn as_integer(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
-/// Whether two JSON values are equal, where `1` and `1.0` are.
+/// Whether two JSON values are equal. `1` and `1.0` are equal.
 pub(crate) fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => compare_numbers(a, b).is_eq(),

@@ -113,7 +113,7 @@ impl Schema {
         matches!(self.get(of), Type::Map { fields, .. } if fields.get(field).is_some_and(|field| field.always))
     }
 
-    /// Whether a type declares a field by name, which a map's entry is not.
+    /// Whether a type declares a field by name. Entries of a map are not declared.
     pub(crate) fn declares(&self, of: TypeId, field: &str) -> bool {
         matches!(self.get(of), Type::Map { fields, .. } if fields.contains_key(field))
     }

@@ -16,7 +16,7 @@ pub(crate) struct Budgets(HashMap<String, HashMap<String, Budget>>);
 struct Budget {
     selector: LabelSelector,
     allowed: i32,
-    /// The names of pods that are being removed: they are already counted.
+    /// The names of pods whose eviction the budget has already counted.
     disrupted: Vec<String>,
 }
 

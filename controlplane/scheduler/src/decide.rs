@@ -53,10 +53,10 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     let found = filter(pod, profile, snapshot, promised)?;
     let from = (&found.prepared.topology, snapshot);
     let best = score::best(pod, profile, from, &found.fitting);
-    best.map(|place| found.fitting[place].facts.name.clone()).ok_or_else(|| found.unschedulable())
+    best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
 }
 
-/// The nodes for a pod before extenders are asked.
+/// The nodes for a pod before extenders filter them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ranked {
     /// The nodes that can run the pod, with their total scores and numbers of pods.
@@ -74,7 +74,7 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     }
     let totals = score::totals(pod, profile, (&found.prepared.topology, snapshot), &found.fitting);
     let nodes = found.fitting.iter().zip(totals);
-    let nodes = nodes.map(|(node, total)| (node.facts.name.clone(), total, node.info.requested.pods));
+    let nodes = nodes.map(|(node, total)| (node.properties.name.clone(), total, node.info.requested.pods));
     let nodes = nodes.collect();
     let refused = found.refused.into_iter().map(|(name, refused)| (name.to_owned(), refused)).collect();
     Ok(Ranked { nodes, refused })
@@ -128,7 +128,7 @@ pub(crate) fn filter<'a>(
         if fitting.len() >= wanted {
             break;
         }
-        let name = node.facts.name.as_str();
+        let name = node.properties.name.as_str();
         let refusal = if named.as_ref().is_some_and(|named| !named.contains(name)) {
             let reasons = vec![NOT_NAMED.to_owned()];
             Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE })
@@ -177,17 +177,19 @@ pub(crate) fn refuse(
     (node, snapshot): (Candidate<'_>, &Snapshot),
 ) -> Option<Refused> {
     filter::refuse(pod, &prepared.needs, profile, node)
-        .or_else(|| prepared.claims.refuse(profile, node, snapshot))
+        .or_else(|| prepared.claims.refuse(profile, node.properties, snapshot.volume_usage(node)))
         .or_else(|| prepared.topology.refuse(profile, node))
-        .or_else(|| snapshot.devices.refuse(&prepared.devices, node.facts))
+        .or_else(|| snapshot.devices.refuse(&prepared.devices, node.properties))
 }
 
-/// The message about a pod whose node could not be reserved. Source: `RunReservePluginsReserve`.
+/// The message for a pod whose volumes or devices could not be reserved on the chosen node. Source:
+/// `RunReservePluginsReserve`.
 pub(crate) fn reserve_failed(plugin: &str, why: &str) -> String {
     format!("running Reserve plugin \"{plugin}\": {why}")
 }
 
-/// Refusals of nodes if the pods that are nominated for the node, with the same or a higher priority, run there.
+/// Nodes that refuse the pod once the pods that are nominated for the node, with the same or a higher priority, run
+/// there.
 pub(crate) fn refused_beside_nominated(
     pod: &Pod,
     profile: &Profile,
@@ -230,7 +232,7 @@ fn refuse_beside_nominated(
 }
 
 /// Upstream's message: the number of nodes by reason.
-pub(crate) fn sentence<'a>(total: usize, reasons: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn fit_error_message<'a>(total: usize, reasons: impl Iterator<Item = &'a str>) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for reason in reasons {
         *counts.entry(reason).or_default() += 1;
@@ -279,7 +281,7 @@ fn unschedulable<'a>(
     let reasons = refused.clone().flat_map(|(_, refused)| refused.reasons.iter().map(String::as_str));
     let resolvable = refused.clone().filter(|(_, refused)| refused.resolvable);
     Unschedulable {
-        message: sentence(total, reasons),
+        message: fit_error_message(total, reasons),
         resolvable: resolvable.map(|(name, _)| name.to_owned()).collect(),
         // A new node may run any pod.
         helped_by: refused.fold(Changes::NODE, |all, (_, refused)| all | refused.helped_by),
@@ -329,12 +331,12 @@ mod tests {
             let promised = refused_beside_nominated(pod, &Profile::default(), &mut snapshot);
             let found = filter(pod, &Profile::default(), &snapshot, promised);
             let found = found.unwrap_or_else(|error| panic!("{error:?}"));
-            found.fitting.iter().map(|node| node.facts.name.as_str()).collect()
+            found.fitting.iter().map(|node| node.properties.name.as_str()).collect()
         };
         assert_eq!(fitting(&pod("low", 1, "2")), "b");
         assert_eq!(fitting(&pod("high", 20, "2")), "ab");
         assert_eq!(fitting(&pod("p", 10, "3")), "ab");
-        snapshot.denominate("p");
+        snapshot.remove_nomination("p");
         let found = filter(&pod("low", 1, "2"), &Profile::default(), &snapshot, HashMap::new());
         assert_eq!(found.map(|found| found.fitting.len()).ok(), Some(2));
     }
@@ -405,7 +407,7 @@ mod tests {
         let first = || {
             let found = filter(&fixture::pod("p", json!({})), &profile, &snapshot, HashMap::new());
             let found = found.unwrap_or_else(|error| panic!("{error:?}"));
-            (found.fitting.len(), found.fitting[0].facts.name.clone())
+            (found.fitting.len(), found.fitting[0].properties.name.clone())
         };
         assert_eq!(first(), (125, "n000".to_owned()));
         assert_eq!(first(), (125, "n125".to_owned()));

@@ -16,25 +16,21 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coracle_values::node_selector::term_matches;
 use coracle_values::object::{Key, ObjectExt, controller_of};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::Value;
 
-use self::allocate::Allocator;
+use self::allocate::{Allocator, is_reachable};
 use self::allocated::Allocated;
 use self::object::{Claim, Class};
 use self::slices::Slices;
-use crate::filter::Refused;
 use crate::hint::Changes;
+use crate::node_properties::NodeProperties;
 use crate::object::{Pod, PodResourceClaim};
-use crate::snapshot::Facts;
+use crate::refusal::Refused;
 
 /// Maximum number of pods that use a claim, as in the API.
 const MAX_USERS: usize = 256;
-
-/// A device: driver, pool and name.
-pub(crate) type DeviceId = (String, String, String);
 
 /// Claims, classes and slices of the cluster; cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -147,7 +143,7 @@ impl Devices {
     }
 
     /// The reason why a node cannot provide the devices of a pod. `None` if it can.
-    pub(crate) fn refuse(&self, claims: &PodDevices, node: &Facts) -> Option<Refused> {
+    pub(crate) fn refuse(&self, claims: &PodDevices, node: &NodeProperties) -> Option<Refused> {
         let refused = |reason: String| {
             let helped_by = Changes::NODE | Changes::DEVICES;
             Some(Refused { reasons: vec![reason], resolvable: false, helped_by })
@@ -170,7 +166,7 @@ impl Devices {
 
     /// Chooses devices on a node for the claims of a pod, and reserves them. The error: claims, slices or classes changed
     /// after the filter, so that the node cannot provide the devices any more.
-    pub(crate) fn reserve(&self, claims: &PodDevices, node: &Facts) -> Result<Reservations, String> {
+    pub(crate) fn reserve(&self, claims: &PodDevices, node: &NodeProperties) -> Result<Reservations, String> {
         if !claims.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node)) {
             return Err("resourceclaim not available on the node".to_owned());
         }
@@ -319,7 +315,7 @@ impl State {
     }
 
     /// Allocations of devices of a node for the claims. `None` if there are not enough devices.
-    fn allocate(&self, claims: &[Claim], node: &Facts) -> Result<Option<Vec<Value>>, String> {
+    fn allocate(&self, claims: &[Claim], node: &NodeProperties) -> Result<Option<Vec<Value>>, String> {
         Allocator::new(&self.classes, &self.slices, &self.allocated, node).allocate(claims)
     }
 }
@@ -344,11 +340,4 @@ fn claim_name<'a>(pod: &'a Pod, claim: &'a PodResourceClaim) -> Result<Option<&'
 
 fn selector_of(allocation: &Value) -> Option<NodeSelector> {
     serde_json::from_value(allocation["nodeSelector"].clone()).ok()
-}
-
-/// Whether the selector, if there is one, selects the node.
-fn is_reachable(selector: Option<&NodeSelector>, node: &Facts) -> bool {
-    selector.is_none_or(|selector| {
-        selector.node_selector_terms.iter().any(|term| term_matches(term, &node.labels, &node.name))
-    })
 }

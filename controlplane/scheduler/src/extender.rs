@@ -1,7 +1,7 @@
 //! Extenders: HTTP servers that take part in scheduling. Source: upstream's `extender.go` and `extender/v1`.
 //!
-//! An extender filters the nodes that our filters accept, scores them, chooses victims of a preemption, or binds the pod.
-//! It is asked outside of the scheduling task (`consult`), because it may be slow.
+//! An extender filters the nodes that our filters accept, scores them, chooses victims of a preemption, or binds the
+//! pod. It is called outside of the scheduling task (`consult`), because it may be slow.
 
 pub(crate) mod client;
 pub(crate) mod consult;
@@ -32,7 +32,7 @@ pub(crate) struct Extender {
     pub(crate) timeout: Duration,
     /// Whether it gets the names of the nodes instead of the nodes.
     pub(crate) knows_nodes: bool,
-    /// It is asked only about pods with one of these resources; empty: about all pods.
+    /// The extender gets only pods that request one of these resources. Empty: all pods.
     pub(crate) resources: BTreeSet<String>,
     /// Whether pods are scheduled without it while it fails.
     pub(crate) ignorable: bool,
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Extender {
-    /// Whether the extender is asked about a pod.
+    /// Whether the extender is called for a pod.
     pub(crate) fn is_interested(&self, pod: &Pod) -> bool {
         let names = |list: &Option<ResourceRequirements>| {
             let maps = list.iter().flat_map(|one| [&one.requests, &one.limits]);
@@ -86,7 +86,7 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn an_extender_with_resources_is_asked_about_pods_that_have_them() {
+    fn an_extender_with_resources_gets_only_pods_that_request_them() {
         let pod = |resources| fixture::pod("p", json!({"containers": [{"resources": resources}]}));
         let plain = pod(json!({"requests": {"cpu": "1"}}));
         let all = Extender::default();

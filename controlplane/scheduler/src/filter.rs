@@ -10,21 +10,9 @@ mod unschedulable;
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::object::Pod;
+pub(crate) use crate::refusal::{Refusal, Refused};
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
-
-/// Why a node cannot run a pod, with upstream's text.
-pub(crate) type Refusal = String;
-
-/// A refusal of a pod by a filter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    pub(crate) reasons: Vec<Refusal>,
-    /// Whether the removal of other pods can change the refusal. Upstream calls other refusals unresolvable.
-    pub(crate) resolvable: bool,
-    /// The changes that may help.
-    pub(crate) helped_by: Changes,
-}
 
 type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
 
@@ -35,7 +23,8 @@ const FIXED: [(&str, Filter); 3] = [
     ("TaintToleration", taints::refuse),
 ];
 
-/// The refusal of the first of these filters that refuses the pod. `None` if none refuses it. `needs` are those of the pod.
+/// The refusal of the first filter that refuses the pod. `None` if no filter refuses it. `needs`: the requirements of
+/// the pod.
 pub(crate) fn refuse(
     pod: &Pod,
     needs: &PodRequirements,

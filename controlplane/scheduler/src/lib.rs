@@ -18,9 +18,11 @@ mod filter;
 #[cfg(test)]
 mod fixture;
 mod hint;
+mod node_properties;
 mod object;
 mod preempt;
 mod queue;
+mod refusal;
 mod request;
 mod run;
 mod score;

@@ -57,7 +57,8 @@ struct ReadMeta {
     deletion_timestamp: Option<Time>,
 }
 
-/// The metadata with the fields of [`ReadMeta`]. The managed fields, a third of a pod, would become a tree of values.
+/// The metadata with the fields of [`ReadMeta`]. The managed fields are a third of a pod and would be decoded into a
+/// tree of values.
 fn without_managed_fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let read = ReadMeta::deserialize(deserializer)?;
     Ok(ObjectMeta {

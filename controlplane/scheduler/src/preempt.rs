@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use crate::config::Profile;
-use crate::decide::{self, Prepared, Unschedulable, sentence};
+use crate::decide::{self, Prepared, Unschedulable, fit_error_message};
 use crate::object::Pod;
 use crate::snapshot::Snapshot;
 use crate::snapshot::placed::Placed;
@@ -97,10 +97,11 @@ pub(crate) fn search(
     let total = snapshot.candidates().count();
     let useless = std::iter::repeat_n(NOT_HELPFUL, total.saturating_sub(resolvable.len()));
     let reasons = hopeless.iter().map(String::as_str).chain(useless);
-    Err(format!("preemption: {}", sentence(total, reasons)))
+    Err(format!("preemption: {}", fit_error_message(total, reasons)))
 }
 
-/// The pods of lower priority on the nodes of these preemptions. The victims are the same as there.
+/// The pods of lower priority on the nodes of these preemptions. The victims are the same objects as in the
+/// preemptions.
 pub(crate) fn removable(
     pod: &Pod,
     snapshot: &Snapshot,
@@ -132,7 +133,7 @@ pub(crate) fn candidates(
     let mut simulation = Simulation { pod, profile, prepared, snapshot };
     for node in nodes {
         match victims(&mut simulation, node, beside.contains(node)) {
-            // Only an extender refuses the node: the removal of pods does not help by our filters.
+            // Only an extender refuses the node. Our filters accept it, so a removal of pods changes nothing for them.
             Ok(victims) if victims.is_empty() => hopeless.push(NO_VICTIMS.to_owned()),
             Ok(victims) => found.push(Preemption { node: node.clone(), victims }),
             Err(reasons) => hopeless.extend(reasons),
@@ -196,7 +197,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Why the node cannot run the pod. With `beside` also if the pods that are nominated for the node run there.
+    /// Why the node cannot run the pod. With `beside`, the pods that are nominated for the node count as running on it.
     fn refuse(&mut self, node: &str, beside: bool) -> Option<Vec<String>> {
         if beside {
             let added = self.snapshot.assume_nominated(self.pod, node);
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn budgets_are_violated_only_if_nothing_else_makes_room() {
+    fn budgets_are_violated_only_if_no_other_preemption_makes_room() {
         let mut snapshot = snapshot(&[("one", 1, "2", "a"), ("two", 1, "2", "a"), ("old", 1, "4", "b")]);
         let mut guarded = pod("one", 1, "2", json!({}));
         guarded.metadata.labels = Some([("app".to_owned(), "db".to_owned())].into());

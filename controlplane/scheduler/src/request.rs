@@ -157,7 +157,7 @@ pub(crate) fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
 fn ports(container: &Container, host_network: Option<bool>) -> Vec<HostPort> {
     let mut taken = Vec::new();
     for port in container.ports.iter().flatten() {
-        // With `hostNetwork` each container port is a host port. The API server's defaults say so, too.
+        // With `hostNetwork` each container port is a host port. The API server's defaults do the same.
         let own = (host_network == Some(true)).then_some(port.container_port);
         let Some(number) = port.host_port.filter(|port| *port > 0).or(own) else { continue };
         taken.push(HostPort {

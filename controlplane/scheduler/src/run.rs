@@ -1,6 +1,6 @@
 //! The task that owns queue and snapshot: it receives watch events and sends bindings.
 
-mod consulting;
+mod extender_calls;
 mod refused;
 
 use std::collections::HashSet;
@@ -29,9 +29,9 @@ use crate::selectors;
 use crate::snapshot::Snapshot;
 use crate::volumes::bind::BindError;
 use crate::volumes::{self, Choice};
-use consulting::Consulting;
 use coracle_events::{Event, Recorder};
 use coracle_values::object::{Key, ObjectExt};
+use extender_calls::ExtenderCalls;
 
 /// Timeout of a watch request: long, so that an idle machine rarely wakes up.
 const WATCH_TIMEOUT_SECONDS: u32 = 1500;
@@ -66,7 +66,7 @@ struct Scheduler {
     /// Permits of concurrent binding requests to extenders: a slow extender does not delay the pods of others.
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
-    consulting: Consulting,
+    extender_calls: ExtenderCalls,
     pods: Listing,
     nodes: Listing,
     namespaces: Listing,
@@ -94,12 +94,12 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     let mut namespaces = stream::<Namespace>(&client, watch_config());
     let mut budgets = stream::<PodDisruptionBudget>(&client, watch_config());
     let mut sending = JoinSet::from_iter([events.run()]);
-    let consulting = match Consulting::new(&config) {
-        Ok(consulting) => consulting,
+    let extender_calls = match ExtenderCalls::new(&config) {
+        Ok(extender_calls) => extender_calls,
         // The configuration was checked when it was read.
         Err(error) => return tracing::error!(error, "scheduler stopped: an extender cannot be used"),
     };
-    let mut scheduler = Scheduler::new(client, config, recorder, consulting);
+    let mut scheduler = Scheduler::new(client, config, recorder, extender_calls);
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
     sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
     let mut device_changes = scheduler.snapshot.devices.changes();
@@ -125,7 +125,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
-            event = scheduler.consulting.next() => scheduler.consulted(event),
+            event = scheduler.extender_calls.next() => scheduler.handle_extender_event(event),
             Some(_) = sending.join_next() => return,
             () = wait_until(due) => {
                 scheduler.schedule_next();
@@ -136,7 +136,8 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     }
 }
 
-/// A time that has come needs no timer: timers have milliseconds, and each event would start another one.
+/// Returns at once if the time has passed. A timer would wait for up to a millisecond, and each event would start a new
+/// timer.
 async fn wait_until(due: Option<Instant>) {
     match due {
         Some(due) if due <= Instant::now() => {}
@@ -188,7 +189,12 @@ fn is_unserved(error: &watcher::Error) -> bool {
 // === impl Scheduler ===
 
 impl Scheduler {
-    fn new(client: Client, config: SchedulerConfig, recorder: Recorder, consulting: Consulting) -> Self {
+    fn new(
+        client: Client,
+        config: SchedulerConfig,
+        recorder: Recorder,
+        extender_calls: ExtenderCalls,
+    ) -> Self {
         Self {
             client,
             queue: Queue::new(config.first_backoff, config.longest_backoff),
@@ -200,7 +206,7 @@ impl Scheduler {
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
-            consulting,
+            extender_calls,
             pods: Listing::default(),
             nodes: Listing::default(),
             namespaces: Listing::default(),
@@ -225,29 +231,29 @@ impl Scheduler {
             watcher::Event::Init => self.pods.seen.clear(),
             watcher::Event::InitApply(pod) => {
                 self.pods.seen.insert(pod.uid().to_owned());
-                self.pod_seen(pod);
+                self.update_pod(pod);
             }
-            watcher::Event::Apply(pod) => self.pod_seen(pod),
-            watcher::Event::Delete(pod) => self.pod_gone(pod.uid()),
+            watcher::Event::Apply(pod) => self.update_pod(pod),
+            watcher::Event::Delete(pod) => self.remove_pod(pod.uid()),
             watcher::Event::InitDone => {
                 self.pods.complete = true;
                 let seen = std::mem::take(&mut self.pods.seen);
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
                 for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
                     // A pod that is only assumed on a node was listed when it was queued.
-                    self.pod_gone(&uid);
+                    self.remove_pod(&uid);
                 }
             }
         }
     }
 
-    fn pod_seen(&mut self, pod: Pod) {
+    fn update_pod(&mut self, pod: Pod) {
         if pod.finished() {
-            self.pod_gone(pod.uid());
+            self.remove_pod(pod.uid());
         } else if let Some(node) = pod.node() {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
-            self.snapshot.denominate(pod.uid());
+            self.snapshot.remove_nomination(pod.uid());
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
@@ -271,10 +277,10 @@ impl Scheduler {
         }
     }
 
-    fn pod_gone(&mut self, uid: &str) {
+    fn remove_pod(&mut self, uid: &str) {
         self.assumed.remove(uid);
         self.queue.remove(uid);
-        self.snapshot.denominate(uid);
+        self.snapshot.remove_nomination(uid);
         if self.snapshot.remove(uid) {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
@@ -308,7 +314,7 @@ impl Scheduler {
                 let labels = namespace.metadata.labels.unwrap_or_default();
                 let name = namespace.metadata.name.unwrap_or_default();
                 let before = self.snapshot.namespaces.insert(name, labels.clone());
-                // Labels that change may let a term select other pods.
+                // After a change of its labels, an affinity term may select other pods.
                 if before.is_some_and(|before| before != labels) {
                     self.queue.change(Changes::NAMESPACE, Instant::now());
                 }
@@ -344,17 +350,17 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        if self.consulting.needs_extenders(&pod) {
+        if self.extender_calls.needs_extenders(&pod) {
             return self.consult(&pod);
         }
         match decide(&pod, profile, &mut self.snapshot) {
-            Ok(node) => self.place_on(pod, profile, node),
+            Ok(node) => self.assume_and_bind(pod, profile, node),
             Err(refused) => self.refused(&pod, profile, &refused),
         }
     }
 
     /// Reserves what a pod needs on a node, and starts the binding.
-    fn place_on(&mut self, pod: Pod, profile: &Profile, node: String) {
+    fn assume_and_bind(&mut self, pod: Pod, profile: &Profile, node: String) {
         match self.reserve(&pod, profile, &node) {
             Ok(reserved) => self.assume(pod, node, reserved),
             Err(message) => {
@@ -384,7 +390,7 @@ impl Scheduler {
         self.assumed.insert(pod.uid().to_owned());
         let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
         let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
-        let (extenders, permits) = (self.consulting.extenders.clone(), self.extender_requests.clone());
+        let (extenders, permits) = (self.extender_calls.extenders.clone(), self.extender_requests.clone());
         self.bindings.spawn(async move {
             let result = async {
                 volumes::bind::bind(&client, &volumes, &chosen, &node).await?;
@@ -392,7 +398,7 @@ impl Scheduler {
                 if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
                     return bound.map_err(BindError::Extender);
                 }
-                // The semaphore is never closed. Volumes and devices are waited for without a permit.
+                // The semaphore is never closed. The wait for volumes and devices needs no permit.
                 let _permit = requests.acquire().await;
                 bind::bind(client, &pod, &node).await.map_err(BindError::Request)
             };
@@ -408,7 +414,7 @@ impl Scheduler {
         };
         self.snapshot.volumes.release(&volumes);
         self.snapshot.devices.release(&devices);
-        // If the pod is not assumed any more, the watch has reported its state meanwhile.
+        // If the pod is no longer assumed, the watch has reported its state in the meantime.
         if !self.assumed.remove(pod.uid()) {
             return;
         }
@@ -427,7 +433,7 @@ impl Scheduler {
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
 
-    /// Queues a pod again whose volumes or devices could not be bound, or that its extender did not bind.
+    /// Queues a pod again after a failure to bind its volumes or devices, or after a failed binding by an extender.
     fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
         tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
         self.queue.failed(pod.uid(), Instant::now());

@@ -103,7 +103,7 @@ mod tests {
             let name = {
                 let nodes: Vec<_> = snapshot.candidates().collect();
                 nodes[best(&pod, &Profile::default(), (&Topology::default(), &snapshot), &nodes).unwrap()]
-                    .facts
+                    .properties
                     .name
                     .clone()
             };

@@ -110,7 +110,8 @@ fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> 
     Ok(())
 }
 
-/// The pod with a start time for when it is placed: upstream's order of victims without one is not defined.
+/// The pod with the start time that it has after it is placed. Without start times upstream's order of victims is
+/// undefined.
 fn started(mut pod: Pod, index: usize) -> Pod {
     let second = FIRST_START + i64::try_from(index).unwrap_or_default();
     pod.status.start_time = jiff::Timestamp::from_second(second).ok().map(Time);
@@ -128,7 +129,7 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
             let from = (&found.prepared.topology, &*snapshot);
             for (plugin, scores) in score::scores(pod, &profile, from, &found.fitting) {
                 for (node, score) in found.fitting.iter().zip(scores) {
-                    decision.scores.entry(node.facts.name.clone()).or_default().insert(plugin, score);
+                    decision.scores.entry(node.properties.name.clone()).or_default().insert(plugin, score);
                 }
             }
             None
@@ -139,7 +140,7 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
         // `max_by_key` returns the last of equal nodes: in the reversed order that is the first by name.
         let best = decision.scores.iter().rev().max_by_key(|(_, scores)| total(scores));
         if let Some(node) = best.map(|(node, _)| node.clone()) {
-            snapshot.denominate(pod.uid());
+            snapshot.remove_nomination(pod.uid());
             match snapshot.reserve_volumes(pod, &profile, &node) {
                 Ok(_) => drop(snapshot.place(pod, &node)),
                 Err(why) => decision.message = reserve_failed("VolumeBinding", &why),

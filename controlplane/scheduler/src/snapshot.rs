@@ -8,36 +8,26 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use coracle_values::object::{Key, ObjectExt};
 use coracle_values::pod_resources::Resources;
-use k8s_openapi::api::core::v1::Taint;
 
 use crate::budget::Budgets;
 use crate::config::Profile;
 use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
+use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
 use crate::request::HostPort;
 use crate::selectors::Selectors;
 use crate::topology::term::{Labels, PodTerms};
-use crate::volumes::{Choice, Volumes};
+use crate::volumes::{Choice, VolumeUsage, Volumes};
 use placed::Placed;
-
-/// The fields of a node that filters and scores read.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Facts {
-    pub(crate) name: String,
-    pub(crate) labels: BTreeMap<String, String>,
-    pub(crate) taints: Vec<Taint>,
-    pub(crate) unschedulable: bool,
-    pub(crate) allocatable: Resources,
-}
 
 /// A node with its pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeInfo {
     /// None: pods are bound to this node, but the Node object does not exist.
-    facts: Option<Facts>,
+    properties: Option<NodeProperties>,
     pods: HashMap<String, Placed>,
-    /// Sizes of the node's images by name. They are no part of the facts: a new image helps no refused pod.
+    /// Sizes of the node's images by name. They are no part of the properties: a new image helps no refused pod.
     pub(crate) images: HashMap<String, i64>,
     pub(crate) requested: Resources,
     /// The sum of requests with the assumed ones, for scores.
@@ -47,7 +37,7 @@ pub(crate) struct NodeInfo {
 /// An existing node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate<'a> {
-    pub(crate) facts: &'a Facts,
+    pub(crate) properties: &'a NodeProperties,
     pub(crate) info: &'a NodeInfo,
 }
 
@@ -142,13 +132,13 @@ impl Images {
 impl Snapshot {
     /// The existing nodes, ordered by name.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
-        self.nodes.values().filter_map(|info| Some(Candidate { facts: info.facts.as_ref()?, info }))
+        self.nodes.values().filter_map(|info| Some(Candidate { properties: info.properties.as_ref()?, info }))
     }
 
     /// The existing node with this name.
     pub(crate) fn candidate(&self, name: &str) -> Option<Candidate<'_>> {
         let info = self.nodes.get(name)?;
-        Some(Candidate { facts: info.facts.as_ref()?, info })
+        Some(Candidate { properties: info.properties.as_ref()?, info })
     }
 
     /// The pods with affinity to other pods: uid, terms and node.
@@ -156,23 +146,23 @@ impl Snapshot {
         self.with_terms.iter().filter_map(|uid| {
             let info = self.nodes.get(self.places.get(uid)?)?;
             let terms = info.pods.get(uid)?.terms.as_deref()?;
-            let node = Candidate { facts: info.facts.as_ref()?, info };
+            let node = Candidate { properties: info.properties.as_ref()?, info };
             Some((uid.as_str(), terms, node))
         })
     }
 
     /// Adds or updates a node. Returns whether it is new or changed in a field that scheduling depends on.
     pub(crate) fn set_node(&mut self, node: &Node) -> bool {
-        let facts = Facts {
+        let properties = NodeProperties {
             name: node.metadata.name.clone().unwrap_or_default(),
             labels: node.metadata.labels.clone().unwrap_or_default(),
             taints: node.spec.taints.clone().unwrap_or_default(),
             unschedulable: node.spec.unschedulable == Some(true),
             allocatable: Resources::of(node.status.allocatable.as_ref().or(node.status.capacity.as_ref())),
         };
-        let info = self.nodes.entry(facts.name.clone()).or_default();
-        let changed = info.facts.as_ref() != Some(&facts);
-        let is_new = info.facts.is_none();
+        let info = self.nodes.entry(properties.name.clone()).or_default();
+        let changed = info.properties.as_ref() != Some(&properties);
+        let is_new = info.properties.is_none();
         let images = node.status.images.iter().flatten();
         let images = images.flat_map(|image| {
             let size = image.size_bytes.unwrap_or_default();
@@ -181,7 +171,7 @@ impl Snapshot {
         let old = std::mem::replace(&mut info.images, images.collect());
         self.images.replace(&old, &info.images);
         self.images.nodes += usize::from(is_new);
-        info.facts = Some(facts);
+        info.properties = Some(properties);
         changed
     }
 
@@ -189,8 +179,8 @@ impl Snapshot {
     pub(crate) fn remove_node(&mut self, name: &str) {
         if let Some(info) = self.nodes.get_mut(name) {
             self.images.replace(&std::mem::take(&mut info.images), &HashMap::new());
-            self.images.nodes -= usize::from(info.facts.is_some());
-            info.facts = None;
+            self.images.nodes -= usize::from(info.properties.is_some());
+            info.properties = None;
             if info.pods.is_empty() {
                 self.nodes.remove(name);
             }
@@ -199,7 +189,7 @@ impl Snapshot {
 
     /// The names of the existing nodes.
     pub(crate) fn node_names(&self) -> Vec<String> {
-        self.candidates().map(|node| node.facts.name.clone()).collect()
+        self.candidates().map(|node| node.properties.name.clone()).collect()
     }
 
     /// Adds a pod to a node, and removes it from its previous one. Returns changes that may help waiting pods: the pod
@@ -245,14 +235,26 @@ impl Snapshot {
         lower.map(|(uid, placed)| (uid.clone(), placed.clone())).collect()
     }
 
-    /// Records that pods make room for this pod on a node.
+    /// The use of claims and volumes that the volume filter reads for a node.
+    pub(crate) fn volume_usage<'a>(
+        &'a self,
+        node: Candidate<'a>,
+    ) -> VolumeUsage<'a, impl Iterator<Item = &'a Key> + use<'a>> {
+        VolumeUsage {
+            claim_users: &self.claim_users,
+            volumes: &self.volumes,
+            used: node.info.neighbours().flat_map(|placed| &placed.claims),
+        }
+    }
+
+    /// Records the node on which victims make room for this pod.
     pub(crate) fn nominate(&mut self, pod: &Pod, node: &str) {
         let nominated = Nominated { node: node.to_owned(), placed: Placed::of(pod) };
         self.nominated.insert(pod.uid().to_owned(), nominated);
     }
 
     /// Removes the nomination of a pod.
-    pub(crate) fn denominate(&mut self, uid: &str) {
+    pub(crate) fn remove_nomination(&mut self, uid: &str) {
         self.nominated.remove(uid);
     }
 
@@ -285,7 +287,7 @@ impl Snapshot {
         others.into_iter().map(|(uid, _)| uid).collect()
     }
 
-    /// Removes a pod from its node. Returns whether it was on one.
+    /// Removes a pod from its node. Returns whether the pod was on a node.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         let Some(node) = self.places.remove(uid) else { return false };
         self.with_terms.remove(uid);
@@ -299,7 +301,7 @@ impl Snapshot {
                 }
             }
             info.take(uid);
-            if info.facts.is_none() && info.pods.is_empty() {
+            if info.properties.is_none() && info.pods.is_empty() {
                 self.nodes.remove(&node);
             }
         }
@@ -317,17 +319,17 @@ impl Snapshot {
         if !profile.filters_by("VolumeBinding") {
             return Ok(Vec::new());
         }
-        let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
-        let facts = facts.ok_or_else(|| format!("node {node:?} not found"))?;
-        self.volumes.reserve(pod, facts)
+        let properties = self.nodes.get(node).and_then(|info| info.properties.as_ref());
+        let properties = properties.ok_or_else(|| format!("node {node:?} not found"))?;
+        self.volumes.reserve(pod, properties)
     }
 
     /// Chooses and reserves devices on a node for the pod's claims. The error is the reason why the node cannot provide
     /// them any more.
     pub(crate) fn reserve_devices(&self, pod: &Pod, node: &str) -> Result<Reservations, String> {
         let claims = self.devices.of_pod(pod)?;
-        let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
-        self.devices.reserve(&claims, facts.ok_or_else(|| format!("node {node:?} not found"))?)
+        let properties = self.nodes.get(node).and_then(|info| info.properties.as_ref());
+        self.devices.reserve(&claims, properties.ok_or_else(|| format!("node {node:?} not found"))?)
     }
 
     /// The uids of all pods on nodes.

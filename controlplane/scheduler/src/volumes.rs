@@ -18,13 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_values::object::{Key, ObjectExt};
 use tokio::sync::watch;
 
-pub(crate) use self::filter::PodClaims;
+pub(crate) use self::filter::{PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
 use crate::object::Pod;
 
 /// Set by the scheduler on a claim: the node of its first pod.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
 /// Claims, volumes and classes of the cluster; cheap to clone.
@@ -151,7 +150,7 @@ impl Volumes {
     pub(crate) fn reserve(
         &self,
         pod: &Pod,
-        node: &crate::snapshot::Facts,
+        node: &crate::node_properties::NodeProperties,
     ) -> Result<Vec<(Key, Choice)>, String> {
         if pod.spec.volumes.is_empty() {
             return Ok(Vec::new());

@@ -113,7 +113,8 @@ impl Encryption {
         failure.map_or(Ok(None), Err)
     }
 
-    /// Whether the value is in the form in which it would be written now. True for a resource without providers.
+    /// Whether the value is in the form in which it would be written now. Returns true for a resource without
+    /// providers.
     #[must_use]
     pub fn is_current(&self, key: &str, stored: &[u8]) -> bool {
         let rules = self.rules.load();

@@ -29,7 +29,7 @@ pub(crate) struct Line {
 /// Reads the key file; `None` if there is none.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<Line>>, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
-    // NONBLOCK: a FIFO in its place must not hang the start.
+    // NONBLOCK, because opening a FIFO at this path would otherwise block the start.
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

@@ -86,7 +86,7 @@ pub enum Error {
     /// The bytes have no prefix of a sealed value.
     #[error("cannot decrypt: the value is not encrypted")]
     NotSealed,
-    /// The value, its context or its key is not the one that was sealed.
+    /// The value, its context or its key differs from the sealed one.
     #[error("cannot decrypt with the key \"{id}\": the value is damaged, or belongs to another object")]
     Damaged {
         /// The key's id.

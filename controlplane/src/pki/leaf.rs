@@ -55,7 +55,7 @@ impl Leaf {
     }
 
     /// Whether a certificate still fits: its key, this CA, these names, and enough remaining validity.
-    pub(super) fn is_met_by(&self, certificate: &str, key: &str, authority: &str) -> bool {
+    pub(super) fn accepts(&self, certificate: &str, key: &str, authority: &str) -> bool {
         let met = || {
             let (_, own) = parse_x509_pem(certificate.as_bytes()).ok()?;
             let (_, own) = X509Certificate::from_der(&own.contents).ok()?;

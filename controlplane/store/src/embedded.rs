@@ -22,7 +22,7 @@ use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use crate::{
-    Backup, BackupHead, Entry, Error, Health, Page, Range, Sealing, Store, Watch, Write, vault::Vault,
+    Backup, BackupHead, Entry, Error, Health, Page, Range, Sealing, Store, Watch, Write, codec::EntryCodec,
 };
 use engine::Engine;
 pub use restore::restore;
@@ -58,7 +58,7 @@ pub struct Embedded {
 /// The state that the writer thread and the readers share.
 struct Shared {
     path: PathBuf,
-    vault: Arc<Vault>,
+    codec: Arc<EntryCodec>,
     /// `None` while the writer reopens the database after a failure.
     engine: RwLock<Option<Engine>>,
     state: Mutex<State>,
@@ -81,25 +81,25 @@ impl Embedded {
     pub fn open(path: &Path, options: EmbeddedOptions) -> Result<Self, Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         make_directory(path).map_err(failed)?;
-        let vault = Arc::new(Vault(options.sealing));
-        remove_remains(path).map_err(failed)?;
-        let mut engine = Engine::open(path, vault.clone())?;
-        match migrate::migrate(path, &engine, &vault) {
+        let codec = Arc::new(EntryCodec(options.sealing));
+        remove_leftovers(path).map_err(failed)?;
+        let mut engine = Engine::open(path, codec.clone())?;
+        match migrate::migrate(path, &engine, &codec) {
             Ok(false) => {}
             Ok(true) => {
                 drop(engine);
-                engine = Engine::open(path, vault.clone())?;
+                engine = Engine::open(path, codec.clone())?;
                 // The replaced store has the values in plain text.
-                migrate::remove(&migrate::beside(path, ".sealing")).map_err(failed)?;
+                migrate::remove(&migrate::sibling(path, ".sealing")).map_err(failed)?;
             }
             Err(error @ (Error::Sealed { .. } | Error::Read { .. })) => return Err(error),
             // The disk has no room for the copy, or the file system cannot exchange: the entries stay readable.
             Err(error) => tracing::warn!(%error, "cannot encrypt the entries of an earlier version"),
         }
-        Self::run(path, vault, engine, options.history)
+        Self::run(path, codec, engine, options.history)
     }
 
-    fn run(path: &Path, vault: Arc<Vault>, mut engine: Engine, history: usize) -> Result<Self, Error> {
+    fn run(path: &Path, codec: Arc<EntryCodec>, mut engine: Engine, history: usize) -> Result<Self, Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         let mut space = SpaceReserves::new(path);
         let start = engine.reserved(path)?;
@@ -107,13 +107,13 @@ impl Embedded {
             tracing::warn!(%error, "the store uses its reserve to open");
             drop(engine);
             space.release();
-            engine = Engine::open(path, vault.clone())?;
+            engine = Engine::open(path, codec.clone())?;
             engine.reserve(start + RESERVED).map_err(|error| failed(std::io::Error::other(error)))?;
         }
         space.is_full();
         let shared = Arc::new(Shared {
             path: path.to_owned(),
-            vault,
+            codec,
             engine: RwLock::new(Some(engine)),
             state: Mutex::new(State::new(start, start + RESERVED, history)),
             failure: Mutex::new(None),
@@ -131,8 +131,8 @@ impl Embedded {
 }
 
 /// Removes what an interrupted restore left beside the store.
-fn remove_remains(path: &Path) -> std::io::Result<()> {
-    let remains = migrate::beside(path, restore::RESTORING);
+fn remove_leftovers(path: &Path) -> std::io::Result<()> {
+    let remains = migrate::sibling(path, restore::RESTORING);
     if remains.exists() {
         tracing::warn!(path = %remains.display(), "repaired: removed the remains of an interrupted restore");
     }
@@ -196,7 +196,7 @@ impl Store for Embedded {
     }
 
     fn backup(&self) -> Result<Backup, Error> {
-        // The writer holds this lock while it commits: snapshot and revision are of the same moment.
+        // The writer holds this lock while it commits, so the snapshot and the revision are consistent.
         let state = self.shared.lock();
         let head = BackupHead { revision: state.revision(), reserved: state.reserved };
         let records = self.shared.read(|engine| Ok(engine.snapshot()))?;
@@ -251,18 +251,18 @@ impl Shared {
         let mut sealed = Vec::new();
         self.read(|engine| {
             engine.scan(start, &range.prefix, |key, bytes| {
-                match self.vault.may_wait(bytes) {
+                match self.codec.may_wait(bytes) {
                     true => sealed.push((key.to_owned(), bytes.to_vec())),
-                    false => entries.extend(self.vault.decode(key, bytes)?),
+                    false => entries.extend(self.codec.decode(key, bytes)?),
                 }
                 Ok(())
             })
         })?;
         let revision = state.revision();
         drop(state);
-        // Without the lock: a key management service that does not answer must not delay writes.
+        // This runs without the lock: a key management service that does not respond must not delay writes.
         for (key, bytes) in sealed {
-            entries.extend(self.vault.decode(&key, &bytes)?);
+            entries.extend(self.codec.decode(&key, &bytes)?);
         }
         entries.sort_by(|left, right| left.key.cmp(&right.key));
         let more = entries.len() > limit;

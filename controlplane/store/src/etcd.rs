@@ -18,7 +18,9 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::{Backup, Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write, vault::Vault};
+use crate::{
+    Backup, Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write, codec::EntryCodec,
+};
 use connection::Connection;
 use follow::Follower;
 use leases::Leases;
@@ -41,7 +43,7 @@ const START_PAUSE: Duration = Duration::from_secs(1);
 /// Settings of the store on etcd.
 #[derive(Debug)]
 pub struct EtcdOptions {
-    /// URLs of etcd's members. Another one is used when one does not answer.
+    /// URLs of etcd's members. If the current member does not respond, the next one is used.
     pub servers: Vec<String>,
     /// Prefix of all keys.
     pub prefix: String,
@@ -70,7 +72,7 @@ pub struct Etcd {
 struct Shared {
     connection: Connection,
     keys: Keys,
-    vault: Vault,
+    codec: EntryCodec,
     leases: Leases,
 }
 
@@ -122,7 +124,7 @@ impl Etcd {
         let shared = Arc::new(Shared {
             connection,
             keys: Keys::new(&options.prefix),
-            vault: Vault(options.sealing),
+            codec: EntryCodec(options.sealing),
             leases: Leases::default(),
         });
         shared.wait().await?;
@@ -247,14 +249,14 @@ impl Shared {
     }
 
     fn sealed(&self, key: &str, value: &[u8]) -> Result<Vec<u8>, Error> {
-        let sealed = self.vault.seal(key, value);
+        let sealed = self.codec.seal(key, value);
         let sealed = sealed.map_err(|source| Error::Sealed { key: key.to_owned(), source })?;
         Ok(sealed.unwrap_or_else(|| value.to_vec()))
     }
 
     /// The stored value as the caller wrote it.
     fn opened(&self, key: &str, value: Vec<u8>) -> Result<bytes::Bytes, Error> {
-        Ok(self.vault.open(key, &value)?.unwrap_or_else(|| value.into()))
+        Ok(self.codec.open(key, &value)?.unwrap_or_else(|| value.into()))
     }
 }
 

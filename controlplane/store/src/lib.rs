@@ -12,17 +12,17 @@
 //! - Without calls the embedded store neither wakes up nor writes, except for due expiries.
 
 mod backup;
+mod codec;
 mod embedded;
 mod error;
 mod etcd;
 mod store;
 #[cfg(test)]
 mod suite;
-mod vault;
 
 pub use backup::{Backup, BackupHead, BackupSummary, verify_backup};
+pub use codec::Sealing;
 pub use embedded::{Embedded, EmbeddedOptions, restore};
 pub use error::Error;
 pub use etcd::{Etcd, EtcdOptions, EtcdTls};
 pub use store::{Commit, Entry, Event, Expect, Guard, Health, Page, Range, Store, Tier, Watch, Write};
-pub use vault::Sealing;

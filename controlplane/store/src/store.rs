@@ -16,8 +16,8 @@ pub trait Store: Send + Sync + 'static {
     /// Entries in key order, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Creates, replaces or deletes one entry, and touches the write's guard, if their expectations hold. Returns the
-    /// commit's revision once the commit is as durable as its tier requires.
+    /// Creates, replaces or deletes one entry and touches the write's guard, if the expectations of both hold. Returns
+    /// the commit's revision once the commit is as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
     /// Every commit under `prefix` after the revision `after`, in order. The watch also reaches every revision that
@@ -37,7 +37,8 @@ pub trait Store: Send + Sync + 'static {
     /// acknowledged commits.
     fn is_shared(&self) -> bool;
 
-    /// How long the commits of other processes could not be read. `None`: they can, or there are no other processes.
+    /// The time for which the commits of other processes could not be read. `None`: they can be read, or there are no
+    /// other processes.
     fn unreachable_for(&self) -> Option<Duration> {
         None
     }
@@ -159,7 +160,7 @@ pub struct Commit {
 /// An event of a watch.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A commit. A write with a guard has two, of one revision: the guard's follows.
+    /// A commit. A write with a guard has two commits with one revision: the guard's commit follows.
     Commit(Arc<Commit>),
     /// All commits up to this revision were sent.
     Progress(u64),

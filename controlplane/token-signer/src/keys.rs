@@ -126,7 +126,7 @@ impl Key {
         }
     }
 
-    /// Whether the signature is the key's.
+    /// Whether the signature was made with this key.
     pub(crate) fn verify(&self, signed: &[u8], signature: &[u8]) -> Option<()> {
         let algorithm: &dyn VerificationAlgorithm = match self.form {
             Form::Rsa => &signature::RSA_PKCS1_2048_8192_SHA256,

@@ -35,7 +35,7 @@ pub struct Behaviour {
     pub others: Vec<(String, Vec<u8>)>,
     /// The header of tokens; null has the usual one.
     pub header: Value,
-    /// Whether signatures are of other claims.
+    /// Whether the signer signs other claims than requested.
     pub is_forging: bool,
     /// Whether signing gets no answer.
     pub hangs: bool,

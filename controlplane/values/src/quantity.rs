@@ -217,11 +217,11 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     let Some(before) = before.checked_mul(unit) else { return cap };
     let leading_zeros = usize::try_from(-point).unwrap_or(0);
     let behind = "0".repeat(leading_zeros) + behind;
-    before.saturating_add(behind_the_point(&behind, unit)).min(cap)
+    before.saturating_add(fraction_units(&behind, unit)).min(cap)
 }
 
 /// `0.digits × unit`, rounded up. Exact: rounding down at each digit is the same as rounding down at the end.
-fn behind_the_point(digits: &str, unit: i128) -> i128 {
+fn fraction_units(digits: &str, unit: i128) -> i128 {
     let (mut amount, mut is_exact) = (0, true);
     for digit in digits.bytes().rev() {
         let sum = amount + i128::from(digit - b'0') * unit;

@@ -83,7 +83,7 @@ struct State {
     total: usize,
     /// Ordered by number, so the oldest is first.
     unauthenticated: BTreeMap<u64, (Source, CancellationToken)>,
-    proven: BTreeMap<u64, (Source, CancellationToken)>,
+    authenticated: BTreeMap<u64, (Source, CancellationToken)>,
     sources: HashMap<Source, Count>,
 }
 
@@ -199,13 +199,14 @@ impl State {
         self.no_longer_unauthenticated(number);
     }
 
-    /// Closes the newest proven connection of the source with the most connections, if the newcomer's source has fewer.
+    /// Closes the newest authenticated connection of the source with the most connections, if the source of the new
+    /// connection has fewer.
     fn evict_authenticated(&mut self, of_newcomer: usize) {
         let most = self.sources.iter().max_by_key(|(_, count)| count.all);
         let most = most.filter(|(_, count)| count.all > of_newcomer + 1).map(|(source, _)| *source);
-        let newest = self.proven.iter().rev().find(|(_, (owner, _))| Some(*owner) == most);
+        let newest = self.authenticated.iter().rev().find(|(_, (owner, _))| Some(*owner) == most);
         if let Some(number) = newest.map(|(number, _)| *number)
-            && let Some((_, evicted)) = self.proven.remove(&number)
+            && let Some((_, evicted)) = self.authenticated.remove(&number)
         {
             evicted.cancel();
         }
@@ -223,11 +224,11 @@ impl State {
 // === impl Slot ===
 
 impl Slot {
-    /// The client has authenticated.
+    /// Records that the client has authenticated.
     pub fn prove(&self) {
         let mut state = self.inner.state();
         if let Some(connection) = state.no_longer_unauthenticated(self.number) {
-            state.proven.insert(self.number, connection);
+            state.authenticated.insert(self.number, connection);
         }
     }
 
@@ -249,7 +250,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.inner.state();
         state.no_longer_unauthenticated(self.number);
-        state.proven.remove(&self.number);
+        state.authenticated.remove(&self.number);
         state.total -= 1;
         if let Some(count) = state.sources.get_mut(&self.source) {
             count.all -= 1;
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_silent_connection_of_a_source_makes_room() {
+    fn the_oldest_unauthenticated_connection_of_a_source_is_evicted() {
         let port = Connections::new(LIMITS);
         let slots: Vec<Slot> = (0..3).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
         let evicted: Vec<bool> = slots.iter().map(|slot| slot.evicted.is_cancelled()).collect();
@@ -298,7 +299,7 @@ mod tests {
     #[test]
     fn proven_connections_are_not_evicted_and_limited_per_source() {
         let port = Connections::new(LIMITS);
-        let proven: Vec<Slot> = (0..5)
+        let authenticated: Vec<Slot> = (0..5)
             .map(|_| {
                 let slot = port.admit(from("10.0.0.1")).expect("a place");
                 slot.prove();
@@ -307,7 +308,7 @@ mod tests {
             .collect();
         assert_eq!(port.admit(from("10.0.0.1")).map(|_| ()), Err(Refusal::Source));
         let _other = port.admit(from("10.0.0.2")).expect("another source");
-        assert!(proven.iter().all(|slot| !slot.evicted.is_cancelled()));
+        assert!(authenticated.iter().all(|slot| !slot.evicted.is_cancelled()));
     }
 
     #[test]
@@ -331,13 +332,13 @@ mod tests {
     }
 
     #[test]
-    fn a_port_full_of_proven_connections_makes_room_for_other_sources() {
+    fn a_port_full_of_authenticated_connections_makes_room_for_other_sources() {
         let port = Connections::new(LIMITS);
-        let proven = |address: &str, count: usize| -> Vec<Slot> {
+        let authenticated = |address: &str, count: usize| -> Vec<Slot> {
             let slots = (0..count).map(|_| port.admit(from(address)).expect("a place"));
             slots.inspect(Slot::prove).collect()
         };
-        let (mut many, few) = (proven("10.0.0.1", 5), proven("10.0.0.2", 3));
+        let (mut many, few) = (authenticated("10.0.0.1", 5), authenticated("10.0.0.2", 3));
         assert_eq!(port.admit(from("10.0.0.3")).map(|_| ()), Err(Refusal::Total));
         assert!(many[4].evicted.is_cancelled() && !many[3].evicted.is_cancelled());
         many.pop();
@@ -348,10 +349,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_unauthenticated_connection_ends() {
         let port = Connections::new(LIMITS);
-        let (silent, proven) =
+        let (silent, authenticated) =
             (port.admit(from("::1")).expect("a place"), port.admit(from("::1")).expect("a place"));
-        proven.prove();
+        authenticated.prove();
         silent.expired().await;
-        assert!(tokio::time::timeout(UNAUTHENTICATED_LIFETIME * 10, proven.expired()).await.is_err());
+        assert!(tokio::time::timeout(UNAUTHENTICATED_LIFETIME * 10, authenticated.expired()).await.is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! One log line per kind of event, source and interval, with the number of lines left out.
+//! Limits a kind of log message to one line per source and interval. The line has the number of suppressed
+//! lines.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -25,12 +26,13 @@ struct Seen {
 }
 
 impl LogLimit {
-    /// The number of lines suppressed since the last one if this line is to be logged, otherwise none.
+    /// Returns `None` if this line must be suppressed. Otherwise returns the number of lines suppressed since
+    /// the last logged line.
     pub fn pass(&self, address: IpAddr) -> Option<u64> {
-        self.pass_at(address, Instant::now())
+        self.allow_at(address, Instant::now())
     }
 
-    fn pass_at(&self, address: IpAddr, now: Instant) -> Option<u64> {
+    fn allow_at(&self, address: IpAddr, now: Instant) -> Option<u64> {
         let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         let mut source = super::source(address);
         if !sources.contains_key(&source) && sources.len() >= SOURCES {
@@ -67,25 +69,26 @@ mod tests {
     fn one_line_a_source_and_interval() {
         let (limit, begin) = (LogLimit::default(), Instant::now());
         let from = |host: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(host));
-        assert_eq!(limit.pass_at(from(1), begin), Some(0));
-        assert_eq!(limit.pass_at(from(2), begin), Some(0));
+        assert_eq!(limit.allow_at(from(1), begin), Some(0));
+        assert_eq!(limit.allow_at(from(2), begin), Some(0));
         for _ in 0..1000 {
-            assert_eq!(limit.pass_at(from(1), begin), None);
+            assert_eq!(limit.allow_at(from(1), begin), None);
         }
-        assert_eq!(limit.pass_at(from(1), begin + INTERVAL), Some(1000));
-        let passed = (0..10_000).filter(|host| limit.pass_at(from(*host), begin).is_some()).count();
+        assert_eq!(limit.allow_at(from(1), begin + INTERVAL), Some(1000));
+        let passed = (0..10_000).filter(|host| limit.allow_at(from(*host), begin).is_some()).count();
         assert!(passed <= SOURCES, "{passed} lines of as many sources as an attacker likes");
     }
 
     #[test]
-    fn sources_that_fell_silent_give_their_places_to_others() {
+    fn entries_of_inactive_sources_are_evicted() {
         let (limit, begin) = (LogLimit::default(), Instant::now());
         let from = |host: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(host));
         for host in 0..64 {
-            assert!(limit.pass_at(from(host), begin).is_some());
-            assert!(limit.pass_at(from(host), begin).is_none());
+            assert!(limit.allow_at(from(host), begin).is_some());
+            assert!(limit.allow_at(from(host), begin).is_none());
         }
-        let passed = |at: Instant| (100..120).filter(|host| limit.pass_at(from(*host), at).is_some()).count();
+        let passed =
+            |at: Instant| (100..120).filter(|host| limit.allow_at(from(*host), at).is_some()).count();
         assert_eq!(passed(begin), 1, "the other sources share one line");
         assert_eq!(passed(begin + RETENTION), 20);
     }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subscription_is_a_mask_of_known_events() {
+    fn a_subscription_is_a_mask_of_defined_events() {
         assert_eq!(bit(Event::RunPodSandbox), 1);
         assert_eq!(ALL, 0x3fff);
         assert_eq!(subscription(0), Ok(ALL));

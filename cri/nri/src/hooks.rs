@@ -2,6 +2,7 @@
 //! decides which errors fail its call and which are only logged, as in containerd.
 
 mod chain;
+mod failure;
 
 use std::io;
 use std::path::PathBuf;
@@ -9,42 +10,27 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use coracle_proto::nri::{
-    Container, ContainerAdjustment, ContainerEviction, ContainerState, ContainerUpdate, Empty, Event,
-    LinuxResources, PodSandbox,
+    Container, ContainerAdjustment, ContainerEviction, ContainerUpdate, Empty, Event, LinuxResources,
+    PodSandbox,
 };
 use futures::future::join_all;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tokio::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::chain::Chain;
+use self::failure::log;
 use crate::launch::launch_all;
 use crate::plugin::{Candidate, JoinError, Plugin, update_all};
 use crate::settings::Settings;
+use crate::snapshot::Snapshot;
 use crate::states::SentState;
 use crate::{Error, Host, listen};
 
-/// The existing pods and containers, for a plugin that joins.
-#[derive(Debug, Clone, Default)]
-pub struct Snapshot {
-    /// Every pod, and whether it runs.
-    pub pods: Vec<(PodSandbox, PodState)>,
-    /// Every container. Exited ones are not sent to plugins.
-    pub containers: Vec<Container>,
-}
-
-/// Whether a pod runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PodState {
-    /// It runs.
-    Running,
-    /// It was stopped.
-    Stopped,
-}
-
 /// A guard that keeps plugins from joining. It is held while a pod or container is created or changes its
-/// state. So each plugin gets it either by the event or by its synchronization.
+/// state. So a joining plugin gets the pod or container either in an event or in its synchronization.
 pub type JoinGuard<'a> = RwLockReadGuard<'a, ()>;
 
 /// A pod and one of its containers, as plugins see them.
@@ -101,7 +87,13 @@ impl Nri {
         if let Some(path) = &inner.settings.socket {
             let listener = listen::bind(path).await?;
             // The listening task must not keep the plugins alive.
-            tokio::spawn(listen::serve(Arc::downgrade(inner), listener, inner.end.clone()));
+            let weak = Arc::downgrade(inner);
+            let join = move |stream: UnixStream| {
+                let nri = weak.upgrade().map(|inner| Self { inner })?;
+                let candidate = Candidate { stream, identity: None, config: String::new(), child: None };
+                Some(async move { nri.add(candidate).await })
+            };
+            tokio::spawn(listen::serve(listener, inner.end.clone(), join));
         }
         Ok(())
     }
@@ -140,11 +132,6 @@ impl Nri {
         self.inner.wanted.load(Ordering::Acquire) != 0
     }
 
-    /// Upgrades the weak reference of the listening task.
-    pub(crate) fn of(inner: &Weak<Inner>) -> Option<Self> {
-        inner.upgrade().map(|inner| Self { inner })
-    }
-
     /// Adds a plugin. A failure is logged.
     pub(crate) async fn add<S>(&self, candidate: Candidate<S>)
     where
@@ -169,7 +156,7 @@ impl Nri {
             let mut chain = inner.chain.lock().await;
             let known = snapshot(&host).await;
             let (plugin, updates) = chain.join(plugin, known).await?;
-            inner.wanted.store(chain.wanted(), Ordering::Release);
+            inner.wanted.store(chain.subscribed_events(), Ordering::Release);
             self.watch(plugin);
             updates
         };
@@ -190,7 +177,7 @@ impl Nri {
             if let Some(inner) = inner.upgrade() {
                 let mut chain = inner.chain.lock().await;
                 chain.prune();
-                inner.wanted.store(chain.wanted(), Ordering::Release);
+                inner.wanted.store(chain.subscribed_events(), Ordering::Release);
             }
         });
     }
@@ -202,7 +189,7 @@ impl Nri {
         }
         let mut chain = self.inner.chain.lock().await;
         chain.prune();
-        (chain.wanted() != 0).then_some(chain)
+        (chain.subscribed_events() != 0).then_some(chain)
     }
 
     /// Performs updates and evictions that plugins requested. A failure is logged and does not affect the
@@ -408,22 +395,6 @@ impl Nri {
         }
         let (pod, container) = about();
         chain.send(event, &pod, Some(&container)).await
-    }
-}
-
-/// Logs an error of an event that cannot be undone.
-fn log(event: Event, result: Result<(), Error>) {
-    if let Err(error) = result {
-        let cause = std::error::Error::source(&error).map(ToString::to_string);
-        warn!(event = crate::events::name(event), %error, cause, "NRI plugin failed an event");
-    }
-}
-
-fn sent_state(container: &Container) -> SentState {
-    if container.state == i32::from(ContainerState::ContainerStopped) {
-        SentState::Stopped
-    } else {
-        SentState::Alive
     }
 }
 

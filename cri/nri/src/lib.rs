@@ -28,11 +28,13 @@ pub mod mux;
 pub mod owners;
 mod plugin;
 mod settings;
+mod snapshot;
 mod states;
 pub mod ttrpc;
 
-pub use hooks::{JoinGuard, Nri, PodAndContainer, PodState, Snapshot};
+pub use hooks::{JoinGuard, Nri, PodAndContainer};
 pub use settings::{REGISTRATION_TIME, REQUEST_TIME, Settings};
+pub use snapshot::{PodState, Snapshot};
 
 use std::sync::Arc;
 

@@ -3,15 +3,12 @@
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
-
-use crate::hooks::{Inner, Nri};
-use crate::plugin::Candidate;
 
 /// Maximum plugins that register at the same time.
 const MAX_REGISTERING: usize = 16;
@@ -32,19 +29,23 @@ pub(crate) async fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Accepts plugins until `end` is cancelled.
-pub(crate) async fn serve(inner: Weak<Inner>, listener: UnixListener, end: CancellationToken) {
-    let places = Arc::new(Semaphore::new(MAX_REGISTERING));
+/// Accepts plugins until `end` is cancelled or `join` returns `None`. `join` returns the registration of a connected
+/// plugin, which runs in its own task.
+pub(crate) async fn serve<J, R>(listener: UnixListener, end: CancellationToken, join: J)
+where
+    J: Fn(UnixStream) -> Option<R>,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let permits = Arc::new(Semaphore::new(MAX_REGISTERING));
     let accept = async {
         // The semaphore is never closed.
-        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let Some(nri) = Nri::of(&inner) else { return };
+                    let Some(registration) = join(stream) else { return };
                     tokio::spawn(async move {
-                        let _place = place;
-                        nri.add(Candidate { stream, identity: None, config: String::new(), child: None })
-                            .await;
+                        let _permit = permit;
+                        registration.await;
                     });
                 }
                 Err(error) => {

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_message_comes_back_in_at_most_two_frames() {
+    async fn a_message_has_at_most_two_frames() {
         for length in [1, MAX_FIRST_PAYLOAD - 1, MAX_FIRST_PAYLOAD, MAX_FIRST_PAYLOAD + 1, 100_000] {
             let message: Vec<u8> = (0..length).map(|at| u8::try_from(at % 251).expect("small")).collect();
             let bytes = frames(7, &message);

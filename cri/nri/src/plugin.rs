@@ -147,7 +147,8 @@ impl RuntimeService {
     }
 }
 
-/// Updates containers one after the other. Returns the failed updates that must not fail.
+/// Updates containers one after the other. Returns the failed updates, except those that may fail
+/// (`ignore_failure`).
 pub(crate) async fn update_all(host: &Arc<dyn Host>, updates: Vec<ContainerUpdate>) -> Vec<ContainerUpdate> {
     let mut failed = Vec::new();
     for update in updates {
@@ -231,7 +232,7 @@ impl Plugin {
         })
     }
 
-    pub(crate) fn wants(&self, event: Event) -> bool {
+    pub(crate) fn is_subscribed(&self, event: Event) -> bool {
         self.events & events::bit(event) != 0
     }
 

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use coracle_proto::nri::{Container, ContainerState};
+
 /// The events already sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SentState {
@@ -43,6 +45,15 @@ impl States {
 
     pub(crate) fn clear(&mut self) {
         self.sent = HashMap::new();
+    }
+}
+
+/// The state that a container has when a plugin joins.
+pub(crate) fn sent_state(container: &Container) -> SentState {
+    if container.state == i32::from(ContainerState::ContainerStopped) {
+        SentState::Stopped
+    } else {
+        SentState::Alive
     }
 }
 

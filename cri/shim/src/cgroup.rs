@@ -247,7 +247,7 @@ pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
 /// On v2 a cgroup that enables controllers for its children accepts no process ("no internal processes"). A
 /// container that runs containers or services of its own has such a cgroup. The process then enters the child
 /// cgroup in which the first process runs.
-pub(crate) fn enter_beside(cgroups: &[PathBuf], path: &str, first: i32) -> Result<(), CgroupError> {
+pub(crate) fn enter_child_of_first(cgroups: &[PathBuf], path: &str, first: i32) -> Result<(), CgroupError> {
     let refused = match enter(cgroups) {
         Err(CgroupError::Enter { path, source }) if source.kind() == ErrorKind::ResourceBusy => {
             (path, source)

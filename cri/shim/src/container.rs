@@ -82,8 +82,8 @@ pub(crate) struct Container {
     pub(crate) shares_pids: bool,
     /// OOM kills of the pod's cgroup before this container was created.
     pub(crate) pod_oom_kills: u64,
-    /// OOM notifications of its cgroup, where cgroup and counter may vanish before the shim reads them and
-    /// the pod's cgroup has no counter.
+    /// OOM notifications of its cgroup. They are used if the cgroup and its counter may be removed before the shim
+    /// reads them, and the pod's cgroup has no counter.
     pub(crate) oom_events: Option<OomEvents>,
     /// Mount point of its overlay.
     pub(crate) target: Option<PathBuf>,
@@ -143,7 +143,7 @@ impl Container {
     pub(crate) fn state(&self) -> ContainerState {
         let (phase, exit) = match &self.phase {
             Phase::Creating { .. } | Phase::Created => (WirePhase::Created, None),
-            // Draining is reported as running: the exit event says when it has exited.
+            // `Draining` is reported as running. The exit event has the time of the exit.
             Phase::Starting { .. } | Phase::Restoring { .. } | Phase::Running | Phase::Draining { .. } => {
                 (WirePhase::Running, None)
             }

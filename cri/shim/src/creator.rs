@@ -193,7 +193,7 @@ fn create(request: &CreateRequest<'_>, reporter: Reporter) -> Result<(), CreateE
         selinux::prepare_for_library(&mut spec);
     }
     cgroup_mount::replace(&mut spec, request.hierarchies, &cgroup).map_err(CreateError::Build)?;
-    give_to_user(&spec, request.ends);
+    chown_pipes(&spec, request.ends);
     let path = request.dir.join("config.json");
     spec.save(&path).map_err(|source| CreateError::Write { path, source })?;
     if !request.seccomp_program.is_empty() {
@@ -321,7 +321,7 @@ fn set_parameters(spec: &mut Spec, user: Option<&UserNamespace>) -> Result<(), C
 
 /// Gives the pipes to the container's user; otherwise that user cannot open /dev/stdout. Without input stdin
 /// is the host's /dev/null, whose owner is never changed.
-fn give_to_user(spec: &Spec, ends: &Ends) {
+fn chown_pipes(spec: &Spec, ends: &Ends) {
     let Some(process) = spec.process() else { return };
     let owner = spec::host_uid(spec, process.user().uid());
     for end in [&ends.stdin, &ends.stdout, &ends.stderr].into_iter().flatten() {

@@ -22,8 +22,8 @@ pub(crate) use child::run;
 pub(crate) enum ProcessSource<'a> {
     /// In the request itself.
     Inline(&'a [u8]),
-    /// In a file, for one with a large environment. The first fork reads it, so that it takes no memory of
-    /// the shim.
+    /// The process is in a file, because it may have a large environment. The first fork reads the file, so
+    /// that the process takes no memory of the shim.
     File(&'a OwnedFd),
 }
 

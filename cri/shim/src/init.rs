@@ -48,8 +48,8 @@ pub(crate) struct Init {
     /// SELinux labels of the process and of its files; empty without SELinux.
     process_label: String,
     mount_label: String,
-    /// Read end of the lifeline. A pipe, because the kernel clears the parent-death signal when the SELinux
-    /// label changes.
+    /// Read end of the lifeline. A pipe is used, because the kernel clears the parent-death signal when the
+    /// SELinux label changes.
     lifeline_read: OwnedFd,
     lifeline_write: OwnedFd,
     /// The report pipe.
@@ -158,8 +158,8 @@ impl Init {
     }
 
     fn connect(&self) -> io::Result<()> {
-        kernel::place(self.lifeline_read.as_raw_fd(), LIFELINE)?;
-        REPORT_FDS.into_iter().try_for_each(|fd| kernel::place(self.report_write.as_raw_fd(), fd))
+        kernel::dup_to(self.lifeline_read.as_raw_fd(), LIFELINE)?;
+        REPORT_FDS.into_iter().try_for_each(|fd| kernel::dup_to(self.report_write.as_raw_fd(), fd))
     }
 }
 

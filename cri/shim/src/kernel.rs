@@ -264,7 +264,7 @@ pub(crate) fn is_child(process: &OwnedFd) -> bool {
 }
 
 /// dup2(2): makes `fd` a standard descriptor, without the close-on-exec flag.
-pub(crate) fn place(fd: RawFd, standard: RawFd) -> io::Result<()> {
+pub(crate) fn dup_to(fd: RawFd, standard: RawFd) -> io::Result<()> {
     // SAFETY: both are plain descriptor numbers; `standard` is 0, 1 or 2, which no Rust value owns.
     check(c_long::from(unsafe { libc::dup2(fd, standard) })).map(drop)
 }

@@ -163,7 +163,7 @@ fn ready() -> io::Result<()> {
     out.write_all(b"ready\n")?;
     out.flush()?;
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    kernel::place(null.as_raw_fd(), 1)
+    kernel::dup_to(null.as_raw_fd(), 1)
 }
 
 /// Passes each input of a fuzz target's corpus to the target.

@@ -38,7 +38,8 @@ pub(crate) struct Limits {
 pub(crate) struct Log {
     path: PathBuf,
     file: File,
-    /// Length of the file after this process's last write. Other processes may have changed it since.
+    /// Length of the file after this process's last write. Other processes may have changed the file since
+    /// then.
     written: u64,
     limits: Limits,
     /// Length at which the file is rotated. Larger than the limit after a failed rotation.
@@ -150,7 +151,7 @@ impl Log {
                 self.full = self.written + self.limits.size;
             }
         }
-        self.end_torn_line()?;
+        self.end_incomplete_line()?;
         self.append(lines)
     }
 
@@ -196,7 +197,7 @@ impl Log {
     }
 
     /// Ends an incomplete line that could not be cut off.
-    fn end_torn_line(&mut self) -> io::Result<()> {
+    fn end_incomplete_line(&mut self) -> io::Result<()> {
         if self.torn {
             self.file.write_all(b"\n")?;
             self.written += 1;

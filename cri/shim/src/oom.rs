@@ -46,7 +46,7 @@ impl OomEvents {
         Ok(events)
     }
 
-    /// Whether an OOM happened. The cgroup is gone; waits for the kernel's removal event.
+    /// Whether an OOM happened. The cgroup has been removed; this waits for the kernel's removal event.
     pub(crate) fn has_occurred(&self) -> bool {
         // Without the removal event, one signal might be the removal itself.
         let _ = poll(
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn an_oom_kill_is_known_after_the_cgroup_is_removed() {
+    fn an_oom_kill_is_reported_after_the_cgroup_is_removed() {
         // Needs root and the memory controller on v1.
         let hierarchies = cgroup::hierarchies().unwrap();
         let memory = hierarchies.iter().find(|hierarchy| hierarchy.has("memory"));

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_one_until_it_is_reaped() {
+    fn a_process_is_a_child_until_it_is_reaped() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id().cast_signed();
         assert!(is_child(pid));

@@ -91,7 +91,7 @@ pub(crate) fn run(request: &RestoreRequest<'_>) -> ! {
 fn become_criu(request: &RestoreRequest<'_>) -> Result<std::convert::Infallible, RestoreError> {
     redirect_output(&Path::new(&request.restore.work).join("restore.err"))?;
     let streams = streams(request).map_err(RestoreError::Stream)?;
-    // So that the process is inside the container's cgroup namespace, whose root is this cgroup.
+    // The process is moved so that it is inside the container's cgroup namespace, whose root is this cgroup.
     cgroup::enter(&request.cgroups).map_err(RestoreError::Cgroup)?;
     let (root, external) = copy_mounts(request)?;
     let stage = Stage::make(request.stage)?;
@@ -111,8 +111,8 @@ fn redirect_output(path: &Path) -> Result<(), RestoreError> {
     let failed = |source| RestoreError::Log { path: path.to_owned(), source };
     let file = File::options().create(true).append(true).mode(0o600).open(path).map_err(failed)?;
     let null = File::open("/dev/null").map_err(failed)?;
-    kernel::place(null.as_raw_fd(), 0).map_err(failed)?;
-    [1, 2].into_iter().try_for_each(|standard| kernel::place(file.as_raw_fd(), standard)).map_err(failed)
+    kernel::dup_to(null.as_raw_fd(), 0).map_err(failed)?;
+    [1, 2].into_iter().try_for_each(|standard| kernel::dup_to(file.as_raw_fd(), standard)).map_err(failed)
 }
 
 /// Opens the container's ends of its streams. CRIU connects them to the processes in place of the pipes in

@@ -100,7 +100,7 @@ impl OwnCgroups {
 
     /// The cgroups besides a systemd scope: those of v1 hierarchies that systemd does not manage. All shims
     /// of a slice share the slice's cgroup there, so none is removed when a shim ends.
-    fn beside_scope(hierarchies: &[Hierarchy], scope: &Scope) -> Result<Self, CgroupError> {
+    fn outside_scope(hierarchies: &[Hierarchy], scope: &Scope) -> Result<Self, CgroupError> {
         let others: Vec<Hierarchy> = hierarchies.iter().filter(|h| !h.is_systemds()).cloned().collect();
         Ok(Self {
             v1: cgroup::make(&others, &unit::slice_path(&scope.slice))?,
@@ -126,7 +126,7 @@ pub(crate) fn fork_into_cgroup(
         let mut systemd = Systemd::connect().map_err(SetupError::Scope)?;
         let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()], &[]);
         entered.map_err(SetupError::Scope)?;
-        let own = OwnCgroups::beside_scope(&hierarchies, &scope).map_err(SetupError::Cgroup)?;
+        let own = OwnCgroups::outside_scope(&hierarchies, &scope).map_err(SetupError::Cgroup)?;
         return Ok((Fork::Child, hierarchies, own));
     }
     let mut own = OwnCgroups::make(&hierarchies, &config.shim_cgroup).map_err(SetupError::Cgroup)?;
@@ -156,8 +156,8 @@ pub(crate) fn enter(
     umask(Mode::from_bits_truncate(0o022));
     kernel::set_name(c"coracle-shim").map_err(SetupError::Name)?;
     cgroup::enter(&own_cgroups.v1).map_err(SetupError::Cgroup)?;
-    // Without CAP_SYS_RESOURCE the value cannot fall below the inherited one. Then the inherited value stays,
-    // which is the agent's.
+    // Without CAP_SYS_RESOURCE the value cannot be lowered below the inherited value. Then the shim keeps the
+    // agent's value.
     let _ = fs::write("/proc/self/oom_score_adj", config.oom_score_adj.to_string());
     kernel::become_subreaper().map_err(SetupError::Subreaper)?;
     let signals = receive_signals().map_err(SetupError::Signals)?;
@@ -165,7 +165,7 @@ pub(crate) fn enter(
     let host_mounts = HostMounts::capture().map_err(SetupError::HostMounts)?;
     let init = Init::of(config).map_err(SetupError::Init)?;
     let (user, mut init_pid) = make_namespaces(config, init.as_ref())?;
-    // Started early, so that it prepares itself while the rest is set up.
+    // Process 1 is started early, so that it prepares itself while the rest is set up.
     if let Some(init) = init.as_ref().filter(|_| init_pid == 0) {
         init_pid = init.start().map_err(SetupError::Init)?;
     }

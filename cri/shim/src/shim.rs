@@ -114,7 +114,8 @@ impl Shim {
     }
 
     fn wait(&self) -> nix::Result<Vec<(Source, PollFlags)>> {
-        // One moment for both: a pause that ended between them would leave its output without an event.
+        // Both use the same time: if a pause ended between two readings of the clock, its output would get no
+        // event.
         let now = Instant::now();
         let watched = self.watched(now);
         let mut fds: Vec<PollFd<'_>> =
@@ -233,7 +234,7 @@ impl Shim {
 
     // --- the agent ---
 
-    /// The newest connection replaces the previous one, whose agent has ended or is about to be replaced.
+    /// The new connection replaces the previous connection, whose agent has ended or is about to be replaced.
     fn accept(&mut self) {
         match self.pod.listener.accept() {
             Ok(agent) => {

@@ -26,7 +26,7 @@ pub(crate) fn take(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<O
     let text = [IoSlice::new(b"/dev/ptmx")];
     sendmsg::<UnixAddr>(socket.as_fd().as_raw_fd(), &text, &message, MsgFlags::empty(), None)?;
     kernel::take_terminal(&slave)?;
-    (0..3).try_for_each(|standard| kernel::place(slave.as_raw_fd(), standard))?;
+    (0..3).try_for_each(|standard| kernel::dup_to(slave.as_raw_fd(), standard))?;
     // If this fails, only opening by name fails.
     let _ = nix::unistd::fchown(&slave, Some(uid.into()), None);
     Ok(slave)

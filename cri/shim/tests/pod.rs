@@ -61,7 +61,7 @@ const TESTS: &[(&str, Run)] = tests![
     process1::inherited_descriptors_stay_outside,
     lifecycle::long_lines_are_written_in_parts,
     lifecycle::an_ordinary_user_with_a_profile_runs_without_no_new_privileges,
-    lifecycle::each_volume_has_the_propagation_that_it_asks_for,
+    lifecycle::each_volume_has_its_requested_propagation,
     lifecycle::a_user_namespace_is_joined_by_an_exec_too,
     lifecycle::a_log_is_rotated_as_it_grows_and_reopened_when_asked,
     lifecycle::a_full_disk_loses_complete_lines_only,

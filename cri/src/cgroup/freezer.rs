@@ -60,8 +60,8 @@ impl Freezer {
         }
     }
 
-    /// v1: polls the state, because there is no notification. Reading the state is what marks a cgroup as frozen when all its
-    /// processes are frozen (`freezer_read` of kernel/cgroup/legacy_freezer.c).
+    /// v1: polls the state, because there is no notification. The kernel marks a cgroup as frozen when the state is
+    /// read and all its processes are frozen (`freezer_read` of kernel/cgroup/legacy_freezer.c).
     fn poll_state(&self, until: Instant) -> io::Result<()> {
         loop {
             match fs::read_to_string(self.dir.join("freezer.state"))?.trim() {

@@ -22,7 +22,7 @@ impl Cgroups {
     }
 
     /// The name of a file or field that differs between v1 and v2.
-    pub(crate) fn either<'a>(&self, v1: &'a str, v2: &'a str) -> &'a str {
+    pub(crate) fn select<'a>(&self, v1: &'a str, v2: &'a str) -> &'a str {
         if self.unified() { v2 } else { v1 }
     }
 

@@ -57,7 +57,8 @@ pub(super) fn dump(
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
     }
     enter(&mut command, &subject.shim).map_err(CriuError::Run)?;
-    // A file, not a pipe: if this process ends, a write to a pipe would kill CRIU and the processes it dumps.
+    // CRIU's standard error is a file, not a pipe: if this process ended, a write to a pipe would kill CRIU and the
+    // processes that it dumps.
     let beside = build_dir.join(ERROR_OUTPUT);
     let errors = File::create(&beside).map_err(CriuError::Run)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
@@ -89,7 +90,7 @@ pub(crate) fn program() -> Result<PathBuf, CriuError> {
 }
 
 /// The pids of CRIU processes that work in a directory.
-pub(super) fn at_work(build_dir: &Path) -> Vec<i32> {
+pub(super) fn running_criu(build_dir: &Path) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
     pids.filter(|pid| has_working_directory(*pid, build_dir)).collect()
@@ -106,7 +107,7 @@ fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
 /// Returns when no CRIU works in a directory.
 pub(super) async fn ended(build_dir: &Path) -> io::Result<()> {
     loop {
-        let pids = at_work(build_dir);
+        let pids = running_criu(build_dir);
         if pids.is_empty() {
             return Ok(());
         }
@@ -217,7 +218,7 @@ mod tests {
         let mut child = command.spawn().expect("a shell");
         // The kernel shows the command line a moment after the exec.
         let pid = i32::try_from(child.id()).expect("a pid");
-        assert!((0..100_000).any(|_| at_work(dir.path()) == [pid]));
+        assert!((0..100_000).any(|_| running_criu(dir.path()) == [pid]));
         ended(Path::new("/another")).await.expect("no CRIU in this directory");
         let mut end = Box::pin(ended(dir.path()));
         let early = tokio::time::timeout(Duration::from_millis(50), &mut end).await;
@@ -225,7 +226,7 @@ mod tests {
         drop(child.stdin.take());
         // The process is a zombie, as with a parent that does not wait for it.
         end.await.expect("its end");
-        assert_eq!(at_work(dir.path()), Vec::<i32>::new());
+        assert_eq!(running_criu(dir.path()), Vec::<i32>::new());
         child.wait().expect("its end");
     }
 

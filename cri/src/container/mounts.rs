@@ -6,7 +6,7 @@ use coracle_proto::cri::MountPropagation::PropagationBidirectional;
 use coracle_proto::cri::{self, MountPropagation, NamespaceMode};
 use oci_spec::runtime::Mount;
 
-use super::facts::Facts;
+use super::inputs::SpecInputs;
 use crate::sandbox::files::POD_FILES;
 use crate::sandbox::{namespaces, user_namespace};
 
@@ -20,8 +20,8 @@ pub(super) struct Mounts {
 
 /// All mounts. A volume replaces another mount with the same destination. Mounts of the pod are sorted among the volumes,
 /// parents first: a volume at `/etc` does not hide the pod's `/etc/resolv.conf`. A volume at `/dev` brings its own devices.
-pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
-    let volumes = &facts.config.mounts;
+pub(super) fn mounts(inputs: &SpecInputs<'_>) -> Mounts {
+    let volumes = &inputs.config.mounts;
     let is_at = |path: &Path| volumes.iter().any(|volume| clean(&volume.container_path) == path);
     // A mount in a bidirectional volume would appear on the host.
     let is_in_shared = |place: &Path| {
@@ -29,12 +29,12 @@ pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
         shared.any(|volume| place.starts_with(clean(&volume.container_path)))
     };
     let devices = Path::new("/dev");
-    let mut list = kernel(facts);
+    let mut list = kernel(inputs);
     list.retain(|mount| {
         let place = mount.destination();
         !(is_at(place) || place.starts_with(devices) && is_at(devices))
     });
-    let mut nested = pod_mounts(facts);
+    let mut nested = pod_mounts(inputs);
     nested.retain(|mount| !is_at(mount.destination()) && !is_in_shared(mount.destination()));
     nested.extend(volumes.iter().map(volume));
     nested.sort_by_key(|mount| mount.destination().components().count());
@@ -42,11 +42,11 @@ pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
     Mounts { list, propagation: propagation(volumes) }
 }
 
-fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
-    let access = if facts.privileged() { "rw" } else { "ro" };
+fn kernel(inputs: &SpecInputs<'_>) -> Vec<Mount> {
+    let access = if inputs.privileged() { "rw" } else { "ro" };
     let sys = ["nosuid", "noexec", "nodev", access];
     // Only the owner of a network namespace may mount its sysfs.
-    let sys = if facts.mapping().is_some() && !namespaces::own_network(facts.sandbox.config) {
+    let sys = if inputs.mapping().is_some() && !namespaces::own_network(inputs.sandbox.config) {
         bind("/sys", Path::new("/sys"), &[&["rbind", "rprivate"][..], &sys].concat())
     } else {
         mount("/sys", "sysfs", "sysfs", &sys)
@@ -67,13 +67,13 @@ fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
 }
 
 /// The pod's shared memory, and its `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`.
-fn pod_mounts(facts: &Facts<'_>) -> Vec<Mount> {
-    let shm = if facts.own_ipc() { facts.sandbox.shm_dir.as_path() } else { Path::new("/dev/shm") };
+fn pod_mounts(inputs: &SpecInputs<'_>) -> Vec<Mount> {
+    let shm = if inputs.own_ipc() { inputs.sandbox.shm_dir.as_path() } else { Path::new("/dev/shm") };
     let shm = bind("/dev/shm", shm, &["rbind", "rprivate", "nosuid", "noexec", "nodev"]);
-    let read_only = facts.security().is_some_and(|security| security.readonly_rootfs);
+    let read_only = inputs.security().is_some_and(|security| security.readonly_rootfs);
     let access = if read_only { "ro" } else { "rw" };
     let file = |name: &str| {
-        bind(&format!("/etc/{name}"), &facts.sandbox.dir.join(name), &["rbind", "rprivate", access])
+        bind(&format!("/etc/{name}"), &inputs.sandbox.dir.join(name), &["rbind", "rprivate", access])
     };
     POD_FILES.map(file).into_iter().chain([shm]).collect()
 }
@@ -127,7 +127,7 @@ fn bind(destination: &str, source: &Path, options: &[&str]) -> Mount {
     mount(destination, "bind", &source.to_string_lossy(), options)
 }
 
-impl Facts<'_> {
+impl SpecInputs<'_> {
     fn own_ipc(&self) -> bool {
         let options = namespaces::options(self.sandbox.config);
         options.ipc() != NamespaceMode::Node

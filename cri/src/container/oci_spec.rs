@@ -1,5 +1,5 @@
 //! Builds the OCI runtime spec of a container from its CRI configuration, its image and the host's abilities.
-//! Pure: [`Facts`] has everything that must be looked up.
+//! Pure: [`SpecInputs`] has everything that must be looked up.
 
 use std::path::PathBuf;
 
@@ -10,35 +10,35 @@ use oci_spec::runtime::{
 };
 
 use super::devices::{self, Node};
-use super::facts::Facts;
+use super::inputs::SpecInputs;
 use super::user::User;
 use super::{args, capabilities, mounts, resources, seccomp};
 use crate::error::Error;
 use crate::sandbox::namespaces::{self, Pids};
 
 /// Builds the spec.
-pub(crate) fn oci_spec(facts: &Facts<'_>) -> Result<Spec, Error> {
+pub(crate) fn oci_spec(inputs: &SpecInputs<'_>) -> Result<Spec, Error> {
     let caps = capabilities::sets(
-        facts.security().and_then(|security| security.capabilities.as_ref()),
-        facts.privileged(),
-        &facts.host.capabilities,
+        inputs.security().and_then(|security| security.capabilities.as_ref()),
+        inputs.privileged(),
+        &inputs.host.capabilities,
     )
     .map_err(|why| Error::invalid("capabilities", why))?;
-    let mounts = mounts::mounts(facts);
+    let mounts = mounts::mounts(inputs);
     let mut root = Root::default();
-    root.set_path(facts.rootfs.to_owned());
-    root.set_readonly(Some(facts.security().is_some_and(|security| security.readonly_rootfs)));
+    root.set_path(inputs.rootfs.to_owned());
+    root.set_readonly(Some(inputs.security().is_some_and(|security| security.readonly_rootfs)));
     let mut spec = Spec::default();
     spec.set_root(Some(root));
     spec.set_hostname(None);
-    spec.set_process(Some(process(facts, &caps)?));
-    spec.set_linux(Some(linux(facts, &caps.kept, mounts.propagation)?));
+    spec.set_process(Some(process(inputs, &caps)?));
+    spec.set_linux(Some(linux(inputs, &caps.kept, mounts.propagation)?));
     spec.set_mounts(Some(mounts.list));
     Ok(spec)
 }
 
-fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Error> {
-    let Facts { config, image, host, user, .. } = facts;
+fn process(inputs: &SpecInputs<'_>, caps: &capabilities::Sets) -> Result<Process, Error> {
+    let SpecInputs { config, image, host, user, .. } = inputs;
     let args = args::args(config, image);
     if args.is_empty() {
         return Err(Error::invalid("command", "is missing in the request and in the image"));
@@ -46,16 +46,16 @@ fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Erro
     let mut process = Process::default();
     process.set_terminal(Some(config.tty));
     process.set_args(Some(args));
-    process.set_env(Some(args::env(config, image, &facts.sandbox.hostname)));
+    process.set_env(Some(args::env(config, image, &inputs.sandbox.hostname)));
     process.set_cwd(args::cwd(config, image).into());
     process.set_user(oci_user(user));
     process.set_capabilities(Some(oci_capabilities(caps)));
     process.set_rlimits(None);
-    process.set_apparmor_profile(facts.apparmor.clone());
-    let label = facts.selinux.and_then(|labels| labels.process.as_ref());
+    process.set_apparmor_profile(inputs.apparmor.clone());
+    let label = inputs.selinux.and_then(|labels| labels.process.as_ref());
     process.set_selinux_label(label.map(ToString::to_string));
     // The container library fails to load a seccomp profile when this is `false` rather than absent.
-    let no_new_privileges = facts.security().is_some_and(|security| security.no_new_privs);
+    let no_new_privileges = inputs.security().is_some_and(|security| security.no_new_privs);
     process.set_no_new_privileges(no_new_privileges.then_some(true));
     let requested =
         config.linux.as_ref().and_then(|linux| linux.resources.as_ref()).map(|limits| limits.oom_score_adj);
@@ -84,22 +84,22 @@ fn oci_capabilities(sets: &capabilities::Sets) -> LinuxCapabilities {
     capabilities
 }
 
-fn linux(facts: &Facts<'_>, kept: &[String], propagation: &str) -> Result<Linux, Error> {
+fn linux(inputs: &SpecInputs<'_>, kept: &[String], propagation: &str) -> Result<Linux, Error> {
     let mut linux = Linux::default();
-    let label = facts.selinux.and_then(|labels| labels.mount.as_ref());
+    let label = inputs.selinux.and_then(|labels| labels.mount.as_ref());
     linux.set_mount_label(label.map(ToString::to_string));
-    linux.set_namespaces(Some(namespaces_of(facts)));
-    if let Some(mapping) = facts.mapping() {
+    linux.set_namespaces(Some(namespaces_of(inputs)));
+    if let Some(mapping) = inputs.mapping() {
         let (uids, gids) = mapping.to_oci();
         linux.set_uid_mappings(Some(uids));
         linux.set_gid_mappings(Some(gids));
     }
-    linux.set_cgroups_path(Some(facts.cgroup.into()));
+    linux.set_cgroups_path(Some(inputs.cgroup.into()));
     linux.set_rootfs_propagation(Some(propagation.to_owned()));
-    linux.set_devices(Some(facts.devices.iter().map(|node| node.device.clone()).collect()));
-    linux.set_resources(Some(limits(facts)));
-    linux.set_seccomp(seccomp_of(facts, kept)?);
-    let (masked, read_only) = match facts.security() {
+    linux.set_devices(Some(inputs.devices.iter().map(|node| node.device.clone()).collect()));
+    linux.set_resources(Some(limits(inputs)));
+    linux.set_seccomp(seccomp_of(inputs, kept)?);
+    let (masked, read_only) = match inputs.security() {
         Some(security) if !security.privileged => {
             (security.masked_paths.clone(), security.readonly_paths.clone())
         }
@@ -110,25 +110,25 @@ fn linux(facts: &Facts<'_>, kept: &[String], propagation: &str) -> Result<Linux,
     Ok(linux)
 }
 
-fn limits(facts: &Facts<'_>) -> oci_spec::runtime::LinuxResources {
-    let request = facts.config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
-    let mut resources = resources::limits(request, facts.host.hugetlb);
-    let rules = if facts.privileged() {
+fn limits(inputs: &SpecInputs<'_>) -> oci_spec::runtime::LinuxResources {
+    let request = inputs.config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    let mut resources = resources::limits(request, inputs.host.hugetlb);
+    let rules = if inputs.privileged() {
         vec![devices::rule(true, "rwm")]
     } else {
-        std::iter::once(devices::rule(false, "rwm")).chain(facts.devices.iter().map(Node::rule)).collect()
+        std::iter::once(devices::rule(false, "rwm")).chain(inputs.devices.iter().map(Node::rule)).collect()
     };
     resources.set_devices(Some(rules));
     resources
 }
 
 /// The namespaces to join or create. A namespace of the node is not listed.
-fn namespaces_of(facts: &Facts<'_>) -> Vec<LinuxNamespace> {
-    let sandbox = &facts.sandbox;
+fn namespaces_of(inputs: &SpecInputs<'_>) -> Vec<LinuxNamespace> {
+    let sandbox = &inputs.sandbox;
     let of_shim = |name: &str| Some(PathBuf::from(format!("/proc/{}/ns/{name}", sandbox.shim_pid)));
     let of_pid = |pid: i32| Some(PathBuf::from(format!("/proc/{pid}/ns/pid")));
     let mut list = Vec::new();
-    if facts.mapping().is_some() {
+    if inputs.mapping().is_some() {
         // The shim adds the path.
         list.push(namespace(LinuxNamespaceType::User, None));
     }
@@ -140,7 +140,7 @@ fn namespaces_of(facts: &Facts<'_>) -> Vec<LinuxNamespace> {
     if namespaces::own_ipc(sandbox.config) {
         list.push(namespace(LinuxNamespaceType::Ipc, of_shim("ipc")));
     }
-    let options = facts.security().and_then(|security| security.namespace_options.as_ref());
+    let options = inputs.security().and_then(|security| security.namespace_options.as_ref());
     let path = match namespaces::pids(&namespaces::options(sandbox.config), options) {
         Pids::Nodes => None,
         Pids::Own => Some(None),
@@ -148,7 +148,7 @@ fn namespaces_of(facts: &Facts<'_>) -> Vec<LinuxNamespace> {
         Pids::Pods => Some(of_pid(sandbox.init_pid)),
     };
     list.extend(path.map(|path| namespace(LinuxNamespaceType::Pid, path)));
-    if facts.host.unified {
+    if inputs.host.unified {
         list.push(namespace(LinuxNamespaceType::Cgroup, None));
     }
     list
@@ -161,11 +161,11 @@ fn namespace(typ: LinuxNamespaceType, path: Option<PathBuf>) -> LinuxNamespace {
     namespace
 }
 
-fn seccomp_of(facts: &Facts<'_>, kept: &[String]) -> Result<Option<LinuxSeccomp>, Error> {
-    if facts.privileged() {
+fn seccomp_of(inputs: &SpecInputs<'_>, kept: &[String]) -> Result<Option<LinuxSeccomp>, Error> {
+    if inputs.privileged() {
         return Ok(None);
     }
-    let Some(profile) = facts.security().and_then(|security| security.seccomp.as_ref()) else {
+    let Some(profile) = inputs.security().and_then(|security| security.seccomp.as_ref()) else {
         return Ok(None);
     };
     match profile.profile_type() {
@@ -173,7 +173,7 @@ fn seccomp_of(facts: &Facts<'_>, kept: &[String]) -> Result<Option<LinuxSeccomp>
         ProfileType::RuntimeDefault => seccomp::default_profile(kept)
             .map(Some)
             .map_err(|error| Error::invalid("seccomp", error.to_string())),
-        ProfileType::Localhost => match &facts.seccomp_file {
+        ProfileType::Localhost => match &inputs.seccomp_file {
             Some(profile) => Ok(Some(profile.clone())),
             None => Err(Error::invalid("seccomp", "the profile was not read")),
         },

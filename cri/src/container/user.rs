@@ -125,8 +125,8 @@ fn has(members: &str, name: &str) -> bool {
     members.split(',').any(|member| member.trim() == name)
 }
 
-/// Fuzz target: account files of an image. No resolved id is the highest number, for which the kernel changes nothing.
-/// The input is the image's user, `/etc/passwd` and `/etc/group`, with a zero byte between them.
+/// Fuzz target: account files of an image. No resolved id is the highest number, which the kernel takes for
+/// "unchanged". The input is the image's user, `/etc/passwd` and `/etc/group`, with a zero byte between them.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     use coracle_proto::cri::Int64Value;

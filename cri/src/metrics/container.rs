@@ -4,10 +4,10 @@ use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
 
+use super::builder::MetricBuilder;
 use super::descriptor as names;
 use super::device::{self, Devices};
 use super::process;
-use super::sheet::Sheet;
 use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
 use crate::container::Container;
@@ -51,26 +51,26 @@ impl Collector {
         cgroups: &Cgroups,
         container: &Container,
         layer_bytes: u64,
-        mut sheet: Sheet,
+        mut builder: MetricBuilder,
     ) -> Vec<coracle_proto::cri::Metric> {
         let group = Group { cgroups, path: &container.record.cgroup };
         let second = |nanoseconds: i64| u64::try_from(nanoseconds).unwrap_or(0) / SECOND;
-        let (seen, started) = (second(sheet.timestamp()), second(container.started_at()));
-        sheet.put(&names::LAST_SEEN, &[], seen);
-        sheet.put(&names::START_TIME, &[], started);
-        group.cpu(&mut sheet);
-        group.memory(&mut sheet);
-        group.pressure(&mut sheet);
-        group.huge_pages(&mut sheet, &self.pages);
-        group.limits(&mut sheet, container);
-        self.devices.put(group.io(), &mut sheet);
+        let (seen, started) = (second(builder.timestamp()), second(container.started_at()));
+        builder.put(&names::LAST_SEEN, &[], seen);
+        builder.put(&names::START_TIME, &[], started);
+        group.cpu(&mut builder);
+        group.memory(&mut builder);
+        group.pressure(&mut builder);
+        group.huge_pages(&mut builder, &self.pages);
+        group.limits(&mut builder, container);
+        self.devices.put(group.io(), &mut builder);
         let device = [self.layers.device.as_str()];
-        sheet.put(&names::FS_INODES, &device, self.layers.inodes);
-        sheet.put(&names::FS_INODES_FREE, &device, self.layers.inodes_free);
-        sheet.put(&names::FS_LIMIT, &device, self.layers.bytes);
-        sheet.put(&names::FS_USAGE, &device, layer_bytes);
-        group.processes(&mut sheet, container.pid());
-        sheet.metrics
+        builder.put(&names::FS_INODES, &device, self.layers.inodes);
+        builder.put(&names::FS_INODES_FREE, &device, self.layers.inodes_free);
+        builder.put(&names::FS_LIMIT, &device, self.layers.bytes);
+        builder.put(&names::FS_USAGE, &device, layer_bytes);
+        group.processes(&mut builder, container.pid());
+        builder.metrics
     }
 }
 
@@ -91,47 +91,47 @@ impl Layers {
 
 impl Group<'_> {
     fn text(&self, controller: &str, v1: &str, v2: &str) -> String {
-        self.cgroups.text(controller, self.path, self.cgroups.either(v1, v2)).unwrap_or_default()
+        self.cgroups.text(controller, self.path, self.cgroups.select(v1, v2)).unwrap_or_default()
     }
 
     fn number(&self, controller: &str, v1: &str, v2: &str) -> Option<u64> {
-        self.cgroups.number(controller, self.path, self.cgroups.either(v1, v2))
+        self.cgroups.number(controller, self.path, self.cgroups.select(v1, v2))
     }
 
     fn limit(&self, controller: &str, v1: &str, v2: &str) -> Option<u64> {
-        self.cgroups.limit(controller, self.path, self.cgroups.either(v1, v2))
+        self.cgroups.limit(controller, self.path, self.cgroups.select(v1, v2))
     }
 
-    fn cpu(&self, sheet: &mut Sheet) {
+    fn cpu(&self, builder: &mut MetricBuilder) {
         let v2 = self.cgroups.unified();
         let stat = self.text("cpu", "cpu.stat", "cpu.stat");
         let microseconds = |name| field(&stat, name).map(|value| value / 1_000_000);
         if let Some(nanoseconds) = self.cgroups.cpu_nanoseconds(self.path) {
-            sheet.put(&names::CPU_USAGE, &["total"], nanoseconds / SECOND);
+            builder.put(&names::CPU_USAGE, &["total"], nanoseconds / SECOND);
         }
         let ticks = self.text("cpuacct", "cpuacct.stat", "cpu.stat");
         let time = |v1, v2_name| {
             if v2 { microseconds(v2_name) } else { field(&ticks, v1).map(|value| value / TICKS) }
         };
-        sheet.put_some(&names::CPU_USER, time("user", "user_usec"));
-        sheet.put_some(&names::CPU_SYSTEM, time("system", "system_usec"));
+        builder.put_some(&names::CPU_USER, time("user", "user_usec"));
+        builder.put_some(&names::CPU_SYSTEM, time("system", "system_usec"));
         // v2 has these only with the controller enabled. Without a quota nothing is throttled.
-        sheet.put(&names::CPU_PERIODS, &[], field(&stat, "nr_periods").unwrap_or(0));
-        sheet.put(&names::CPU_THROTTLED_PERIODS, &[], field(&stat, "nr_throttled").unwrap_or(0));
+        builder.put(&names::CPU_PERIODS, &[], field(&stat, "nr_periods").unwrap_or(0));
+        builder.put(&names::CPU_THROTTLED_PERIODS, &[], field(&stat, "nr_throttled").unwrap_or(0));
         let throttled = if v2 {
             microseconds("throttled_usec")
         } else {
             field(&stat, "throttled_time").map(|value| value / SECOND)
         };
-        sheet.put(&names::CPU_THROTTLED, &[], throttled.unwrap_or(0));
+        builder.put(&names::CPU_THROTTLED, &[], throttled.unwrap_or(0));
     }
 
-    fn memory(&self, sheet: &mut Sheet) {
+    fn memory(&self, builder: &mut MetricBuilder) {
         let stat = self.text("memory", "memory.stat", "memory.stat");
-        let of = |v1, v2| field(&stat, self.cgroups.either(v1, v2));
-        sheet.put_some(&names::MEMORY_CACHE, of("total_cache", "file"));
-        sheet.put_some(&names::MEMORY_RSS, of("total_rss", "anon"));
-        sheet.put_some(&names::MEMORY_MAPPED, of("total_mapped_file", "file_mapped"));
+        let of = |v1, v2| field(&stat, self.cgroups.select(v1, v2));
+        builder.put_some(&names::MEMORY_CACHE, of("total_cache", "file"));
+        builder.put_some(&names::MEMORY_RSS, of("total_rss", "anon"));
+        builder.put_some(&names::MEMORY_MAPPED, of("total_mapped_file", "file_mapped"));
         let kernel = if self.cgroups.unified() {
             // Linux 5.18 and newer. For older kernels: the sum of its largest parts.
             let parts = ["kernel_stack", "pagetables", "sock", "slab"];
@@ -140,60 +140,60 @@ impl Group<'_> {
         } else {
             self.number("memory", "memory.kmem.usage_in_bytes", "")
         };
-        sheet.put_some(&names::MEMORY_KERNEL, kernel);
-        sheet.put(&names::MEMORY_SWAP, &[], self.cgroups.swap_used(self.path).unwrap_or(0));
+        builder.put_some(&names::MEMORY_KERNEL, kernel);
+        builder.put(&names::MEMORY_SWAP, &[], self.cgroups.swap_used(self.path).unwrap_or(0));
         let events = self.text("memory", "memory.oom_control", "memory.events");
         let hits = if self.cgroups.unified() {
             field(&events, "max")
         } else {
             self.number("memory", "memory.failcnt", "")
         };
-        sheet.put_some(&names::MEMORY_LIMIT_HITS, hits);
-        sheet.put(&names::OOM_EVENTS, &[], field(&events, "oom_kill").unwrap_or(0));
+        builder.put_some(&names::MEMORY_LIMIT_HITS, hits);
+        builder.put(&names::OOM_EVENTS, &[], field(&events, "oom_kill").unwrap_or(0));
         let used = self.number("memory", "memory.usage_in_bytes", "memory.current");
         let idle = of("total_inactive_file", "inactive_file").unwrap_or(0);
-        sheet.put_some(&names::MEMORY_USAGE, used);
-        sheet.put_some(&names::MEMORY_WORKING_SET, used.map(|used| used.saturating_sub(idle)));
+        builder.put_some(&names::MEMORY_USAGE, used);
+        builder.put_some(&names::MEMORY_WORKING_SET, used.map(|used| used.saturating_sub(idle)));
         // memory.peak needs Linux 5.19.
-        sheet
+        builder
             .put_some(&names::MEMORY_PEAK, self.number("memory", "memory.max_usage_in_bytes", "memory.peak"));
         for kind in ["pgfault", "pgmajfault"] {
             let all = format!("total_{kind}");
-            for (scope, name) in [("container", kind), ("hierarchy", self.cgroups.either(&all, kind))] {
-                sheet.put(&names::MEMORY_FAULTS, &[kind, scope], field(&stat, name).unwrap_or(0));
+            for (scope, name) in [("container", kind), ("hierarchy", self.cgroups.select(&all, kind))] {
+                builder.put(&names::MEMORY_FAULTS, &[kind, scope], field(&stat, name).unwrap_or(0));
             }
         }
     }
 
-    fn pressure(&self, sheet: &mut Sheet) {
+    fn pressure(&self, builder: &mut MetricBuilder) {
         for (resource, waiting, stalled) in [
             ("cpu", &names::PRESSURE_CPU_WAITING, &names::PRESSURE_CPU_STALLED),
             ("memory", &names::PRESSURE_MEMORY_WAITING, &names::PRESSURE_MEMORY_STALLED),
             ("io", &names::PRESSURE_IO_WAITING, &names::PRESSURE_IO_STALLED),
         ] {
             let Some(pressure) = self.cgroups.pressure(self.path, resource) else { continue };
-            sheet.put_some(waiting, pressure.some.map(|data| data.total / SECOND));
-            sheet.put_some(stalled, pressure.full.map(|data| data.total / SECOND));
+            builder.put_some(waiting, pressure.some.map(|data| data.total / SECOND));
+            builder.put_some(stalled, pressure.full.map(|data| data.total / SECOND));
         }
     }
 
-    fn huge_pages(&self, sheet: &mut Sheet, sizes: &[String]) {
+    fn huge_pages(&self, builder: &mut MetricBuilder, sizes: &[String]) {
         for size in sizes {
             let file = |end: &str| format!("hugetlb.{size}.{end}");
             let read = |v1: &str, v2: &str| self.number("hugetlb", &file(v1), &file(v2));
             if let Some(used) = read("usage_in_bytes", "current") {
-                sheet.put(&names::HUGETLB_USAGE, &[size], used);
+                builder.put(&names::HUGETLB_USAGE, &[size], used);
             }
             // v2 has no maximum.
             if !self.cgroups.unified()
                 && let Some(most) = read("max_usage_in_bytes", "")
             {
-                sheet.put(&names::HUGETLB_PEAK, &[size], most);
+                builder.put(&names::HUGETLB_PEAK, &[size], most);
             }
         }
     }
 
-    fn limits(&self, sheet: &mut Sheet, container: &Container) {
+    fn limits(&self, builder: &mut MetricBuilder, container: &Container) {
         let (quota, period, shares) = if self.cgroups.unified() {
             let max = self.text("cpu", "", "cpu.max");
             let mut words = max.split_whitespace().map(str::parse::<u64>);
@@ -210,15 +210,15 @@ impl Group<'_> {
             let of = |name| self.number("cpu", name, "");
             (of("cpu.cfs_quota_us"), of("cpu.cfs_period_us"), of("cpu.shares"))
         };
-        sheet.put_some(&names::SPEC_CPU_QUOTA, quota);
-        sheet.put_some(&names::SPEC_CPU_PERIOD, period);
-        sheet.put_some(&names::SPEC_CPU_SHARES, shares);
+        builder.put_some(&names::SPEC_CPU_QUOTA, quota);
+        builder.put_some(&names::SPEC_CPU_PERIOD, period);
+        builder.put_some(&names::SPEC_CPU_SHARES, shares);
         for (name, v1, v2) in [
             (&names::SPEC_MEMORY_LIMIT, "memory.limit_in_bytes", "memory.max"),
             (&names::SPEC_MEMORY_RESERVATION, "memory.soft_limit_in_bytes", "memory.low"),
             (&names::SPEC_MEMORY_SWAP_LIMIT, "memory.memsw.limit_in_bytes", "memory.swap.max"),
         ] {
-            sheet.put(name, &[], self.limit("memory", v1, v2).unwrap_or(0));
+            builder.put(name, &[], self.limit("memory", v1, v2).unwrap_or(0));
         }
     }
 
@@ -232,18 +232,18 @@ impl Group<'_> {
         device::parse_v1(&bytes, &counts)
     }
 
-    fn processes(&self, sheet: &mut Sheet, first: i32) {
+    fn processes(&self, builder: &mut MetricBuilder, first: i32) {
         let pids = self.cgroups.processes(self.path);
         let open = process::open_files(&pids);
-        sheet.put(&names::PROCESSES, &[], u64::try_from(pids.len()).unwrap_or(u64::MAX));
+        builder.put(&names::PROCESSES, &[], u64::try_from(pids.len()).unwrap_or(u64::MAX));
         let threads = self.number("pids", "pids.current", "pids.current");
-        sheet.put(&names::THREADS, &[], threads.unwrap_or_else(|| process::threads(&pids)));
+        builder.put(&names::THREADS, &[], threads.unwrap_or_else(|| process::threads(&pids)));
         let most = self.number("pids", "pids.max", "pids.max");
-        sheet.put(&names::THREADS_MAX, &[], most.unwrap_or(0));
-        sheet.put(&names::FILE_DESCRIPTORS, &[], open.files);
-        sheet.put(&names::SOCKETS, &[], open.sockets);
+        builder.put(&names::THREADS_MAX, &[], most.unwrap_or(0));
+        builder.put(&names::FILE_DESCRIPTORS, &[], open.files);
+        builder.put(&names::SOCKETS, &[], open.sockets);
         for (name, limit) in process::soft_limits(first) {
-            sheet.put(&names::ULIMITS_SOFT, &[&name], limit);
+            builder.put(&names::ULIMITS_SOFT, &[&name], limit);
         }
     }
 }

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
 
+use super::builder::MetricBuilder;
 use super::descriptor as names;
-use super::sheet::Sheet;
 use crate::lock::locked;
 
 /// I/O of one device, by v1's names of operations: `Read`, `Write`, ….
@@ -26,7 +26,7 @@ pub(super) struct Devices {
 
 impl Devices {
     /// Adds the metrics of all devices.
-    pub(super) fn put(&self, all: Vec<Io>, sheet: &mut Sheet) {
+    pub(super) fn put(&self, all: Vec<Io>, builder: &mut MetricBuilder) {
         for io in all {
             let device = self.name(&io.device);
             let label = [device.as_str()];
@@ -37,12 +37,12 @@ impl Devices {
                 (&names::FS_WRITES, &io.counts, "Write"),
             ] {
                 if let Some(value) = values.get(operation) {
-                    sheet.put(descriptor, &label, *value);
+                    builder.put(descriptor, &label, *value);
                 }
             }
             let (major, minor) = io.device.split_once(':').unwrap_or_default();
             for (operation, bytes) in &io.bytes {
-                sheet.put(&names::BLKIO_USAGE, &[&device, major, minor, operation], *bytes);
+                builder.put(&names::BLKIO_USAGE, &[&device, major, minor, operation], *bytes);
             }
         }
     }

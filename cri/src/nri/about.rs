@@ -14,7 +14,7 @@ use crate::records::{ContainerPhase, ContainerRecord, SandboxRecord};
 use crate::sandbox::{LiveShim, Sandbox, namespaces};
 
 /// A pod in the table.
-pub(crate) fn pod_now(sandbox: &Sandbox) -> PodSandbox {
+pub(crate) fn current_pod(sandbox: &Sandbox) -> PodSandbox {
     pod(&sandbox.record_now(), sandbox.live().as_ref())
 }
 

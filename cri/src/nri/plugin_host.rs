@@ -27,7 +27,7 @@ impl Host for PluginHost {
         let sandboxes = self.tables.sandboxes.all();
         let pods = sandboxes.iter().map(|sandbox| {
             let runs = if sandbox.live().is_some() { PodState::Running } else { PodState::Stopped };
-            (about::pod_now(sandbox), runs)
+            (about::current_pod(sandbox), runs)
         });
         let containers = self.tables.containers.all();
         let containers = containers.iter().filter(|container| container.visible()).map(|container| {

@@ -25,7 +25,7 @@ fn path_of(name: &str) -> PathBuf {
 }
 
 /// Reads a recording, and compares it with today's writing, which may have more fields.
-fn is_as_recorded<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, expected: &T) {
+fn assert_recorded<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, expected: &T) {
     let path = path_of(name);
     let today = serde_json::to_value(expected).unwrap();
     if !path.exists() && std::env::var_os("RECORD").is_some() {
@@ -121,9 +121,9 @@ fn container(phase: ContainerPhase) -> ContainerRecord {
 
 #[test]
 fn sandboxes_of_earlier_versions_are_read() {
-    is_as_recorded("sandbox-creating.json", &sandbox(SandboxPhase::Creating));
-    is_as_recorded("sandbox-ready.json", &sandbox(SandboxPhase::Ready));
-    is_as_recorded("sandbox-not-ready.json", &sandbox(SandboxPhase::NotReady));
+    assert_recorded("sandbox-creating.json", &sandbox(SandboxPhase::Creating));
+    assert_recorded("sandbox-ready.json", &sandbox(SandboxPhase::Ready));
+    assert_recorded("sandbox-not-ready.json", &sandbox(SandboxPhase::NotReady));
 }
 
 #[test]
@@ -135,11 +135,11 @@ fn containers_of_earlier_versions_are_read() {
         reason: "OOMKilled".into(),
         message: "what there is to say".into(),
     };
-    is_as_recorded("container-creating.json", &container(ContainerPhase::Creating));
-    is_as_recorded("container-created.json", &container(ContainerPhase::Created));
+    assert_recorded("container-creating.json", &container(ContainerPhase::Creating));
+    assert_recorded("container-created.json", &container(ContainerPhase::Created));
     let running = ContainerPhase::Running { started_at: 1_700_000_000_000_000_003 };
-    is_as_recorded("container-running.json", &container(running));
-    is_as_recorded("container-exited.json", &container(ContainerPhase::Exited(exit)));
+    assert_recorded("container-running.json", &container(running));
+    assert_recorded("container-exited.json", &container(ContainerPhase::Exited(exit)));
 }
 
 /// The first version's records: every later field has a default.

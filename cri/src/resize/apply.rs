@@ -59,8 +59,8 @@ impl Resize<'_> {
         CurrentLimits {
             unified: cgroups.unified(),
             hugetlb: cgroups.has("hugetlb"),
-            swap: exists(cgroups.either("memory.memsw.limit_in_bytes", "memory.swap.max")),
-            memory: limit(cgroups.either("memory.limit_in_bytes", "memory.max")),
+            swap: exists(cgroups.select("memory.memsw.limit_in_bytes", "memory.swap.max")),
+            memory: limit(cgroups.select("memory.limit_in_bytes", "memory.max")),
             memory_and_swap: limit("memory.memsw.limit_in_bytes"),
             anonymous: field(&stat, "anon").unwrap_or(0),
             quota: quota.split_whitespace().next().unwrap_or("max").to_owned(),

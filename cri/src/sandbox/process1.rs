@@ -32,13 +32,13 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
         if timeout(EXIT_GRACE, shim.ended()).await.is_ok() {
             return;
         }
-        if let Err(error) = shim.kill_itself().await {
+        if let Err(error) = shim.kill_shim().await {
             warn!(sandbox = id, %error, "cannot end the shim of a pod without process 1");
         }
     });
 }
 
-/// Returns when process 1 has ended. If it cannot be watched, it counts as alive: the shim watches it, too.
+/// Returns when process 1 has ended. If it cannot be watched, it counts as alive. The shim watches it as well.
 async fn ended(pid: i32, shim: &Shim) {
     let waited = match process(pid, shim) {
         Ok(process) => process.ended().await,

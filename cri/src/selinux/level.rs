@@ -50,9 +50,9 @@ fn free(start: u32, taken: impl Fn(&str) -> bool) -> Option<String> {
 pub(super) fn check(level: &str) -> Result<(), String> {
     let (range, categories) =
         level.split_once(':').map_or((level, None), |(range, rest)| (range, Some(rest)));
-    let is_range = up_to_two(range, '-', |part| number(part, 's', 1));
+    let is_range = is_one_or_range(range, '-', |part| number(part, 's', 1));
     let are_categories = categories
-        .is_none_or(|list| list.split(',').all(|part| up_to_two(part, '.', |one| number(one, 'c', 4))));
+        .is_none_or(|list| list.split(',').all(|part| is_one_or_range(part, '.', |one| number(one, 'c', 4))));
     if is_range && are_categories {
         Ok(())
     } else {
@@ -60,7 +60,7 @@ pub(super) fn check(level: &str) -> Result<(), String> {
     }
 }
 
-fn up_to_two(text: &str, between: char, is_one: impl Fn(&str) -> bool) -> bool {
+fn is_one_or_range(text: &str, between: char, is_one: impl Fn(&str) -> bool) -> bool {
     match text.split_once(between) {
         Some((one, other)) => is_one(one) && is_one(other),
         None => is_one(text),

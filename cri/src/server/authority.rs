@@ -89,7 +89,7 @@ impl AsyncRead for Stream {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.inner).poll_read(context, buffer))?;
         if let Some(new) = buffer.filled_mut().get_mut(before..) {
-            this.frames.pass(new);
+            this.frames.process(new);
         }
         Poll::Ready(Ok(()))
     }
@@ -129,15 +129,15 @@ impl Frames {
     }
 
     /// Processes the next bytes of the client. They may be divided at any position.
-    fn pass(&mut self, mut bytes: &mut [u8]) {
+    fn process(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
-            let taken = self.pass_part(bytes);
+            let taken = self.process_part(bytes);
             bytes = bytes.get_mut(taken..).unwrap_or_default();
         }
     }
 
     /// Processes one part. Returns the number of processed bytes, at least one.
-    fn pass_part(&mut self, bytes: &mut [u8]) -> usize {
+    fn process_part(&mut self, bytes: &mut [u8]) -> usize {
         if self.skip > 0 {
             let skipped = self.skip.min(bytes.len());
             self.skip -= skipped;
@@ -161,7 +161,7 @@ impl Frames {
             }
             Part::Fragment { left, padding } => {
                 let taken = left.min(bytes.len());
-                self.block.pass(&mut bytes[..taken]);
+                self.block.process(&mut bytes[..taken]);
                 self.set_fragment(left - taken, padding);
                 taken
             }

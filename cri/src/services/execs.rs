@@ -76,7 +76,7 @@ impl ExecService {
                 return Ok(Exec { id, started, exit });
             }
             Ok(StartResult::PendingStart(late)) => {
-                self.kill_late_answer(&container.id, id.clone(), late);
+                self.kill_late_exec(&container.id, id.clone(), late);
                 shim_client::Error::silent()
             }
             Err(source) => source,
@@ -107,7 +107,7 @@ impl ExecService {
     }
 
     /// Kills an exec whose shim answers after the timeout: its caller already got an error.
-    fn kill_late_answer(&self, container_id: &str, exec_id: String, late: shim_client::PendingStart) {
+    fn kill_late_exec(&self, container_id: &str, exec_id: String, late: shim_client::PendingStart) {
         let Some(container) = self.tables.containers.get(container_id) else { return };
         let service = self.clone();
         tokio::spawn(async move {
@@ -117,7 +117,8 @@ impl ExecService {
         });
     }
 
-    /// Kills execs of an earlier runtime whose callers waited for the end: no caller is left to get the result.
+    /// Kills execs of an earlier runtime whose callers waited for the end. Their callers can no longer get
+    /// the result.
     pub(crate) fn kill_orphaned(&self, execs: Vec<shim::ExecState>) {
         for shim::ExecState { container_id, exec_id, pid } in execs {
             let Some(container) = self.tables.containers.get(&container_id) else { continue };

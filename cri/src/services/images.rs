@@ -27,8 +27,8 @@ pub(crate) struct ImageService {
 // === impl ImageService ===
 
 impl ImageService {
-    /// Pulls an image and returns its id. Image annotations are ignored: images are for this machine's platform. Of the pod's
-    /// configuration only the namespace is used: the pulls of one namespace do not get all slots.
+    /// Pulls an image and returns its id. Image annotations are ignored: images are for this machine's platform. Only
+    /// the namespace of the pod's configuration is used: it limits the slots that the pulls of one namespace get.
     pub(crate) async fn image_pull(
         &self,
         request: cri::PullImageRequest,

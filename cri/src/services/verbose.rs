@@ -10,18 +10,18 @@ const MAPS: [&str; 4] = ["annotations", "labels", "sysctls", "unified"];
 /// A message in the JSON of the CRI's Go types: names of the .proto files, without empty fields.
 pub(super) fn message(message: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(message).unwrap_or_default();
-    leave_out_empty(&mut value);
+    remove_empty(&mut value);
     value
 }
 
-fn leave_out_empty(value: &mut Value) {
+fn remove_empty(value: &mut Value) {
     match value {
         Value::Object(members) => {
             members.retain(|_, member| !is_empty(member));
             let members = members.iter_mut().filter(|(name, _)| !MAPS.contains(&name.as_str()));
-            members.for_each(|(_, member)| leave_out_empty(member));
+            members.for_each(|(_, member)| remove_empty(member));
         }
-        Value::Array(elements) => elements.iter_mut().for_each(leave_out_empty),
+        Value::Array(elements) => elements.iter_mut().for_each(remove_empty),
         _ => {}
     }
 }

@@ -135,7 +135,7 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
             }
             // The receiver may have been dropped.
             Some(packet::Body::Event(event)) => drop(events.unbounded_send(event)),
-            // Of a later version: not a reply to any call of ours.
+            // The packet is of a later version. It is not a reply to a call of this client.
             _ => {}
         }
     }

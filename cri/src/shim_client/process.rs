@@ -133,7 +133,7 @@ pub(super) async fn spawn(
     {
         let _asleep = timeout(times.death, process?.kill_and_reap()).await;
     }
-    end_stray(dir, times).await;
+    kill_unreachable(dir, times).await;
     // The shim may have become ready at the last moment.
     if let Ok(Ok(Ok(pid))) = timeout(times.death, starting).await
         && let Ok(process) = Process::open(pid)
@@ -143,8 +143,8 @@ pub(super) async fn spawn(
     Err(Error::new(ErrorKind::Spawn, format!("start the shim: not ready within {:?}", times.work)))
 }
 
-/// Ends the shim of a directory to which no client can connect, see [`super::Shim::end_stray`].
-pub(super) async fn end_stray(dir: &Path, times: Times) {
+/// Ends the shim of a directory to which no client can connect, see [`super::Shim::kill_unreachable`].
+pub(super) async fn kill_unreachable(dir: &Path, times: Times) {
     let wanted = dir.to_owned();
     let strays = tokio::task::spawn_blocking(move || of_directory(&wanted)).await;
     for pid in strays.unwrap_or_default() {
@@ -253,7 +253,7 @@ fn is_shim_of(line: &[u8], dir: &Path) -> bool {
 mod tests {
     /// A shim can end between the connection and this call. This must not count as a shim that cannot be reached.
     #[test]
-    fn an_ended_process_is_gone() {
+    fn a_missing_process_is_reported_as_gone() {
         assert_eq!(super::Process::open(i32::MAX).unwrap_err().kind, super::ErrorKind::Gone);
     }
 

@@ -17,10 +17,13 @@ pub(crate) struct MissedTransition {
 }
 
 /// Transitions from the recorded phase of a container to its current phase.
-pub(crate) fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec<MissedTransition> {
-    let missed = |at, what| MissedTransition { at, container: Arc::clone(container), what };
-    let started = || missed(container.started_at(), ContainerStartedEvent);
-    let stopped = |exit: &ExitRecord| missed(exit.finished_at, ContainerStoppedEvent);
+pub(crate) fn missed_transitions(
+    before: &ContainerPhase,
+    container: &Arc<Container>,
+) -> Vec<MissedTransition> {
+    let transition = |at, what| MissedTransition { at, container: Arc::clone(container), what };
+    let started = || transition(container.started_at(), ContainerStartedEvent);
+    let stopped = |exit: &ExitRecord| transition(exit.finished_at, ContainerStoppedEvent);
     match (before, container.phase()) {
         (ContainerPhase::Created, ContainerPhase::Running { .. }) => vec![started()],
         // A container that ended without being started.
@@ -34,7 +37,7 @@ pub(crate) fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec
 }
 
 /// Current phase of a container according to its shim. The caller records an exit.
-pub(crate) fn phase_now(before: &ContainerPhase, found: &ContainerState) -> ContainerPhase {
+pub(crate) fn current_phase(before: &ContainerPhase, found: &ContainerState) -> ContainerPhase {
     match (before, known_phase(found)) {
         (ContainerPhase::Exited(_), _) => before.clone(),
         (_, Phase::Created) => ContainerPhase::Created,
@@ -60,8 +63,8 @@ mod tests {
     fn an_unknown_phase_is_derived_from_the_other_fields() {
         let running = ContainerPhase::Running { started_at: 7 };
         let found = |phase, started_at| ContainerState { phase, started_at, ..ContainerState::default() };
-        assert_eq!(phase_now(&running, &found(9, 7)), running);
-        assert_eq!(phase_now(&ContainerPhase::Created, &found(9, 7)), running);
-        assert_eq!(phase_now(&ContainerPhase::Created, &found(9, 0)), ContainerPhase::Created);
+        assert_eq!(current_phase(&running, &found(9, 7)), running);
+        assert_eq!(current_phase(&ContainerPhase::Created, &found(9, 7)), running);
+        assert_eq!(current_phase(&ContainerPhase::Created, &found(9, 0)), ContainerPhase::Created);
     }
 }

@@ -52,7 +52,7 @@ impl Backoff {
     }
 }
 
-/// Connects again to a live shim. None if the pod, the runtime (`is_ending`) or the shim is ending.
+/// Connects again to a live shim. `None` if the pod, the runtime (`is_ending`) or the shim is ending.
 pub(super) async fn reconnect(
     shim: &Shim,
     sandbox: &Sandbox,
@@ -85,7 +85,7 @@ pub(super) async fn reconnect(
 
 /// Waits for the answer of a silent shim as long as the shim lives.
 async fn connect(shim: &Shim) -> Result<(Shim, State), shim_client::Error> {
-    match shim.reach_again().await? {
+    match shim.reconnect().await? {
         ConnectResult::Answers(shim, state) => Ok((shim, state)),
         ConnectResult::Silent(shim) => {
             let state = shim.hello().await?;

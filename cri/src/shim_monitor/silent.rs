@@ -10,7 +10,7 @@ use coracle_proto::shim::{ContainerState, State};
 use tracing::{info, warn};
 
 use super::ShimMonitor;
-use super::phase::phase_now;
+use super::phase::current_phase;
 use crate::clock::now;
 use crate::container::Container;
 use crate::error::Error;
@@ -38,7 +38,7 @@ impl ShimMonitor {
         });
     }
 
-    /// Applies the state of a shim after a reconnect. False if its sandbox is over.
+    /// Applies the state of a shim after a reconnect. Returns false if its sandbox has ended.
     pub(super) async fn shim_linked(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) -> bool {
         if sandbox.is_silent() {
             self.shim_woke(sandbox, shim, state).await;
@@ -61,7 +61,7 @@ impl ShimMonitor {
         pending.send_for_sandbox(sandbox);
     }
 
-    /// Applies the state of a shim that was not connected for a while. False if its sandbox is over.
+    /// Applies the state of a shim that was not connected for a while. Returns false if its sandbox has ended.
     async fn apply_state(&self, sandbox: &Arc<Sandbox>, shim: &Shim, mut state: State) -> bool {
         let this = &self.state;
         // Read before the sandbox is ready: a container created later is not in the shim's answer.
@@ -111,7 +111,7 @@ impl ShimMonitor {
         let exits = &self.state.exits;
         let before = container.phase();
         if let (ContainerPhase::Created, ContainerPhase::Running { started_at }) =
-            (&before, phase_now(&before, found))
+            (&before, current_phase(&before, found))
         {
             container.started(started_at);
             exits.outbox.record_running(container).send_for_container(container);

@@ -18,10 +18,10 @@ impl Cgroups {
     /// Memory usage; none if the group is gone.
     pub(super) fn memory(&self, group: &str, timestamp: i64) -> Option<cri::MemoryUsage> {
         let stat = self.text("memory", group, "memory.stat")?;
-        let used = self.number("memory", group, self.either("memory.usage_in_bytes", "memory.current"))?;
-        let of = |v1, v2| field(&stat, self.either(v1, v2));
+        let used = self.number("memory", group, self.select("memory.usage_in_bytes", "memory.current"))?;
+        let of = |v1, v2| field(&stat, self.select(v1, v2));
         let working = used.saturating_sub(of("total_inactive_file", "inactive_file").unwrap_or(0));
-        let limit = self.limit("memory", group, self.either("memory.limit_in_bytes", "memory.max"));
+        let limit = self.limit("memory", group, self.select("memory.limit_in_bytes", "memory.max"));
         Some(cri::MemoryUsage {
             timestamp,
             working_set_bytes: value(working),

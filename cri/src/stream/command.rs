@@ -31,7 +31,7 @@ struct StartedCommand {
     early: Vec<Input>,
 }
 
-/// A pipe. Both ends are none if the client did not request the stream.
+/// A pipe. Both ends are `None` if the client did not request the stream.
 #[derive(Default)]
 struct Pipe {
     read: Option<OwnedFd>,
@@ -72,7 +72,7 @@ async fn exec_until_end(
         }
         Err(error) => return Err(error),
     };
-    let (terminal, streams) = match our_ends(exec.started.terminal.as_ref(), ours) {
+    let (terminal, streams) = match host_ends(exec.started.terminal.as_ref(), ours) {
         Ok(ends) => ends,
         Err(error) => {
             execs.kill(&container, &exec).await;
@@ -167,7 +167,7 @@ fn pipe(requested: bool) -> Result<Pipe, Error> {
 }
 
 /// Our ends of a command's streams. With a terminal also a second descriptor of its master, to resize it.
-fn our_ends(terminal: Option<&OwnedFd>, pipes: Pipes) -> Result<(Option<OwnedFd>, Streams), Error> {
+fn host_ends(terminal: Option<&OwnedFd>, pipes: Pipes) -> Result<(Option<OwnedFd>, Streams), Error> {
     let Some(terminal) = terminal else { return Ok((None, Streams::of_pipes(pipes)?)) };
     let copy = || {
         let copied = terminal.try_clone();

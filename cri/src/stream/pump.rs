@@ -74,8 +74,8 @@ pub(super) enum End {
 // === impl Session ===
 
 impl Session<'_> {
-    /// Copies in both directions until the command has ended and its output is delivered, or the client has disconnected.
-    /// If the outputs end before the command, `is_too_slow` says whether the shim dropped the client.
+    /// Copies in both directions until the command has ended and its output is delivered, or the client has
+    /// disconnected. If the outputs end before the command, `is_too_slow` tells whether the shim dropped the client.
     pub(super) async fn pump(
         self,
         exit: impl Future<Output = Option<i32>>,
@@ -177,8 +177,8 @@ impl Target<'_> {
     }
 }
 
-/// Copies an output to the client until its end. After `drained`, only the bytes that its pipe can have contained at that
-/// time are delivered, and no further bytes are waited for.
+/// Copies an output to the client until its end. After `drained`, only the bytes that its pipe can have contained at
+/// that time are delivered, and the copy does not wait for further bytes.
 async fn copy(
     from: Option<Reader>,
     to: &mpsc::Sender<Output>,
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_open_output_is_not_waited_for_after_the_end() {
+    async fn an_open_output_without_data_is_not_awaited_after_the_end() {
         let (ours, _open) = tokio::io::duplex(8);
         let (sender, _receiver) = mpsc::channel(1);
         let drained = CancellationToken::new();

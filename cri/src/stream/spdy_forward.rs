@@ -70,7 +70,7 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequ
         }
     };
     tokio::select! {
-        // If the client is gone, remaining answers are dropped. They do not end earlier.
+        // If the client is gone, its remaining data is dropped. The connections to the pod do not end earlier.
         () = serving => {}
         () = answering => {}
     }

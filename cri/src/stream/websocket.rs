@@ -125,7 +125,7 @@ fn decode(codec: Codec, message: &Bytes) -> Option<Input> {
     }
 }
 
-/// The message of an output. None for the status of success before version 4.
+/// The message of an output. `None` for a status of success in versions before 4, which do not send it.
 fn encode(codec: Codec, output: &Output) -> Option<Message> {
     let text;
     let (channel, bytes): (u8, &[u8]) = match output {
@@ -218,14 +218,14 @@ pub(super) fn tunnel(socket: Socket) -> DuplexStream {
         let (from, to) = tokio::io::split(theirs);
         tokio::select! {
             // Both arms may be dropped: the connection is over.
-            _ = inward(source, to) => {}
-            _ = outward(from, sink) => {}
+            _ = receive_input(source, to) => {}
+            _ = send_output(from, sink) => {}
         }
     });
     ours
 }
 
-async fn inward(mut source: Receiver, mut to: impl tokio::io::AsyncWrite + Unpin) -> io::Result<()> {
+async fn receive_input(mut source: Receiver, mut to: impl tokio::io::AsyncWrite + Unpin) -> io::Result<()> {
     while let Some(Ok(message)) = source.next().await {
         match message {
             Message::Binary(bytes) => to.write_all(&bytes).await?,
@@ -236,7 +236,7 @@ async fn inward(mut source: Receiver, mut to: impl tokio::io::AsyncWrite + Unpin
     to.shutdown().await
 }
 
-async fn outward(mut from: impl tokio::io::AsyncRead + Unpin, mut sink: Sender) -> io::Result<()> {
+async fn send_output(mut from: impl tokio::io::AsyncRead + Unpin, mut sink: Sender) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(BUFFER);
@@ -249,7 +249,7 @@ async fn outward(mut from: impl tokio::io::AsyncRead + Unpin, mut sink: Sender) 
     }
 }
 
-/// A client's frames after its upgrade. The first byte says how messages are written.
+/// A client's frames after its upgrade. The first byte determines the encoding of the messages.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     use tokio_tungstenite::tungstenite::WebSocket;

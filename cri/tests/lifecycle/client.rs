@@ -45,7 +45,7 @@ impl Drop for Streams {
 }
 
 /// Sends messages, then collects the output of each channel until the server closes. One character per byte.
-pub(crate) async fn talk(mut socket: WebSocketStream<TcpStream>, say: &[&[u8]]) -> [String; 5] {
+pub(crate) async fn exchange(mut socket: WebSocketStream<TcpStream>, say: &[&[u8]]) -> [String; 5] {
     for message in say {
         socket.send(Message::Binary(Bytes::copy_from_slice(message))).await.expect("send");
     }

@@ -14,7 +14,7 @@ use coracle_proto::nri::{
 use prost::Message;
 
 use crate::fixture::Machine;
-use crate::plugin::{Heard, Plugin, Say};
+use crate::plugin::{Plugin, PluginReply, ReceivedCall};
 
 async fn sh(machine: &Machine, id: &str, script: &str) -> String {
     let answer = machine.exec(id, &["sh", "-c", script], 0).await.expect("exec");
@@ -26,10 +26,10 @@ fn variable(key: &str, value: &str) -> KeyValue {
 }
 
 /// Answers CreateContainer with an adjustment, and all other calls with an empty response.
-fn creation(adjust: ContainerAdjustment) -> impl Fn(&Heard) -> Say + Send + Sync + 'static {
+fn creation(adjust: ContainerAdjustment) -> impl Fn(&ReceivedCall) -> PluginReply + Send + Sync + 'static {
     move |heard| match heard.method.as_str() {
-        "CreateContainer" => Say::adjust(adjust.clone()),
-        _ => Say::Yes,
+        "CreateContainer" => PluginReply::adjust(adjust.clone()),
+        _ => PluginReply::Yes,
     }
 }
 
@@ -253,7 +253,7 @@ pub(crate) async fn a_validating_plugin_can_refuse_the_adjustments(machine: &mut
     let validate = 1 << (Event::ValidateContainerAdjustment as i32 - 1);
     let validator = Plugin::join_for(&socket, "90", validate, |_| {
         let answer = ValidateContainerAdjustmentResponse { reject: true, reason: "against the rules".into() };
-        Say::Answer(answer.encode_to_vec())
+        PluginReply::Answer(answer.encode_to_vec())
     })
     .await;
     let pod = machine.pod("validated").await;
@@ -277,8 +277,8 @@ pub(crate) async fn a_container_can_be_evicted(machine: &mut Machine) {
     let evict = ContainerEviction { container_id: first.clone(), reason: "room is needed".into() };
     let answer = CreateContainerResponse { evict: vec![evict], ..Default::default() }.encode_to_vec();
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", move |heard| match heard.method.as_str() {
-        "CreateContainer" => Say::Answer(answer.clone()),
-        _ => Say::Yes,
+        "CreateContainer" => PluginReply::Answer(answer.clone()),
+        _ => PluginReply::Yes,
     })
     .await;
     machine.create(&pod, "third", &["true"], |_| {}).await.expect("create");
@@ -325,14 +325,14 @@ pub(crate) async fn limits_of_existing_containers_change(machine: &mut Machine) 
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", move |heard| match heard.method.as_str() {
         "CreateContainer" => {
             let update = vec![update(&of_first, 32 << 20)];
-            Say::Answer(CreateContainerResponse { update, ..Default::default() }.encode_to_vec())
+            PluginReply::Answer(CreateContainerResponse { update, ..Default::default() }.encode_to_vec())
         }
         // The plugin changes the updated container and another one.
         "UpdateContainer" => {
             let update = vec![update(&of_first, 48 << 20), update(&of_second, 24 << 20)];
-            Say::Answer(UpdateContainerResponse { update, evict: Vec::new() }.encode_to_vec())
+            PluginReply::Answer(UpdateContainerResponse { update, evict: Vec::new() }.encode_to_vec())
         }
-        _ => Say::Yes,
+        _ => PluginReply::Yes,
     })
     .await;
     machine.create(&pod, "third", &["true"], |_| {}).await.expect("create");

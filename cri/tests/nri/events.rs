@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use coracle_proto::nri::{ContainerState, Event};
 
 use crate::fixture::Machine;
-use crate::plugin::{Plugin, Say};
+use crate::plugin::{Plugin, PluginReply};
 
-pub(crate) async fn every_event_comes_once_in_order_and_with_names(machine: &mut Machine) {
-    let plugin = Plugin::join(&machine.path("nri.sock"), "10", |_| Say::Yes).await;
+pub(crate) async fn every_event_is_delivered_once_in_order_and_with_names(machine: &mut Machine) {
+    let plugin = Plugin::join(&machine.path("nri.sock"), "10", |_| PluginReply::Yes).await;
     assert_eq!(plugin.configured().runtime_name, "coracle");
     assert_eq!(plugin.configured().request_timeout, 30_000);
     let pod = machine.pod("told").await;
@@ -47,12 +47,12 @@ pub(crate) async fn every_event_comes_once_in_order_and_with_names(machine: &mut
 }
 
 pub(crate) async fn an_older_plugin_gets_state_changes(machine: &mut Machine) {
-    let old = |heard: &crate::plugin::Heard| {
+    let old = |heard: &crate::plugin::ReceivedCall| {
         let known = ["CreateContainer", "StopContainer", "UpdateContainer"];
         if heard.method.starts_with("StateChange") || known.contains(&heard.method.as_str()) {
-            Say::Yes
+            PluginReply::Yes
         } else {
-            Say::Unknown
+            PluginReply::Unknown
         }
     };
     let events = (1 << (Event::RunPodSandbox as i32 - 1)) | (1 << (Event::RemoveContainer as i32 - 1));
@@ -66,16 +66,16 @@ pub(crate) async fn an_older_plugin_gets_state_changes(machine: &mut Machine) {
 }
 
 pub(crate) async fn a_refusal_by_a_plugin_leaves_nothing(machine: &mut Machine) {
-    let refuse = |heard: &crate::plugin::Heard| {
+    let refuse = |heard: &crate::plugin::ReceivedCall| {
         let name = heard.about.container.as_ref().map(|container| container.name.clone());
         let pod = heard.about.pod.clone().unwrap_or_default().name;
         match (heard.method.as_str(), name.as_deref()) {
-            ("RunPodSandbox", _) if pod == "unwanted" => Say::No("no room for it"),
-            ("CreateContainer", Some("unmade")) => Say::No("not that one"),
-            ("StartContainer", Some("unstarted")) => Say::No("not now"),
+            ("RunPodSandbox", _) if pod == "unwanted" => PluginReply::No("no room for it"),
+            ("CreateContainer", Some("unmade")) => PluginReply::No("not that one"),
+            ("StartContainer", Some("unstarted")) => PluginReply::No("not now"),
             // Events of past operations cannot be refused.
-            ("PostStartContainer" | "StopContainer" | "RemovePodSandbox", _) => Say::No("too late"),
-            _ => Say::Yes,
+            ("PostStartContainer" | "StopContainer" | "RemovePodSandbox", _) => PluginReply::No("too late"),
+            _ => PluginReply::Yes,
         }
     };
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", refuse).await;
@@ -107,8 +107,8 @@ pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machi
     const SHORT: Duration = Duration::from_secs(3);
     machine.close_runtime().await;
     machine.open_runtime_with(|config| config.nri.request_time = SHORT).await;
-    let silent = Plugin::join(&machine.path("nri.sock"), "10", |_| Say::Silence).await;
-    let well = Plugin::join(&machine.path("nri.sock"), "20", |_| Say::Yes).await;
+    let silent = Plugin::join(&machine.path("nri.sock"), "10", |_| PluginReply::Silence).await;
+    let well = Plugin::join(&machine.path("nri.sock"), "20", |_| PluginReply::Yes).await;
     let before = Instant::now();
     let pod = machine.pod("slow").await;
     let took = before.elapsed();
@@ -117,11 +117,11 @@ pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machi
     assert_eq!(well.methods_of(&pod), ["RunPodSandbox"]);
     well.leave().await;
     machine.restart(Duration::ZERO).await;
-    let well = Plugin::join(&machine.path("nri.sock"), "20", |_| Say::Yes).await;
+    let well = Plugin::join(&machine.path("nri.sock"), "20", |_| PluginReply::Yes).await;
     // A plugin that dies during a call does not fail the operation.
     let dying =
         Plugin::join_for(&machine.path("nri.sock"), "05", 1 << (Event::CreateContainer as i32 - 1), |_| {
-            Say::Silence
+            PluginReply::Silence
         })
         .await;
     let connection = std::sync::Arc::clone(&dying.connection);

@@ -9,7 +9,7 @@ use coracle_proto::nri::{ContainerAdjustment, KeyValue};
 use tokio::net::UnixStream;
 
 use crate::fixture::Machine;
-use crate::plugin::{Plugin, Say};
+use crate::plugin::{Plugin, PluginReply};
 
 pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
     let pod = machine.pod("known").await;
@@ -20,7 +20,7 @@ pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
         if restarted {
             machine.restart(Duration::from_millis(10)).await;
         }
-        let plugin = Plugin::join(&machine.path("nri.sock"), "10", |_| Say::Yes).await;
+        let plugin = Plugin::join(&machine.path("nri.sock"), "10", |_| PluginReply::Yes).await;
         let known = plugin.known();
         assert_eq!(known.pods.iter().map(|pod| &pod.id).collect::<Vec<_>>(), [&pod]);
         assert_eq!(known.containers.iter().map(|container| &container.id).collect::<Vec<_>>(), [&runs]);
@@ -38,7 +38,7 @@ pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
 
 pub(crate) async fn a_plugin_with_an_invalid_name_is_refused(machine: &mut Machine) {
     let stream = UnixStream::connect(machine.path("nri.sock")).await.expect("connect");
-    let plugin = Plugin::speak(stream, 0, |_| Say::Yes);
+    let plugin = Plugin::speak(stream, 0, |_| PluginReply::Yes);
     // The runtime may or may not answer, but it closes the connection at once.
     let _heard = plugin.register("1", "test").await;
     tokio::time::timeout(Duration::from_secs(60), plugin.connection.closed()).await.expect("disconnected");
@@ -77,10 +77,10 @@ pub(crate) fn preinstalled() -> ExitCode {
         let full = format!("{index}-{name}");
         let plugin = Plugin::speak(UnixStream::from_std(stream).expect("socket"), 0, move |heard| {
             if heard.method != "CreateContainer" {
-                return Say::Yes;
+                return PluginReply::Yes;
             }
             let variable = KeyValue { key: "OWN".into(), value: format!("{full} {}", heard.config) };
-            Say::adjust(ContainerAdjustment { env: vec![variable], ..Default::default() })
+            PluginReply::adjust(ContainerAdjustment { env: vec![variable], ..Default::default() })
         });
         plugin.register(&index, &name).await.expect("register");
         plugin.synchronized().await;

@@ -22,7 +22,7 @@ const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
 const LONG: Duration = Duration::from_secs(60);
 
 /// The plugin's answer to a call.
-pub(crate) enum Say {
+pub(crate) enum PluginReply {
     /// An empty response.
     Yes,
     /// A response.
@@ -37,18 +37,18 @@ pub(crate) enum Say {
 
 /// One received call. Pod and container have the same field numbers in every request.
 #[derive(Debug, Clone)]
-pub(crate) struct Heard {
+pub(crate) struct ReceivedCall {
     pub(crate) method: String,
     pub(crate) about: StartContainerRequest,
     /// The configuration that the plugin had got before.
     pub(crate) config: String,
 }
 
-type Answer = dyn Fn(&Heard) -> Say + Send + Sync;
+type Answer = dyn Fn(&ReceivedCall) -> PluginReply + Send + Sync;
 
 struct TestService {
     events: i32,
-    heard: Mutex<Vec<Heard>>,
+    heard: Mutex<Vec<ReceivedCall>>,
     configured: Mutex<ConfigureRequest>,
     known: Mutex<SynchronizeRequest>,
     synchronized: tokio::sync::watch::Sender<bool>,
@@ -60,9 +60,9 @@ pub(crate) struct Plugin {
     service: Arc<TestService>,
 }
 
-// === impl Say ===
+// === impl PluginReply ===
 
-impl Say {
+impl PluginReply {
     /// An adjustment of the container that is being created.
     pub(crate) fn adjust(adjust: ContainerAdjustment) -> Self {
         let answer = CreateContainerResponse { adjust: Some(adjust), ..Default::default() };
@@ -94,32 +94,34 @@ impl Service for TestService {
             }
             let heard = heard(&request, self.configured.lock().unwrap().config.clone());
             let said = (self.answer)(&heard);
-            if !matches!(said, Say::Unknown) {
+            if !matches!(said, PluginReply::Unknown) {
                 self.heard.lock().unwrap().push(heard);
             }
             match said {
-                Say::Yes => Ok(Vec::new()),
-                Say::Answer(bytes) => Ok(bytes),
-                Say::No(why) => Err(Status { code: code::UNKNOWN, message: why.into() }),
-                Say::Unknown => Err(Status { code: code::UNIMPLEMENTED, message: "unimplemented".into() }),
-                Say::Silence => std::future::pending().await,
+                PluginReply::Yes => Ok(Vec::new()),
+                PluginReply::Answer(bytes) => Ok(bytes),
+                PluginReply::No(why) => Err(Status { code: code::UNKNOWN, message: why.into() }),
+                PluginReply::Unknown => {
+                    Err(Status { code: code::UNIMPLEMENTED, message: "unimplemented".into() })
+                }
+                PluginReply::Silence => std::future::pending().await,
             }
         })
     }
 }
 
-fn heard(request: &Request, config: String) -> Heard {
+fn heard(request: &Request, config: String) -> ReceivedCall {
     let payload = request.payload.as_slice();
     if request.method == "StateChange" {
         let StateChangeEvent { event, pod, container } = StateChangeEvent::decode(payload).unwrap();
-        return Heard {
+        return ReceivedCall {
             method: format!("StateChange {event}"),
             about: StartContainerRequest { pod, container },
             config,
         };
     }
     let about = StartContainerRequest::decode(payload).unwrap_or_default();
-    Heard { method: request.method.clone(), about, config }
+    ReceivedCall { method: request.method.clone(), about, config }
 }
 
 // === impl Plugin ===
@@ -129,7 +131,7 @@ impl Plugin {
     pub(crate) async fn join(
         socket: &Path,
         index: &str,
-        answer: impl Fn(&Heard) -> Say + Send + Sync + 'static,
+        answer: impl Fn(&ReceivedCall) -> PluginReply + Send + Sync + 'static,
     ) -> Self {
         Self::join_for(socket, index, 0, answer).await
     }
@@ -139,7 +141,7 @@ impl Plugin {
         socket: &Path,
         index: &str,
         events: i32,
-        answer: impl Fn(&Heard) -> Say + Send + Sync + 'static,
+        answer: impl Fn(&ReceivedCall) -> PluginReply + Send + Sync + 'static,
     ) -> Self {
         let stream = UnixStream::connect(socket).await.expect("connect");
         let plugin = Self::speak(stream, events, answer);
@@ -152,7 +154,7 @@ impl Plugin {
     pub(crate) fn speak(
         stream: UnixStream,
         events: i32,
-        answer: impl Fn(&Heard) -> Say + Send + Sync + 'static,
+        answer: impl Fn(&ReceivedCall) -> PluginReply + Send + Sync + 'static,
     ) -> Self {
         let service = Arc::new(TestService {
             events,
@@ -196,9 +198,9 @@ impl Plugin {
     }
 
     /// All calls about a pod or container.
-    pub(crate) fn heard_of(&self, id: &str) -> Vec<Heard> {
+    pub(crate) fn heard_of(&self, id: &str) -> Vec<ReceivedCall> {
         let heard = self.service.heard.lock().unwrap();
-        let id_of = |heard: &Heard| match &heard.about.container {
+        let id_of = |heard: &ReceivedCall| match &heard.about.container {
             Some(container) => container.id.clone(),
             None => heard.about.pod.clone().unwrap_or_default().id,
         };
@@ -211,7 +213,7 @@ impl Plugin {
     }
 
     /// All calls of one method.
-    pub(crate) fn all(&self, method: &str) -> Vec<Heard> {
+    pub(crate) fn all(&self, method: &str) -> Vec<ReceivedCall> {
         self.service.heard.lock().unwrap().iter().filter(|heard| heard.method == method).cloned().collect()
     }
 

@@ -183,7 +183,7 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     let end = machine.status(&ids[0]).await;
     machine.remove_pod(&source).await;
     assert_eq!(end.exit_code, 0);
-    refuses_what_differs(machine, &output).await;
+    a_different_pod_is_refused(machine, &output).await;
     ends_if_criu_fails(machine, &output).await;
     continues_from_the_checkpoint(machine, &output, later).await;
     std::fs::remove_dir_all(&output).expect("remove");
@@ -336,7 +336,7 @@ async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
 }
 
 /// Refused with the right code, and nothing is made.
-async fn refuses_what_differs(machine: &mut Machine, output: &Path) {
+async fn a_different_pod_is_refused(machine: &mut Machine, output: &Path) {
     let before = machine.traces().await;
     type Change = fn(&mut cri::RestorePodRequest);
     let changes: [(Change, Code, &str); 8] = [

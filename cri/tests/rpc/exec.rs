@@ -142,13 +142,13 @@ pub(crate) async fn outputs_of_one_pod_take_bounded_memory(machine: &mut Machine
 
 /// Descriptors, threads and kilobytes of a process.
 #[derive(Debug)]
-struct Holdings {
+struct ProcessResources {
     descriptors: usize,
     threads: u64,
     memory: u64,
 }
 
-impl Holdings {
+impl ProcessResources {
     fn of(pid: i32) -> Self {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
         let field = |name: &str| {
@@ -174,9 +174,9 @@ pub(crate) async fn thousands_of_execs_leave_nothing(machine: &mut Machine) {
     let all = std::env::var("EXECS").map_or(2000, |count| count.parse().expect("a number"));
     // The first execs make allocations that are kept.
     many(all / 10).await;
-    let before = [Holdings::of(runtime), Holdings::of(shim)];
+    let before = [ProcessResources::of(runtime), ProcessResources::of(shim)];
     many(all).await;
-    let after = [Holdings::of(runtime), Holdings::of(shim)];
+    let after = [ProcessResources::of(runtime), ProcessResources::of(shim)];
     println!("  {before:?} {after:?}");
     for (before, after, slack) in
         before.iter().zip(&after).zip([8192, 1024]).map(|((before, after), slack)| (before, after, slack))

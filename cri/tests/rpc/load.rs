@@ -14,7 +14,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tonic::Request;
 
-use crate::client::{Streams, talk};
+use crate::client::{Streams, exchange};
 use crate::fixture::Machine;
 use crate::spdy::Spdy;
 
@@ -40,12 +40,12 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 
 /// Descriptors and threads of a process.
 #[derive(Clone, Copy, Debug)]
-struct Holdings {
+struct ProcessResources {
     descriptors: usize,
     threads: usize,
 }
 
-impl Holdings {
+impl ProcessResources {
     fn of(pid: i32) -> Self {
         let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).expect("process").count();
         Self { descriptors: count("fd"), threads: count("task") }
@@ -53,13 +53,13 @@ impl Holdings {
 }
 
 /// Descriptors and threads of an idle process, after all previous connections are closed.
-async fn at_rest(pid: i32) -> Holdings {
-    let (mut last, mut same) = (Holdings::of(pid), 0);
+async fn at_rest(pid: i32) -> ProcessResources {
+    let (mut last, mut same) = (ProcessResources::of(pid), 0);
     let begun = Instant::now();
     while same < 25 {
         assert!(begun.elapsed() < LONG, "descriptors come and go");
         sleep(Duration::from_millis(20)).await;
-        let now = Holdings::of(pid);
+        let now = ProcessResources::of(pid);
         same = if now.descriptors == last.descriptors { same + 1 } else { 0 };
         last = now;
     }
@@ -67,10 +67,11 @@ async fn at_rest(pid: i32) -> Holdings {
 }
 
 /// Waits until the descriptors are as before, and the threads as before except for blocking ones.
-async fn nothing_stays(before: [Holdings; 2], pids: [i32; 2]) {
+async fn nothing_stays(before: [ProcessResources; 2], pids: [i32; 2]) {
     for (before, pid) in before.into_iter().zip(pids) {
-        until("descriptors are closed", async || Holdings::of(pid).descriptors <= before.descriptors).await;
-        assert!(Holdings::of(pid).threads <= before.threads + 20, "{:?}", Holdings::of(pid));
+        until("descriptors are closed", async || ProcessResources::of(pid).descriptors <= before.descriptors)
+            .await;
+        assert!(ProcessResources::of(pid).threads <= before.threads + 20, "{:?}", ProcessResources::of(pid));
     }
 }
 
@@ -110,7 +111,7 @@ pub(crate) async fn a_hundred_concurrent_commands_do_not_mix_their_streams(machi
         assert_eq!(echo.into_data(), b"\x01x".as_slice());
         clients.push((number, client));
     }
-    let [runtime, shim] = pids.map(Holdings::of);
+    let [runtime, shim] = pids.map(ProcessResources::of);
     println!("  {before:?} {runtime:?} {shim:?}");
     // This process has both ends of a client's connection and three descriptors of the command. The shim keeps none.
     assert!(runtime.descriptors <= before[0].descriptors + 6 * clients.len() + 20, "{runtime:?}");
@@ -119,7 +120,7 @@ pub(crate) async fn a_hundred_concurrent_commands_do_not_mix_their_streams(machi
     // All clients send at the same time.
     let heard = join_all(clients.into_iter().map(async |(number, client)| {
         let said = [b"\0", &speech(number)[..]].concat();
-        let heard = timeout(LONG, talk(client, &[&said, b"\xff\0"])).await.expect("it ends");
+        let heard = timeout(LONG, exchange(client, &[&said, b"\xff\0"])).await.expect("it ends");
         assert!(heard[1].as_bytes() == speech(number), "client {number} received {} bytes", heard[1].len());
         assert!(heard[3].contains("Success"), "{}", heard[3]);
     }));
@@ -148,7 +149,7 @@ pub(crate) async fn a_hundred_concurrent_forwards_do_not_mix_their_streams(machi
         assert_eq!(timeout(LONG, client.read(data, 1)).await.expect("in time"), b"x");
         clients.push((number, client, data));
     }
-    let [runtime, shim] = pids.map(Holdings::of);
+    let [runtime, shim] = pids.map(ProcessResources::of);
     println!("  {before:?} {runtime:?} {shim:?}");
     // This process has both ends of a client's connection and one descriptor in the pod.
     assert!(runtime.descriptors <= before[0].descriptors + 3 * clients.len() + 20, "{runtime:?}");
@@ -193,7 +194,7 @@ pub(crate) async fn a_slow_client_gets_the_complete_output(machine: &mut Machine
     let count = machine.exec(&id, &["cat", "/tmp/count"], 0).await.expect("exec").stdout;
     let count: usize = String::from_utf8_lossy(&count).trim().parse().expect("a number");
     sleep(LATE).await;
-    let heard = timeout(LONG, talk(client, &[])).await.expect("it ends");
+    let heard = timeout(LONG, exchange(client, &[])).await.expect("it ends");
     let numbers: Vec<&str> = heard[1].lines().filter_map(|line| line.split(' ').next()).collect();
     // The last line may have been written but not counted.
     assert!((count..=count + 1).contains(&numbers.len()), "{} lines of {count}", numbers.len());
@@ -217,8 +218,10 @@ pub(crate) async fn a_client_that_does_not_read_does_not_block_the_container(mac
     let attach = cri::AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
     let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
     let client = streams.connect(&url, "v5.channel.k8s.io").await;
-    until("the shim has noticed the end", async || Holdings::of(pids[1]).descriptors > before[1].descriptors)
-        .await;
+    until("the shim has noticed the end", async || {
+        ProcessResources::of(pids[1]).descriptors > before[1].descriptors
+    })
+    .await;
     machine.exec(&id, &["touch", "/tmp/go"], 0).await.expect("exec");
     until("the container writes all", async || {
         machine.exec(&id, &["test", "-e", "/tmp/done"], 0).await.expect("exec").exit_code == 0
@@ -228,7 +231,7 @@ pub(crate) async fn a_client_that_does_not_read_does_not_block_the_container(mac
     let text = "x".repeat(99);
     until("the log has all", async || logged(&log).get(&text).copied() == Some(LINES)).await;
     // A late reader gets the beginning of the output, and then the error that it was too slow.
-    let heard = timeout(LONG, talk(client, &[])).await.expect("it ends");
+    let heard = timeout(LONG, exchange(client, &[])).await.expect("it ends");
     let whole = heard[1].lines().filter(|line| *line == text).count();
     assert!(whole > 0 && whole < LINES, "{whole}");
     assert!(heard[3].contains("too slowly"), "{}", heard[3]);

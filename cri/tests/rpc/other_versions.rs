@@ -63,7 +63,7 @@ const STAND_IN: &str = "CORACLE_STAND_IN";
 
 /// The behaviour of the replacement.
 #[derive(Clone, Copy)]
-enum Later {
+enum LaterShim {
     /// The later version does not support this version of the protocol any more.
     Refuses,
     /// Relays the shim's messages and adds unknown ones: a container in an unknown state, and unknown events.
@@ -72,21 +72,21 @@ enum Later {
 
 /// A process at the shim's socket, until this is dropped. The runtime only connects to a process with a shim's
 /// command line, so it has one.
-struct Place {
+struct ReplacedSocket {
     path: PathBuf,
     aside: PathBuf,
     process: Child,
 }
 
-impl Place {
+impl ReplacedSocket {
     #[allow(clippy::disallowed_methods, reason = "there is no event for a listening socket")]
-    fn take(dir: &Path, later: Later) -> Self {
+    fn take(dir: &Path, later: LaterShim) -> Self {
         let (path, aside) = (dir.join("shim.sock"), dir.join("shim.aside"));
         std::fs::rename(&path, &aside).expect("aside");
         let process = Command::new(std::env::current_exe().expect("the path of this program"))
             .args(["shim", "--dir"])
             .arg(dir)
-            .env(STAND_IN, if matches!(later, Later::Refuses) { "refuses" } else { "says-more" })
+            .env(STAND_IN, if matches!(later, LaterShim::Refuses) { "refuses" } else { "says-more" })
             .spawn()
             .expect("a stand-in");
         let place = Self { path, aside, process };
@@ -99,7 +99,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ReplacedSocket {
     fn drop(&mut self) {
         self.process.kill().expect("kill");
         // The runtime in this process may have reaped it: it is a child of both.
@@ -111,8 +111,8 @@ impl Drop for Place {
 /// If this program was started for it, serves in place of a shim, with one thread per connection.
 pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
     let later = match std::env::var(STAND_IN).ok()?.as_str() {
-        "refuses" => Later::Refuses,
-        _ => Later::SaysMore,
+        "refuses" => LaterShim::Refuses,
+        _ => LaterShim::SaysMore,
     };
     let dir = std::env::args_os().nth(3).expect("the directory");
     let at = std::fs::File::open(&dir).expect("directory");
@@ -154,9 +154,9 @@ fn say(to: &OwnedFd, packet: &[u8]) {
     let _gone = send(to.as_raw_fd(), packet, MsgFlags::MSG_NOSIGNAL);
 }
 
-fn serve(runtime: &OwnedFd, dir: &std::fs::File, later: Later) {
+fn serve(runtime: &OwnedFd, dir: &std::fs::File, later: LaterShim) {
     match later {
-        Later::Refuses => {
+        LaterShim::Refuses => {
             while let Some(asked) = hear(runtime) {
                 let id = Packet::decode(asked.as_slice()).expect("a packet").id;
                 let message = "this shim serves protocol 2 and later ones".to_owned();
@@ -165,7 +165,7 @@ fn serve(runtime: &OwnedFd, dir: &std::fs::File, later: Later) {
                 say(runtime, &Packet { id, body: Some(body) }.encode_to_vec());
             }
         }
-        Later::SaysMore => {
+        LaterShim::SaysMore => {
             let shim = seqpacket();
             connect(shim.as_raw_fd(), &short(dir, "shim.aside")).expect("the shim");
             relay(runtime, &shim);
@@ -229,7 +229,7 @@ pub(crate) async fn a_shim_that_refuses_this_version_is_left_alone(machine: &mut
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
     machine.close_runtime().await;
-    let place = Place::take(&machine.path("state/sandboxes").join(&pod), Later::Refuses);
+    let place = ReplacedSocket::take(&machine.path("state/sandboxes").join(&pod), LaterShim::Refuses);
     let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("the shim refuses this version");
     let words = refused.chain();
     assert!(words.contains(&pod) && words.contains("serves protocol 2"), "{words}");
@@ -248,7 +248,7 @@ pub(crate) async fn unknown_messages_of_a_later_shim_are_ignored(machine: &mut M
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let pid = machine.pid(&id).await;
     machine.close_runtime().await;
-    let place = Place::take(&machine.path("state/sandboxes").join(&pod), Later::SaysMore);
+    let place = ReplacedSocket::take(&machine.path("state/sandboxes").join(&pod), LaterShim::SaysMore);
     machine.open_runtime().await;
     // After another call the runtime has read all packets.
     let reopen = cri::ReopenContainerLogRequest { container_id: id.clone() };

@@ -66,7 +66,7 @@ fn remove_directory(at: impl AsFd, path: &Path, top: OwnedFd) -> Result<(), Errn
     let mut removal = Removal { levels: vec![top], number: 0, renamed: false, stuck: None };
     let mut idle = 0;
     loop {
-        removal.pass()?;
+        removal.traverse()?;
         match ignore_absent(unlinkat(&at, path, AtFlags::REMOVEDIR)) {
             Err(Errno::NOTEMPTY | Errno::EXIST) if removal.renamed || idle < IDLE_PASSES => {}
             Err(error) => return Err(removal.stuck.unwrap_or(error)),
@@ -81,7 +81,7 @@ fn remove_directory(at: impl AsFd, path: &Path, top: OwnedFd) -> Result<(), Errn
 
 impl Removal {
     /// Passes through the tree once.
-    fn pass(&mut self) -> Result<(), Errno> {
+    fn traverse(&mut self) -> Result<(), Errno> {
         while let Some(level) = self.levels.last_mut() {
             match level.dir.read() {
                 Some(entry) => self.entry(&entry?)?,

@@ -58,7 +58,7 @@ fn every_example_is_listed_and_applied_without_warnings() {
 }
 
 #[test]
-fn examples_do_what_their_comments_say() {
+fn examples_work_as_their_comments_describe() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);

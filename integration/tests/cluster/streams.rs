@@ -71,7 +71,7 @@ fn exec_with_tty_has_a_terminal() {
 }
 
 #[test]
-fn debug_adds_a_container_that_sees_the_targets_processes() {
+fn debug_adds_a_container_with_the_targets_processes() {
     with_pods(|machine, cluster| {
         let image = ["--image=busybox", "--image-pull-policy=IfNotPresent"];
         let look = [&["debug", "web"][..], &image, &["--target=c", "-c", "look", "--", "ps"]].concat();

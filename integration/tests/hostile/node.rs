@@ -168,7 +168,7 @@ fn texts_of_a_token_service_reach_no_event_and_no_status() {
 }
 
 #[test]
-fn pods_report_and_receive_what_the_kubelet_would_give() {
+fn pods_behave_as_with_the_kubelet() {
     with_cluster(|_, cluster| {
         let mut end = shell("printf DONE; exit 1");
         end["terminationMessagePolicy"] = "FallbackToLogsOnError".into();

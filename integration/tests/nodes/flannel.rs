@@ -15,7 +15,7 @@ const LONG: std::time::Duration = std::time::Duration::from_secs(180);
 
 /// Properties of a node from which its peers' kernel tables follow.
 #[derive(Debug)]
-struct Seat {
+struct PeerProperties {
     name: String,
     /// Addresses, IPv4 first, each with its VXLAN device.
     ends: Vec<(String, &'static str)>,
@@ -31,7 +31,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-impl Seat {
+impl PeerProperties {
     fn of(nodes: &Nodes, host: &Host, name: &str, devices: [&'static str; 2]) -> Self {
         let ranges: Vec<String> =
             nodes.get(&["node", name])["spec"]["podCIDRs"].as_array().unwrap().iter().map(text).collect();
@@ -46,7 +46,7 @@ impl Seat {
 }
 
 /// Entries that peers need to reach this node, from its own devices. None if a device does not exist.
-fn needed(host: &Host, seat: &Seat) -> Option<Entries> {
+fn needed(host: &Host, seat: &PeerProperties) -> Option<Entries> {
     let entry = |((address, device), range): (&(String, &str), &String)| {
         let mac = text(&host.try_json("ip", &["-j", "link", "show", device])?[0]["address"]);
         Some([address.clone(), mac, range.split('/').next().unwrap().to_owned(), range.clone()])
@@ -55,7 +55,7 @@ fn needed(host: &Host, seat: &Seat) -> Option<Entries> {
 }
 
 /// Entries for peers in a node's kernel. None if the three tables disagree, or a device does not exist.
-fn known(host: &Host, seat: &Seat) -> Option<Entries> {
+fn known(host: &Host, seat: &PeerProperties) -> Option<Entries> {
     let mut known = Entries::new();
     for (_, device) in &seat.ends {
         let family = if device.contains("v6") { "-6" } else { "-4" };
@@ -138,13 +138,13 @@ fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
 }
 
 /// Nodes with flannel and with our agent, and a pod on each.
-struct Mixed {
+struct MixedCluster {
     nodes: Nodes,
     flannel: Flannel,
     pods: Vec<Pod>,
 }
 
-impl Mixed {
+impl MixedCluster {
     fn up(machine: &mut Machine, cidrs: &str) -> Self {
         Self::of(machine, cidrs, &[], &json!({"Type": "vxlan"}))
     }
@@ -163,13 +163,15 @@ impl Mixed {
     }
 
     /// The current state of all nodes.
-    fn seats(&self) -> Vec<(&Host, Seat)> {
+    fn seats(&self) -> Vec<(&Host, PeerProperties)> {
         let ours = self.nodes.agents().iter().map(|agent| {
-            let seat = Seat::of(&self.nodes, agent.host(), agent.name(), ["coracle.1", "coracle.1-v6"]);
+            let seat =
+                PeerProperties::of(&self.nodes, agent.host(), agent.name(), ["coracle.1", "coracle.1-v6"]);
             (agent.host(), seat)
         });
         let host = self.flannel.host();
-        let theirs = Seat::of(&self.nodes, host, self.flannel.name(), ["flannel.1", "flannel-v6.1"]);
+        let theirs =
+            PeerProperties::of(&self.nodes, host, self.flannel.name(), ["flannel.1", "flannel-v6.1"]);
         ours.chain([(host, theirs)]).collect()
     }
 
@@ -232,7 +234,7 @@ impl Mixed {
 #[test]
 fn flannel_nodes_and_ours_form_one_network_after_changes() {
     on_a_machine(|machine| {
-        let mut mixed = Mixed::up(machine, CIDRS);
+        let mut mixed = MixedCluster::up(machine, CIDRS);
         let name = mixed.flannel.name().to_owned();
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
@@ -271,7 +273,7 @@ fn flannel_nodes_and_ours_form_one_network_after_changes() {
 #[test]
 fn flannel_nodes_and_ours_form_one_ipv6_only_network() {
     on_a_machine(|machine| {
-        let mixed = Mixed::up(machine, "fd42::/48");
+        let mixed = MixedCluster::up(machine, "fd42::/48");
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
         mixed.nothing_is_masqueraded();
@@ -304,7 +306,7 @@ fn a_flannel_node_that_does_not_respond_is_reported() {
 #[test]
 fn flannel_nodes_and_ours_remove_entries_of_deleted_nodes() {
     on_a_machine(|machine| {
-        let mut mixed = Mixed::up(machine, "10.42.0.0/16");
+        let mut mixed = MixedCluster::up(machine, "10.42.0.0/16");
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
         // A node with our agent gets another address.
@@ -333,7 +335,7 @@ fn flannel_nodes_and_ours_remove_entries_of_deleted_nodes() {
 /// Nodes in one subnet, without a tunnel.
 fn without_a_tunnel(flags: &'static [&str], backend: Value, mtu: usize) {
     on_a_machine(move |machine| {
-        let mut mixed = Mixed::of(machine, CIDRS, flags, &backend);
+        let mut mixed = MixedCluster::of(machine, CIDRS, flags, &backend);
         mixed.all_route_to_all();
         mixed.all_reach_all(mtu);
         mixed.nothing_is_masqueraded();

@@ -97,7 +97,7 @@ pub(crate) fn reaches(nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool
 pub(crate) fn reaches_within(patience: Duration, nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
     let pods = ready_pods(nodes);
     let there = pods.iter().find(|pod| pod.ips.iter().any(|ip| ip == to)).unwrap();
-    let _answering = Answering::start(std::slice::from_ref(there));
+    let _answering = EchoThreads::start(std::slice::from_ref(there));
     let end = Instant::now() + patience;
     while !echoes(from.process, to, bytes) {
         if Instant::now() > end {
@@ -110,12 +110,12 @@ pub(crate) fn reaches_within(patience: Duration, nodes: &Nodes, from: &Pod, to: 
 }
 
 /// Threads that echo UDP and TCP data in all pods until this value is dropped.
-struct Answering {
+struct EchoThreads {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
-impl Answering {
+impl EchoThreads {
     fn start(pods: &[Pod]) -> Self {
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let mut threads = Vec::new();
@@ -138,7 +138,7 @@ impl Answering {
     }
 }
 
-impl Drop for Answering {
+impl Drop for EchoThreads {
     fn drop(&mut self) {
         self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
@@ -155,7 +155,7 @@ pub(crate) fn all_reach_all(nodes: &Nodes, pods: &[Pod], mtu: usize) {
 
 /// As [`all_reach_all`], for any hosts; each has a process in its network namespace.
 pub(crate) fn hosts_and_pods_reach_pods(hosts: &[(String, u32)], pods: &[Pod], mtu: usize) {
-    let answering = Answering::start(pods);
+    let answering = EchoThreads::start(pods);
     let from_pods = pods.iter().map(|pod| (format!("the pod of {}", pod.node), pod.process));
     for (name, from) in from_pods.chain(hosts.iter().cloned()) {
         for (to, ip) in pods.iter().flat_map(|pod| pod.ips.iter().map(move |ip| (pod, ip))) {

@@ -11,7 +11,7 @@ use super::pods::{Pod, reaches, stream, with_nginx};
 
 /// Two nodes, a pod on each, and all captured frames of their traffic: small packets, full-size packets and a stream in
 /// both directions.
-struct Talk {
+struct CapturedTraffic {
     nodes: Nodes,
     pods: Vec<Pod>,
     frames: Vec<Vec<u8>>,
@@ -20,9 +20,9 @@ struct Talk {
 /// Packets between pods that were seen, by addresses and length.
 type Seen = BTreeSet<(IpAddr, IpAddr, usize)>;
 
-// === impl Talk ===
+// === impl CapturedTraffic ===
 
-impl Talk {
+impl CapturedTraffic {
     fn by(machine: &mut coracle_integration::Machine, overlay: &str) -> Self {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
         for number in [1, 2] {
@@ -122,7 +122,7 @@ fn device(host: &Host, v4: bool) -> String {
 #[test]
 fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
     on_a_machine(|machine| {
-        let talk = Talk::by(machine, "vxlan");
+        let talk = CapturedTraffic::by(machine, "vxlan");
         let devices = |v4| talk.hosts().map(|host| hardware_address(host, &device(host, v4)));
         let (of_v4, of_v6) = (devices(true), devices(false));
         let mut seen = Seen::new();
@@ -149,7 +149,7 @@ fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
 #[test]
 fn packets_of_pods_are_routed_without_encapsulation() {
     on_a_machine(|machine| {
-        let talk = Talk::by(machine, "host-gw");
+        let talk = CapturedTraffic::by(machine, "host-gw");
         let uplinks = talk.hosts().map(|host| hardware_address(host, "eth0"));
         let mut seen = Seen::new();
         for frame in &talk.frames {
@@ -173,7 +173,7 @@ fn packets_of_pods_are_routed_without_encapsulation() {
 #[test]
 fn packets_of_pods_are_sent_in_udp_and_fit_the_link() {
     on_a_machine(|machine| {
-        let talk = Talk::by(machine, "udp");
+        let talk = CapturedTraffic::by(machine, "udp");
         let mut seen = Seen::new();
         for frame in &talk.frames {
             let Some(outer) = Frame::of(frame).packet() else { continue };

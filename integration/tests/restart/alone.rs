@@ -137,12 +137,12 @@ fn names(pods: &[(String, String)]) -> Vec<&str> {
 }
 
 /// A client of the kubelet API with the administrator's certificate.
-struct Asked {
+struct KubeletClient {
     certificate: PathBuf,
     key: PathBuf,
 }
 
-impl Asked {
+impl KubeletClient {
     fn new(machine: &Machine, cluster: &Kubectl) -> Self {
         let file = |field: &str| {
             let path = machine.path(field);
@@ -198,7 +198,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
         let command = nodes.token(&["create"]);
         nodes.join(1, &command, &[]);
         nodes.wait_ready();
-        let asked = Asked::new(machine, &nodes);
+        let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
         let always = pod("always", json!({"containers": [container("c", "Always", "true", "true")]}));
         let doomed = pod("doomed", json!({"containers": [container("c", "IfNotPresent", "true", "true")]}));
@@ -271,7 +271,7 @@ fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);
-        let asked = Asked::new(machine, &cluster);
+        let asked = KubeletClient::new(machine, &cluster);
         create(&cluster);
         let before = ready(&cluster.get(&["pods"]));
         boot::of_cluster(machine, &mut cluster);
@@ -297,7 +297,7 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
         let command = nodes.token(&["create"]);
         nodes.join(1, &command, &[]);
         nodes.wait_ready();
-        let asked = Asked::new(machine, &nodes);
+        let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
         for round in 0..6 {
             let mut writer = nodes.start(&["get", "--raw", "/version"]);

@@ -77,7 +77,7 @@ async fn equal_questions_at_the_same_time_are_one_query() {
         assert_eq!(task.await.unwrap().answers.len(), 1);
     }
     assert_eq!(other.asked(), 1);
-    assert!(upstream.asked().is_empty());
+    assert!(upstream.pending().is_empty());
     assert_eq!(upstream.cached(&question("a.example.")).unwrap().answers.len(), 1);
 }
 
@@ -89,7 +89,7 @@ async fn without_servers_the_answer_is_a_failure() {
 }
 
 #[tokio::test]
-async fn an_expired_answer_is_used_while_the_server_is_silent() {
+async fn an_expired_answer_is_used_while_the_server_does_not_respond() {
     let other = Other::start(1).await;
     let upstream = other.upstream();
     assert_eq!(upstream.resolve(question("a.example.")).await.answers[0].ttl, 1);
@@ -105,7 +105,7 @@ async fn an_expired_answer_is_used_while_the_server_is_silent() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_used_is_asked_again_before_it_expires() {
+async fn a_used_cache_entry_is_queried_again_before_it_expires() {
     let other = Other::start(100).await;
     let upstream = other.upstream();
     upstream.resolve(question("a.example.")).await;

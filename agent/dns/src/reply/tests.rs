@@ -79,7 +79,7 @@ fn names_outside_the_cluster_are_forwarded() {
 }
 
 #[test]
-fn odd_messages_get_an_error_or_nothing() {
+fn malformed_messages_get_an_error_or_no_response() {
     let zone = zone(0);
     let code = |bytes: &[u8]| now(bytes, &zone).metadata.response_code;
     assert_eq!(code(&query("a.", |message| message.metadata.op_code = OpCode::Update)), ResponseCode::NotImp);

@@ -62,13 +62,13 @@ pub(super) fn parse(name: &Name, labels: u8) -> Owner<'_> {
                 _ => Owner::Unknown,
             }
         }
-        [address, _, "pod"] => dashed(address).map_or(Owner::Unknown, Owner::Pod),
+        [address, _, "pod"] => parse_dashed_address(address).map_or(Owner::Unknown, Owner::Pod),
         _ => Owner::Unknown,
     }
 }
 
 /// An address with dashes for dots or colons.
-fn dashed(text: &str) -> Option<IpAddr> {
+fn parse_dashed_address(text: &str) -> Option<IpAddr> {
     let v4: Result<Ipv4Addr, _> = text.replace('-', ".").parse();
     let v6 = || text.replace('-', ":").parse::<Ipv6Addr>();
     v4.map(IpAddr::V4).or_else(|_| v6().map(IpAddr::V6)).ok()

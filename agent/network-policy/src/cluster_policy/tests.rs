@@ -47,7 +47,7 @@ fn a_rule_that_cannot_be_honoured_fails_closed() {
 }
 
 #[test]
-fn names_of_domains_match_nothing_and_are_reported() {
+fn domain_names_match_no_address_and_are_reported() {
     let (effect, problems) = parsed(json!({"action": "Allow", "to": [{"domainNames": ["a.example"]}]}));
     assert_eq!(effect, Some((Action::Allow, true)));
     assert!(problems.contains("domainNames are not supported"), "{problems}");

@@ -12,8 +12,8 @@ use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, 
 /// The objects of a policy in the table.
 #[derive(Debug, Default)]
 pub(super) struct Built {
-    /// The number in the names of chains and sets. Each build has another one: a policy that lost its last pod and got
-    /// another one before the next transaction has other sets, and chains in the kernel are never changed.
+    /// The number in the names of chains and sets. Each build gets a new number. A policy may lose its last pod and get
+    /// a new pod before the next transaction; it then has other sets, and chains in the kernel are never changed.
     pub(super) number: u64,
     chains: Vec<Chain>,
     sets: Vec<Set>,

@@ -24,7 +24,7 @@ impl Model {
     /// Whether all policies of a pod in the namespace are known: policies of the whole cluster depend on the labels of
     /// the namespace.
     #[must_use]
-    pub fn knows_policies_of(&self, namespace: &str) -> bool {
+    pub fn has_all_policies_of(&self, namespace: &str) -> bool {
         !self.is_tiered() || self.namespaces.contains_key(namespace)
     }
 
@@ -55,18 +55,18 @@ impl Model {
         self.policies_on_nodes += usize::from(rules.names_nodes());
         self.versions.insert(number, Version::of_cluster(rank, rules));
         self.cluster_policies.insert(key, number);
-        self.exchange_for_all(tier, old, Some(number));
+        self.replace_policy(tier, old, Some(number));
     }
 
     /// Removes a policy of the whole cluster.
     pub fn take_cluster_policy(&mut self, kind: ClusterKind, name: &str) {
         let Some(old) = self.cluster_policies.remove(&(kind, name.to_owned())) else { return };
         let Some(tier) = self.versions.get(&old).map(Version::tier) else { return };
-        self.exchange_for_all(tier, Some(old), None);
+        self.replace_policy(tier, Some(old), None);
     }
 
     /// Replaces a policy's old version by the new one for all pods of this node.
-    fn exchange_for_all(&mut self, tier: Tier, old: Option<u64>, new: Option<u64>) {
+    fn replace_policy(&mut self, tier: Tier, old: Option<u64>, new: Option<u64>) {
         let names_nodes = old.and_then(|old| self.versions.get(&old)).map(|old| old.rules.names_nodes());
         self.policies_on_nodes -= usize::from(names_nodes == Some(true));
         let local: Vec<String> = self.local.iter().cloned().collect();

@@ -161,7 +161,7 @@ impl Model {
                 continue;
             }
             for (set, key) in selected.elements(&entry.facts) {
-                self.program.unclaim(set, &key, entry.number);
+                self.program.remove_claim(set, &key, entry.number);
             }
         }
         selected.sets().into_iter().for_each(|set| self.program.remove_set(set));
@@ -200,7 +200,7 @@ impl Model {
         for (set, key) in selected.elements(&entry.facts) {
             match is_in {
                 true => self.program.claim(set, &key, entry.number, None),
-                false => self.program.unclaim(set, &key, entry.number),
+                false => self.program.remove_claim(set, &key, entry.number),
             }
         }
     }

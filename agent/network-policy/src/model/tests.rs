@@ -600,7 +600,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_packet_is_judged_as_the_policies_say(changes in prop::collection::vec(any_change(), 1..25)) {
+    fn every_packet_has_the_verdict_of_the_policies(changes in prop::collection::vec(any_change(), 1..25)) {
         let (mut model, mut cluster, mut kernel) = (Model::default(), Cluster::default(), Kernel::default());
         for change in changes {
             let before: Vec<bool> = packets().map(|packet| model.program.allows(&packet)).collect();
@@ -675,13 +675,13 @@ fn the_latest_pod_has_an_address_that_two_pods_claim() {
 #[test]
 fn a_pod_of_an_unknown_namespace_has_unknown_policies() {
     let mut model = Model::default();
-    assert!(model.knows_policies_of("red"));
+    assert!(model.has_all_policies_of("red"));
     let specification = json!({"priority": 1, "subject": {"namespaces": {}}});
     let policy = ClusterPolicy::parse(ClusterKind::AdminNetworkPolicy, "p", &specification).unwrap();
     model.put_cluster_policy(policy);
-    assert!(!model.knows_policies_of("red"));
+    assert!(!model.has_all_policies_of("red"));
     model.put_namespace("red", Labels::new());
-    assert!(model.knows_policies_of("red"));
+    assert!(model.has_all_policies_of("red"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Service;
 
 use super::{NodeView, Port};
-use crate::endpoints::{Choice, Target};
+use crate::endpoints::{Target, TrafficEndpoints};
 use crate::layout::{MASQUERADE, address};
 use crate::program::{Affinity, Program};
 
@@ -23,7 +23,7 @@ pub(super) struct Chains {
 impl Chains {
     pub(super) fn new(service: &Service, of: &Port<'_>) -> Self {
         let meta = &service.metadata;
-        let part = |text: Option<&str>| safe(text.unwrap_or_default());
+        let part = |text: Option<&str>| permitted_name(text.unwrap_or_default());
         let (namespace, name) = (part(meta.namespace.as_deref()), part(meta.name.as_deref()));
         let family = if of.is_ipv4 { 4 } else { 6 };
         // Protocol and port, since a chain's name has at most 255 bytes.
@@ -93,8 +93,8 @@ impl Chains {
         for target in targets {
             let end = format!("{}/{}/{}", self.base, target.address, target.port);
             let (chain, set) = (format!("to {end}"), format!("clients {} {end}", timeout.as_secs()));
-            rules.push(client().inside(&set).goto(&chain));
-            // A full set does not match, so the translation is a rule of its own.
+            rules.push(client().in_set(&set).goto(&chain));
+            // A rule that adds to a full set does not match, so the translation is a separate rule.
             let to_target = vec![client().update(&set), self.translate(&[*target])];
             program.affinities.insert(set, Affinity { is_ipv4: self.is_ipv4, timeout });
             program.chains.insert(chain.clone(), to_target);
@@ -109,7 +109,7 @@ impl Chains {
     pub(super) fn make_external(
         &self,
         program: &mut Program,
-        choice: &Choice,
+        choice: &TrafficEndpoints,
         affinity: Option<Duration>,
         local: Option<&NodeView>,
     ) {
@@ -159,8 +159,8 @@ fn octets(target: Target) -> Vec<u8> {
     }
 }
 
-/// A name as the API permits it; any other is replaced by a hash.
-fn safe(name: &str) -> String {
+/// The name if the API permits it, otherwise a hash of the name.
+fn permitted_name(name: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
     if !name.is_empty() && name.len() <= 63 && name.bytes().all(is_plain) {
         return name.to_owned();

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::program::Slot;
+use crate::program::ElementId;
 
 fn node() -> NodeView {
     NodeView {
@@ -37,8 +37,8 @@ fn planned(spec: Value, endpoints: Value) -> Program {
 }
 
 fn verdict(program: &Program, map: Map, key: Key) -> Option<String> {
-    let slot = Slot { map, is_ipv4: true, key };
-    match program.elements.get(&slot)? {
+    let element_id = ElementId { map, is_ipv4: true, key };
+    match program.elements.get(&element_id)? {
         Entry::Verdict(Verdict::Goto(chain)) => Some(chain.clone()),
         Entry::OneOf(targets) => Some(format!("one of {}", targets.len())),
         other => panic!("{other:?}"),

@@ -16,7 +16,7 @@ use crate::program::Map;
 struct Kernel {
     chains: BTreeMap<String, Vec<Rule>>,
     affinities: BTreeMap<String, Affinity>,
-    elements: BTreeMap<Slot, Entry>,
+    elements: BTreeMap<ElementId, Entry>,
 }
 
 // === impl Kernel ===
@@ -25,17 +25,17 @@ impl Kernel {
     /// Applies a difference in the order of the transaction, and panics where a kernel would refuse it.
     fn apply(&mut self, proxy: &Proxy, difference: Difference) {
         self.affinities.extend(difference.affinities);
-        for (slot, before) in &difference.before {
-            assert_eq!(self.elements.get(slot), before.as_ref(), "{slot:?} is not as recorded");
-            self.elements.remove(slot);
+        for (element_id, before) in &difference.before {
+            assert_eq!(self.elements.get(element_id), before.as_ref(), "{element_id:?} is not as recorded");
+            self.elements.remove(element_id);
         }
         for chain in &difference.flushed {
             assert!(self.chains.contains_key(chain), "{chain} does not exist");
         }
         self.chains.extend(difference.chains);
-        for slot in difference.before.into_keys() {
-            if let Some(entry) = proxy.element(&slot) {
-                self.elements.insert(slot, entry);
+        for element_id in difference.before.into_keys() {
+            if let Some(entry) = proxy.element(&element_id) {
+                self.elements.insert(element_id, entry);
             }
         }
         for chain in &difference.ended_chains {
@@ -211,7 +211,7 @@ fn happens(
     key: &coracle_nft::Key,
     is_ipv4: bool,
 ) -> Outcome {
-    let at = |map| kernel.elements.get(&Slot { map, is_ipv4, key: key.clone() });
+    let at = |map| kernel.elements.get(&ElementId { map, is_ipv4, key: key.clone() });
     // The translation comes first.
     match (at(Map::Services), at(Map::Rejected)) {
         (Some(Entry::OneOf(targets)), _) => Outcome::To(targets.iter().copied().collect()),
@@ -251,8 +251,9 @@ fn proxy() -> Proxy {
 }
 
 fn elements(targets: &[Target]) -> BTreeMap<coracle_nft::Key, coracle_nft::Value> {
-    let slot = Slot { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
-    let (_, added) = Entry::target_changes(&slot, None, Some(&Entry::OneOf(targets.into())));
+    let element_id =
+        ElementId { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
+    let (_, added) = Entry::target_changes(&element_id, None, Some(&Entry::OneOf(targets.into())));
     added.into_iter().map(|element| (element.key, element.value.unwrap())).collect()
 }
 
@@ -261,12 +262,12 @@ proptest! {
     fn a_change_of_targets_is_their_difference(
         lists in prop::array::uniform2(prop::collection::btree_set(1u8..12, 0..8))
     ) {
-        let slot = Slot { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
+        let element_id = ElementId { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
         let [before, now] = lists.map(|numbers| -> Vec<Target> {
             numbers.into_iter().map(|number| Target { address: address(true, 42, number), port: 8080 }).collect()
         });
         let entry = |targets: &[Target]| (!targets.is_empty()).then(|| Entry::OneOf(targets.into()));
-        let (ended, added) = Entry::target_changes(&slot, entry(&before).as_ref(), entry(&now).as_ref());
+        let (ended, added) = Entry::target_changes(&element_id, entry(&before).as_ref(), entry(&now).as_ref());
         let mut kernel = elements(&before);
         for element in &ended {
             prop_assert_eq!(kernel.remove(&element.key), element.value.clone());
@@ -284,7 +285,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_packet_goes_where_the_services_say(
+    fn every_packet_reaches_an_endpoint_of_its_service(
         changes in prop::collection::vec((0u8..5, prop::option::weighted(0.8, any_service())), 1..20)
     ) {
         let (mut proxy, mut kernel, mut services) = (proxy(), Kernel::default(), Services::new());

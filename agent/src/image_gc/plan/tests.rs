@@ -100,7 +100,7 @@ fn equally_used_go_by_when_they_came() {
 }
 
 #[test]
-fn pinned_and_used_ones_stay_however_much_is_needed() {
+fn pinned_and_used_images_are_never_removed() {
     let images = [
         Image { pinned: true, ..image("pinned", 9 * HOUR, &[("pinned", 100)]) },
         Image { in_use: true, ..image("used", 9 * HOUR, &[("used", 100)]) },
@@ -144,7 +144,7 @@ fn those_that_just_came_are_waited_for() {
 }
 
 #[test]
-fn those_over_their_time_go_though_there_is_room() {
+fn images_over_their_maximum_age_are_removed_although_there_is_room() {
     let policy = ImageGcPolicy { maximum_age: Duration::from_secs(3600), ..ImageGcPolicy::default() };
     let images = [
         image("over", HOUR + 1, &[("over", 10)]),

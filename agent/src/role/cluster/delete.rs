@@ -21,7 +21,7 @@ pub(super) async fn run(roots: &Roots, name: &Name) -> anyhow::Result<()> {
 pub(super) async fn locked(roots: &Roots, name: &Name) -> anyhow::Result<()> {
     match roots.find(name)? {
         Some(cluster) => remove(&cluster).await,
-        // `create` made the directory but no record, and so nothing else.
+        // `create` made the directory but no record, so nothing else exists.
         None => roots.remove_unrecorded(name),
     }
 }

@@ -119,7 +119,7 @@ fn merged(mut present: Value, own: &Value, name: &str) -> anyhow::Result<Value> 
     Ok(present)
 }
 
-/// A kubeconfig without the entries of this name. None if it has none.
+/// A kubeconfig without the entries of this name. `None` if there are no such entries.
 fn without(mut present: Value, name: &str) -> anyhow::Result<Option<Value>> {
     let before = present.clone();
     for (list, _) in LISTS {
@@ -152,7 +152,7 @@ fn edit(
     // Replace the target of a symbolic link, not the link.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if rights.is_none() {
-        // A link of root's can lead to a directory of a user.
+        // A symbolic link that root owns can lead to a directory of a user.
         rights = Rights::of_owner(directory(&target)).with_context(failed)?;
     }
     let context = || match &rights {
@@ -201,7 +201,7 @@ fn replace(path: &Path, content: &[u8], is_root: bool) -> anyhow::Result<()> {
             if is_root {
                 std::os::unix::fs::fchown(&file, Some(present.uid()), Some(present.gid()))?;
             }
-            // Another group must not get the rights of the former one.
+            // The new file's group must not get the rights of the former file's group.
             let kept = if file.metadata()?.gid() == present.gid() { 0o777 } else { 0o700 };
             file.set_permissions(fs::Permissions::from_mode(present.mode() & kept))?;
         }
@@ -237,7 +237,7 @@ impl Lock {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error).with_context(|| format!("cannot create {}", path.display())),
             }
-            if is_left(&path) {
+            if is_stale_lock(&path) {
                 let _ = fs::remove_file(&path);
             } else {
                 poll(&mut [], PollTimeout::from(PAUSE))?;
@@ -257,7 +257,7 @@ impl Drop for Lock {
 }
 
 /// Whether the lock file belongs to a `coracle` process that has ended.
-fn is_left(path: &Path) -> bool {
+fn is_stale_lock(path: &Path) -> bool {
     let text = coracle_agent::read_text(path, 64).unwrap_or_default();
     let pid = text.strip_prefix("coracle ").and_then(|pid| pid.parse::<u32>().ok());
     pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
@@ -369,6 +369,6 @@ mod tests {
         fs::write(dir.path().join("config.lock"), format!("coracle {}", ended.id())).unwrap();
         drop(Lock::take(&file).unwrap());
         fs::write(dir.path().join("config.lock"), "").unwrap();
-        assert!(!is_left(&dir.path().join("config.lock")), "one of kubectl");
+        assert!(!is_stale_lock(&dir.path().join("config.lock")), "one of kubectl");
     }
 }

@@ -188,7 +188,7 @@ impl Node<'_> {
             self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
         }
         self.down()?;
-        // If `create` was killed after it started the process, the process may not have its lock yet.
+        // If `create` was killed right after it started the process, the process may not hold its lock yet.
         if self.kill_others()? { self.down() } else { Ok(()) }
     }
 

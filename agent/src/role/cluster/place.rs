@@ -311,8 +311,8 @@ impl Lock {
     }
 }
 
-/// Refuses a directory that another user made or may change, for example in /tmp: root would run nodes with that user's
-/// configuration.
+/// Refuses a directory that another user created or can change, for example in /tmp. Otherwise root would run nodes
+/// with that user's configuration.
 fn check_owner(directory: &fs::Metadata, own: u32) -> anyhow::Result<()> {
     let is_private = directory.uid() == own && directory.mode() & 0o022 == 0;
     anyhow::ensure!(is_private, "other users may change the directory; use another --state-dir");
@@ -328,7 +328,7 @@ fn check_parents(path: &Path, own: u32) -> anyhow::Result<()> {
         let found = fs::symlink_metadata(parent)?;
         // The directory that contains a link is checked, too: that is where the link can be replaced.
         if parent != written && parent != resolved && !found.is_symlink() {
-            let is_safe = keeps_entries(found.uid(), found.mode(), own);
+            let is_safe = protects_entries(found.uid(), found.mode(), own);
             anyhow::ensure!(is_safe, "other users may change {}; use another --state-dir", parent.display());
         }
     }
@@ -336,12 +336,13 @@ fn check_parents(path: &Path, own: u32) -> anyhow::Result<()> {
 }
 
 /// Whether a directory of this owner and mode keeps its entries from other users.
-fn keeps_entries(owner: u32, mode: u32, own: u32) -> bool {
+fn protects_entries(owner: u32, mode: u32, own: u32) -> bool {
     const STICKY: u32 = 0o1000;
     (owner == own || owner == 0) && (mode & 0o022 == 0 || mode & STICKY != 0)
 }
 
-/// The networks of the cluster with this number: a part of the range for benchmarks (RFC 2544) and one for local use.
+/// The networks of the cluster with this number: an IPv4 network of the range for benchmarks (RFC 2544) and an IPv6
+/// network for local use.
 fn networks(number: u8) -> [IpNetwork; 2] {
     let v4 = Ipv4Addr::new(198, 18, number, 0);
     let v6 = Ipv6Addr::new(0xfdc0, 0x7ac1, 0xe000, u16::from(number), 0, 0, 0, 0);
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_none_of_a_cluster_is_not_removed() {
+    fn a_directory_that_belongs_to_no_cluster_is_not_removed() {
         let directory = tempfile::tempdir().unwrap();
         let roots = Roots { state: directory.path().to_owned(), run: directory.path().join("run") };
         let (other, left): (Name, Name) = ("pods".parse().unwrap(), "left".parse().unwrap());
@@ -429,9 +430,15 @@ mod tests {
     fn a_directory_that_other_users_may_replace_is_refused() {
         use std::os::unix::fs::PermissionsExt as _;
         assert!(
-            keeps_entries(0, 0o755, 1000) && keeps_entries(1000, 0o700, 1000) && keeps_entries(0, 0o1777, 0)
+            protects_entries(0, 0o755, 1000)
+                && protects_entries(1000, 0o700, 1000)
+                && protects_entries(0, 0o1777, 0)
         );
-        assert!(!keeps_entries(1000, 0o755, 0) && !keeps_entries(0, 0o777, 0) && !keeps_entries(0, 0o775, 0));
+        assert!(
+            !protects_entries(1000, 0o755, 0)
+                && !protects_entries(0, 0o777, 0)
+                && !protects_entries(0, 0o775, 0)
+        );
         let directory = tempfile::tempdir().unwrap();
         let below = directory.path().join("shared/clusters");
         assert!(Lock::take(&below).is_ok());

@@ -38,7 +38,7 @@ impl Document {
     }
 
     /// The problems of the document: subcommands and flags that do not exist.
-    fn wrong(&self, definition: &Command) -> Vec<String> {
+    fn problems(&self, definition: &Command) -> Vec<String> {
         let commands = self.spans.iter().chain(&self.lines).filter_map(|text| invalid(text, definition));
         let known = all_flags(definition);
         let flags = self.spans.iter().filter_map(|span| flag(span));
@@ -114,7 +114,7 @@ fn documents() -> Vec<Document> {
 #[cfg(feature = "controlplane")]
 fn subcommands_and_flags_that_documents_mention_exist() {
     let (definition, documents) = (definition(), documents());
-    let wrong: Vec<String> = documents.iter().flat_map(|document| document.wrong(&definition)).collect();
+    let wrong: Vec<String> = documents.iter().flat_map(|document| document.problems(&definition)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     for (name, program) in OF_OTHERS {
         let is_used =
@@ -141,7 +141,7 @@ fn every_subcommand_that_users_see_is_in_the_readme_or_the_page_of_installation(
 #[test]
 fn a_mention_that_does_not_exist_is_found() {
     let definition = definition();
-    let wrong = |text: &str| Document::parse("page", text).wrong(&definition);
+    let problems = |text: &str| Document::parse("page", text).problems(&definition);
     for right in [
         "`coracle agent --join URL --node-name a`",
         "    $ coracle image rm nginx --log-level debug &",
@@ -149,7 +149,7 @@ fn a_mention_that_does_not_exist_is_found() {
         "```\ncoracle cni install DIR --force\n```",
         "`systemctl stop coracle`, `--max-pods 5`, `--container-log-max-size`, `scripts/test --all`, `--`",
     ] {
-        assert_eq!(wrong(right), Vec::<String>::new(), "{right}");
+        assert_eq!(problems(right), Vec::<String>::new(), "{right}");
     }
     for (text, problem) in [
         ("`coracle start`", "page: `coracle start`: there is no subcommand start"),
@@ -164,6 +164,6 @@ fn a_mention_that_does_not_exist_is_found() {
         ),
         ("ends with `--max-pod`", "page: --max-pod is a flag of no subcommand"),
     ] {
-        assert_eq!(wrong(text), [problem], "{text}");
+        assert_eq!(problems(text), [problem], "{text}");
     }
 }

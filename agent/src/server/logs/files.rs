@@ -58,7 +58,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Searches from a file's end for the end of the line before the wanted lines; its offset.
+    /// Searches backwards for the end of the line before the wanted lines. Returns its offset.
     fn search_backwards(&mut self, file: &mut File) -> io::Result<Option<u64>> {
         const BLOCK: u64 = 64 * 1024;
         let mut end = file.seek(SeekFrom::End(0))?;
@@ -87,7 +87,8 @@ impl Seen {
         Ok(self.ends_before(&carry).then_some(carry.len() as u64))
     }
 
-    /// Counts a line, from the last to the first. True if it is the line before the wanted ones.
+    /// Counts a line. The lines are passed from the last to the first. Returns true for the line before the wanted
+    /// lines.
     fn ends_before(&mut self, line: &[u8]) -> bool {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let Some(line) = Line::parse(line) else { return self.wanted == 0 && !line.is_empty() };

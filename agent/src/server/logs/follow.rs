@@ -102,7 +102,7 @@ impl Reader {
             Some(count) => {
                 files::tail(&all, count).map_err(|source| ReadError::File { path: log.clone(), source })?
             }
-            None => (first_since(&all, options), 0),
+            None => (first_file_since(&all, options), 0),
         };
         let file = all.get(index).map(|path| Open::at(path, offset)).transpose()?.flatten();
         Ok(Reader { log, file, printer: Printer::new(options), rest: Vec::new(), skips: false })
@@ -117,7 +117,7 @@ impl Reader {
             }
             self.print(&chunk[..read], &mut out);
             if out.is_empty() {
-                // Lines that the client did not ask for: other tasks of this thread get their turn.
+                // These lines were not requested. Yield, so that other tasks of this thread can run.
                 tokio::task::yield_now().await;
             }
             if !out.is_empty() && sender.send(std::mem::take(&mut out).into()).await.is_err()
@@ -176,8 +176,8 @@ impl Reader {
     }
 }
 
-/// Index of the first file with lines of the requested age: a file that was not written since then has none.
-fn first_since(all: &[PathBuf], options: &Options) -> usize {
+/// Index of the first file with lines of the requested age: a file that was not written since then has no such lines.
+fn first_file_since(all: &[PathBuf], options: &Options) -> usize {
     let Some(since) = options.since else { return 0 };
     let is_old = |path: &&PathBuf| fs::metadata(path).is_ok_and(|found| found.mtime() < since.as_second());
     all.iter().take(all.len().saturating_sub(1)).take_while(is_old).count()

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_another_age_or_output_and_beyond_the_limit_are_left_out() {
+    fn only_lines_of_the_requested_age_stream_and_limit_are_returned() {
         let since = "2026-01-01T00:00:03Z".parse().ok();
         assert_eq!(printed(Options { since, ..Options::default() }, &LOG), "o\n\n");
         assert_eq!(printed(Options { only: Some(Output::Stderr), ..Options::default() }, &LOG), "two\n");

@@ -1,6 +1,6 @@
 //! Incremental plan: follows added, changed and removed peers. Pure.
 //!
-//! As long as no two peers share a range or a forwarding entry (`Wanted::apart`), the plan is the union of the plans
+//! As long as no two peers share a range or a forwarding entry (`DesiredState::apart`), the plan is the union of the plans
 //! of single peers. Then a change is planned from the old and new state of the changed peers only, independent of the
 //! number of others. Otherwise, and when anything but peers changes, everything is planned again.
 
@@ -12,7 +12,9 @@ use ipnetwork::IpNetwork;
 
 use super::super::range::{canonical, overlapping, second};
 use super::super::{PeerKind, ProbePath};
-use super::{Change, Local, Node, Out, Peer, Port, Tables, Uplink, Wanted, difference, pod_mtu, wanted};
+use super::{
+    Change, DesiredState, Local, Node, OutInterface, Peer, Port, Tables, Uplink, difference, pod_mtu, wanted,
+};
 
 /// The plan of this node.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +22,7 @@ pub(crate) struct Plan {
     node: Node,
     peers: BTreeMap<String, Peer>,
     narrow: BTreeMap<String, u32>,
-    wanted: Wanted,
+    wanted: DesiredState,
 }
 
 impl Plan {
@@ -64,7 +66,7 @@ impl Plan {
             wanted(&self.node, devices.clone(), changed, narrow)
         };
         let (was, is) = (part(&self.peers, &self.narrow), part(peers, narrow));
-        if !self.stays_apart(&was, &is) {
+        if !self.remains_disjoint(&was, &is) {
             return None;
         }
         let changes = difference(&is.tables, &was.tables);
@@ -80,7 +82,7 @@ impl Plan {
     }
 
     /// Whether no two peers share ranges or forwarding entries after one part is replaced by the other.
-    fn stays_apart(&self, was: &Wanted, is: &Wanted) -> bool {
+    fn remains_disjoint(&self, was: &DesiredState, is: &DesiredState) -> bool {
         let free = |range: &IpNetwork| {
             overlapping(&self.wanted.ranges, *range).all(|(other, _)| was.ranges.contains_key(other))
         };
@@ -116,23 +118,23 @@ impl Plan {
     pub(crate) fn paths(&self, peers: &BTreeSet<String>) -> Vec<ProbePath> {
         let of = |name: &String| self.peers.get(name).into_iter().flat_map(|peer| &peer.cidrs);
         let ranges = peers.iter().flat_map(|name| of(name).map(move |range| (name, canonical(*range))));
-        ranges.filter_map(|(name, range)| self.way(name, range)).collect()
+        ranges.filter_map(|(name, range)| self.probe_path(name, range)).collect()
     }
 
-    fn way(&self, peer: &str, range: IpNetwork) -> Option<ProbePath> {
+    fn probe_path(&self, peer: &str, range: IpNetwork) -> Option<ProbePath> {
         let reached = self.wanted.ranges.get(&range)?;
         let Peer { kind, bridged, .. } = self.peers.get(peer)?;
         let (to, mtu) = match (self.wanted.tables.routes.get(&range)?.out, kind) {
             // A device of the overlay has the first address of the range.
-            (Out::Device(port), _) => (range.network(), self.wanted.tables.devices.get(&port)?.mtu),
+            (OutInterface::Device(port), _) => (range.network(), self.wanted.tables.devices.get(&port)?.mtu),
             // The bridge has the second address, but not on all nodes while it has no ports.
-            (Out::Interface(_), _) if *bridged => (second(range)?, self.mtu()?),
-            // A peer with routes has no device. And in IPv6 the first address belongs to any router of the range (RFC
-            // 4291, 2.6.1): the reply may come from another address.
-            (Out::Interface(_), PeerKind::Vxlan | PeerKind::Udp) if range.is_ipv4() => {
+            (OutInterface::Interface(_), _) if *bridged => (second(range)?, self.mtu()?),
+            // A peer with the backend host-gw has no device. In IPv6 the first address is the anycast address of the
+            // range's routers (RFC 4291, 2.6.1), so the reply may come from another address.
+            (OutInterface::Interface(_), PeerKind::Vxlan | PeerKind::Udp) if range.is_ipv4() => {
                 (range.network(), self.mtu()?)
             }
-            (Out::Interface(_), _) => (reached.by, self.mtu()?),
+            (OutInterface::Interface(_), _) => (reached.by, self.mtu()?),
         };
         (reached.answers && reached.peer == peer).then(|| ProbePath { peer: peer.to_owned(), to, mtu })
     }
@@ -140,16 +142,17 @@ impl Plan {
     /// Target of each range of peers behind UDP.
     pub(crate) fn tunnels(&self) -> Vec<(IpNetwork, IpAddr)> {
         let routes = &self.wanted.tables.routes;
-        let is_tunnel = |range| routes.get(range).is_some_and(|route| route.out == Out::Device(Port::Tun));
+        let is_tunnel =
+            |range| routes.get(range).is_some_and(|route| route.out == OutInterface::Device(Port::Tun));
         let ranges = self.wanted.ranges.iter().filter(|(range, _)| is_tunnel(range));
         ranges.map(|(range, reached)| (*range, reached.by)).collect()
     }
 }
 
-// === impl Wanted ===
+// === impl DesiredState ===
 
-impl Wanted {
-    /// Replaces one part of the plan, that of these peers, by another.
+impl DesiredState {
+    /// Replaces the part of the plan that belongs to these peers by another part.
     fn exchange(&mut self, was: &Self, is: Self, peers: &BTreeSet<String>) {
         let tables = &mut self.tables;
         for range in was.ranges.keys() {

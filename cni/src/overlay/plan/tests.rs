@@ -71,9 +71,9 @@ fn each_pod_family_uses_outer_packets_of_the_same_family() {
     ];
     assert_eq!(tables.neighbours, neighbours.into_iter().collect());
     let route = tables.routes[&net("10.42.1.0/24")];
-    let (out, source) = (Out::Device(Port::Vxlan4), Some(ip("10.42.0.0")));
+    let (out, source) = (OutInterface::Device(Port::Vxlan4), Some(ip("10.42.0.0")));
     assert_eq!(route, Route { via: Some(ip("10.42.1.0")), out, source, mtu: None });
-    assert_eq!(tables.routes[&net("fd42:0:0:1::/64")].out, Out::Device(Port::Vxlan6));
+    assert_eq!(tables.routes[&net("fd42:0:0:1::/64")].out, OutInterface::Device(Port::Vxlan6));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn with_one_family_of_nodes_it_carries_both_of_pods() {
         let made = plan(VXLAN, up, &[peer(1, PeerKind::Vxlan, families)]);
         let tables = made.tables();
         assert_eq!((tables.forwards.len(), tables.neighbours.len()), (1, 2));
-        assert!(tables.routes.values().all(|route| route.out == Out::Device(port)), "{tables:?}");
+        assert!(tables.routes.values().all(|route| route.out == OutInterface::Device(port)), "{tables:?}");
     }
 }
 
@@ -140,15 +140,16 @@ fn a_peer_is_tested_and_refused_by_the_families_that_it_announced() {
 }
 
 #[test]
-fn nodes_in_one_subnet_need_no_tunnel() {
+fn nodes_in_one_subnet_use_no_tunnel() {
     let direct = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
     let mut far = peer(2, PeerKind::Vxlan, &[4]);
     far.1.ends[0].ip = ip("198.51.100.2");
     let made = plan(direct, BOTH, &[peer(1, PeerKind::Vxlan, &[4, 6]), far]);
     let via = |text: &str| made.tables().routes[&net(text)];
-    let straight = Route { via: Some(ip("192.0.2.1")), out: Out::Interface(2), source: None, mtu: None };
+    let straight =
+        Route { via: Some(ip("192.0.2.1")), out: OutInterface::Interface(2), source: None, mtu: None };
     assert_eq!(via("10.42.1.0/24"), straight);
-    assert_eq!(via("10.42.2.0/24").out, Out::Device(Port::Vxlan4));
+    assert_eq!(via("10.42.2.0/24").out, OutInterface::Device(Port::Vxlan4));
     let made = plan(Backend::HostGw, BOTH, &[peer(1, PeerKind::HostGw, &[4, 6])]);
     assert!(made.tables().devices.is_empty() && made.tables().routes.len() == 2);
     let mut far = peer(2, PeerKind::HostGw, &[4]);
@@ -160,8 +161,8 @@ fn nodes_in_one_subnet_need_no_tunnel() {
 #[test]
 fn peers_without_vxlan_are_reached_by_udp() {
     let made = plan(VXLAN, BOTH, &[peer(1, PeerKind::Udp, &[4]), peer(2, PeerKind::Vxlan, &[4])]);
-    assert_eq!(made.tables().routes[&net("10.42.1.0/24")].out, Out::Device(Port::Tun));
-    assert_eq!(made.tables().routes[&net("10.42.2.0/24")].out, Out::Device(Port::Vxlan4));
+    assert_eq!(made.tables().routes[&net("10.42.1.0/24")].out, OutInterface::Device(Port::Tun));
+    assert_eq!(made.tables().routes[&net("10.42.2.0/24")].out, OutInterface::Device(Port::Vxlan4));
     let paths: Vec<_> =
         made.tunnels().iter().map(|(range, node)| (range.to_string(), node.to_string())).collect();
     assert_eq!(paths[0], ("10.42.1.0/24".to_owned(), "192.0.2.1".to_owned()));
@@ -178,7 +179,7 @@ fn a_range_is_independent_of_the_address_that_names_it() {
 }
 
 #[test]
-fn without_peers_there_is_nothing() {
+fn without_peers_there_are_no_routes_or_devices() {
     assert_eq!(*plan(VXLAN, BOTH, &[]).tables(), Tables::default());
 }
 
@@ -200,7 +201,7 @@ pub(super) fn after(mut tables: Tables, changes: &[Change]) -> Tables {
                 tables.devices.remove(&port);
                 tables.forwards.retain(|f| f.port != port);
                 tables.neighbours.retain(|(of, _), _| *of != port);
-                tables.routes.retain(|_, route| route.out != Out::Device(port));
+                tables.routes.retain(|_, route| route.out != OutInterface::Device(port));
             }
             Change::MakeDevice(port, mut device) => {
                 device.addresses.clear();
@@ -226,7 +227,7 @@ pub(super) fn after(mut tables: Tables, changes: &[Change]) -> Tables {
                 tables.neighbours.insert((n.port, n.ip), n.mac);
             }
             Change::AddRoute(to, route) => {
-                if let Out::Device(port) = route.out {
+                if let OutInterface::Device(port) = route.out {
                     assert!(tables.devices.contains_key(&port), "a route by a device that is not there");
                 }
                 tables.routes.insert(to, route);
@@ -237,7 +238,7 @@ pub(super) fn after(mut tables: Tables, changes: &[Change]) -> Tables {
 }
 
 #[test]
-fn from_any_tables_to_any_others_and_then_nothing_more() {
+fn changes_lead_from_any_tables_to_any_others_and_then_end() {
     let direct = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
     let other = Backend::Vxlan { vni: 2, port: 4789, direct_routing: false };
     let (v, u) = (PeerKind::Vxlan, PeerKind::Udp);

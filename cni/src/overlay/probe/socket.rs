@@ -71,7 +71,7 @@ impl ProbeSockets {
             if number % READ_INTERVAL == 0 {
                 self.read_replies(&mut replies);
             }
-            if self.send_in_time(number, &mut replies, timeout)? {
+            if self.send_when_writable(number, &mut replies, timeout)? {
                 sent.insert(request.index);
             }
         }
@@ -84,7 +84,12 @@ impl ProbeSockets {
     }
 
     /// Sends a request as soon as the buffer has room. Returns false if it cannot be sent.
-    fn send_in_time(&self, number: usize, replies: &mut Replies<'_>, timeout: Duration) -> io::Result<bool> {
+    fn send_when_writable(
+        &self,
+        number: usize,
+        replies: &mut Replies<'_>,
+        timeout: Duration,
+    ) -> io::Result<bool> {
         let Some(Request { to, bytes, .. }) = replies.requests.get(number).copied() else { return Ok(false) };
         let end = Instant::now() + timeout;
         loop {
@@ -133,7 +138,7 @@ impl ProbeSockets {
         socket.ok_or(io::ErrorKind::Unsupported)?.send_to(&packet, SocketAddr::new(to, 0))
     }
 
-    /// Waits until `end` for a packet, or for room for a packet `to` there. Returns whether there is one.
+    /// Waits until `end` for a packet or, with `to`, for room in the send buffer. Returns false after the timeout.
     fn wait(&self, to: Option<IpAddr>, end: Instant) -> io::Result<bool> {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
@@ -150,7 +155,7 @@ impl ProbeSockets {
         }
     }
 
-    /// Sequence number of the request of a reply, and the size of the packet.
+    /// The sequence number of the request that a reply answers, and the size of the packet.
     fn answer(&self, packet: &[u8], v4: bool) -> Option<(usize, u32)> {
         // IPv4 includes its header, IPv6 does not.
         let (start, kind, ip_header) =
@@ -213,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_with_its_checksum_sums_up_to_nothing() {
+    fn a_packet_with_its_checksum_sums_up_to_zero() {
         let mut packet = vec![8, 0, 0, 0, 1, 2, 3, 4, 5];
         let sum = checksum(&packet);
         packet[2..4].copy_from_slice(&sum.to_be_bytes());

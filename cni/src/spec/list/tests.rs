@@ -47,7 +47,7 @@ fn the_first_file_by_name_is_the_network() {
 }
 
 #[test]
-fn plugins_beside_the_list_are_appended_unless_it_wants_none() {
+fn plugin_files_are_appended_to_the_list_unless_it_disables_them() {
     let with =
         |only: &str| format!(r#"{{"cniVersion":"1.1.0","name":"n",{only}"plugins":[{{"type":"a"}}]}}"#);
     let files =

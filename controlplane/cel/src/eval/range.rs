@@ -1,6 +1,6 @@
 //! The range of a comprehension.
 
-use crate::eval::EvalError;
+use crate::eval_error::EvalError;
 use crate::value::Value;
 
 /// The range of a comprehension: the elements of a list, or the keys of a map.

@@ -1,7 +1,8 @@
 //! Functions of `authorizer` (`library/authz.go`).
 
 use crate::access::{Access, Stage};
-use crate::eval::{Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 /// Cost of one check.

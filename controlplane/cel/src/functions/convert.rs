@@ -2,7 +2,8 @@
 
 use super::{failed, traversal};
 use crate::duration;
-use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::value::{Value, timestamp};
 
 pub(super) fn call<'a>(

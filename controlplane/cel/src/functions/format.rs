@@ -7,7 +7,8 @@ use coracle_values::names;
 
 use super::convert::to_text;
 use super::{failed, traversal};
-use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::value::{Value, timestamp};
 
 const FORMATS: &[&str] = &[
@@ -113,7 +114,7 @@ pub(super) fn format_text<'a>(
         let Some(item) = next.next() else { return failed("index out of range") };
         let before = out.len();
         let written = write_clause(&mut out, clause, precision.unwrap_or(6), item);
-        // The text before an error has its cost, too: a loop can ignore the error and repeat the call.
+        // The text before an error is charged as well: a loop can ignore the error and repeat the call.
         evaluator.charge(traversal(u64::try_from(out.len() - before).unwrap_or(u64::MAX)))?;
         written?;
     }

@@ -3,7 +3,8 @@
 use std::cmp::Ordering;
 
 use super::failed;
-use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::operators::{apply, equals};
 use crate::value::Value;
 

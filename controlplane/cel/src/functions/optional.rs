@@ -1,7 +1,8 @@
 //! Optional values.
 
 use super::failed;
-use crate::eval::{Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 pub(super) fn call<'a>(

@@ -3,7 +3,8 @@
 use coracle_values::Quantity;
 
 use super::{failed, traversal};
-use crate::eval::{Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 pub(super) fn call<'a>(

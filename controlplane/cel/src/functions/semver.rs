@@ -5,7 +5,8 @@ use std::sync::Arc;
 use semver::Version;
 
 use super::{failed, traversal};
-use crate::eval::{Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 pub(super) fn call<'a>(

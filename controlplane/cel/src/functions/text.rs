@@ -1,7 +1,8 @@
 //! Functions of texts and regular expressions.
 
 use super::{failed, traversal};
-use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::functions::format::format_text;
 use crate::pattern;
 use crate::value::Value;
@@ -113,7 +114,7 @@ fn limit(rest: &[Value<'_>]) -> usize {
     }
 }
 
-/// Memory of a compiled expression that its length pays for, in bytes.
+/// Memory of a compiled expression in bytes that the cost of its length covers.
 const FREE_BYTES: usize = 16 << 10;
 
 /// The cost of compiling a larger expression, for each KiB of it.
@@ -122,10 +123,10 @@ const KIBIBYTE: u64 = 32;
 /// The cost of a class of Unicode such as `\pL`, of which a few letters make hundreds of ranges.
 const CLASS: u64 = 100;
 
-/// Characters whose case is folded at compilation for one unit of cost.
+/// Number of characters whose case can be folded at compilation for one unit of cost.
 const FOLDED: u64 = 16;
 
-/// Compiles the second argument. The cost of a search is that of its text times that of the expression.
+/// Compiles the second argument. The cost of a search is the product of the costs of the text and of the expression.
 fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Result<regex::Regex, EvalError> {
     let Some(Value::String(pattern)) = args.get(1) else { return Err(EvalError::NoOverload) };
     let text = traversal(args[0].cost_size() + 1);

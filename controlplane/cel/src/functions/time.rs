@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::failed;
-use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;
 
 pub(super) fn call<'a>(

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use url::Url;
 
 use super::{failed, traversal};
-use crate::eval::{Evaluated, Evaluator};
+use crate::eval::Evaluator;
+use crate::eval_error::Evaluated;
 use crate::value::{Key, Value};
 
 /// Placeholder for the scheme and host of a URL that is only a path.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::*;
-use crate::eval::PER_CALL_LIMIT;
+use crate::eval_error::EvalError;
+use crate::evaluate::PER_CALL_LIMIT;
 use crate::session::{Session, Shared};
 use crate::types::{Field, ObjectType};
+use crate::value::Value;
 
 fn evaluate(source: &str) -> Result<serde_json::Value, String> {
     let program = Program::compile(source, &Environment::default()).map_err(|error| error.to_string())?;
@@ -252,7 +254,7 @@ impl crate::access::Authorize for Allow {
 }
 
 #[test]
-fn permissions_are_asked_of_the_host() {
+fn permission_checks_call_the_host() {
     let environment = Environment::default().variable("authorizer", crate::access::AUTHORIZER);
     let host = Allow("deployments");
     let question = crate::access::AccessQuestion { resource: "deployments".to_owned(), ..Default::default() };

@@ -87,7 +87,8 @@ mod tests {
         ] {
             assert_eq!(plan(&secret(uid, data), there.then_some(&account), Some(ca)), expect);
         }
-        // The cache may be older than the Secret: the API server is asked about an account with another uid.
+        // The cache may be older than the Secret. If the cached account has another uid, read the account
+        // from the API server.
         assert!(is_of(&secret("1", json!({})), &account) && is_of(&secret("", json!({})), &account));
         assert!(!is_of(&secret("2", json!({})), &account));
         let going =

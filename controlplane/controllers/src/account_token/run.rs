@@ -61,8 +61,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// The service account. If the cache does not have it, or has another one of that name, the API server is asked: a
-/// Secret must not be deleted by mistake.
+/// The service account. If the cache does not have the account, or has another account of that name, the account is
+/// read from the API server: a Secret must not be deleted by mistake.
 async fn account(
     context: &Context,
     secret: &Secret,

@@ -55,7 +55,7 @@ impl Claims {
                 self.set(&key, &BTreeSet::new());
                 self.services.remove(&key);
                 let mut changed = if was_ours { std::mem::take(&mut self.waiting) } else { BTreeSet::new() };
-                // Its status still has the addresses if only its type or class changed.
+                // If only the type or the class changed, the status still has the addresses.
                 changed.extend(change.new.filter(|_| was_ours).map(|_| key));
                 changed
             }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_service_until_it_is_gone() {
+    fn an_address_belongs_to_one_service_until_it_is_released() {
         let (mut claims, ip) = (Claims::default(), "192.0.2.1".parse().unwrap());
         let (a, b) = (Key::new("n", "a"), Key::new("n", "b"));
         let (one, two) = (service("a", CLASS, "192.0.2.1"), service("b", CLASS, "192.0.2.1"));

@@ -18,7 +18,7 @@ pub(super) struct Runs {
 // === impl Runs ===
 
 impl Runs {
-    /// Adds an address. A taken address is no error.
+    /// Adds an address. A taken address is not an error.
     pub(super) fn add(&mut self, address: IpAddr) {
         let (is_ipv4, number) = number(address);
         let (mut first, mut last) = (number, number);
@@ -38,7 +38,7 @@ impl Runs {
         self.last.insert((is_ipv4, first), last);
     }
 
-    /// Removes an address. A free address is no error.
+    /// Removes an address. A free address is not an error.
     pub(super) fn remove(&mut self, address: IpAddr) {
         let (is_ipv4, number) = number(address);
         let Some((first, last)) = self.at_or_before((is_ipv4, number)).filter(|(_, last)| *last >= number)

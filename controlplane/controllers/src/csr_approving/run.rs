@@ -51,7 +51,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
                 "a node's serving certificate waits for `kubectl certificate approve`; --own-node names the control plane's own machine"
             );
         }
-        Action::Ask(rights) => ask(context, &request, rights).await?,
+        Action::Ask(rights) => approve_if_allowed(context, &request, rights).await?,
         Action::Approve(message) => decide(context, &request, "Approved", "AutoApproved", message).await?,
         Action::Deny(message) => {
             decide(context, &request, "Denied", "AddressOfAnotherNode", &message).await?
@@ -61,7 +61,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 }
 
 /// Approves the request if the requester has one of the permissions, and its bootstrap token (if any) allows it.
-async fn ask(
+async fn approve_if_allowed(
     context: &Context,
     request: &CertificateSigningRequest,
     rights: Vec<&'static str>,

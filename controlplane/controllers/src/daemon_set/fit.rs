@@ -17,7 +17,7 @@ use crate::template::Template;
 /// The fields of a pod template that decide on the nodes.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct Shape {
+pub(crate) struct NodeRequirements {
     node_name: Option<String>,
     node_selector: Option<BTreeMap<String, String>>,
     affinity: Option<Affinity>,
@@ -27,7 +27,7 @@ pub(crate) struct Shape {
 
 /// Whether a node must have the pod, and whether it may keep one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fit {
+pub(crate) struct Eligibility {
     pub(crate) runs: bool,
     pub(crate) keeps: bool,
 }
@@ -44,18 +44,21 @@ const TOLERATED: [(&str, &str); 6] = [
 /// The taint that daemon pods in the host's network tolerate, too.
 const NO_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
 
-impl Shape {
+impl NodeRequirements {
     /// Reads a pod template, and adds the tolerations of daemon pods.
     pub(crate) fn of(template: &Template) -> Self {
-        let mut shape: Self = serde_json::from_value(template.value()["spec"].take()).unwrap_or_default();
-        let added = tolerations(shape.host_network == Some(true));
-        shape.tolerations.extend(added.into_iter().filter_map(|value| serde_json::from_value(value).ok()));
-        shape
+        let mut requirements: Self =
+            serde_json::from_value(template.value()["spec"].take()).unwrap_or_default();
+        let added = tolerations(requirements.host_network == Some(true));
+        requirements
+            .tolerations
+            .extend(added.into_iter().filter_map(|value| serde_json::from_value(value).ok()));
+        requirements
     }
 
     /// Whether the node must have the pod, and whether it may keep one.
-    pub(crate) fn fit(&self, node: &Node) -> Fit {
-        let none = Fit { runs: false, keeps: false };
+    pub(crate) fn fit(&self, node: &Node) -> Eligibility {
+        let none = Eligibility { runs: false, keeps: false };
         if self.node_name.as_deref().is_some_and(|name| !name.is_empty() && name != node.name()) {
             return none;
         }
@@ -74,7 +77,7 @@ impl Shape {
             !node.taints().iter().filter(|taint| forbids_scheduling(taint)).any(|taint| refused(&taint));
         let keeps =
             !node.taints().iter().filter(|taint| taint.effect == "NoExecute").any(|taint| refused(&taint));
-        Fit { runs, keeps }
+        Eligibility { runs, keeps }
     }
 }
 
@@ -123,7 +126,7 @@ mod tests {
 
     fn fit(spec: Value, node: Value) -> (bool, bool) {
         let node: Node = serde_json::from_value(node).unwrap();
-        let fit = Shape::of(&Template::new(&json!({"spec": spec}))).fit(&node);
+        let fit = NodeRequirements::of(&Template::new(&json!({"spec": spec}))).fit(&node);
         (fit.runs, fit.keeps)
     }
 

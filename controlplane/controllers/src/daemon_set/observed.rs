@@ -7,7 +7,7 @@ use std::time::Duration;
 use coracle_events::Event;
 use jiff::Timestamp;
 
-use super::fit::{Fit, Shape};
+use super::fit::{Eligibility, NodeRequirements};
 use crate::object::{DaemonSet, Node, ObjectExt, Pod};
 use crate::revision_history::POD_REVISION;
 
@@ -19,7 +19,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) nodes: &'a [Arc<Node>],
     /// The pods that the set controls.
     pub(crate) pods: &'a [Arc<Pod>],
-    /// The rest of the back-off after failed pods, for a node.
+    /// The remaining back-off of a node after failed pods.
     pub(crate) backoff: &'a dyn Fn(&str) -> Option<Duration>,
     pub(crate) now: Timestamp,
 }
@@ -43,17 +43,18 @@ pub(super) type ByNode = BTreeMap<String, Vec<Arc<Pod>>>;
 /// A daemon set with its nodes and pods.
 pub(super) struct ObservedDaemonSet<'a> {
     pub(super) snapshot: &'a Snapshot<'a>,
-    pub(super) fits: HashMap<String, Fit>,
+    pub(super) fits: HashMap<String, Eligibility>,
     pub(super) by_node: ByNode,
 }
 
 impl<'a> ObservedDaemonSet<'a> {
     pub(super) fn of(snapshot: &'a Snapshot<'a>) -> Self {
-        let shape = Shape::of(&snapshot.set.spec.template);
-        let fits = snapshot.nodes.iter().map(|node| (node.name().to_owned(), shape.fit(node))).collect();
+        let requirements = NodeRequirements::of(&snapshot.set.spec.template);
+        let fits =
+            snapshot.nodes.iter().map(|node| (node.name().to_owned(), requirements.fit(node))).collect();
         let mut by_node = ByNode::new();
         for pod in snapshot.pods {
-            // A pod that has ended and is being deleted does not hold its node.
+            // A pod that has ended and is being deleted does not occupy its node.
             let over = pod.finished() && pod.is_being_deleted();
             if let (Some(node), false) = (target(pod), over) {
                 by_node.entry(node.to_owned()).or_default().push(pod.clone());

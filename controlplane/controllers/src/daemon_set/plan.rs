@@ -7,7 +7,7 @@ use std::time::Duration;
 use coracle_events::Event;
 use k8s_openapi::api::apps::v1::DaemonSetStatus;
 
-use super::fit::Fit;
+use super::fit::Eligibility;
 use super::observed::{ObservedDaemonSet, Plan, Snapshot};
 use super::rolling;
 use crate::object::{ObjectExt, Pod};
@@ -27,7 +27,7 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Plan {
         let pods = observed.by_node.get(node).map(Vec::as_slice).unwrap_or_default();
         manage(&observed, (node, fit), pods, &mut plan);
     }
-    // Pods for nodes that do not exist any more would stay pending for ever.
+    // Pods for nodes that no longer exist would stay pending forever.
     for (node, pods) in observed.by_node.iter().filter(|(node, _)| !observed.fits.contains_key(*node)) {
         let unbound = pods.iter().filter(|pod| pod.spec.node_name.as_deref() != Some(node));
         plan.delete.extend(unbound.filter(|pod| !pod.is_being_deleted()).cloned());
@@ -40,13 +40,18 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Plan {
     plan
 }
 
-fn sorted(fits: &HashMap<String, Fit>) -> Vec<(&String, Fit)> {
+fn sorted(fits: &HashMap<String, Eligibility>) -> Vec<(&String, Eligibility)> {
     let mut sorted: Vec<_> = fits.iter().map(|(name, fit)| (name, *fit)).collect();
     sorted.sort_by_key(|(name, _)| *name);
     sorted
 }
 
-fn manage(observed: &ObservedDaemonSet<'_>, (node, fit): (&String, Fit), pods: &[Arc<Pod>], plan: &mut Plan) {
+fn manage(
+    observed: &ObservedDaemonSet<'_>,
+    (node, fit): (&String, Eligibility),
+    pods: &[Arc<Pod>],
+    plan: &mut Plan,
+) {
     if !fit.keeps {
         plan.delete.extend(pods.iter().filter(|pod| !pod.is_being_deleted()).cloned());
         return;

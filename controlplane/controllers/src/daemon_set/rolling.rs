@@ -38,7 +38,7 @@ fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
     }
 }
 
-/// The pods of a node: of the current template and of an old one. `None` if there are several of either.
+/// The pods of a node: of the current template and of an old one. `None` if there are several pods of one kind.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 fn pair<'a>(observed: &ObservedDaemonSet<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {
@@ -59,7 +59,7 @@ pub(super) fn update(observed: &ObservedDaemonSet<'_>, plan: &mut Plan) {
     }
 }
 
-/// Deletes old pods: those that are not available, and as many others as may be unavailable.
+/// Deletes old pods: all that are not available, and as many available ones as `maxUnavailable` permits.
 fn replace(observed: &ObservedDaemonSet<'_>, allowed: usize, plan: &mut Plan) {
     let mut unavailable = 0;
     let mut candidates = Vec::new();

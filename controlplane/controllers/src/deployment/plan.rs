@@ -71,25 +71,25 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     let conditions = paused_or_resumed(deployment, now);
     let paused = deployment.spec.paused == Some(true);
     if deployment.is_being_deleted() {
-        plan.show(deployment, status::counts(deployment, &history, conditions, now));
+        plan.plan_status(deployment, status::counts(deployment, &history, conditions, now));
     } else if paused || rolling::is_rescaled(deployment, &history) {
         plan.sync_new(deployment, &history);
         plan.resize(deployment, rolling::rescale(deployment, &history));
         if paused {
             plan.delete = revision::to_clean(deployment, &history);
         }
-        plan.show(deployment, status::counts(deployment, &history, conditions, now));
+        plan.plan_status(deployment, status::counts(deployment, &history, conditions, now));
     } else {
         let mut conditions = conditions;
         if plan.roll(deployment, &history, &running) {
-            found_new_set(deployment, &history, &mut conditions, now);
+            set_found_new_set_condition(deployment, &history, &mut conditions, now);
         }
         let (status, again) = status::rollout(deployment, &history, conditions, now);
         if status::is_complete(deployment, &status) && plan.update.is_empty() && plan.create.is_none() {
             plan.delete = revision::to_clean(deployment, &history);
         }
         plan.again = again;
-        plan.show(deployment, status);
+        plan.plan_status(deployment, status);
     }
     plan
 }
@@ -138,7 +138,12 @@ fn paused_or_resumed(deployment: &Deployment, now: Timestamp) -> Conditions {
 }
 
 /// Sets the condition Progressing of a deployment without one, if its new set exists already.
-fn found_new_set(deployment: &Deployment, history: &History, conditions: &mut Conditions, now: Timestamp) {
+fn set_found_new_set_condition(
+    deployment: &Deployment,
+    history: &History,
+    conditions: &mut Conditions,
+    now: Timestamp,
+) {
     let Some(new) = &history.new else { return };
     if conditions.get(PROGRESSING).is_none() && status::deadline(deployment).is_some() {
         let message = format!("Found new replica set \"{}\"", new.name());
@@ -234,8 +239,8 @@ impl Plan {
         &mut self.update[place]
     }
 
-    fn show(&mut self, deployment: &Deployment, status: DeploymentStatus) {
-        if !status::same(&status, &deployment.status) {
+    fn plan_status(&mut self, deployment: &Deployment, status: DeploymentStatus) {
+        if !status::are_equal(&status, &deployment.status) {
             self.status = Some(status);
         }
     }

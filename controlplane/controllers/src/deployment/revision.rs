@@ -31,7 +31,8 @@ impl History {
     /// Splits the sets into the one with the deployment's template (the oldest of several) and the others.
     pub(crate) fn of(deployment: &Deployment, mut sets: Vec<Arc<ReplicaSet>>) -> Self {
         sets.sort_by(|one, other| by_age(one, other));
-        let place = sets.iter().position(|set| set.spec.template.same(&deployment.spec.template));
+        let place =
+            sets.iter().position(|set| set.spec.template.equals_ignoring_hash(&deployment.spec.template));
         let new = place.map(|place| sets.remove(place));
         Self { new, old: sets }
     }
@@ -79,8 +80,8 @@ fn inherited(deployment: &Deployment) -> BTreeMap<String, String> {
     all.filter(|(name, _)| !OWN.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-/// The missing annotations of the new set. A set that becomes the new one again keeps its earlier revisions in one of
-/// them.
+/// The missing annotations of the new set. If an old set becomes the new set again (rollback), one annotation keeps its
+/// earlier revisions.
 pub(crate) fn missing_annotations(
     deployment: &Deployment,
     set: &ReplicaSet,

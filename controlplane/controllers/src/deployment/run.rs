@@ -113,7 +113,7 @@ async fn apply(context: &Context, deployment: &Deployment, mut plan: Plan) -> Re
     }
     match (plan.status, plan.revision) {
         (None, None) => Ok(()),
-        (status, revision) => show(context, deployment, status.as_ref(), revision).await,
+        (status, revision) => write_status(context, deployment, status.as_ref(), revision).await,
     }
 }
 
@@ -121,7 +121,8 @@ async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSe
     if sets.is_empty() {
         return Ok(());
     }
-    // The cached deployment may have been deleted, with its sets orphaned on purpose: ask the API server first.
+    // The cached deployment may have been deleted, with its sets orphaned on purpose: read it from the API server
+    // first.
     let live = context.deployments().live(&deployment.key()).await?;
     if !live.is_some_and(|live| live.uid() == deployment.uid() && !live.is_being_deleted()) {
         return Ok(());
@@ -194,7 +195,7 @@ async fn create(
     context.record(deployment, CONTROLLER, Event::warning("ReplicaSetCreateError", message.clone()));
     note_progress(deployment, status, "False", "ReplicaSetCreateError", message);
     if let Some(status) = status {
-        show(context, deployment, Some(status), None).await?;
+        write_status(context, deployment, Some(status), None).await?;
     }
     Err(error(source))
 }
@@ -205,7 +206,7 @@ async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Re
     let key = Key::new(deployment.namespace(), name);
     let Some(taken) = context.replica_sets().live(&key).await? else { return Ok(()) };
     let ours = controller_of(&taken.metadata).is_some_and(|owner| owner.uid == deployment.uid());
-    if ours && taken.spec.template.same(&deployment.spec.template) {
+    if ours && taken.spec.template.equals_ignoring_hash(&deployment.spec.template) {
         context.caches.replica_sets.written(taken);
         return Ok(());
     }
@@ -254,7 +255,7 @@ async fn update(context: &Context, deployment: &Deployment, change: &Update) -> 
 
 /// Writes the status and the revision. The revision is an annotation, which upstream also writes with the status: so it
 /// does not change the generation.
-async fn show(
+async fn write_status(
     context: &Context,
     deployment: &Deployment,
     status: Option<&DeploymentStatus>,
@@ -269,7 +270,8 @@ fn status_patch(
     status: Option<&DeploymentStatus>,
     revision: Option<String>,
 ) -> Value {
-    // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
+    // Without resourceVersion: no other client writes the status, and `observedGeneration` names the generation that it
+    // describes.
     let mut patch = json!({"metadata": {"uid": deployment.uid()}});
     if let Some(revision) = revision {
         patch["metadata"]["annotations"] = json!({super::revision::REVISION: revision});

@@ -185,7 +185,7 @@ fn replica_failure(history: &History) -> Option<ReplicaSetCondition> {
 }
 
 /// Whether two statuses are equal. An absent count equals zero; the order of conditions does not matter.
-pub(crate) fn same(one: &DeploymentStatus, other: &DeploymentStatus) -> bool {
+pub(crate) fn are_equal(one: &DeploymentStatus, other: &DeploymentStatus) -> bool {
     let counts = |status: &DeploymentStatus| {
         [
             status.replicas,

@@ -12,15 +12,15 @@ pub(crate) const SLICE_MAX: usize = 100;
 
 /// The address type (`IPv4` or `IPv6`) and the ports of a slice.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Shape {
+pub(crate) struct SliceKey {
     pub(crate) address_type: &'static str,
     pub(crate) ports: Vec<EndpointPort>,
 }
 
-/// Endpoints that share a shape.
+/// Endpoints with a common address type and ports.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Group {
-    pub(crate) shape: Shape,
+    pub(crate) slice_key: SliceKey,
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
@@ -30,24 +30,25 @@ pub(crate) struct Changes {
     pub(crate) create: Vec<Group>,
     /// Slices with their new endpoints.
     pub(crate) update: Vec<(Arc<EndpointSlice>, Vec<Endpoint>)>,
-    /// Slices that stay as they are. Their labels may still differ.
+    /// Slices whose endpoints do not change. Their labels may still differ.
     pub(crate) keep: Vec<Arc<EndpointSlice>>,
     pub(crate) delete: Vec<Arc<EndpointSlice>>,
 }
 
-/// Compares the groups with the slices. Each shape has one group.
+/// Compares the groups with the slices. Each key has one group.
 pub(crate) fn pack(groups: Vec<Group>, slices: &[Arc<EndpointSlice>]) -> Changes {
     let mut changes = Changes::default();
-    let has_shape = |slice: &EndpointSlice, shape: &Shape| {
-        slice.address_type == shape.address_type && slice.ports.as_deref().unwrap_or_default() == shape.ports
+    let has_shape = |slice: &EndpointSlice, slice_key: &SliceKey| {
+        slice.address_type == slice_key.address_type
+            && slice.ports.as_deref().unwrap_or_default() == slice_key.ports
     };
     for slice in slices {
-        if !groups.iter().any(|group| has_shape(slice, &group.shape)) {
+        if !groups.iter().any(|group| has_shape(slice, &group.slice_key)) {
             changes.delete.push(slice.clone());
         }
     }
     for group in groups {
-        let own = slices.iter().filter(|slice| has_shape(slice, &group.shape)).cloned().collect();
+        let own = slices.iter().filter(|slice| has_shape(slice, &group.slice_key)).cloned().collect();
         pack_group(group, own, &mut changes);
     }
     changes
@@ -61,7 +62,7 @@ struct KeptSlice {
 }
 
 fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Changes) {
-    let Group { shape, endpoints } = group;
+    let Group { slice_key, endpoints } = group;
     let mut missing: BTreeMap<String, Endpoint> =
         endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect();
     let mut all: Vec<KeptSlice> = slices.into_iter().map(|slice| keep(slice, &mut missing)).collect();
@@ -77,12 +78,14 @@ fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Chang
     let mut left: Vec<Endpoint> = missing.collect();
     while !left.is_empty() {
         let rest = left.split_off(left.len().min(SLICE_MAX));
-        changes.create.push(Group { shape: shape.clone(), endpoints: std::mem::replace(&mut left, rest) });
+        changes
+            .create
+            .push(Group { slice_key: slice_key.clone(), endpoints: std::mem::replace(&mut left, rest) });
     }
     let occupied = all.iter().filter(|kept| !kept.endpoints.is_empty()).count() + changes.create.len();
     let mut is_placeholder_needed = occupied == 0;
     for kept in all {
-        // One empty slice stays as the sign that the service was processed.
+        // One empty slice is kept. It shows that the service was processed.
         if kept.endpoints.is_empty() && !std::mem::take(&mut is_placeholder_needed) {
             changes.delete.push(kept.slice);
         } else if kept.is_changed {
@@ -92,7 +95,7 @@ fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Chang
         }
     }
     if is_placeholder_needed {
-        changes.create.push(Group { shape, endpoints: Vec::new() });
+        changes.create.push(Group { slice_key, endpoints: Vec::new() });
     }
 }
 
@@ -105,7 +108,7 @@ fn keep(slice: Arc<EndpointSlice>, missing: &mut BTreeMap<String, Endpoint>) -> 
     KeptSlice { slice, endpoints, is_changed }
 }
 
-/// Address and pod of an endpoint: an address may pass from one pod to the next.
+/// Address and pod of an endpoint. Both are compared, because a new pod may get the address of a deleted pod.
 fn identity(endpoint: &Endpoint) -> String {
     let pod = endpoint.target_ref.as_ref().and_then(|target| target.uid.as_deref()).unwrap_or_default();
     format!("{}/{pod}", endpoint.addresses.join(","))
@@ -117,9 +120,9 @@ mod tests {
 
     use super::*;
 
-    fn shape(port: i32) -> Shape {
+    fn slice_key(port: i32) -> SliceKey {
         let ports = vec![EndpointPort { port: Some(port), ..EndpointPort::default() }];
-        Shape { address_type: "IPv4", ports }
+        SliceKey { address_type: "IPv4", ports }
     }
 
     fn endpoints(numbers: std::ops::Range<usize>) -> Vec<Endpoint> {
@@ -135,7 +138,7 @@ mod tests {
     }
 
     fn group(port: i32, numbers: std::ops::Range<usize>) -> Group {
-        Group { shape: shape(port), endpoints: endpoints(numbers) }
+        Group { slice_key: slice_key(port), endpoints: endpoints(numbers) }
     }
 
     #[test]

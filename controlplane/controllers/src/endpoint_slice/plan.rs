@@ -7,7 +7,7 @@ use k8s_openapi::api::discovery::v1::{
     Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForNode, ForZone,
 };
 
-use super::pack::{Group, Shape};
+use super::pack::{Group, SliceKey};
 use crate::endpoints::plan::{is_reachable, ports, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
@@ -22,16 +22,16 @@ pub(crate) fn groups(
         let before = all.len();
         for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
             let Some(ip) = address(pod, address_type) else { continue };
-            let shape = Shape { address_type, ports: slice_ports(service, pod) };
+            let slice_key = SliceKey { address_type, ports: slice_ports(service, pod) };
             let endpoint = endpoint(service, pod, ip, &zone_of);
-            match all.iter_mut().find(|group| group.shape == shape) {
+            match all.iter_mut().find(|group| group.slice_key == slice_key) {
                 Some(group) => group.endpoints.push(endpoint),
-                None => all.push(Group { shape, endpoints: vec![endpoint] }),
+                None => all.push(Group { slice_key, endpoints: vec![endpoint] }),
             }
         }
         if all.len() == before {
-            let shape = Shape { address_type, ports: Vec::new() };
-            all.push(Group { shape, endpoints: Vec::new() });
+            let slice_key = SliceKey { address_type, ports: Vec::new() };
+            all.push(Group { slice_key, endpoints: Vec::new() });
         }
     }
     all
@@ -160,9 +160,9 @@ mod tests {
             "ports": [{"name": "a", "port": 80, "targetPort": "http"}, {"name": "b", "port": 81}]});
         let all = planned(spec, &[pod("1", |_| {})]);
         let shown: Vec<_> =
-            all.iter().map(|g| (g.shape.address_type, g.endpoints[0].addresses[0].as_str())).collect();
+            all.iter().map(|g| (g.slice_key.address_type, g.endpoints[0].addresses[0].as_str())).collect();
         assert_eq!(shown, [("IPv4", "10.0.0.1"), ("IPv6", "fd00::1")]);
-        let ports: Vec<_> = all[0].shape.ports.iter().map(|port| port.port.unwrap()).collect();
+        let ports: Vec<_> = all[0].slice_key.ports.iter().map(|port| port.port.unwrap()).collect();
         assert_eq!(ports, [8080, 81]);
         assert_eq!(all[0].endpoints[0].zone.as_deref(), Some("zone-of-n"));
     }
@@ -171,7 +171,7 @@ mod tests {
     fn a_pod_without_the_named_port_is_an_endpoint_without_ports() {
         let spec = json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "none"}]});
         let all = planned(spec, &[pod("1", |_| {})]);
-        assert_eq!((all.len(), all[0].endpoints.len(), all[0].shape.ports.len()), (1, 1, 0));
+        assert_eq!((all.len(), all[0].endpoints.len(), all[0].slice_key.ports.len()), (1, 1, 0));
     }
 
     #[test]
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn without_pods_each_family_has_an_empty_group() {
         let all = planned(json!({"selector": {"app": "b"}, "ports": [{"port": 80}]}), &[pod("1", |_| {})]);
-        assert_eq!((all.len(), all[0].endpoints.len(), all[0].shape.ports.len()), (1, 0, 0));
+        assert_eq!((all.len(), all[0].endpoints.len(), all[0].slice_key.ports.len()), (1, 0, 0));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::endpoints::plan::is_ours;
 use crate::error::{Error, is_namespace_terminating};
 use crate::object::{EndpointSlice, Key, ObjectExt, controller_of};
-use crate::queue::{Next, Queue, rest_after};
+use crate::queue::{Next, Queue, pause_after};
 use crate::write::Part;
 
 /// Label of a slice with the name of its service.
@@ -64,7 +64,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     let identity = Identity { owner, labels };
     apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
-    Ok(rest_after(count))
+    Ok(pause_after(count))
 }
 
 /// The metadata of all slices of an owner.
@@ -96,9 +96,9 @@ pub(crate) async fn apply(
         let slice = json!({
             "metadata": {"generateName": format!("{}-", key.name), "namespace": key.namespace,
                 "labels": identity.labels, "ownerReferences": [identity.owner]},
-            "addressType": group.shape.address_type,
+            "addressType": group.slice_key.address_type,
             "endpoints": group.endpoints,
-            "ports": group.shape.ports,
+            "ports": group.slice_key.ports,
         });
         match writer.create(&key.namespace, slice).await {
             Err(error) if !is_namespace_terminating(&error) => {

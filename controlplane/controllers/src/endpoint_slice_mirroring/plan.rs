@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
 
-use crate::endpoint_slice::pack::{Group, Shape};
+use crate::endpoint_slice::pack::{Group, SliceKey};
 use crate::object::{Endpoints, Service};
 
 /// Label of Endpoints that are not mirrored.
@@ -30,11 +30,11 @@ pub(crate) fn groups(endpoints: &Endpoints) -> Vec<Group> {
         let unready = subset.not_ready_addresses.iter().flatten().map(|address| (address, false));
         for (address, is_ready) in ready.chain(unready).take(ADDRESSES_MAX) {
             let address_type = if address.ip.contains(':') { "IPv6" } else { "IPv4" };
-            let shape = Shape { address_type, ports: ports.clone() };
+            let slice_key = SliceKey { address_type, ports: ports.clone() };
             let endpoint = endpoint(address, is_ready);
-            match all.iter_mut().find(|group| group.shape == shape) {
+            match all.iter_mut().find(|group| group.slice_key == slice_key) {
                 Some(group) => group.endpoints.push(endpoint),
-                None => all.push(Group { shape, endpoints: vec![endpoint] }),
+                None => all.push(Group { slice_key, endpoints: vec![endpoint] }),
             }
         }
     }
@@ -76,10 +76,10 @@ mod tests {
         .unwrap();
         let all = groups(&endpoints);
         let shown: Vec<_> =
-            all.iter().map(|group| (group.shape.address_type, group.endpoints.len())).collect();
+            all.iter().map(|group| (group.slice_key.address_type, group.endpoints.len())).collect();
         assert_eq!(shown, [("IPv4", 2), ("IPv6", 1)]);
         assert_eq!(all[0].endpoints[1].conditions.as_ref().unwrap().ready, Some(false));
-        assert_eq!(all[0].shape.ports[0].protocol.as_deref(), Some("TCP"));
+        assert_eq!(all[0].slice_key.ports[0].protocol.as_deref(), Some("TCP"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Endpoints, Key, ObjectExt, Pod, Service};
-use crate::queue::{Next, Queue, rest_after};
+use crate::queue::{Next, Queue, pause_after};
 use crate::write::Part;
 
 /// Queues changed services, and the services of changed pods and endpoints.
@@ -60,7 +60,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     };
     let writer = context.writer(&caches.endpoints);
     let Some(service) = service.filter(|service| !service.is_being_deleted()) else {
-        if let Some(known) = known.filter(|known| was_ours(known)) {
+        if let Some(known) = known.filter(|known| is_managed_by_this_controller(known)) {
             writer.delete(&known, DeleteParams::default()).await.map_err(failed("delete"))?;
         }
         return Ok(Next::Wait);
@@ -75,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let count = subsets.iter().map(addresses).sum();
     let labels = labels(&service);
     match known {
-        Some(known) if is_right(&known, &subsets, &labels) => {}
+        Some(known) if is_current(&known, &subsets, &labels) => {}
         Some(_) => {
             let patch = json!({"metadata": {"labels": labels}, "subsets": subsets});
             writer.merge(&key, Part::Main, patch).await?;
@@ -90,13 +90,13 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             }
         }
     }
-    Ok(rest_after(count))
+    Ok(pause_after(count))
 }
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGER: &str = "endpoint-controller";
 
-fn was_ours(endpoints: &Endpoints) -> bool {
+fn is_managed_by_this_controller(endpoints: &Endpoints) -> bool {
     endpoints.metadata.labels.iter().flatten().any(|(name, value)| name == MANAGED_BY && value == MANAGER)
 }
 
@@ -109,7 +109,7 @@ fn labels(service: &Service) -> Value {
     labels
 }
 
-fn is_right(known: &Endpoints, subsets: &[EndpointSubset], labels: &Value) -> bool {
+fn is_current(known: &Endpoints, subsets: &[EndpointSubset], labels: &Value) -> bool {
     let own = known.metadata.labels.clone().unwrap_or_default();
     let labelled = labels
         .as_object()

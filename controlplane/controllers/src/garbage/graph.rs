@@ -50,7 +50,7 @@ pub(crate) struct FollowUp {
 pub(crate) struct Graph {
     items: HashMap<String, Item>,
     dependents: HashMap<Box<str>, HashSet<String>>,
-    /// Owners that were deleted last: no request to the API server is needed for their dependents.
+    /// The most recently deleted owners. Their dependents need no request to the API server.
     gone: VecDeque<String>,
 }
 
@@ -165,7 +165,7 @@ impl Graph {
     /// otherwise a tenant could hold up the deletion of another tenant's objects.
     pub(crate) fn own_dependents(&self, uid: &str) -> Vec<String> {
         let Some(owner) = self.items.get(uid) else { return Vec::new() };
-        let is_own = |uid: &String| self.items.get(uid).is_some_and(|item| in_reach(item, owner));
+        let is_own = |uid: &String| self.items.get(uid).is_some_and(|item| may_own(item, owner));
         self.dependents_of(uid).into_iter().filter(is_own).collect()
     }
 
@@ -181,7 +181,7 @@ impl Graph {
         let settled = |edge: &Edge| {
             self.items
                 .get(&*edge.uid)
-                .is_some_and(|owner| owner.state != State::Foreground && in_reach(item, owner))
+                .is_some_and(|owner| owner.state != State::Foreground && may_own(item, owner))
         };
         item.state == State::Foreground || !item.owners.iter().all(settled)
     }
@@ -216,7 +216,7 @@ impl Item {
         if self.key.namespace.is_empty() && owner.kind.namespaced {
             return Owner::Solid;
         }
-        match (in_reach(self, owner), owner.is_foreground()) {
+        match (may_own(self, owner), owner.is_foreground()) {
             (false, _) => Owner::Absent,
             (true, true) => Owner::Waiting,
             (true, false) => Owner::Solid,
@@ -225,7 +225,7 @@ impl Item {
 }
 
 /// Whether `owner` may own `item`: an owner is cluster-scoped or in the same namespace.
-fn in_reach(item: &Item, owner: &Item) -> bool {
+fn may_own(item: &Item, owner: &Item) -> bool {
     !owner.kind.namespaced || owner.key.namespace == item.key.namespace
 }
 

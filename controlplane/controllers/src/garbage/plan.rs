@@ -20,7 +20,7 @@ pub(crate) enum Owner {
 }
 
 /// The input of the plan.
-pub(crate) struct Facts<'a> {
+pub(crate) struct ObservedObject<'a> {
     pub(crate) meta: &'a ObjectMeta,
     pub(crate) owners: Vec<(&'a OwnerReference, Owner)>,
     pub(crate) has_dependents: bool,
@@ -48,36 +48,36 @@ pub(crate) enum Action {
 }
 
 /// Plans the action.
-pub(crate) fn plan(facts: &Facts<'_>) -> Action {
-    let finalizers = facts.meta.finalizers.as_deref().unwrap_or_default();
+pub(crate) fn plan(observed: &ObservedObject<'_>) -> Action {
+    let finalizers = observed.meta.finalizers.as_deref().unwrap_or_default();
     let has = |name: &str| finalizers.iter().any(|finalizer| finalizer == name);
-    if facts.meta.deletion_timestamp.is_some() {
-        return match (has(FOREGROUND), facts.has_blocking_dependents) {
+    if observed.meta.deletion_timestamp.is_some() {
+        return match (has(FOREGROUND), observed.has_blocking_dependents) {
             (false, _) => Action::Nothing,
             (true, false) => Action::Finish,
             (true, true) => Action::AttemptDependents,
         };
     }
-    if facts.owners.is_empty() {
+    if observed.owners.is_empty() {
         return Action::Nothing;
     }
-    let solid: Vec<OwnerReference> = facts
+    let solid: Vec<OwnerReference> = observed
         .owners
         .iter()
         .filter(|(_, owner)| *owner == Owner::Solid)
         .map(|(owner, _)| (*owner).clone())
         .collect();
-    if solid.len() == facts.owners.len() {
+    if solid.len() == observed.owners.len() {
         return Action::Nothing;
     }
     if !solid.is_empty() {
         return Action::KeepOwners(solid);
     }
-    let waiting = facts.owners.iter().any(|(_, owner)| *owner == Owner::Waiting);
-    if waiting && facts.has_dependents {
+    let waiting = observed.owners.iter().any(|(_, owner)| *owner == Owner::Waiting);
+    if waiting && observed.has_dependents {
         return Action::Delete {
             policy: PropagationPolicy::Foreground,
-            unblock: facts.has_waiting_dependents,
+            unblock: observed.has_waiting_dependents,
         };
     }
     let policy = if has(ORPHAN) {
@@ -109,7 +109,7 @@ pub(crate) mod tests {
         let reference =
             |number: usize| OwnerReference { uid: number.to_string(), ..OwnerReference::default() };
         let references: Vec<_> = (0..owners.len()).map(reference).collect();
-        plan(&Facts {
+        plan(&ObservedObject {
             meta: &meta,
             owners: references.iter().zip(owners.iter().copied()).collect(),
             has_dependents: dependents[0],
@@ -134,7 +134,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn objects_without_existing_owners_are_deleted_as_their_finalizers_say() {
+    fn objects_without_existing_owners_are_deleted_with_the_policy_of_their_finalizers() {
         let with = |finalizer: &str| json!({"finalizers": [finalizer]});
         assert_eq!(decide(json!({}), &[Owner::Absent], [false; 3]), delete(PropagationPolicy::Background));
         assert_eq!(decide(with(ORPHAN), &[Owner::Absent], [false; 3]), delete(PropagationPolicy::Orphan));

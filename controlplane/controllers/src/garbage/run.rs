@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::graph::{FollowUp, Graph};
-use super::plan::{Action, FOREGROUND, Facts, ORPHAN, Owner, plan};
+use super::plan::{Action, FOREGROUND, ORPHAN, ObservedObject, Owner, plan};
 use crate::api_kind::{ApiKind, Meta};
 use crate::cache::Cache;
 use crate::context::Context;
@@ -34,7 +34,7 @@ pub(crate) struct Collector {
     attempts: Queue<String>,
     /// Uids of objects whose dependents are to be orphaned.
     orphans: Queue<String>,
-    /// The kinds that are served, for look-ups of owners that are not in the graph.
+    /// The served kinds, to look up owners that are not in the graph.
     kinds: Mutex<Vec<Arc<ApiKind>>>,
     removed: Mutex<Removed>,
     /// Notified when the served kinds may have changed.
@@ -349,14 +349,14 @@ impl Collector {
         for owner in live.metadata.owner_references.iter().flatten() {
             owners.push((owner, self.owner(context, &item, owner).await?));
         }
-        let facts = Facts {
+        let observed = ObservedObject {
             meta: &live.metadata,
             owners,
             has_dependents: !dependents.is_empty(),
             has_blocking_dependents: !blocking.is_empty(),
             has_waiting_dependents: waiting,
         };
-        match plan(&facts) {
+        match plan(&observed) {
             Action::Nothing => {}
             Action::AttemptDependents => blocking.into_iter().for_each(|uid| self.attempts.add(uid)),
             action => apply(context, &item.kind, &item.key, &live.metadata, action).await?,
@@ -449,7 +449,7 @@ async fn apply(
                 owners.iter_mut().for_each(|owner| owner.block_owner_deletion = Some(false));
                 set_owners(context, kind, key, live, &owners).await?;
             }
-            // For this version only: a newer version may have another owner.
+            // The resourceVersion is a precondition, because a newer version of the object may have another owner.
             let resource_version = if unblock { None } else { live.resource_version.clone() };
             let preconditions = Preconditions { uid: live.uid.clone(), resource_version };
             let params = DeleteParams {

@@ -1,5 +1,5 @@
 //! Compares the service of an address with the address's IPAddress. Pure. Upstream's API server writes the IPAddress
-//! before the service; here the service itself says which addresses it has, and the IPAddress follows.
+//! before the service; here the Service is the source of its addresses, and the IPAddress is created from it.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use super::policy::{self, Failure};
 pub(crate) use super::verdict::ObservedJob;
 use crate::object::Pod;
 use crate::queue::until;
-use crate::replica_set::by_dispensability;
+use crate::replica_set::sort_for_deletion;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
@@ -49,7 +49,7 @@ pub(crate) fn plan(observed: &ObservedJob<'_>) -> Change {
     if job.metadata.deletion_timestamp.is_some() {
         return Change::Nothing;
     }
-    let wanted = wanted(observed, active.len());
+    let wanted = desired_active(observed, active.len());
     if is_indexed(job) {
         let excess = misplaced(observed, &active);
         if !excess.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) fn plan(observed: &ObservedJob<'_>) -> Change {
     }
     if active.len() > wanted {
         let mut pods = shared(active.iter().copied());
-        by_dispensability(&mut pods, &HashMap::new(), observed.now);
+        sort_for_deletion(&mut pods, &HashMap::new(), observed.now);
         pods.truncate(active.len() - wanted);
         return delete(pods);
     }
@@ -76,7 +76,7 @@ fn delete(mut pods: Vec<Arc<Pod>>) -> Change {
 }
 
 /// The desired number of active pods.
-fn wanted(observed: &ObservedJob<'_>, active: usize) -> usize {
+fn desired_active(observed: &ObservedJob<'_>, active: usize) -> usize {
     let parallelism = observed.job.spec.parallelism.unwrap_or(1);
     let wanted = match observed.job.spec.completions {
         // After the first success the remaining pods run to their end, and no new ones start.
@@ -91,7 +91,8 @@ fn wanted(observed: &ObservedJob<'_>, active: usize) -> usize {
     usize::try_from(wanted).unwrap_or_default()
 }
 
-/// Active pods whose index is invalid, completed, failed, or also that of an older active pod.
+/// Active pods to delete: their index is invalid, completed or failed, or an older active pod has the same
+/// index.
 fn misplaced(observed: &ObservedJob<'_>, active: &[&Arc<Pod>]) -> Vec<Arc<Pod>> {
     let mut active = active.to_vec();
     active.sort_by(|one, other| one.metadata.creation_timestamp.cmp(&other.metadata.creation_timestamp));
@@ -154,7 +155,7 @@ fn created(pods: Vec<NewPod>) -> Change {
     if pods.is_empty() { Change::Nothing } else { Change::Create(pods) }
 }
 
-/// The failures that the pod after this failed one starts with.
+/// The failure counts with which the replacement of this failed pod starts.
 fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
     let (failures, ignored) = (earlier_failures(last), earlier_ignored(last));
     match policy::failure(observed.job, last) {
@@ -163,7 +164,7 @@ fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
     }
 }
 
-/// The rest of the back-off. It depends on the number of pods that failed since the last success.
+/// The remaining back-off. It depends on the number of pods that failed since the last success.
 fn backoff(observed: &ObservedJob<'_>) -> Option<Duration> {
     let ended = |is: &dyn Fn(&Pod) -> bool| {
         let times = observed.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));

@@ -30,7 +30,7 @@ pub(crate) fn wants<'a>(claim: &'a Claim, class: &StorageClass) -> Option<Option
     (unbound && class.provisioner == PROVISIONER_NAME).then(|| claim.annotation(SELECTED_NODE))
 }
 
-/// Decides about a claim. `node` is the selected one, if it exists.
+/// Decides whether to create a volume for a claim. `node`: the selected node, if it exists.
 pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>) -> Provision {
     let Some(selected) = wants(claim, class) else { return Provision::Nothing };
     if let Some(why) = unsupported(claim, class) {

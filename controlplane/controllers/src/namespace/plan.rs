@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 /// The remaining contents after one pass.
 #[derive(Debug, Default)]
-pub(crate) struct Left {
+pub(crate) struct RemainingContent {
     /// Group versions whose server does not respond. They may have objects in the namespace.
     pub(crate) undiscovered: Vec<String>,
     /// Objects by kind.
@@ -19,7 +19,7 @@ pub(crate) struct Left {
     pub(crate) failures: Vec<String>,
 }
 
-impl Left {
+impl RemainingContent {
     /// Counts the objects of a kind.
     pub(crate) fn count<'a>(&mut self, kind: &str, objects: impl Iterator<Item = &'a ObjectMeta>) {
         for object in objects {
@@ -58,13 +58,17 @@ impl Left {
     }
 
     /// Whether the namespace is certainly empty.
-    pub(crate) fn is_nothing(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.failures.is_empty() && self.undiscovered.is_empty()
     }
 }
 
 /// The desired conditions. Unchanged ones keep their transition times.
-pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp) -> Vec<NamespaceCondition> {
+pub(crate) fn conditions(
+    old: &[NamespaceCondition],
+    left: &RemainingContent,
+    now: Timestamp,
+) -> Vec<NamespaceCondition> {
     let time = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let condition = |(type_, problem, fine): (&str, Option<(&str, String)>, (&str, &str))| {
         let status = if problem.is_some() { "True" } else { "False" };
@@ -91,8 +95,8 @@ pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp
     [discovery, parsing, content, remaining, finalizers].map(condition).into()
 }
 
-/// Maximum names in the message of a condition. A tenant chooses the names of finalizers, and an object that is too large
-/// cannot be written.
+/// Maximum number of names in the message of a condition. A tenant chooses the names of finalizers, and a namespace
+/// that is too large could not be written.
 const MAX_NAMES: usize = 50;
 
 fn list(counts: &BTreeMap<String, usize>, word: &str) -> String {
@@ -110,8 +114,9 @@ mod tests {
 
     #[test]
     fn a_namespace_with_an_unknown_group_version_is_not_empty() {
-        let left = Left { undiscovered: vec!["far.io/v1".to_owned()], ..Left::default() };
-        assert!(!left.is_nothing());
+        let left =
+            RemainingContent { undiscovered: vec!["far.io/v1".to_owned()], ..RemainingContent::default() };
+        assert!(!left.is_empty());
         let all = conditions(&[], &left, "2026-01-01T00:00:00Z".parse().unwrap());
         let failed = all.iter().find(|c| c.status == "True").unwrap();
         assert_eq!(
@@ -125,11 +130,11 @@ mod tests {
 
     #[test]
     fn remaining_objects_are_named_and_counted() {
-        let mut left = Left::default();
-        assert!(left.is_nothing());
+        let mut left = RemainingContent::default();
+        assert!(left.is_empty());
         let pod = ObjectMeta { finalizers: Some(vec!["x.io/wait".into()]), ..ObjectMeta::default() };
         left.count("pods", [&pod, &ObjectMeta::default()].into_iter());
-        assert!(!left.is_nothing());
+        assert!(!left.is_empty());
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
         let first = conditions(&[], &left, now);
         let messages: Vec<_> =

@@ -8,7 +8,7 @@ use kube::api::Request;
 use kube::discovery::verbs;
 use serde_json::{Value, json};
 
-use super::plan::{Left, conditions};
+use super::plan::{RemainingContent, conditions};
 use crate::api_kind::ApiKind;
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
@@ -51,21 +51,21 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (pods, others): (Vec<_>, Vec<_>) =
         contents.partition(|kind| kind.resource.group.is_empty() && kind.resource.plural == "pods");
     let mut left = empty(context, &key.name, &pods).await;
-    if left.is_nothing() {
+    if left.is_empty() {
         left = empty(context, &key.name, &others).await;
     }
     left.undiscovered = discovered.unavailable;
-    if left.is_nothing() {
+    if left.is_empty() {
         return finalize(context, &key).await;
     }
-    show(context, &namespace, &left).await?;
+    write_conditions(context, &namespace, &left).await?;
     // Retried with back-off, and at once when a pod is deleted.
     Err(Error::NotEmpty { object: format!("Namespace {key}") })
 }
 
 /// Deletes all objects of these kinds. Returns the remaining objects and the failures.
-async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Left {
-    let mut left = Left::default();
+async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> RemainingContent {
+    let mut left = RemainingContent::default();
     for kind in kinds {
         let deleted = kind.delete_all(&context.client, namespace).await;
         let found = kind.list(&context.client, namespace).await;
@@ -82,7 +82,11 @@ async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Left {
     left
 }
 
-async fn show(context: &Context, namespace: &Namespace, left: &Left) -> Result<(), Error> {
+async fn write_conditions(
+    context: &Context,
+    namespace: &Namespace,
+    left: &RemainingContent,
+) -> Result<(), Error> {
     let old = namespace.status.conditions.as_deref().unwrap_or_default();
     let new = conditions(old, left, Timestamp::now());
     if old == new {

@@ -79,7 +79,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return write(context, &service, plan::foreign(&service, &nodes)).await;
     }
     if service.is_being_deleted() {
-        // Another service may get the ports as soon as no status names them.
+        // Another service may get the ports as soon as no status contains them.
         lock(&context.balancers.refusals).remove(&key);
         return write(context, &service, Vec::new()).await;
     }

@@ -44,7 +44,7 @@ struct Heartbeat {
 pub(super) struct Eviction {
     /// Now.
     pub(super) allowed: bool,
-    /// If not now: the time until the next check. None waits for a change.
+    /// The time until the next check. `None`: the node is checked again after a change.
     pub(super) wait: Option<Duration>,
 }
 

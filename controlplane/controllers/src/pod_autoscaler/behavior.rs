@@ -29,7 +29,7 @@ pub(super) struct Range {
     pub(super) max: i32,
 }
 
-/// A number of replicas with reason and message. `is_limited`: it differs from the input.
+/// A number of replicas with the reason and message of the condition. `is_limited`: the number differs from the input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Limited {
     pub(super) replicas: i32,
@@ -108,7 +108,7 @@ impl History {
 
     fn stabilize(&mut self, (up, down): (i32, i32), has_behavior: bool, range: Range, now: Timestamp) -> i32 {
         let desired = range.desired;
-        let within = |window: i32| since(&self.recommendations, window, now).map(|(_, replicas)| *replicas);
+        let within = |window: i32| recent(&self.recommendations, window, now).map(|(_, replicas)| *replicas);
         let lowest = within(up).min().unwrap_or(desired).min(desired);
         let highest = within(down).max().unwrap_or(desired).max(desired);
         keep(&mut self.recommendations, up.max(down), (now, desired));
@@ -126,7 +126,7 @@ impl History {
         let Range { current, desired, min, max } = range;
         let before = |policy: &HPAScalingPolicy| {
             let sum = |list: &Vec<(Timestamp, i32)>| {
-                since(list, policy.period_seconds, now)
+                recent(list, policy.period_seconds, now)
                     .fold(0_i32, |sum, (_, change)| sum.saturating_add(*change))
             };
             current.saturating_sub(sum(&self.ups)).saturating_add(sum(&self.downs))
@@ -161,7 +161,7 @@ impl History {
         (desired, IN_RANGE)
     }
 
-    /// Records a change of the target. Without a behavior it has no use.
+    /// Records a change of the target's replicas. Only policies of a behavior read the record.
     pub(super) fn scaled(
         &mut self,
         behavior: Option<&HorizontalPodAutoscalerBehavior>,
@@ -179,7 +179,11 @@ impl History {
 }
 
 /// The entries of the last `seconds`.
-fn since(list: &[(Timestamp, i32)], seconds: i32, now: Timestamp) -> impl Iterator<Item = &(Timestamp, i32)> {
+fn recent(
+    list: &[(Timestamp, i32)],
+    seconds: i32,
+    now: Timestamp,
+) -> impl Iterator<Item = &(Timestamp, i32)> {
     list.iter().filter(move |(time, _)| now.duration_since(*time) < SignedDuration::from_secs(seconds.into()))
 }
 
@@ -234,7 +238,8 @@ impl<'a> Rules<'a> {
         .unwrap_or(i32::MAX)
     }
 
-    /// The lowest allowed number: the largest change is the smallest number.
+    /// The lowest number of replicas that a policy allows. `Max` selects the largest change, which is the smallest
+    /// number.
     fn limit_down(&self, current: i32, of: impl Fn(&HPAScalingPolicy) -> i32) -> i32 {
         let limits = self.policies.iter().map(of);
         match self.select {

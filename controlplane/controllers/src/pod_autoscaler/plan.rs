@@ -11,7 +11,7 @@ use super::behavior::{History, Range};
 use super::condition::Conditions;
 use super::metrics::Measured;
 use super::pod::Pod;
-use super::replicas::{Proposal, Target, Tolerance, Wanted, by_mean, by_pods, by_value};
+use super::replicas::{Proposal, Target, Tolerance, Wanted, by_average, by_pods, by_value};
 use crate::object::HorizontalPodAutoscaler;
 
 /// Default tolerance of usage, in parts of the target.
@@ -44,7 +44,7 @@ pub(super) struct Decision {
     /// `status.currentMetrics`.
     pub(super) metrics: Vec<Value>,
     pub(super) events: Vec<Event>,
-    /// Whether the metrics failed so that nothing could be decided.
+    /// Whether no decision was possible because metrics failed.
     pub(super) failed: bool,
 }
 
@@ -55,7 +55,8 @@ struct Evaluated {
     status: Value,
 }
 
-/// A metric that could not be used: reason and message of the condition, and the message of the whole.
+/// A metric that could not be used: the reason and the message of the condition, and the error for the
+/// summary of all metrics.
 struct Failed {
     reason: &'static str,
     cause: String,
@@ -107,7 +108,7 @@ pub(super) fn by_metrics(
             }
         }
     }
-    // With a metric missing the target may grow, but not shrink.
+    // If a metric is missing, the target may grow but not shrink.
     if let Some(first) = failures.first()
         && (failures.len() == specs.len() || best < observed.current)
     {
@@ -231,8 +232,9 @@ fn of_value(
         let value = value.map_err(|error| {
             format!("unable to get metric {metric}: {error} on {} {}", object.kind, object.name)
         });
-        let (proposal, current) =
-            value.and_then(|value| by_either(target, &source.target, value, "object")).map_err(failed)?;
+        let (proposal, current) = value
+            .and_then(|value| by_value_or_average(target, &source.target, value, "object"))
+            .map_err(failed)?;
         let status = json!({"describedObject": object, "metric": source.metric, "current": current});
         let status = json!({"type": "Object", "object": status});
         return Ok(Evaluated { proposal, name: format!("{} metric {metric}", object.kind), status });
@@ -244,21 +246,22 @@ fn of_value(
     let metric = &source.metric.name;
     let failed = failure("FailedGetExternalMetric", format!("{metric} external metric value"));
     let value = value.map_err(|error| format!("unable to get external metric {metric}: {error}"));
-    let (proposal, current) =
-        value.and_then(|value| by_either(target, &source.target, value, "external")).map_err(failed)?;
+    let (proposal, current) = value
+        .and_then(|value| by_value_or_average(target, &source.target, value, "external"))
+        .map_err(failed)?;
     let status = json!({"type": "External", "external": {"metric": source.metric, "current": current}});
     Ok(Evaluated { proposal, name: format!("external metric {metric}"), status })
 }
 
-/// Compares one value with a mean of each replica, or as a whole.
-fn by_either(
+/// Compares a metric's value with the target value, or its average per replica with the target average.
+fn by_value_or_average(
     target: Target<'_>,
     wanted: &MetricTarget,
     value: i64,
     source: &str,
 ) -> Result<(Proposal, Value), String> {
     if let Some(mean) = wanted.average_value.as_ref().filter(|_| wanted.type_ != "Value") {
-        let proposal = by_mean(target, millis_of(mean), value);
+        let proposal = by_average(target, millis_of(mean), value);
         return Ok((proposal, json!({"averageValue": quantity(proposal.usage, false)})));
     }
     if let Some(whole) = &wanted.value {
@@ -268,7 +271,7 @@ fn by_either(
     Err(format!("invalid {source} metric source: neither a value target nor an average value target was set"))
 }
 
-/// Usage of CPU or memory, compared with a mean or with the requests.
+/// Usage of CPU or memory, compared with a target average or with the pods' requests.
 fn by_resource(
     target: Target<'_>,
     (resource, container): (&str, Option<&str>),

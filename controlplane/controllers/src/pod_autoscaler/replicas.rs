@@ -36,7 +36,7 @@ pub(super) struct Target<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Proposal {
     pub(super) replicas: i32,
-    /// Usage in thousandths: the mean of a pod, or the value of the object.
+    /// Usage in thousandths: the average of a pod, or the value of the object.
     pub(super) usage: i64,
     /// Usage in percent of the requests.
     pub(super) utilization: Option<i32>,
@@ -100,7 +100,7 @@ pub(super) fn by_pods(
     Ok(proposal(if opposite { target.replicas } else { replicas }))
 }
 
-/// One value for the whole target, compared with a value. `value` and `wanted` are in thousandths.
+/// The proposal if one value for the whole target is compared with a target value. Both are in thousandths.
 pub(super) fn by_value(target: Target<'_>, wanted: i64, value: i64) -> Result<Proposal, String> {
     let ratio = value as f64 / wanted as f64;
     let proposal = |replicas: i32| Proposal { replicas, usage: value, utilization: None };
@@ -118,8 +118,9 @@ pub(super) fn by_value(target: Target<'_>, wanted: i64, value: i64) -> Result<Pr
     Ok(proposal(ceil(ratio * ready as f64)))
 }
 
-/// One value for the whole target, compared with a mean of each replica.
-pub(super) fn by_mean(target: Target<'_>, wanted: i64, value: i64) -> Proposal {
+/// The proposal if one value for the whole target, divided by the replicas, is compared with a target
+/// average.
+pub(super) fn by_average(target: Target<'_>, wanted: i64, value: i64) -> Proposal {
     let observed = f64::from(target.observed);
     let ratio = value as f64 / (wanted as f64 * observed);
     let same = target.tolerance.covers(ratio);
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(by_value(target(&pods, 2), 1000, 3000).unwrap().replicas, 6);
         assert_eq!(by_value(target(&pods, 2), 1000, 1050).unwrap().replicas, 2);
         assert_eq!(by_value(target(&[], 0), 1000, 2500).unwrap().replicas, 3);
-        let proposal = by_mean(target(&pods, 2), 1000, 5000);
+        let proposal = by_average(target(&pods, 2), 1000, 5000);
         assert_eq!((proposal.replicas, proposal.usage), (5, 2500));
         assert_eq!(by_value(target(&pods, 2), 1, i64::MAX).unwrap().replicas, i32::MAX);
     }

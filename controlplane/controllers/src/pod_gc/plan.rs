@@ -32,7 +32,7 @@ impl Finished {
         if let Some(old) = old {
             self.pods.remove(&place(old));
         }
-        if let Some(new) = new.filter(|new| is_left(new)) {
+        if let Some(new) = new.filter(|new| is_finished(new)) {
             self.pods.insert(place(new));
         }
         let surplus = self.pods.len().saturating_sub(self.max);
@@ -41,7 +41,7 @@ impl Finished {
 }
 
 /// Whether the pod has finished and nothing deletes it yet.
-pub(crate) fn is_left(pod: &Pod) -> bool {
+pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles one node, or deletes one finished pod.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     if !key.namespace.is_empty() {
-        if let Some(pod) = context.caches.pods.get(&key).filter(|pod| plan::is_left(pod)) {
+        if let Some(pod) = context.caches.pods.get(&key).filter(|pod| plan::is_finished(pod)) {
             remove(context, &pod, None).await?;
         }
         return Ok(Next::Wait);

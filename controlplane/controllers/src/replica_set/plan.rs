@@ -68,7 +68,7 @@ pub(crate) fn plan<K: Replicas>(snapshot: Snapshot<'_, K>) -> Plan {
     plan.change = match active.len() {
         have if have < desired => Change::Create((desired - have).min(BURST)),
         have if have > desired => {
-            rank::by_dispensability(&mut active, &neighbours, now);
+            rank::sort_for_deletion(&mut active, &neighbours, now);
             active.truncate((have - desired).min(BURST));
             Change::Delete(active)
         }
@@ -98,7 +98,7 @@ fn is_terminating(pod: &Pod) -> bool {
     pod.is_being_deleted() && !pod.finished()
 }
 
-/// The labels of a pod; None if it has none.
+/// The labels of a pod. `None` if it has no labels.
 fn labels(pod: &Pod) -> Option<&Labels> {
     pod.metadata.labels.as_ref().filter(|labels| !labels.is_empty())
 }
@@ -162,10 +162,9 @@ impl ReplicaCounts {
         self.next
     }
 
-    /// How long the set rests after a write of its status. While many pods start, each of them changes the counts, and
-    /// each write causes one of the deployment. The rest ends with the start: its length falls with the number of pods
-    /// that are not ready.
-    pub(crate) fn rest(&self) -> Option<Duration> {
+    /// The pause after a write of the status. While many pods start, each of them changes the counts, and each status
+    /// write of the set causes a status write of the deployment. The pause becomes shorter as fewer pods are not ready.
+    pub(crate) fn pause(&self) -> Option<Duration> {
         /// Minimum number of such pods.
         const MANY: usize = 10;
         const PER_POD: Duration = Duration::from_millis(1);
@@ -176,8 +175,8 @@ impl ReplicaCounts {
     }
 }
 
-/// The change of the number of pods, if it can be decided by counts: all pods of the set match its selector, no orphan
-/// does, and none is to be deleted. None: [`plan`] must see the pods.
+/// The change of the number of pods, if the counts suffice to decide it: all pods of the set match its selector, no
+/// orphan matches it, and no pod is to be deleted. `None`: [`plan`] needs the pods.
 pub(crate) fn by_counts<K: Replicas>(
     set: &K,
     selector: &LabelSelector,
@@ -260,7 +259,7 @@ fn count(count: usize) -> i32 {
 }
 
 /// Whether two statuses are equal. An absent count equals zero.
-pub(crate) fn same(one: &ReplicaSetStatus, other: &ReplicaSetStatus) -> bool {
+pub(crate) fn are_equal(one: &ReplicaSetStatus, other: &ReplicaSetStatus) -> bool {
     let counts = |status: &ReplicaSetStatus| {
         [
             status.replicas,
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_is_being_deleted_does_nothing() {
+    fn a_set_that_is_being_deleted_has_no_actions() {
         let mut set = set(3);
         set.metadata.deletion_timestamp = Some(Time(now()));
         assert_eq!(decide(&set, vec![pod("1", "a", false, running())]), "adopt[] release[] nothing");
@@ -463,12 +462,12 @@ mod tests {
 
     #[test]
     fn a_set_rests_while_many_of_its_pods_are_not_ready() {
-        let rest = |replicas, ready| ReplicaCounts { replicas, ready, ..ReplicaCounts::default() }.rest();
-        assert_eq!(rest(9, 0), None);
-        assert_eq!(rest(100, 91), None);
-        assert_eq!(rest(100, 60), Some(Duration::from_millis(40)));
-        assert_eq!(rest(5000, 0), Some(Duration::from_millis(100)));
+        let pause = |replicas, ready| ReplicaCounts { replicas, ready, ..ReplicaCounts::default() }.pause();
+        assert_eq!(pause(9, 0), None);
+        assert_eq!(pause(100, 91), None);
+        assert_eq!(pause(100, 60), Some(Duration::from_millis(40)));
+        assert_eq!(pause(5000, 0), Some(Duration::from_millis(100)));
         // More pods can be ready than are counted as replicas while a set shrinks.
-        assert_eq!(rest(10, 20), None);
+        assert_eq!(pause(10, 20), None);
     }
 }

@@ -10,7 +10,7 @@ use crate::annotation::DELETION_COST;
 use crate::object::{ObjectExt, Pod};
 
 /// Orders `pods`: those to delete first come first. `neighbours` counts the pods of the same owner by node.
-pub(crate) fn by_dispensability(pods: &mut [Arc<Pod>], neighbours: &HashMap<String, usize>, now: Timestamp) {
+pub(crate) fn sort_for_deletion(pods: &mut [Arc<Pod>], neighbours: &HashMap<String, usize>, now: Timestamp) {
     pods.sort_by(|one, other| compare(one, other, neighbours, now));
 }
 
@@ -22,10 +22,11 @@ fn compare(one: &Pod, other: &Pod, neighbours: &HashMap<String, usize>, now: Tim
         .then_with(|| by(&cost))
         // Pods on nodes with many pods of the same owner come first.
         .then_with(|| by(&|pod| -neighbour_count(pod, neighbours)))
-        // Pods that became ready lately come first, in steps that double: two old pods compare as equal.
-        .then_with(|| by(&|pod| magnitude(pod.ready_since().flatten().map(|time| time.0), now)))
+        // Pods that became ready recently come first. Ages are compared on a logarithmic scale, so two old
+        // pods compare as equal.
+        .then_with(|| by(&|pod| age_rank(pod.ready_since().flatten().map(|time| time.0), now)))
         .then_with(|| by(&|pod| -i64::from(pod.status.container_statuses.restarts)))
-        .then_with(|| by(&|pod| magnitude(pod.metadata.creation_timestamp.as_ref().map(|time| time.0), now)))
+        .then_with(|| by(&|pod| age_rank(pod.metadata.creation_timestamp.as_ref().map(|time| time.0), now)))
         .then_with(|| one.uid().cmp(other.uid()))
 }
 
@@ -53,7 +54,7 @@ fn neighbour_count(pod: &Pod, neighbours: &HashMap<String, usize>) -> i64 {
 }
 
 /// Binary logarithm of the age in nanoseconds; -1 without an age.
-fn magnitude(since: Option<Timestamp>, now: Timestamp) -> i64 {
+fn age_rank(since: Option<Timestamp>, now: Timestamp) -> i64 {
     let age = since.map_or(0, |since| now.as_nanosecond() - since.as_nanosecond());
     if age > 0 { age.ilog2().into() } else { -1 }
 }
@@ -82,7 +83,7 @@ mod tests {
 
     fn order(mut pods: Vec<Arc<Pod>>, neighbours: &[(&str, usize)]) -> Vec<String> {
         let neighbours = neighbours.iter().map(|(node, count)| ((*node).to_owned(), *count)).collect();
-        by_dispensability(&mut pods, &neighbours, now());
+        sort_for_deletion(&mut pods, &neighbours, now());
         pods.iter().map(|pod| pod.uid().to_owned()).collect()
     }
 

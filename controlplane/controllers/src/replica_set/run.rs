@@ -106,7 +106,7 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
 /// Plans with all pods of the set and the orphans of its namespace.
 fn by_pods<K: Replicas>(context: &Context, set: &K, selector: &LabelSelector) -> Plan {
     let pods = pod_control::candidates(context, set);
-    // Neighbours matter only for deletions, and most reconciles delete no pods.
+    // Neighbours are only needed to choose pods to delete, and most reconciles delete no pods.
     let desired = usize::try_from(plan::desired(set)).unwrap_or_default();
     let neighbours = if pods.len() > desired { neighbours(context, set) } else { HashMap::new() };
     plan::plan(Snapshot { set, selector, pods, neighbours, now: Timestamp::now() })
@@ -153,7 +153,7 @@ async fn write_status<K: Replicas>(
     };
     let status = plan::status(set, &counts, failure, now);
     let mut rest = None;
-    if !plan::same(&status, set.status()) {
+    if !plan::are_equal(&status, set.status()) {
         let mut status = json!(status);
         // A merge patch deletes a field only if it names it with null.
         for field in ["fullyLabeledReplicas", "readyReplicas", "availableReplicas", "conditions"] {
@@ -161,10 +161,11 @@ async fn write_status<K: Replicas>(
                 status[field] = Value::Null;
             }
         }
-        // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
+        // Without resourceVersion: no other client writes the status, and `observedGeneration` names the generation
+        // that it describes.
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.writer(K::cache(&context.caches)).merge(&set.key(), Part::Status, patch).await?;
-        rest = counts.rest();
+        rest = counts.pause();
     }
     Ok(match (counts.next(), rest) {
         (Some(next), _) => Next::After(next),

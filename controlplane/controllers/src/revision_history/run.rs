@@ -70,7 +70,7 @@ async fn create(
             if let Some(found) = found {
                 let ours =
                     found.metadata.owner_references.iter().flatten().any(|owner| owner.uid == workload.uid);
-                if ours && template_of(&found).same(workload.template) {
+                if ours && template_of(&found).equals_ignoring_hash(workload.template) {
                     return Ok((context.caches.revisions.written(found), collisions));
                 }
                 collisions += 1;

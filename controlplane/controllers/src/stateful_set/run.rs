@@ -91,7 +91,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     };
     let mut outcome = Ok(());
     for action in actions {
-        // As upstream, no pod above the size is deleted while one below cannot be created.
+        // As upstream, no pod above the desired number is deleted while a pod below it cannot be created.
         if outcome.is_err() && plan::is_above_size(&set, &action) {
             break;
         }

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_move_between_free_and_reserved_and_leave_nothing() {
+    fn volumes_move_between_free_and_reserved_and_leave_no_entries() {
         let volume = |reference: serde_json::Value| -> PersistentVolume {
             serde_json::from_value(json!({"metadata": {"name": "v"},
                 "spec": {"storageClassName": "c", "claimRef": reference}}))

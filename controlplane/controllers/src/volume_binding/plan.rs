@@ -11,7 +11,7 @@ use crate::local_volume;
 use crate::object::{Claim, ObjectExt, PersistentVolume, StorageClass};
 use crate::write::Part;
 
-/// A provisioner of this name makes no volumes: an administrator does.
+/// With this provisioner an administrator creates the volumes.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// The observed state of a claim.
@@ -36,7 +36,7 @@ pub(crate) enum Action {
         part: Part,
         patch: Value,
     },
-    /// Deletes a released volume. Its provisioner removes the data before the object goes.
+    /// Deletes a released volume. Its provisioner removes the data before the object is removed.
     DeleteVolume,
     Record(&'static str, bool, String),
 }
@@ -246,7 +246,7 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
         // The claim's own reconcile completes the binding.
         return Vec::new();
     }
-    // The claim has another volume. A volume that was made for it is superfluous.
+    // The claim has another volume. If this volume was provisioned for the claim, it is superfluous.
     if volume.annotation(PROVISIONED_BY).is_some() {
         return released(volume);
     }

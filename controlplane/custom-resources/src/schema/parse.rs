@@ -181,7 +181,8 @@ impl Reader {
         let is_too_much = self.folded > MAX_FOLDED;
         let left = if is_too_much { 0 } else { MAX_PATTERN_BYTES.saturating_sub(self.pattern_bytes) };
         let mut regex = Err(pattern::TOO_LARGE.to_owned());
-        // The crate does not report the size of an expression, so the smallest sufficient limit stands for it.
+        // The crate does not report the size of an expression. The smallest limit with which it compiles is
+        // used as its size.
         let mut work = 0;
         for (limit, steps) in [(4 << 10, 30), (64 << 10, 500), (pattern::MAX_BYTES, 8000)] {
             let limit = limit.min(left);

@@ -15,7 +15,7 @@ fn defaulted(api_version: &str, kind: &str, mut object: Value) -> Value {
 }
 
 #[test]
-fn a_pod_gets_what_upstream_gives_it() {
+fn a_pod_gets_upstreams_defaults() {
     let pod = defaulted("v1", "Pod", json!({"spec": {"containers": [{"name": "a", "image": "nginx"}]}}));
     let expect = json!({"metadata": {}, "spec": {
         "containers": [{"name": "a", "image": "nginx", "imagePullPolicy": "Always", "resources": {},
@@ -82,7 +82,7 @@ fn volumes_get_modes_and_a_source() {
 }
 
 #[test]
-fn templates_keep_what_only_pods_get() {
+fn templates_do_not_get_the_defaults_of_pods() {
     let deployment = defaulted(
         "apps/v1",
         "Deployment",

@@ -17,7 +17,7 @@ mod workload;
 
 use serde_json::{Value, json};
 
-use super::{Kind, NameRule, Rules, Subresource, Writes};
+use super::definition::{Kind, NameRule, Rules, Subresource, Writes};
 use crate::selector::fields;
 use crate::{defaults, table, validate};
 
@@ -28,12 +28,14 @@ const CREATE: &[&str] = &["create"];
 const STREAM: &[&str] = &["create", "get"];
 const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
 
-const PLAIN: Writes = Writes { status: false, generation: false, create: nothing, update: nothing };
-const WITH_STATUS: Writes = Writes { status: true, generation: false, create: nothing, update: nothing };
-const WITH_GENERATION: Writes = Writes { status: true, generation: true, create: nothing, update: nothing };
+const PLAIN: Writes = Writes { status: false, generation: false, create: no_defaults, update: no_defaults };
+const WITH_STATUS: Writes =
+    Writes { status: true, generation: false, create: no_defaults, update: no_defaults };
+const WITH_GENERATION: Writes =
+    Writes { status: true, generation: true, create: no_defaults, update: no_defaults };
 
 const RULES: Rules = Rules {
-    defaults: nothing,
+    defaults: no_defaults,
     validate: |_, _, _| {},
     name: NameRule::Dns1123Subdomain,
     unconditional_update: true,
@@ -62,7 +64,7 @@ const KIND: Kind = Kind {
     rules: RULES,
 };
 
-fn nothing(_: &mut Value) {}
+fn no_defaults(_: &mut Value) {}
 
 /// The `status` subresource of a kind.
 const fn status(group: &'static str, kind: &'static str) -> Subresource {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use self::order::{Places, in_order};
 use super::PatchError;
-use crate::schema::model::{Definition, PatchMarkers, Shape, schemas};
+use crate::schema::model::{Definition, PatchMarkers, ValueType, schemas};
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -43,12 +43,12 @@ struct FieldInfo<'a> {
 fn field_info<'a>(definition: Option<&'a Definition>, name: &str) -> FieldInfo<'a> {
     let property = definition.and_then(|definition| definition.property(name));
     let Some(property) = property else { return FieldInfo { markers: PatchMarkers::default(), inner: None } };
-    let shape = match &property.shape {
-        Shape::List(item) => item,
-        shape => shape,
+    let value_type = match &property.value_type {
+        ValueType::List(item) => item,
+        value_type => value_type,
     };
-    let inner = match shape {
-        Shape::Object(id) => Some(schemas().get(*id)),
+    let inner = match value_type {
+        ValueType::Object(id) => Some(schemas().get(*id)),
         _ => None,
     };
     FieldInfo { markers: property.patch.clone(), inner }
@@ -91,7 +91,7 @@ fn merge_map(
             (Some(Value::Array(old)), Value::Array(new)) => {
                 Value::Array(merge_list(old, new, &field_info(definition, &name))?)
             }
-            (_, new) => strip(new),
+            (_, new) => remove_directives(new),
         };
         original.insert(name, merged);
     }
@@ -138,7 +138,7 @@ fn merge_ordered_lists(
                 merge_list(old, new, &info)?
             }
             (Some(old), _) => old,
-            (None, Some(Value::Array(new))) => match strip(Value::Array(new)) {
+            (None, Some(Value::Array(new))) => match remove_directives(Value::Array(new)) {
                 Value::Array(new) => new,
                 _ => Vec::new(),
             },
@@ -171,7 +171,7 @@ fn check_order(items: &[Value], order: &[Value], key: Option<&str>) -> Result<()
 
 fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<Vec<Value>, PatchError> {
     if !info.markers.merge {
-        return Ok(match strip(Value::Array(new)) {
+        return Ok(match remove_directives(Value::Array(new)) {
             Value::Array(new) => new,
             _ => Vec::new(),
         });
@@ -205,7 +205,7 @@ fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<
             Some(other) => *other = item.clone(),
             None => {
                 places.push(item);
-                merged.push(strip(item.clone()));
+                merged.push(remove_directives(item.clone()));
             }
         }
     }
@@ -236,7 +236,7 @@ fn apply_element_directives(
         }
     }
     if replace {
-        return Ok((rest.into_iter().map(strip).collect(), Vec::new()));
+        return Ok((rest.into_iter().map(remove_directives).collect(), Vec::new()));
     }
     let gone = Places::of(&gone, Some(key));
     old.retain(|element| gone.position(element).is_none());
@@ -244,15 +244,15 @@ fn apply_element_directives(
 }
 
 /// Removes directives and nulls from a part of the patch that the object does not have.
-fn strip(value: Value) -> Value {
+fn remove_directives(value: Value) -> Value {
     match value {
         Value::Object(map) => {
             let kept = map.into_iter().filter(|(name, value)| !value.is_null() && !is_directive(name));
-            Value::Object(kept.map(|(name, value)| (name, strip(value))).collect())
+            Value::Object(kept.map(|(name, value)| (name, remove_directives(value))).collect())
         }
         Value::Array(list) => {
             let deletes = |item: &Value| item.get(DIRECTIVE).is_some_and(|word| word == "delete");
-            Value::Array(list.into_iter().filter(|item| !deletes(item)).map(strip).collect())
+            Value::Array(list.into_iter().filter(|item| !deletes(item)).map(remove_directives).collect())
         }
         other => other,
     }

@@ -93,7 +93,7 @@ impl LevelVersion {
     /// No checks.
     pub const PRIVILEGED: Self = Self { level: Level::Privileged, version: Version::Latest };
 
-    /// Whether both have the same effect: the version of `privileged` has none.
+    /// Whether both have the same effect. The version of `privileged` has no effect.
     pub fn is_equivalent(&self, other: &Self) -> bool {
         self == other || (self.level == Level::Privileged && other.level == Level::Privileged)
     }

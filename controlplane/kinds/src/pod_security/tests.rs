@@ -37,7 +37,7 @@ fn check_baseline(cases: &[(&str, Value, &str)]) {
 }
 
 #[test]
-fn each_baseline_check_of_a_security_context_names_what_is_wrong() {
+fn each_baseline_check_of_a_security_context_names_the_field() {
     let context = "/containers/0/securityContext";
     check_baseline(&[
         ("/hostPID", json!(true), "host namespaces (hostPID=true)"),
@@ -83,7 +83,7 @@ fn each_baseline_check_of_a_security_context_names_what_is_wrong() {
 }
 
 #[test]
-fn each_baseline_check_of_other_fields_names_what_is_wrong() {
+fn each_baseline_check_of_other_fields_names_the_field() {
     check_baseline(&[
         (
             "/securityContext/sysctls",

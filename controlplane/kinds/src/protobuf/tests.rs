@@ -65,7 +65,7 @@ fn maps_bytes_and_times_have_their_json_form() {
 }
 
 #[test]
-fn policies_that_are_younger_than_the_field_numbers_source_are_known() {
+fn policies_that_are_newer_than_the_source_of_field_numbers_are_decoded() {
     let patch = [field(2, b"JSONPatch"), field(4, &field(1, b"[]"))].concat();
     let spec =
         [field(1, &[field(1, b"v1"), field(2, b"ConfigMap")].concat()), field(4, &patch), field(7, b"Never")];
@@ -102,7 +102,7 @@ fn int_or_string_follows_its_type() {
 }
 
 #[test]
-fn delete_options_are_known_in_every_group() {
+fn delete_options_are_decoded_in_every_group() {
     let raw = [number(1, 5), field(4, b"Background")].concat();
     for version in ["v1", "apps/v1", "meta.k8s.io/v1"] {
         check(

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::{
     ConversionError, Convert, Converting, Resource, Resources, SelectableField, Strategy, Subresource, Text,
 };
-use crate::kind::{KINDS, Kind, StoredAs};
+use crate::kind::definition::{Kind, StoredAs};
+use crate::kind::rows::KINDS;
 use crate::schema::{self, FieldValidation, Parsed, SchemaError};
 use crate::validate::{self, Causes};
 use crate::{ownership, table};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::selector::{Field, fields};
+use crate::selector::field::Field;
+use crate::selector::fields;
 
 /// A field that lists and watches can select by.
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Resource, Strategy, Text};
 use crate::schema::{FieldValidation, Parsed, SchemaError};
 use crate::table;
-use crate::validate::Causes;
+use crate::validate::cause::Causes;
 
 /// API group.
 const GROUP: &str = "metrics.k8s.io";

@@ -5,14 +5,14 @@
 
 use serde_json::{Map, Value};
 
-use super::model::{Definition, Presence, Property, Schemas, Shape};
+use super::model::{Definition, Presence, Property, Schemas, ValueType};
 
 /// Makes an object canonical. Values that do not have the type of their field are unchanged.
 pub(super) fn object(schemas: &Schemas, definition: &Definition, map: &mut Map<String, Value>) {
     map.retain(|name, value| {
         let Some(property) = definition.property(name) else { return true };
-        if !matches!(property.shape, Shape::Text | Shape::Any) {
-            below(schemas, &property.shape, value);
+        if !matches!(property.value_type, ValueType::Text | ValueType::Any) {
+            below(schemas, &property.value_type, value);
         }
         match property.presence {
             Presence::NotZero => !is_zero(value),
@@ -27,22 +27,24 @@ pub(super) fn object(schemas: &Schemas, definition: &Definition, map: &mut Map<S
     }
 }
 
-fn below(schemas: &Schemas, shape: &Shape, value: &mut Value) {
-    match (shape, value) {
-        (Shape::Object(id) | Shape::Choice(id), Value::Object(map)) => object(schemas, schemas.get(*id), map),
-        (Shape::List(item), Value::Array(list)) if is_deep(item) => {
+fn below(schemas: &Schemas, value_type: &ValueType, value: &mut Value) {
+    match (value_type, value) {
+        (ValueType::Object(id) | ValueType::Choice(id), Value::Object(map)) => {
+            object(schemas, schemas.get(*id), map)
+        }
+        (ValueType::List(item), Value::Array(list)) if is_deep(item) => {
             list.iter_mut().for_each(|element| below(schemas, item, element));
         }
-        (Shape::Map(item), Value::Object(map)) if is_deep(item) => {
+        (ValueType::Map(item), Value::Object(map)) if is_deep(item) => {
             map.values_mut().for_each(|element| below(schemas, item, element));
         }
         _ => {}
     }
 }
 
-/// Whether values of a shape can have fields.
-fn is_deep(shape: &Shape) -> bool {
-    matches!(shape, Shape::Object(_) | Shape::Choice(_) | Shape::List(_) | Shape::Map(_))
+/// Whether values of a type can have fields.
+fn is_deep(value_type: &ValueType) -> bool {
+    matches!(value_type, ValueType::Object(_) | ValueType::Choice(_) | ValueType::List(_) | ValueType::Map(_))
 }
 
 fn is_zero(value: &Value) -> bool {
@@ -58,18 +60,21 @@ fn is_zero(value: &Value) -> bool {
 
 /// The zero value of a field that Go always writes.
 fn absent(schemas: &Schemas, property: &Property) -> Value {
-    match &property.shape {
-        Shape::Bool => false.into(),
-        Shape::Int32 | Shape::Int64 | Shape::Number | Shape::IntOrString => 0.into(),
-        Shape::Text | Shape::Bytes => "".into(),
-        Shape::Quantity => "0".into(),
-        Shape::Object(id) => {
+    match &property.value_type {
+        ValueType::Bool => false.into(),
+        ValueType::Int32 | ValueType::Int64 | ValueType::Number | ValueType::IntOrString => 0.into(),
+        ValueType::Text | ValueType::Bytes => "".into(),
+        ValueType::Quantity => "0".into(),
+        ValueType::Object(id) => {
             let mut map = Map::new();
             object(schemas, schemas.get(*id), &mut map);
             map.into()
         }
-        Shape::Any | Shape::Time | Shape::MicroTime | Shape::Choice(_) | Shape::List(_) | Shape::Map(_) => {
-            Value::Null
-        }
+        ValueType::Any
+        | ValueType::Time
+        | ValueType::MicroTime
+        | ValueType::Choice(_)
+        | ValueType::List(_)
+        | ValueType::Map(_) => Value::Null,
     }
 }

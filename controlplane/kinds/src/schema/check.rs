@@ -5,7 +5,7 @@ use base64::Engine;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::model::{Definition, Property, Schemas, Shape, schemas};
+use super::model::{Definition, Property, Schemas, ValueType, schemas};
 use coracle_values::Quantity;
 
 /// Maximum number of recorded unknown fields: the path of each can be as long as the text.
@@ -80,7 +80,7 @@ impl<'a> ValuePath<'a> {
         }
     }
 
-    /// Go type of the value, if it does not follow from the shape.
+    /// Go type of the value, if it does not follow from `value_type`.
     fn go_type_name(&self) -> Option<&'static str> {
         match &self.step {
             Step::Root(_) => None,
@@ -145,10 +145,10 @@ impl Check {
                 dropped.push(name.clone());
                 continue;
             }
-            if is_scalar_ok(&property.shape, value) {
+            if is_scalar_ok(&property.value_type, value) {
                 continue;
             }
-            self.value(&property.shape, value, &place.below(Step::Field(definition, property)))?;
+            self.value(&property.value_type, value, &place.below(Step::Field(definition, property)))?;
         }
         for name in dropped {
             map.remove(&name);
@@ -156,106 +156,111 @@ impl Check {
         Ok(())
     }
 
-    fn value(&mut self, shape: &Shape, value: &mut Value, place: &ValuePath<'_>) -> Result<(), String> {
-        match (shape, &mut *value) {
-            (Shape::Any, _) => Ok(()),
-            (Shape::Choice(_), Value::Bool(_) | Value::Array(_)) => Ok(()),
-            (Shape::Object(id) | Shape::Choice(id), Value::Object(map)) => {
+    fn value(
+        &mut self,
+        value_type: &ValueType,
+        value: &mut Value,
+        place: &ValuePath<'_>,
+    ) -> Result<(), String> {
+        match (value_type, &mut *value) {
+            (ValueType::Any, _) => Ok(()),
+            (ValueType::Choice(_), Value::Bool(_) | Value::Array(_)) => Ok(()),
+            (ValueType::Object(id) | ValueType::Choice(id), Value::Object(map)) => {
                 self.object(self.schemas.get(*id), map, place)
             }
-            (Shape::List(item), Value::Array(list)) => {
+            (ValueType::List(item), Value::Array(list)) => {
                 for (index, element) in list.iter_mut().enumerate() {
                     fill_null(item, element);
                     self.value(item, element, &place.below(Step::Item(index)))?;
                 }
                 Ok(())
             }
-            (Shape::Map(item), Value::Object(map)) => {
+            (ValueType::Map(item), Value::Object(map)) => {
                 for (name, element) in map.iter_mut() {
                     fill_null(item, element);
                     self.value(item, element, &place.below(Step::Entry(name)))?;
                 }
                 Ok(())
             }
-            (Shape::Object(_) | Shape::Choice(_) | Shape::List(_) | Shape::Map(_), _) => {
-                Err(self.mismatch(shape, value, place))
+            (ValueType::Object(_) | ValueType::Choice(_) | ValueType::List(_) | ValueType::Map(_), _) => {
+                Err(self.mismatch(value_type, value, place))
             }
-            _ => self.scalar(shape, value, place),
+            _ => self.scalar(value_type, value, place),
         }
     }
 
-    fn scalar(&self, shape: &Shape, value: &mut Value, place: &ValuePath<'_>) -> Result<(), String> {
-        if is_scalar_ok(shape, value) {
+    fn scalar(&self, value_type: &ValueType, value: &mut Value, place: &ValuePath<'_>) -> Result<(), String> {
+        if is_scalar_ok(value_type, value) {
             return Ok(());
         }
-        match (shape, &*value) {
-            (Shape::Bytes, Value::String(text)) => {
+        match (value_type, &*value) {
+            (ValueType::Bytes, Value::String(text)) => {
                 base64::engine::general_purpose::STANDARD.decode(text).map(|_| ()).map_err(|error| {
                     format!("illegal base64 data at input byte {}", base64_offset(text, &error))
                 })
             }
-            (Shape::Time | Shape::MicroTime, Value::String(text)) => {
-                *value = time(text, matches!(shape, Shape::MicroTime))?;
+            (ValueType::Time | ValueType::MicroTime, Value::String(text)) => {
+                *value = time(text, matches!(value_type, ValueType::MicroTime))?;
                 Ok(())
             }
-            (Shape::Quantity, Value::String(_) | Value::Number(_)) => {
+            (ValueType::Quantity, Value::String(_) | Value::Number(_)) => {
                 let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                 let quantity = Quantity::parse(text.trim()).map_err(|error| error.to_string())?;
                 *value = Value::String(quantity.to_string());
                 Ok(())
             }
-            (Shape::IntOrString, Value::Number(number)) => Err(format!(
+            (ValueType::IntOrString, Value::Number(number)) => Err(format!(
                 "json: cannot unmarshal number {number} into Go struct field {}.{} of type int32",
                 place.owner(),
                 place.plain()
             )),
-            (Shape::IntOrString, _) => {
+            (ValueType::IntOrString, _) => {
                 Err(format!("json: cannot unmarshal {} into Go value of type int32", go_value(value)))
             }
-            _ => Err(self.mismatch(shape, value, place)),
+            _ => Err(self.mismatch(value_type, value, place)),
         }
     }
 
-    fn mismatch(&self, shape: &Shape, value: &Value, place: &ValuePath<'_>) -> String {
+    fn mismatch(&self, value_type: &ValueType, value: &Value, place: &ValuePath<'_>) -> String {
         format!(
             "json: cannot unmarshal {} into Go struct field {}.{} of type {}",
-            match shape {
-                Shape::Int32 | Shape::Int64 => go_number(value),
+            match value_type {
+                ValueType::Int32 | ValueType::Int64 => go_number(value),
                 _ => go_value(value).to_owned(),
             },
             place.owner(),
             place.plain(),
-            place.go_type_name().map_or_else(|| self.go_type(shape), str::to_owned)
+            place.go_type_name().map_or_else(|| self.go_type(value_type), str::to_owned)
         )
     }
 
-    fn go_type(&self, shape: &Shape) -> String {
-        match shape {
-            Shape::Any => "runtime.RawExtension".to_owned(),
-            Shape::Bool => "bool".to_owned(),
-            Shape::Int32 => "int32".to_owned(),
-            Shape::Int64 => "int64".to_owned(),
-            Shape::Number => "float64".to_owned(),
-            Shape::Text | Shape::Time | Shape::MicroTime => "string".to_owned(),
-            Shape::Bytes => "[]uint8".to_owned(),
-            Shape::IntOrString => "intstr.IntOrString".to_owned(),
-            Shape::Quantity => "resource.Quantity".to_owned(),
-            Shape::Object(id) | Shape::Choice(id) => self.schemas.get(*id).go_type().to_owned(),
-            Shape::List(item) => format!("[]{}", self.go_type(item)),
-            Shape::Map(item) => format!("map[string]{}", self.go_type(item)),
+    fn go_type(&self, value_type: &ValueType) -> String {
+        match value_type {
+            ValueType::Any => "runtime.RawExtension".to_owned(),
+            ValueType::Bool => "bool".to_owned(),
+            ValueType::Int32 => "int32".to_owned(),
+            ValueType::Int64 => "int64".to_owned(),
+            ValueType::Number => "float64".to_owned(),
+            ValueType::Text | ValueType::Time | ValueType::MicroTime => "string".to_owned(),
+            ValueType::Bytes => "[]uint8".to_owned(),
+            ValueType::IntOrString => "intstr.IntOrString".to_owned(),
+            ValueType::Quantity => "resource.Quantity".to_owned(),
+            ValueType::Object(id) | ValueType::Choice(id) => self.schemas.get(*id).go_type().to_owned(),
+            ValueType::List(item) => format!("[]{}", self.go_type(item)),
+            ValueType::Map(item) => format!("map[string]{}", self.go_type(item)),
         }
     }
 }
 
-/// Whether the value has the type of the shape. Does not check elements.
-fn is_scalar_ok(shape: &Shape, value: &Value) -> bool {
-    match shape {
-        Shape::Bool => value.is_boolean(),
-        Shape::Int32 => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
-        Shape::Int64 => value.is_i64(),
-        Shape::Number => value.is_number(),
-        Shape::Text => value.is_string(),
-        Shape::IntOrString => {
+/// Whether the value has the type. Does not check elements.
+fn is_scalar_ok(value_type: &ValueType, value: &Value) -> bool {
+    match value_type {
+        ValueType::Bool => value.is_boolean(),
+        ValueType::Int32 => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
+        ValueType::Int64 => value.is_i64(),
+        ValueType::Number => value.is_number(),
+        ValueType::Text => value.is_string(),
+        ValueType::IntOrString => {
             value.is_string() || value.as_i64().is_some_and(|number| i32::try_from(number).is_ok())
         }
         _ => false,
@@ -263,16 +268,18 @@ fn is_scalar_ok(shape: &Shape, value: &Value) -> bool {
 }
 
 /// A null in a list or map means the zero value of its type.
-fn fill_null(shape: &Shape, value: &mut Value) {
+fn fill_null(value_type: &ValueType, value: &mut Value) {
     if value.is_null() {
-        *value = match shape {
-            Shape::Any => Value::Null,
-            Shape::Bool => Value::Bool(false),
-            Shape::Int32 | Shape::Int64 | Shape::Number | Shape::IntOrString => 0.into(),
-            Shape::Text | Shape::Bytes | Shape::Time | Shape::MicroTime => Value::String(String::new()),
-            Shape::Quantity => Value::String("0".to_owned()),
-            Shape::Object(_) | Shape::Choice(_) | Shape::Map(_) => Value::Object(Map::new()),
-            Shape::List(_) => Value::Array(Vec::new()),
+        *value = match value_type {
+            ValueType::Any => Value::Null,
+            ValueType::Bool => Value::Bool(false),
+            ValueType::Int32 | ValueType::Int64 | ValueType::Number | ValueType::IntOrString => 0.into(),
+            ValueType::Text | ValueType::Bytes | ValueType::Time | ValueType::MicroTime => {
+                Value::String(String::new())
+            }
+            ValueType::Quantity => Value::String("0".to_owned()),
+            ValueType::Object(_) | ValueType::Choice(_) | ValueType::Map(_) => Value::Object(Map::new()),
+            ValueType::List(_) => Value::Array(Vec::new()),
         };
     }
 }

@@ -42,10 +42,10 @@ pub(crate) struct Property {
     /// JSON name.
     pub(crate) name: Box<str>,
     /// Its type.
-    pub(crate) shape: Shape,
+    pub(crate) value_type: ValueType,
     /// When Go writes the field.
     pub(crate) presence: Presence,
-    /// Its Go type and embedded structs in decoding errors, if they do not follow from the shape.
+    /// Its Go type and embedded structs in decoding errors, if they do not follow from `value_type`.
     pub(crate) go: Option<Box<GoField>>,
     /// Markers for strategic merge.
     pub(crate) patch: PatchMarkers,
@@ -61,7 +61,8 @@ pub(crate) struct GoField {
     pub(crate) within: Box<str>,
 }
 
-/// When Go writes a field, by its type and its JSON tag. `integration/differential/fields` prints it for each field.
+/// The condition under which Go writes a field. It follows from the Go type and the JSON tag.
+/// `integration/differential/fields` prints it for each field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// Go omits the field if it is zero or empty.
@@ -109,7 +110,7 @@ pub(crate) struct PatchMarkers {
 
 /// A type.
 #[derive(Clone, Debug)]
-pub(crate) enum Shape {
+pub(crate) enum ValueType {
     /// Free-form.
     Any,
     Bool,
@@ -128,8 +129,8 @@ pub(crate) enum Shape {
     Object(DefinitionId),
     /// An object with this definition, or a value of another type: a schema, or `true`.
     Choice(DefinitionId),
-    List(Box<Shape>),
-    Map(Box<Shape>),
+    List(Box<ValueType>),
+    Map(Box<ValueType>),
 }
 
 /// The schemas, decompressed at their first use.
@@ -217,7 +218,7 @@ impl Definition {
             .iter()
             .map(|(field, schema)| Property {
                 name: Box::from(field.as_ref()),
-                shape: Shape::new(schema, ids),
+                value_type: ValueType::new(schema, ids),
                 presence: Presence::default(),
                 go: None,
                 patch: PatchMarkers {
@@ -296,49 +297,49 @@ impl OwnershipMarkers {
     }
 }
 
-// === impl Shape ===
+// === impl ValueType ===
 
-impl Shape {
-    fn new(raw: &RawSchema<'_>, ids: &HashMap<Box<str>, DefinitionId>) -> Shape {
+impl ValueType {
+    fn new(raw: &RawSchema<'_>, ids: &HashMap<Box<str>, DefinitionId>) -> ValueType {
         if let Some(reference) =
             raw.reference.as_deref().or(raw.all_of.first().and_then(|r| r.reference.as_deref()))
         {
-            return Shape::named(reference.rsplit('/').next().unwrap_or(reference), ids);
+            return ValueType::named(reference.rsplit('/').next().unwrap_or(reference), ids);
         }
         match (raw.kind, raw.format) {
-            ("boolean", _) => Shape::Bool,
-            ("integer", "int32") => Shape::Int32,
-            ("integer", _) => Shape::Int64,
-            ("number", _) => Shape::Number,
-            ("string", "byte") => Shape::Bytes,
-            ("string", "int-or-string") => Shape::IntOrString,
-            ("string", _) => Shape::Text,
-            ("array", _) => {
-                Shape::List(Box::new(raw.items.as_deref().map_or(Shape::Any, |items| Shape::new(items, ids))))
-            }
+            ("boolean", _) => ValueType::Bool,
+            ("integer", "int32") => ValueType::Int32,
+            ("integer", _) => ValueType::Int64,
+            ("number", _) => ValueType::Number,
+            ("string", "byte") => ValueType::Bytes,
+            ("string", "int-or-string") => ValueType::IntOrString,
+            ("string", _) => ValueType::Text,
+            ("array", _) => ValueType::List(Box::new(
+                raw.items.as_deref().map_or(ValueType::Any, |items| ValueType::new(items, ids)),
+            )),
             ("object", _) => match &raw.additional {
-                Some(values) => Shape::Map(Box::new(Shape::new(values, ids))),
-                None => Shape::Any,
+                Some(values) => ValueType::Map(Box::new(ValueType::new(values, ids))),
+                None => ValueType::Any,
             },
-            _ => Shape::Any,
+            _ => ValueType::Any,
         }
     }
 
-    fn named(name: &str, ids: &HashMap<Box<str>, DefinitionId>) -> Shape {
+    fn named(name: &str, ids: &HashMap<Box<str>, DefinitionId>) -> ValueType {
         let (package, short) = name.rsplit_once('.').unwrap_or(("", name));
         match (package.ends_with("meta.v1"), short) {
-            (true, "Time") => Shape::Time,
-            (true, "MicroTime") => Shape::MicroTime,
+            (true, "Time") => ValueType::Time,
+            (true, "MicroTime") => ValueType::MicroTime,
             (true, "FieldsV1") | (false, "RawExtension" | "JSON" | "JSONSchemaPropsOrStringArray") => {
-                Shape::Any
+                ValueType::Any
             }
             (false, "JSONSchemaPropsOrArray" | "JSONSchemaPropsOrBool") => {
                 let schema = format!("{package}.JSONSchemaProps");
-                ids.get(schema.as_str()).map_or(Shape::Any, |id| Shape::Choice(*id))
+                ids.get(schema.as_str()).map_or(ValueType::Any, |id| ValueType::Choice(*id))
             }
-            (false, "Quantity") => Shape::Quantity,
-            (false, "IntOrString") => Shape::IntOrString,
-            _ => ids.get(name).map_or(Shape::Any, |id| Shape::Object(*id)),
+            (false, "Quantity") => ValueType::Quantity,
+            (false, "IntOrString") => ValueType::IntOrString,
+            _ => ids.get(name).map_or(ValueType::Any, |id| ValueType::Object(*id)),
         }
     }
 }

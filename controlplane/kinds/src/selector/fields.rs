@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Field;
+use super::field::Field;
 
 /// The text at a path; empty if absent.
 fn text(object: &Value, path: &[&str]) -> String {

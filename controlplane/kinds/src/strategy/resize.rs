@@ -33,7 +33,7 @@ fn resized(mut new: Value, old: &Value) -> Value {
     let mut spec = old.clone();
     copy(&new, &mut spec, "resources");
     for list in LISTS {
-        // Indexing would add an absent list.
+        // An absent list is not indexed mutably, because that would create it.
         let [new, kept] = [&mut new, &mut spec].map(|spec| spec.get_mut(list).and_then(Value::as_array_mut));
         let (Some(new), Some(kept)) = (new, kept) else { continue };
         if new.iter().zip(kept.iter()).any(|(new, old)| new["name"] != old["name"]) {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_changed_stays_for_validation() {
+    fn fields_that_the_client_changed_are_kept_for_validation() {
         let kept = changed(
             "ExternalName",
             json!({"clusterIP": "10.0.0.2", "ports": [{"port": 80, "nodePort": 30009}]}),

@@ -13,7 +13,7 @@ pub(crate) fn new_volume(volume: &mut Value) {
 /// The status of a new claim, and its data source in both fields.
 pub(crate) fn new_claim(claim: &mut Value) {
     claim["status"] = json!({"phase": "Pending"});
-    same_sources(claim);
+    normalize_data_sources(claim);
 }
 
 /// Sets the time of a volume's last phase, unless the client did.
@@ -32,7 +32,7 @@ pub(super) fn set_transition_time(new: &mut Value, old: &Value) {
 
 /// Sets `dataSource` from `dataSourceRef`, and the other way round, if one of them is absent. A source in another
 /// namespace is only in the latter. Source: `NormalizeDataSources`.
-pub(crate) fn same_sources(claim: &mut Value) {
+pub(crate) fn normalize_data_sources(claim: &mut Value) {
     let Some(spec) = claim["spec"].as_object_mut() else { return };
     let present = |spec: &Map<String, Value>, name: &str| spec.get(name).filter(|of| of.is_object()).cloned();
     match (present(spec, "dataSource"), present(spec, "dataSourceRef")) {
@@ -69,7 +69,7 @@ mod tests {
         ];
         for (spec, expect) in cases {
             let mut claim = json!({"spec": spec});
-            same_sources(&mut claim);
+            normalize_data_sources(&mut claim);
             assert_eq!(claim["spec"], expect);
         }
     }

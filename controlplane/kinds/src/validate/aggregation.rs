@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_says_the_group_version() {
+    fn the_name_contains_the_group_version() {
         let fields = |name: &str, spec: Value| {
             let mut causes = Causes::default();
             api_service(&mut causes, &json!({"metadata": {"name": name}, "spec": spec}), None);

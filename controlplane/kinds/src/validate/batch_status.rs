@@ -13,7 +13,7 @@ pub(super) fn job(causes: &mut Causes, new: &Value, old: &Value) {
     for name in ["active", "succeeded", "failed", "ready", "terminating"] {
         causes.not_negative(&path.field(name), &status[name]);
     }
-    uncounted(causes, &path.field("uncountedTerminatedPods"), &status["uncountedTerminatedPods"]);
+    check_uncounted(causes, &path.field("uncountedTerminatedPods"), &status["uncountedTerminatedPods"]);
     conditions(causes, &path.field("conditions"), status, &old["status"]);
     finished(causes, &path, status);
     times(causes, &path, new, &old["status"]);
@@ -52,7 +52,7 @@ fn is(status: &Value, condition: &str) -> bool {
     items(&status["conditions"]).any(|(_, item)| item["type"] == condition && item["status"] == "True")
 }
 
-fn uncounted(causes: &mut Causes, path: &Path, lists: &Value) {
+fn check_uncounted(causes: &mut Causes, path: &Path, lists: &Value) {
     let mut seen = HashSet::new();
     for list in ["succeeded", "failed"] {
         for (index, uid) in items(&lists[list]) {

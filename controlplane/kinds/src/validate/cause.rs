@@ -54,7 +54,7 @@ impl Path {
         self.with(["[", key, "]"])
     }
 
-    /// The path with these parts behind it. Validation makes hundreds of paths, so formatting is too slow.
+    /// The path with these parts appended. Validation makes hundreds of paths, so formatting is too slow.
     fn with(&self, parts: [&str; 3]) -> Path {
         let mut text =
             String::with_capacity(self.0.len() + parts.iter().map(|part| part.len()).sum::<usize>());

@@ -65,7 +65,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_condition_says_all_that_it_must() {
+    fn a_condition_has_all_required_fields() {
         let good = json!({"type": "example.com/Ready", "status": "Unknown", "reason": "A:b,C_", "message": "m",
             "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1});
         let said = |field: &str, value: Value| {

@@ -4,12 +4,14 @@ use serde_json::{Value, json};
 
 use super::selector::is_label_selector;
 use super::stateful::collisions;
-use super::workload::{int_or_percent, is_zero, percent, same_selector, selected_template, template_of};
+use super::workload::{
+    check_selector_unchanged, int_or_percent, is_zero, percent, selected_template, template_of,
+};
 use super::{Causes, Path, text};
 
 pub(crate) fn daemon_set(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    same_selector(causes, spec, old);
+    check_selector_unchanged(causes, spec, old);
     let (here, selector) = (path.field("selector"), &spec["selector"]);
     if selector.is_null() {
         selected_template(causes, &path, spec);

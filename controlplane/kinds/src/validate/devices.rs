@@ -235,7 +235,7 @@ fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
     }
 }
 
-/// Checks that the slice says in one way which nodes have its devices.
+/// Checks that the slice selects the nodes of its devices in exactly one way.
 fn node_selection(causes: &mut Causes, path: &Path, spec: &Value) {
     let mut set = Vec::new();
     match spec["nodeName"].as_str() {

@@ -260,7 +260,8 @@ fn queues(causes: &mut Causes, path: &Path, queuing: &Value) {
     }
 }
 
-/// Bits that a hand of that size needs. The sum stops above the limit, so a large hand costs no more.
+/// The number of hash bits for a hand of this size. The sum ends above the limit, so a large hand costs no
+/// more.
 fn entropy_bits(queues: i64, hand: i64) -> f64 {
     let mut bits = 0.0;
     for taken in 0..hand.max(0) {

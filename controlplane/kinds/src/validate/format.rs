@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_prefixes_are_told_from_other_texts() {
+    fn addresses_and_prefixes_are_distinguished_from_other_texts() {
         for (text, is_ip, is_cidr) in [
             ("10.0.0.1", true, false),
             ("::1", true, false),

@@ -2,9 +2,11 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, entries, format, items, text};
+use super::cause::{Causes, Path};
+use super::format;
+use super::value::{entries, items, text};
 use crate::Resource;
-use crate::kind::NameRule;
+use crate::kind::definition::NameRule;
 
 /// Maximum bytes of all annotations together.
 const MAX_ANNOTATIONS: usize = 256 * 1024;

@@ -123,7 +123,7 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
     for name in names {
         amounts(causes, path, limit, name);
         if kind != "Pod" {
-            same_defaults(causes, path, limit, name);
+            check_request_equals_limit(causes, path, limit, name);
         }
     }
 }
@@ -185,7 +185,7 @@ fn exceeded(ratio: Quantity, min: Quantity, max: Quantity) -> Option<String> {
 }
 
 /// Checks that request and limit of a resource that cannot be overcommitted are the same.
-fn same_defaults(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
+fn check_request_equals_limit(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
     let (Some(own), Some(request)) = (amount("default"), amount("defaultRequest")) else { return };
     if own != request && resources::is_exact(name) {

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_and_memory_change_and_nothing_is_removed() {
+    fn only_cpu_and_memory_may_change_and_none_may_be_removed() {
         let one = |requests, limits| pod(json!([container("c", requests, limits)]));
         let old = one(json!({"cpu": "20m"}), json!({"memory": "40Mi"}));
         let grown = one(json!({"cpu": "30m", "memory": "1Mi"}), json!({"cpu": "1", "memory": "50Mi"}));

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_review_asks_one_question() {
+    fn a_review_has_exactly_one_kind_of_attributes() {
         let fields = |kind: &str, spec: Value| -> Vec<String> {
             let found = causes(kind, &json!({"spec": spec}), "n");
             found.into_iter().map(|cause| cause.field).collect()

@@ -77,7 +77,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
             let detail = "spec.persistentvolumesource is immutable after creation";
             causes.forbidden(&path.field("persistentvolumesource"), detail);
         }
-        same_mode(causes, spec, &old["spec"]);
+        check_volume_mode_unchanged(causes, spec, &old["spec"]);
         let affinity = &old["spec"]["nodeAffinity"];
         if !affinity.is_null() && *affinity != spec["nodeAffinity"] {
             let detail = "field is immutable, except for updating from beta label to GA";
@@ -87,7 +87,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 }
 
 /// Checks that the volume mode does not change. Upstream reports it without `spec`.
-fn same_mode(causes: &mut Causes, spec: &Value, old: &Value) {
+fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
     if spec["volumeMode"] != old["volumeMode"] {
         causes.invalid(&Path::root("volumeMode"), &spec["volumeMode"], "field is immutable");
     }
@@ -128,7 +128,7 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
             format!("update to {state} is forbidden when status.currentVolumeAttributesClassName is not nil");
         causes.forbidden(&path.field("volumeAttributesClassName"), &detail);
     }
-    same_mode(causes, spec, before);
+    check_volume_mode_unchanged(causes, spec, before);
     if spec_without(spec, &free) != spec_without(before, &free) {
         causes.forbidden(&path, CLAIM_IMMUTABLE);
     }

@@ -116,7 +116,7 @@ fn good_objects_pass() {
 }
 
 #[test]
-fn what_an_earlier_version_stored_can_lose_its_finalizers() {
+fn finalizers_can_be_removed_from_objects_that_are_invalid_today() {
     let mut old = good("Service");
     set(&mut old, "/metadata/name", json!("a"));
     set(&mut old, "/spec/externalIPs", json!(["127.0.0.1"]));
@@ -232,7 +232,7 @@ fn check_update(name: &str, pointer: &str, value: Value, expect: &[&str]) {
 }
 
 #[test]
-fn updates_keep_what_is_immutable() {
+fn updates_change_only_mutable_fields() {
     check_update("Pod", "/spec/containers/0/image", json!("y"), &[]);
     check_update("Pod", "/spec/tolerations", json!([{"operator": "Exists"}]), &[]);
     check_update("Pod", "/spec/activeDeadlineSeconds", json!(5), &[]);

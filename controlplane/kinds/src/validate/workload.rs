@@ -25,7 +25,7 @@ pub(crate) fn deployment(causes: &mut Causes, object: &Value, old: Option<&Value
             "must be greater than minReadySeconds",
         );
     }
-    same_selector(causes, spec, old);
+    check_selector_unchanged(causes, spec, old);
 }
 
 pub(crate) fn replica_set(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -34,7 +34,7 @@ pub(crate) fn replica_set(causes: &mut Causes, object: &Value, old: Option<&Valu
     causes.not_negative(&path.field("minReadySeconds"), &spec["minReadySeconds"]);
     selector(causes, &path, spec);
     template(causes, &path.field("template"), &spec["template"]);
-    same_selector(causes, spec, old);
+    check_selector_unchanged(causes, spec, old);
 }
 
 pub(crate) fn controller_revision(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -119,7 +119,7 @@ pub(super) fn selected_template(causes: &mut Causes, path: &Path, spec: &Value) 
     }
 }
 
-pub(super) fn same_selector(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
+pub(super) fn check_selector_unchanged(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
     if old.is_some_and(|old| old["spec"]["selector"] != spec["selector"]) {
         causes.invalid(&Path::root("spec").field("selector"), &spec["selector"], "field is immutable");
     }

@@ -10,7 +10,7 @@ use crate::{
     schema::{Schema, TypeId},
 };
 
-/// An element of a list that cannot be applied. The texts are upstream's.
+/// The error of a list element that cannot be applied. The texts are upstream's.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{path}: {reason}")]
 pub struct InvalidElement {

@@ -7,14 +7,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_cel::Program;
+use coracle_values::node_selector::term_matches;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
+use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
 
-use super::allocated::Allocated;
+use super::allocated::{Allocated, DeviceId};
+use super::expression;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
 use super::slices::{Slices, node_of};
-use super::{DeviceId, expression, is_reachable};
-use crate::snapshot::Facts;
+use crate::node_properties::NodeProperties;
 
 /// Maximum number of devices of a claim, as in the API.
 const MAX_DEVICES: usize = 32;
@@ -35,7 +37,7 @@ pub(super) struct Allocator<'a> {
     /// A pool whose slices are not complete.
     incomplete: Option<String>,
     in_use: &'a Allocated,
-    node: &'a Facts,
+    node: &'a NodeProperties,
     programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
     selections: HashMap<*const Exact, Arc<[Candidate<'a>]>>,
@@ -73,7 +75,7 @@ impl<'a> Allocator<'a> {
         classes: &'a HashMap<String, Class>,
         slices: &'a Slices,
         in_use: &'a Allocated,
-        node: &'a Facts,
+        node: &'a NodeProperties,
     ) -> Self {
         let (mut candidates, mut incomplete) = (Vec::new(), None);
         for ((driver, pool), slices) in slices.pools_of(&node.name) {
@@ -317,7 +319,14 @@ struct Step<'s, 'a> {
     selected: &'s [Candidate<'a>],
 }
 
-fn is_of_node(slice: &Slice, node: &Facts) -> bool {
+/// Whether the selector, if there is one, selects the node.
+pub(super) fn is_reachable(selector: Option<&NodeSelector>, node: &NodeProperties) -> bool {
+    selector.is_none_or(|selector| {
+        selector.node_selector_terms.iter().any(|term| term_matches(term, &node.labels, &node.name))
+    })
+}
+
+fn is_of_node(slice: &Slice, node: &NodeProperties) -> bool {
     let spec = &slice.spec;
     match (node_of(slice), &spec.node_selector) {
         // Devices with nodes of their own are not supported.
@@ -328,8 +337,8 @@ fn is_of_node(slice: &Slice, node: &Facts) -> bool {
     }
 }
 
-/// Whether a name in a claim matches this request: the name of the request, or of the request that it is an alternative
-/// of.
+/// Whether a name in a claim refers to this request. The name is that of the request itself or, for an alternative,
+/// that of its parent request.
 fn is_of_request(name: &str, request: &str) -> bool {
     name == request || request.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
 }
@@ -371,7 +380,7 @@ mod tests {
         let class = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": []}});
         let class: Class = serde_json::from_value(class).unwrap();
         let classes = HashMap::from([("gpu".to_owned(), class)]);
-        let (slices, node) = (Slices::default(), Facts::default());
+        let (slices, node) = (Slices::default(), NodeProperties::default());
         let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
         let in_use = Allocated::default();
         let mut allocator = Allocator::new(&classes, &slices, &in_use, &node);

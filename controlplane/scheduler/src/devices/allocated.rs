@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::DeviceId;
+/// A device: driver, pool and name.
+pub(super) type DeviceId = (String, String, String);
 
 /// The devices in use. For each device: the number of allocations by the node to which the allocation is restricted,
 /// or `None` for an allocation without such a node.

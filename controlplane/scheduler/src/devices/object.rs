@@ -142,7 +142,7 @@ pub(super) struct SliceSpec {
 pub(super) struct Pool {
     pub(super) name: String,
     pub(super) generation: i64,
-    /// Signed: an object that cannot be read would stop the watch, and so all scheduling.
+    /// The type is signed, because an object that cannot be decoded would stop the watch and thereby all scheduling.
     pub(super) resource_slice_count: i64,
 }
 

@@ -43,8 +43,8 @@ fn pod(name: &str, claim: &str) -> Pod {
     fixture::pod(name, json!({"resourceClaims": [{"name": "c", "resourceClaimName": claim}]}))
 }
 
-fn facts(name: &str) -> Facts {
-    Facts { name: name.to_owned(), ..Facts::default() }
+fn properties(name: &str) -> NodeProperties {
+    NodeProperties { name: name.to_owned(), ..NodeProperties::default() }
 }
 
 fn put(devices: &Devices, claim: Claim) {
@@ -54,14 +54,14 @@ fn put(devices: &Devices, claim: Claim) {
 fn reason(devices: &Devices, pod: &Pod, node: &str) -> String {
     match devices.of_pod(pod) {
         Ok(claims) => {
-            devices.refuse(&claims, &facts(node)).map_or_else(String::new, |one| one.reasons.join(", "))
+            devices.refuse(&claims, &properties(node)).map_or_else(String::new, |one| one.reasons.join(", "))
         }
         Err(why) => why,
     }
 }
 
 fn chosen(devices: &Devices, pod: &Pod, node: &str) -> Vec<String> {
-    let reserved = devices.reserve(&devices.of_pod(pod).unwrap(), &facts(node)).unwrap();
+    let reserved = devices.reserve(&devices.of_pod(pod).unwrap(), &properties(node)).unwrap();
     let results = reserved[0].1.as_ref().unwrap()["devices"]["results"].as_array().unwrap().clone();
     results.iter().map(|result| result["device"].as_str().unwrap().to_owned()).collect()
 }
@@ -74,7 +74,7 @@ fn devices_are_allocated_once_and_released_with_their_pod() {
     let (first, second) = (pod("p", "two"), pod("q", "one"));
     assert_eq!(reason(&devices, &first, "a"), "");
     assert_eq!(reason(&devices, &first, "c"), "cannot allocate all claims");
-    let reserved = devices.reserve(&devices.of_pod(&first).unwrap(), &facts("a")).unwrap();
+    let reserved = devices.reserve(&devices.of_pod(&first).unwrap(), &properties("a")).unwrap();
     assert_eq!(reason(&devices, &second, "a"), "cannot allocate all claims");
     assert_eq!(reason(&devices, &second, "b"), "");
     // Until the allocation is written, no other pod can use the claim.
@@ -91,7 +91,7 @@ fn devices_are_allocated_once_and_released_with_their_pod() {
     assert_eq!(written["reservedFor"][0], json!({"resource": "pods", "name": "p", "uid": "p"}));
     put(&devices, claim("two", exactly(json!({"count": 2}))));
     assert_eq!(reason(&devices, &second, "a"), "");
-    let reserved = devices.reserve(&devices.of_pod(&first).unwrap(), &facts("a")).unwrap();
+    let reserved = devices.reserve(&devices.of_pod(&first).unwrap(), &properties("a")).unwrap();
     assert_eq!(reason(&devices, &second, "a"), "cannot allocate all claims");
     devices.release(&reserved);
     assert_eq!(reason(&devices, &second, "a"), "");
@@ -201,7 +201,7 @@ fn a_slice_of_a_node_never_changes_the_devices_of_other_nodes() {
         put(&devices, claim("all", exactly(json!({"allocationMode": "All"}))));
         devices.apply(|state| state.put_slice(slice("x", Some("a"), pool.clone())));
         assert_eq!(reason(&devices, &pod("p", "two"), "b"), "", "{pool}");
-        let reserved = devices.reserve(&devices.of_pod(&pod("p", "all")).unwrap(), &facts("b")).unwrap();
+        let reserved = devices.reserve(&devices.of_pod(&pod("p", "all")).unwrap(), &properties("b")).unwrap();
         let results = reserved[0].1.as_ref().unwrap()["devices"]["results"].as_array().unwrap().len();
         assert_eq!(results, 2, "{pool}");
     }
@@ -238,17 +238,17 @@ fn a_reservation_fails_if_slices_or_claims_changed_after_the_filter() {
     let devices = devices();
     put(&devices, claim("one", exactly(json!({}))));
     let claims = devices.of_pod(&pod("p", "one")).unwrap();
-    assert!(devices.refuse(&claims, &facts("a")).is_none());
+    assert!(devices.refuse(&claims, &properties("a")).is_none());
     devices.apply(|state| assert!(state.slices.remove("a")));
-    assert_eq!(devices.reserve(&claims, &facts("a")).unwrap_err(), "cannot allocate all claims");
-    let reserved = devices.reserve(&claims, &facts("b")).unwrap();
+    assert_eq!(devices.reserve(&claims, &properties("a")).unwrap_err(), "cannot allocate all claims");
+    let reserved = devices.reserve(&claims, &properties("b")).unwrap();
     let (key, allocation) = reserved[0].clone();
     assert!(devices.lock().reserved_claim(&key, allocation.as_ref()).is_ok());
     // The pod may not be bound if the claim has no allocation any more, or is another claim.
     assert!(devices.lock().reserved_claim(&key, None).is_err());
     devices.apply(|state| state.remove_claim(&key));
     assert!(devices.lock().reserved_claim(&key, allocation.as_ref()).is_err());
-    assert_eq!(devices.reserve(&claims, &facts("b")).unwrap_err(), "resourceclaim d/one changed");
+    assert_eq!(devices.reserve(&claims, &properties("b")).unwrap_err(), "resourceclaim d/one changed");
     assert_eq!(devices.lock().allocated, Allocated::default());
 }
 
@@ -261,7 +261,7 @@ fn only_changes_that_can_help_are_reported() {
     assert_eq!(changes(), DeviceChanges { supply: false, claims: own.clone() });
     put(&devices, claim("one", exactly(json!({}))));
     assert_eq!(changes(), DeviceChanges::default(), "nothing changed");
-    let reserved = devices.reserve(&devices.of_pod(&pod("p", "one")).unwrap(), &facts("a")).unwrap();
+    let reserved = devices.reserve(&devices.of_pod(&pod("p", "one")).unwrap(), &properties("a")).unwrap();
     let mut written = claim("one", exactly(json!({})));
     written.status.allocation.clone_from(&reserved[0].1);
     put(&devices, written.clone());

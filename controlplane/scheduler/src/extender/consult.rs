@@ -1,4 +1,4 @@
-//! The questions to extenders about one pod. An error names the extender that failed and is not ignorable.
+//! The calls to extenders for one pod. An error names the extender that failed and is not ignorable.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -34,7 +34,7 @@ struct Objects {
     nodes: HashMap<String, Value>,
 }
 
-/// Asks the extenders which of these nodes can run the pod, and how well.
+/// Lets the extenders filter and score these nodes for the pod.
 pub(crate) async fn nodes(
     client: &Client,
     extenders: &[Remote],
@@ -132,7 +132,7 @@ async fn prioritize(remote: &Remote, objects: &Objects, nodes: &[String]) -> Vec
     }
 }
 
-/// Asks the extenders about preemption. `removable` has the pods of lower priority on each node.
+/// Calls the extenders for preemption. `removable` has the pods of lower priority on each node.
 pub(crate) async fn preemption(
     client: &Client,
     extenders: &[Remote],

@@ -12,7 +12,7 @@ use crate::object::Pod;
 use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
-    let selected = has_all(Some(&node.facts.labels), pod.spec.node_selector.as_ref());
+    let selected = has_all(Some(&node.properties.labels), pod.spec.node_selector.as_ref());
     let affinity = pod.spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     if selected && meets(affinity, node) {
         return Vec::new();
@@ -50,7 +50,7 @@ fn meets(affinity: Option<&NodeAffinity>, node: Candidate<'_>) -> bool {
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
     required.is_none_or(|required| {
         let mut terms = required.node_selector_terms.iter();
-        terms.any(|term| term_matches(term, &node.facts.labels, &node.facts.name))
+        terms.any(|term| term_matches(term, &node.properties.labels, &node.properties.name))
     })
 }
 

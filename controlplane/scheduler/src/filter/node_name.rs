@@ -6,7 +6,7 @@ use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
     match pod.node() {
-        Some(name) if name != node.facts.name => {
+        Some(name) if name != node.properties.name => {
             vec!["node(s) didn't match the requested node name".to_owned()]
         }
         Some(_) | None => Vec::new(),

@@ -1,4 +1,4 @@
-//! Filter NodeResourcesFit: requests may not exceed what the node has free.
+//! Filter NodeResourcesFit: requests may not exceed the free resources of the node.
 
 use coracle_values::pod_resources::Resources;
 
@@ -8,7 +8,7 @@ use crate::snapshot::Candidate;
 
 /// The resources that the node lacks, and whether it would have them without other pods.
 pub(crate) fn refuse(wanted: &Resources, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
-    let (has, given) = (&node.facts.allocatable, &node.info.requested);
+    let (has, given) = (&node.properties.allocatable, &node.info.requested);
     let (mut reasons, mut resolvable) = (Vec::new(), true);
     if given.pods + 1 > has.pods {
         reasons.push("Too many pods".to_owned());

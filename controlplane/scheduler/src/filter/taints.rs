@@ -8,7 +8,7 @@ use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
     let tolerations = pod.tolerations();
-    let mut forbidding = node.facts.taints.iter().filter(|taint| forbids_scheduling(taint));
+    let mut forbidding = node.properties.taints.iter().filter(|taint| forbids_scheduling(taint));
     if forbidding.all(|taint| is_tolerated(taint, tolerations)) {
         return Vec::new();
     }

@@ -13,7 +13,7 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
         effect: "NoSchedule".to_owned(),
         ..Taint::default()
     };
-    if node.facts.unschedulable && !is_tolerated(&taint, pod.tolerations()) {
+    if node.properties.unschedulable && !is_tolerated(&taint, pod.tolerations()) {
         return vec!["node(s) were unschedulable".to_owned()];
     }
     Vec::new()

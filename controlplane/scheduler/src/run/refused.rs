@@ -20,11 +20,11 @@ impl Scheduler {
         } else {
             Err(String::new())
         };
-        self.settle(pod, refused, preemption);
+        self.handle_refusal(pod, refused, preemption);
     }
 
     /// Starts a preemption, or records why the pod is unschedulable.
-    pub(super) fn settle(
+    pub(super) fn handle_refusal(
         &mut self,
         pod: &Pod,
         refused: &Unschedulable,

@@ -19,7 +19,7 @@ pub(crate) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Ve
         return vec![0; nodes.len()];
     }
     let mark = |node: &Candidate<'_>| {
-        let (has, given) = (&node.facts.allocatable, &node.info.requested);
+        let (has, given) = (&node.properties.allocatable, &node.info.requested);
         let balance = |added: &dyn Fn(&str) -> i128| {
             let used = names.iter().map(|name| (amount(given, name) + added(name), amount(has, name)));
             balance(used.filter(|(_, has)| *has != 0))

@@ -13,10 +13,10 @@ pub(super) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Ve
     nodes.iter().map(|node| mark(&own, &profile.fit, node)).collect()
 }
 
-/// The weighted mean of the resources that the node has. A shape's mean is rounded, and leaves out resources with 0.
-/// Extended resources count only if the pod requests them.
+/// The weighted mean of the resources that the node has. With `RequestedToCapacityRatio` the mean is rounded, and
+/// resources with score 0 are left out. Extended resources count only if the pod requests them.
 fn mark((own, assumed): &(Resources, Resources), fit: &Fit, node: &Candidate<'_>) -> i64 {
-    let (has, weighed) = (&node.facts.allocatable, &node.info.weighed);
+    let (has, weighed) = (&node.properties.allocatable, &node.info.weighed);
     let requested = &node.info.requested;
     let (mut sum, mut weights) = (0_i64, 0_i64);
     for (name, weight) in &fit.resources {

@@ -15,7 +15,7 @@ pub(crate) fn score(pod: &Pod, added: Option<&NodeAffinity>, nodes: &[Candidate<
     let terms: Vec<PreferredSchedulingTerm> = added.into_iter().chain(affinity).flat_map(preferred).collect();
     let weight = |node: &Candidate<'_>| {
         let matches = |term: &&PreferredSchedulingTerm| {
-            term_matches(&term.preference, &node.facts.labels, &node.facts.name)
+            term_matches(&term.preference, &node.properties.labels, &node.properties.name)
         };
         let met = terms.iter().filter(matches);
         met.map(|term| i64::from(term.weight)).sum()

@@ -8,7 +8,7 @@ use crate::snapshot::Candidate;
 
 pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let unwelcome = |node: &Candidate<'_>| {
-        let soft = node.facts.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
+        let soft = node.properties.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
         i64::try_from(soft.filter(|taint| !is_tolerated(taint, pod.tolerations())).count())
             .unwrap_or_default()
     };

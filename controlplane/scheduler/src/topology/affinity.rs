@@ -129,13 +129,13 @@ impl Affinity {
         self.near == other.near && self.far == other.far && self.excluded == other.excluded
     }
 
-    /// The reason against the node, and whether the removal of pods can change it.
+    /// The reason to refuse the node, and whether the removal of pods can change it.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         let has = |set: &HashMap<Domain, usize>| {
-            set.keys().any(|(key, value)| node.facts.labels.get(key) == Some(value))
+            set.keys().any(|(key, value)| node.properties.labels.get(key) == Some(value))
         };
         let near = |key: &String| match domain(node, key) {
-            // No pod of the group exists: the first one may be anywhere if it belongs to the group.
+            // The terms select no existing pod. A pod that its own terms select may then be placed on any node.
             Some(_) if self.near.is_empty() => self.selects_itself,
             Some(domain) => self.near.contains_key(&domain),
             None => false,
@@ -156,7 +156,7 @@ impl Affinity {
         }
         let sum = |node: &Candidate<'_>| -> i64 {
             let of = |((key, value), weight): (&Domain, &i64)| {
-                if node.facts.labels.get(key) == Some(value) { *weight } else { 0 }
+                if node.properties.labels.get(key) == Some(value) { *weight } else { 0 }
             };
             self.weights.iter().map(of).sum()
         };
@@ -194,7 +194,7 @@ fn count<'a>(
 }
 
 fn domain(node: Candidate<'_>, key: &str) -> Option<Domain> {
-    node.facts.labels.get(key).map(|value| (key.to_owned(), value.clone()))
+    node.properties.labels.get(key).map(|value| (key.to_owned(), value.clone()))
 }
 
 #[cfg(test)]
@@ -233,7 +233,7 @@ mod tests {
     fn fitting(pod: &Pod, snapshot: &Snapshot) -> String {
         let topology = Topology::of(pod, &Profile::default(), snapshot);
         let nodes = snapshot.candidates().filter(|node| topology.refusals(*node).is_empty());
-        nodes.map(|node| node.facts.name.as_str()).collect()
+        nodes.map(|node| node.properties.name.as_str()).collect()
     }
 
     #[test]

@@ -80,10 +80,10 @@ impl Spread {
         Self { required, preferred: of("ScheduleAnyway"), all_labels: true }
     }
 
-    /// The reason against the node, and whether the removal of pods can change it.
+    /// The reason to refuse the node, and whether the removal of pods can change it.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         for required in &self.required {
-            let Some(value) = node.facts.labels.get(&required.constraint.key) else {
+            let Some(value) = node.properties.labels.get(&required.constraint.key) else {
                 return Some((NO_LABEL, false));
             };
             let count = required.counts.get(value).copied().unwrap_or_default();
@@ -105,7 +105,7 @@ impl Spread {
 
     /// Counts a pod that is added to a node (`change` 1) or removed from it (-1), for the filter. Scores do not change.
     pub(super) fn update(&mut self, pod: &Pod, node: Candidate<'_>, other: &Placed, change: i64) {
-        let labels = &node.facts.labels;
+        let labels = &node.properties.labels;
         if !self.required.iter().all(|required| labels.contains_key(&required.constraint.key)) {
             return;
         }
@@ -147,11 +147,12 @@ impl Spread {
 
     /// Whether the node has the labels of all preferred constraints, if it needs them.
     fn is_labelled(&self, node: Candidate<'_>) -> bool {
-        !self.all_labels || self.preferred.iter().all(|one| node.facts.labels.contains_key(&one.key))
+        !self.all_labels || self.preferred.iter().all(|one| node.properties.labels.contains_key(&one.key))
     }
 
-    /// Pods in the domains of the fitting nodes, for each preferred constraint. A node without the label is in the
-    /// domain of the empty value, as in upstream. Domains of one node are counted later.
+    /// For each preferred constraint, the number of pods in each domain of the fitting nodes. As in upstream, a node
+    /// without the label is in the domain of the empty value. Domains that consist of one node
+    /// (`kubernetes.io/hostname`) are counted later.
     fn counts<'a>(
         &self,
         pod: &Pod,
@@ -164,7 +165,7 @@ impl Spread {
                 return counts;
             }
             let value =
-                |node: Candidate<'a>| node.facts.labels.get(&constraint.key).map_or("", String::as_str);
+                |node: Candidate<'a>| node.properties.labels.get(&constraint.key).map_or("", String::as_str);
             counts.extend(nodes.iter().filter(|node| self.is_labelled(**node)).map(|node| (value(*node), 0)));
             for node in snapshot.candidates() {
                 if self.is_labelled(node)
@@ -200,12 +201,12 @@ impl Required {
     fn count(pod: &Pod, constraints: Vec<Constraint>, snapshot: &Snapshot) -> Vec<Self> {
         let mut counts: Vec<HashMap<String, i64>> = vec![HashMap::new(); constraints.len()];
         let labelled = |node: Candidate<'_>| {
-            constraints.iter().all(|constraint| node.facts.labels.contains_key(&constraint.key))
+            constraints.iter().all(|constraint| node.properties.labels.contains_key(&constraint.key))
         };
         if !constraints.is_empty() {
             for node in snapshot.candidates().filter(|node| labelled(*node)) {
                 for (constraint, counts) in constraints.iter().zip(&mut counts) {
-                    let value = node.facts.labels.get(&constraint.key);
+                    let value = node.properties.labels.get(&constraint.key);
                     if let Some(value) = value.filter(|_| constraint.includes(pod, node)) {
                         *counts.entry(value.clone()).or_default() += constraint.pods_on(node);
                     }
@@ -268,17 +269,18 @@ impl Constraint {
         }
     }
 
-    /// Whether the pods of a node count: by the constraint's policies only if the pod could run there.
+    /// Whether the pods of a node count. With the policies `nodeAffinityPolicy` and `nodeTaintsPolicy` they count only
+    /// if the pod can run on the node.
     fn includes(&self, pod: &Pod, node: Candidate<'_>) -> bool {
         let tolerated = || {
-            let mut taints = node.facts.taints.iter().filter(|taint| forbids_scheduling(taint));
+            let mut taints = node.properties.taints.iter().filter(|taint| forbids_scheduling(taint));
             taints.all(|taint| is_tolerated(taint, pod.tolerations()))
         };
         (!self.honors_affinity || node_affinity::refuse(pod, node).is_empty())
             && (!self.honors_taints || tolerated())
     }
 
-    /// Number of selected pods on a node. As in upstream a selector without requirements counts none.
+    /// Number of selected pods on a node. As in upstream, a selector without requirements selects no pod.
     fn pods_on(&self, node: Candidate<'_>) -> i64 {
         if self.selector.as_ref().is_none_or(LabelSelector::is_empty) {
             return 0;
@@ -296,7 +298,7 @@ impl Constraint {
 
     /// The weighted number of pods in the node's domain. More domains weigh more.
     fn weigh(&self, node: Candidate<'_>, counts: &HashMap<&str, i64>, nodes: usize) -> f64 {
-        let Some(value) = node.facts.labels.get(&self.key) else { return 0.0 };
+        let Some(value) = node.properties.labels.get(&self.key) else { return 0.0 };
         let (count, domains) = if self.key == HOSTNAME {
             (self.pods_on(node), nodes)
         } else {
@@ -349,7 +351,7 @@ mod tests {
     fn fitting(pod: &Pod, snapshot: &Snapshot) -> String {
         let topology = Topology::of(pod, &Profile::default(), snapshot);
         let nodes = snapshot.candidates().filter(|node| topology.refusals(*node).is_empty());
-        nodes.map(|node| node.facts.name.as_str()).collect()
+        nodes.map(|node| node.properties.name.as_str()).collect()
     }
 
     #[test]

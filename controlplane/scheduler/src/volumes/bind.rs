@@ -19,10 +19,10 @@ pub(crate) enum BindError {
     /// A request failed.
     #[error(transparent)]
     Request(#[from] Error),
-    /// A claim or a volume changed, so that the choice is void.
+    /// A claim or a volume changed, so the choice is no longer valid.
     #[error("binding volumes: {0}")]
     Volumes(String),
-    /// A claim of devices changed, so that the choice of devices is void.
+    /// A resource claim changed, so the choice of devices is no longer valid.
     #[error("allocating devices: {0}")]
     Devices(String),
     /// The extender that binds the pod failed.
@@ -110,7 +110,7 @@ async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) 
     };
     let api: Api<Claim> = Api::namespaced(client.clone(), &key.namespace);
     let patched = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-    // The watch may still show the claim without its node: the wait must not take that for a refusal.
+    // The watch may still show the claim without its node. This must not count as a refusal.
     volumes.lock().claims.insert(key.clone(), patched);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The volume filter: refuses nodes that cannot have the volumes of a pod.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use coracle_values::Quantity;
 use coracle_values::label_selector::LabelSelector;
@@ -8,12 +8,12 @@ use coracle_values::node_selector::term_matches;
 use coracle_values::object::{Key, ObjectExt};
 
 use super::object::{Claim, StorageClass, Volume};
-use super::{Choice, SELECTED_NODE, State, claims_of};
+use super::{Choice, SELECTED_NODE, State, Volumes, claims_of};
 use crate::config::Profile;
-use crate::filter::Refused;
 use crate::hint::Changes;
+use crate::node_properties::NodeProperties;
 use crate::object::Pod;
-use crate::snapshot::{Candidate, Facts, Snapshot};
+use crate::refusal::Refused;
 
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 const NODE_CONFLICT: &str = "node(s) didn't match PersistentVolume's node affinity";
@@ -31,7 +31,7 @@ const ZONES: [&str; 4] = [
     "failure-domain.beta.kubernetes.io/region",
 ];
 
-/// The claims of a pod with what could be bound to them.
+/// The claims of a pod, and the volumes that can be bound to them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodClaims {
     /// Volumes of bound claims. None: the volume does not exist.
@@ -42,6 +42,15 @@ pub(crate) struct PodClaims {
     exclusive: Vec<Key>,
     /// Drivers that attach volumes of the pod, with the driver's names of the volumes.
     attached: HashSet<(String, String)>,
+}
+
+/// The use of claims and volumes in the cluster and on one node.
+pub(crate) struct VolumeUsage<'a, I> {
+    /// The number of pods that use each claim.
+    pub(crate) claim_users: &'a HashMap<Key, usize>,
+    pub(crate) volumes: &'a Volumes,
+    /// The claims of the node's pods.
+    pub(crate) used: I,
 }
 
 /// A claim that waits for its first pod.
@@ -124,7 +133,7 @@ fn claim<'a>(state: &'a State, pod: &Pod, key: &Key) -> Result<&'a Claim, String
     Ok(claim)
 }
 
-/// Free volumes that fit the claim, and one that is reserved for it.
+/// Free volumes that fit the claim, and the volume that is reserved for the claim, if any.
 fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     let selector = claim.spec.selector.as_ref().map(LabelSelector::try_from);
     let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".to_owned());
@@ -177,40 +186,39 @@ fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Op
 
 impl PodClaims {
     /// Why the node cannot have the volumes.
-    pub(crate) fn refuse(
+    pub(crate) fn refuse<'a>(
         &self,
         profile: &Profile,
-        node: Candidate<'_>,
-        snapshot: &Snapshot,
+        node: &NodeProperties,
+        usage: VolumeUsage<'a, impl Iterator<Item = &'a Key>>,
     ) -> Option<Refused> {
         let refused = |reasons: &[&str], resolvable: bool| {
             let reasons: Vec<String> = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by: Changes::ALL })
         };
-        let in_use = self.exclusive.iter().any(|claim| snapshot.claim_users.contains_key(claim));
+        let in_use = self.exclusive.iter().any(|claim| usage.claim_users.contains_key(claim));
         if in_use && profile.filters_by("VolumeRestrictions") {
             return refused(&[IN_USE], true);
         }
-        let used = node.info.neighbours().flat_map(|placed| &placed.claims);
         let limited = profile.filters_by("NodeVolumeLimits") && !self.attached.is_empty();
-        if limited && !snapshot.volumes.lock().has_room(&node.facts.name, &self.attached, used) {
+        if limited && !usage.volumes.lock().has_room(&node.name, &self.attached, usage.used) {
             return refused(&[TOO_MANY], true);
         }
         let of_bound = self.bound.iter().find_map(|volume| match volume {
             None => Some(NO_VOLUME),
-            Some(volume) => (!is_reachable(volume, node.facts)).then_some(NODE_CONFLICT),
+            Some(volume) => (!is_reachable(volume, node)).then_some(NODE_CONFLICT),
         });
-        let of_waiting = self.choices(node.facts).err();
+        let of_waiting = self.choices(node).err();
         let binding: Vec<&str> = of_bound.into_iter().chain(of_waiting).collect();
         refused(&binding, false).or_else(|| {
-            let in_zone = self.bound.iter().flatten().all(|volume| is_in_zone(volume, node.facts));
+            let in_zone = self.bound.iter().flatten().all(|volume| is_in_zone(volume, node));
             if in_zone || !profile.filters_by("VolumeZone") { None } else { refused(&[ZONE_CONFLICT], false) }
         })
     }
 
-    /// The volume, or the provisioning, of each waiting claim on the node. The error is the reason of the first claim
-    /// that fails.
-    pub(super) fn choices(&self, node: &Facts) -> Result<Vec<(Key, Choice)>, &'static str> {
+    /// For each waiting claim, the volume to take on the node, or the decision to provision one. The error is the
+    /// reason of the first claim that fails.
+    pub(super) fn choices(&self, node: &NodeProperties) -> Result<Vec<(Key, Choice)>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());
         // A provisioner already makes the volume for the selected node.
@@ -247,8 +255,8 @@ impl Waiting {
         Self { claim: claim.clone(), class: class.clone(), volumes, reserved, space }
     }
 
-    /// The volume for the claim on a node. If one is reserved for the claim, only that one.
-    fn volume(&self, node: &Facts, taken: &BTreeSet<&str>) -> Option<&Volume> {
+    /// The volume for the claim on a node. If a volume is reserved for the claim, only that volume is possible.
+    fn volume(&self, node: &NodeProperties, taken: &BTreeSet<&str>) -> Option<&Volume> {
         match &self.reserved {
             Some(reserved) => Some(reserved).filter(|volume| is_reachable(volume, node)),
             None => {
@@ -259,7 +267,7 @@ impl Waiting {
     }
 
     /// Whether a provisioner can make a volume for the node.
-    fn check_provision(&self, node: &Facts) -> Result<(), &'static str> {
+    fn check_provision(&self, node: &NodeProperties) -> Result<(), &'static str> {
         let provisioner = self.class.provisioner.as_str();
         if provisioner.is_empty() || provisioner == NO_PROVISIONER || !self.allows(node) {
             return Err(BIND_CONFLICT);
@@ -269,7 +277,7 @@ impl Waiting {
     }
 
     /// Whether the class makes volumes in the node's topology.
-    fn allows(&self, node: &Facts) -> bool {
+    fn allows(&self, node: &NodeProperties) -> bool {
         let terms = self.class.allowed_topologies.as_deref().unwrap_or_default();
         terms.is_empty()
             || terms.iter().any(|term| {
@@ -282,7 +290,7 @@ impl Waiting {
 }
 
 /// Whether a volume can be used on a node, by its node affinity.
-fn is_reachable(volume: &Volume, node: &Facts) -> bool {
+fn is_reachable(volume: &Volume, node: &NodeProperties) -> bool {
     let required = volume.spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
     required.is_none_or(|required| {
         required.node_selector_terms.iter().any(|term| term_matches(term, &node.labels, &node.name))
@@ -290,7 +298,7 @@ fn is_reachable(volume: &Volume, node: &Facts) -> bool {
 }
 
 /// Whether the labels of a volume allow the node's zone. A label lists several zones with `__` between them.
-fn is_in_zone(volume: &Volume, node: &Facts) -> bool {
+fn is_in_zone(volume: &Volume, node: &NodeProperties) -> bool {
     let labels = volume.metadata.labels.iter().flatten();
     let mut zones = labels.filter(|(name, _)| ZONES.contains(&name.as_str()));
     // A node without zones is in all of them.

@@ -10,7 +10,7 @@ use super::State;
 type Attached = (String, String);
 
 impl State {
-    /// The driver and the volume of a claim. None: no driver has to attach it.
+    /// The driver and the volume of a claim. `None`: the volume need not be attached by a driver.
     pub(super) fn attached_by(&self, key: &Key) -> Option<Attached> {
         let claim = self.claims.get(key)?;
         if let Some(volume) = self.volumes.get(claim.volume()) {
@@ -22,7 +22,7 @@ impl State {
         Some((class.provisioner.clone(), format!("{}/{}", claim.namespace(), claim.name())))
     }
 
-    /// Whether the node has room for the volumes beside those of the claims that its pods use.
+    /// Whether the node has room for these volumes in addition to the volumes of its pods.
     pub(super) fn has_room<'a>(
         &self,
         node: &str,

@@ -8,6 +8,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde::Deserialize;
 
+pub(super) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+
 /// A claim.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
@@ -196,7 +198,7 @@ impl Claim {
 
     /// Whether both sides are bound.
     pub(super) fn is_bound(&self) -> bool {
-        !self.volume().is_empty() && self.annotation(super::BIND_COMPLETED).is_some()
+        !self.volume().is_empty() && self.annotation(BIND_COMPLETED).is_some()
     }
 }
 

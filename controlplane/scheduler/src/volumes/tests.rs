@@ -1,5 +1,6 @@
 use serde_json::{Value, json};
 
+use super::object::BIND_COMPLETED;
 use super::*;
 use crate::config::Profile;
 use crate::fixture;
@@ -66,10 +67,10 @@ fn accepted(volumes: &Volumes, pod: &Pod) -> (Vec<String>, Vec<String>) {
     let claims = volumes.of_pod(pod).unwrap();
     let (mut accepted, mut reasons) = (Vec::new(), Vec::new());
     for node in snapshot.candidates() {
-        let refused = claims.refuse(&Profile::default(), node, &snapshot);
+        let refused = claims.refuse(&Profile::default(), node.properties, snapshot.volume_usage(node));
         let refusals = refused.map(|refused| refused.reasons).unwrap_or_default();
         if refusals.is_empty() {
-            accepted.push(node.facts.name.clone());
+            accepted.push(node.properties.name.clone());
         }
         reasons.extend(refusals);
     }
@@ -118,7 +119,7 @@ fn a_reserved_volume_is_not_given_to_a_second_claim() {
     );
     assert!(accepted(&found, &pod(&["c", "d"])).0.is_empty(), "one volume for two claims");
     let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
-    let node = snapshot.candidates().next().unwrap().facts;
+    let node = snapshot.candidates().next().unwrap().properties;
     let chosen = found.reserve(&pod(&["c"]), node).unwrap();
     assert_eq!(chosen, [(Key::new("d", "c"), Choice::Take("v".to_owned()))]);
     assert!(accepted(&found, &pod(&["d"])).0.is_empty());
@@ -131,7 +132,7 @@ fn a_reserved_volume_is_not_given_to_a_second_claim() {
 }
 
 #[test]
-fn a_changed_claim_helps_its_pods_and_an_unchanged_one_none() {
+fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
     use kube::runtime::watcher::Event;
     let found = volumes(&[], &[], &[]);
     let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
@@ -163,7 +164,8 @@ fn an_exclusive_claim_is_used_by_one_pod() {
     let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     let claims = found.of_pod(&pod(&["c"])).unwrap();
     let refused = |snapshot: &Snapshot| {
-        claims.refuse(&Profile::default(), snapshot.candidates().next().unwrap(), snapshot)
+        let node = snapshot.candidates().next().unwrap();
+        claims.refuse(&Profile::default(), node.properties, snapshot.volume_usage(node))
     };
     assert_eq!(refused(&snapshot), None);
     snapshot.claim_users.insert(Key::new("d", "c"), 1);
@@ -172,7 +174,7 @@ fn an_exclusive_claim_is_used_by_one_pod() {
 }
 
 #[test]
-fn a_node_has_so_many_volumes_of_a_driver_as_it_says() {
+fn a_nodes_limit_of_volumes_per_driver_is_respected() {
     let mut volumes_ = Vec::new();
     for name in ["v", "w", "x"] {
         let mut volume = volume(name, "a");
@@ -189,7 +191,9 @@ fn a_node_has_so_many_volumes_of_a_driver_as_it_says() {
     let refused = |snapshot: &Snapshot, names: &[&str]| {
         let claims = found.of_pod(&pod(names)).unwrap();
         let node = snapshot.candidates().next().unwrap();
-        claims.refuse(&Profile::default(), node, snapshot).map(|refused| refused.reasons)
+        claims
+            .refuse(&Profile::default(), node.properties, snapshot.volume_usage(node))
+            .map(|refused| refused.reasons)
     };
     let many = Some(vec!["node(s) exceed max volume count".to_owned()]);
     assert_eq!(refused(&snapshot, &["c", "d"]), None);
@@ -228,7 +232,7 @@ fn the_smallest_claim_takes_the_smallest_volume() {
     let found = volumes(&[big, claim("small", json!({}))], &[volume("v", "a"), large], &[class("x.io/y")]);
     let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     let claims = found.of_pod(&pod(&["big", "small"])).unwrap();
-    let chosen = claims.choices(snapshot.candidates().next().unwrap().facts).unwrap();
+    let chosen = claims.choices(snapshot.candidates().next().unwrap().properties).unwrap();
     let take = |claim: &str, volume: &str| (Key::new("d", claim), Choice::Take(volume.to_owned()));
     assert_eq!(chosen, [take("small", "v"), take("big", "large")]);
 }

@@ -25,7 +25,8 @@ pub(super) fn seal(key: &LessSafeKey, plain: &[u8], context: &[u8]) -> Result<Ve
     Ok(sealed)
 }
 
-/// Decrypts. `None` if the key or the context is another one, or the bytes were changed.
+/// Decrypts. `None` if the key or the context differs from that of the encryption, or if the bytes were
+/// changed.
 pub(super) fn open(key: &LessSafeKey, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
     let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
     let mut text = text.to_vec();

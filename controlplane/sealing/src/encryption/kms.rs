@@ -47,7 +47,7 @@ const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
 const MAX_CACHED_SEEDS: usize = 1000;
 /// Maximum number of callers that wait for the plugin. Each occupies a thread. Further callers get an error at once.
-const WAITING: usize = 32;
+const MAX_WAITING: usize = 32;
 /// Interval of key checks. The first write after it requests the plugin's key id, in the background.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum bytes of the key id in a response, as upstream.
@@ -135,7 +135,7 @@ impl Kms {
             .spawn(move || serve(&of_thread, of_client, queue));
         started.map_err(|error| failed(&settings, error.to_string()))?;
         let prefix = format!("k8s:enc:kms:v2:{}:", settings.name).into_bytes();
-        let kms = Self { settings, prefix, shared, calls, waiting: Semaphore::new(WAITING) };
+        let kms = Self { settings, prefix, shared, calls, waiting: Semaphore::new(MAX_WAITING) };
         let (done, checked) = mpsc::channel();
         kms.call(Call::Check(Some(done)))?;
         // The wait needs no timeout: the thread limits the duration of the call.
@@ -213,7 +213,7 @@ impl Kms {
             key_id: object.key_id,
             annotations: object.annotations,
         };
-        let many = |_full| failed(&self.settings, format!("{WAITING} requests wait for its answer"));
+        let many = |_full| failed(&self.settings, format!("{MAX_WAITING} requests wait for its answer"));
         let _permit = self.waiting.try_acquire().map_err(many)?;
         let (done, decrypted) = mpsc::channel();
         self.call(Call::Decrypt(encrypted, request, done))?;
@@ -290,7 +290,7 @@ async fn check(shared: &Shared, client: &Client, done: Option<mpsc::Sender<Resul
     }
 }
 
-/// Starts a decryption, or adds the caller to a running one of the same bytes.
+/// Starts a decryption. If the same bytes are being decrypted, adds the caller to that decryption.
 fn decrypt(
     shared: &Arc<Shared>,
     client: &Client,

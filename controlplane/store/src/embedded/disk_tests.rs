@@ -13,7 +13,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-use super::{Embedded, EmbeddedOptions, Sealing, migrate::beside, tests::Place};
+use super::{Embedded, EmbeddedOptions, Sealing, migrate::sibling, tests::Place};
 use crate::{Entry, Error, Expect, Health, Range, Store, Tier, Write, suite::put};
 
 /// Runs the test on a disk of this many MiB, in its own mount namespace.
@@ -202,11 +202,11 @@ async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over(
     drop(store);
     assert!(has(&path, "hush-hush"));
     // The rest of a copy that a crash interrupted.
-    fs::create_dir(beside(&path, ".sealing")).unwrap();
-    fs::write(beside(&path, ".sealing").join("half"), "x").unwrap();
+    fs::create_dir(sibling(&path, ".sealing")).unwrap();
+    fs::write(sibling(&path, ".sealing").join("half"), "x").unwrap();
     let store = Embedded::open(&path, sealed(&keys)).unwrap();
     assert!(!has(dir.path(), "hush-hush"), "a plain value is left on disk");
-    assert!(!beside(&path, ".sealing").exists());
+    assert!(!sibling(&path, ".sealing").exists());
     assert!(store.revision().await.unwrap() > plain);
     let entry = store.get("/secrets/ns/7").await.unwrap().unwrap();
     assert_eq!((entry.value.as_ref(), entry.modified), (b"hush-hush".as_slice(), revisions[7]));

@@ -12,7 +12,7 @@ use super::inspect;
 use crate::{
     Commit, Entry, Error,
     backup::Record,
-    vault::{Revisions, Vault},
+    codec::{EntryCodec, Revisions},
 };
 
 const REVISION_KEY: &str = "reserved-revision";
@@ -22,7 +22,7 @@ pub(super) struct Engine {
     database: Database,
     entries: Keyspace,
     meta: Keyspace,
-    vault: Arc<Vault>,
+    codec: Arc<EntryCodec>,
 }
 
 /// Entries as they are on disk, to overwrite those of a failed batch: key and bytes, `None` if absent.
@@ -30,12 +30,12 @@ pub(super) type Undo = Vec<(Arc<str>, Option<Vec<u8>>)>;
 
 impl Engine {
     /// Opens the database in `path`, or creates it.
-    pub(super) fn open(path: &Path, vault: Arc<Vault>) -> Result<Self, Error> {
+    pub(super) fn open(path: &Path, codec: Arc<EntryCodec>) -> Result<Self, Error> {
         inspect::inspect(path)?;
-        Self::open_inspected(path, vault).map_err(|error| open_error(path, error))
+        Self::open_inspected(path, codec).map_err(|error| open_error(path, error))
     }
 
-    fn open_inspected(path: &Path, vault: Arc<Vault>) -> Result<Self, fjall::Error> {
+    fn open_inspected(path: &Path, codec: Arc<EntryCodec>) -> Result<Self, fjall::Error> {
         // The API server's watch cache serves most reads, so the engine needs little memory.
         let database = Database::builder(path)
             .cache_size(512 << 10)
@@ -45,7 +45,7 @@ impl Engine {
         let options_of = |size| move || KeyspaceCreateOptions::default().max_memtable_size(size);
         let entries = database.keyspace("entries", options_of(2 << 20))?;
         let meta = database.keyspace("meta", options_of(64 << 10))?;
-        Ok(Self { database, entries, meta, vault })
+        Ok(Self { database, entries, meta, codec })
     }
 
     /// The end of the reserved revisions.
@@ -69,13 +69,13 @@ impl Engine {
     /// The entry under a key.
     pub(super) fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
         let found = self.entries.get(key).map_err(|error| read_error(&error))?;
-        found.map(|bytes| self.vault.decode(key, &bytes)).transpose().map(Option::flatten)
+        found.map(|bytes| self.codec.decode(key, &bytes)).transpose().map(Option::flatten)
     }
 
     /// The revisions of a key, without its value.
     pub(super) fn revisions(&self, key: &str) -> Result<Option<Revisions>, Error> {
         let found = self.entries.get(key).map_err(|error| read_error(&error))?;
-        Ok(found.and_then(|bytes| Vault::revisions(&bytes)))
+        Ok(found.and_then(|bytes| EntryCodec::revisions(&bytes)))
     }
 
     /// Calls `take` with the entries from `start` that have the prefix, in key order.
@@ -135,7 +135,7 @@ impl Engine {
 
     fn encode(&self, commit: &Commit, value: &Bytes) -> Result<Vec<u8>, WriteError> {
         let revisions = Revisions { created: commit.created, modified: commit.revision };
-        self.vault.encode(&commit.key, revisions, value).map_err(WriteError::Seal)
+        self.codec.encode(&commit.key, revisions, value).map_err(WriteError::Seal)
     }
 
     /// Writes encoded entries, with one sync.
@@ -155,7 +155,7 @@ impl Engine {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
     /// The engine refuses writes until it is reopened.
-    #[error("{}", detail(.0))]
+    #[error("{}", error_text(.0))]
     Engine(fjall::Error),
     /// A value cannot be encrypted; nothing was written.
     #[error(transparent)]
@@ -172,7 +172,7 @@ fn open_error(path: &Path, error: fjall::Error) -> Error {
         fjall::Error::Storage(fjall::LsmError::Io(source)) if is_of_the_disk(source.kind()) => {
             Error::Open { path, source }
         }
-        other => Error::Corrupt { path, detail: detail(&other) },
+        other => Error::Corrupt { path, detail: error_text(&other) },
     }
 }
 
@@ -183,11 +183,11 @@ pub(super) fn is_of_the_disk(kind: std::io::ErrorKind) -> bool {
 }
 
 fn read_error(error: &fjall::Error) -> Error {
-    Error::Read { detail: detail(error) }
+    Error::Read { detail: error_text(error) }
 }
 
 /// The text of the engine's error: its Display prints a debug format.
-fn detail(error: &fjall::Error) -> String {
+fn error_text(error: &fjall::Error) -> String {
     use fjall::{Error as E, LsmError as L};
     match error {
         E::Io(source) | E::Storage(L::Io(source)) => source.to_string(),

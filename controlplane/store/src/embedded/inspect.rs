@@ -30,7 +30,7 @@ pub(super) fn inspect(path: &Path) -> Result<(), Error> {
         Err(TryLockError::Error(error)) => return Err(failed(error)),
     }
     let journals = journals(path).map_err(failed)?;
-    let version = read_if_there(&path.join("version")).map_err(failed)?;
+    let version = read_optional(&path.join("version")).map_err(failed)?;
     if version.as_deref().is_none_or(<[u8]>::is_empty) {
         if path.join("keyspaces/0").exists() {
             return Err(corrupt("its file \"version\" is missing or empty".to_owned()));
@@ -78,7 +78,7 @@ fn journals(path: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
+fn read_optional(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         other => other.map(Some),

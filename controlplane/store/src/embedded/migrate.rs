@@ -15,13 +15,13 @@ use std::{
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::engine::{Engine, Undo};
-use crate::{Error, vault::Vault};
+use crate::{Error, codec::EntryCodec};
 
 /// Bytes in one batch of the copy.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// The copy's directory, beside the store's.
-pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
@@ -32,14 +32,14 @@ pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
 ///
 /// # Errors
 /// An entry is sealed with an unknown key, or the copy cannot be written. The store is unchanged.
-pub(super) fn migrate(path: &Path, engine: &Engine, vault: &Arc<Vault>) -> Result<bool, Error> {
-    let copy = beside(path, ".sealing");
+pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> Result<bool, Error> {
+    let copy = sibling(path, ".sealing");
     // The engine holds the store's lock, so an existing copy is from a crash.
     remove(&copy).map_err(|source| Error::Open { path: copy.clone(), source })?;
     let mut stale = 0_usize;
-    for prefix in vault.prefixes() {
+    for prefix in codec.prefixes() {
         engine.scan(prefix, prefix, |key, bytes| {
-            stale += usize::from(vault.resealed(key, bytes)?.is_some());
+            stale += usize::from(codec.resealed(key, bytes)?.is_some());
             Ok(())
         })?;
     }
@@ -48,7 +48,7 @@ pub(super) fn migrate(path: &Path, engine: &Engine, vault: &Arc<Vault>) -> Resul
     }
     let failed = |source| Error::Open { path: copy.clone(), source };
     fs::create_dir(&copy).map_err(failed)?;
-    let copied = fill(path, engine, &copy, vault)
+    let copied = fill(path, engine, &copy, codec)
         .and_then(|()| exchange(path, &copy).map_err(failed))
         .inspect_err(|_| drop(remove(&copy)));
     copied?;
@@ -64,13 +64,13 @@ pub(super) fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-fn fill(path: &Path, engine: &Engine, copy: &Path, vault: &Arc<Vault>) -> Result<(), Error> {
-    let new = Engine::open(copy, vault.clone())?;
+fn fill(path: &Path, engine: &Engine, copy: &Path, codec: &Arc<EntryCodec>) -> Result<(), Error> {
+    let new = Engine::open(copy, codec.clone())?;
     let failed = |error: fjall::Error| Error::Disk { detail: error.to_string() };
     new.reserve(engine.reserved(path)?).map_err(failed)?;
     let (mut batch, mut size): (Undo, usize) = (Vec::new(), 0);
     engine.scan("", "", |key, bytes| {
-        let bytes = vault.resealed(key, bytes)?.unwrap_or_else(|| bytes.to_vec());
+        let bytes = codec.resealed(key, bytes)?.unwrap_or_else(|| bytes.to_vec());
         size += key.len() + bytes.len();
         batch.push((key.into(), Some(bytes)));
         if size > BATCH_BYTES {

@@ -13,12 +13,12 @@ use std::{
 use super::{
     engine::{Engine, Undo},
     make_directory,
-    migrate::{beside, exchange, remove},
+    migrate::{exchange, remove, sibling},
 };
 use crate::{
     Error, Sealing,
     backup::{BackupSummary, Reader},
-    vault::Vault,
+    codec::EntryCodec,
 };
 
 /// Suffix of the directory that is being written, beside the store.
@@ -39,10 +39,10 @@ const SKIPPED: u64 = 1_000_000_000;
 pub fn restore(path: &Path, sealing: Option<Sealing>, backup: impl BufRead) -> Result<BackupSummary, Error> {
     let failed = |source| Error::Open { path: path.to_owned(), source };
     let _lock = lock(path)?;
-    let new = beside(path, RESTORING);
+    let new = sibling(path, RESTORING);
     remove(&new).map_err(failed)?;
     make_directory(&new).map_err(failed)?;
-    let filled = fill(&new, &Arc::new(Vault(sealing)), backup);
+    let filled = fill(&new, &Arc::new(EntryCodec(sealing)), backup);
     let summary = filled.inspect_err(|_| drop(remove(&new)))?;
     replace(path, &new).map_err(failed)?;
     Ok(summary)
@@ -62,17 +62,17 @@ fn lock(path: &Path) -> Result<Option<File>, Error> {
     }
 }
 
-fn fill(new: &Path, vault: &Arc<Vault>, backup: impl BufRead) -> Result<BackupSummary, Error> {
+fn fill(new: &Path, codec: &Arc<EntryCodec>, backup: impl BufRead) -> Result<BackupSummary, Error> {
     let failed = |error: fjall::Error| Error::Disk { detail: error.to_string() };
     let mut reader = Reader::new(backup)?;
-    let engine = Engine::open(new, vault.clone())?;
+    let engine = Engine::open(new, codec.clone())?;
     engine.reserve(reader.head.reserved.saturating_add(SKIPPED)).map_err(failed)?;
     let (mut batch, mut size): (Undo, usize) = (Vec::new(), 0);
     while let Some((key, value)) = reader.next()? {
         let name = std::str::from_utf8(&key);
         let name = name.map_err(|_invalid| Error::Backup { detail: "a key is not UTF-8".to_owned() })?;
         // A value that no key opens would make the restored store unusable.
-        vault.decode(name, &value)?;
+        codec.decode(name, &value)?;
         size += key.len() + value.len();
         batch.push((name.into(), Some(value.into_vec())));
         if size > BATCH_BYTES {
@@ -89,7 +89,7 @@ fn replace(path: &Path, new: &Path) -> io::Result<()> {
         make_directory(path)?;
     }
     exchange(path, new)?;
-    let replaced = beside(path, REPLACED);
+    let replaced = sibling(path, REPLACED);
     remove(&replaced)?;
     fs::rename(new, replaced)
 }

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::fs::{FallocateFlags, StatVfs, StatVfsMountFlags, fallocate, statvfs};
 
-use super::migrate::beside;
+use super::migrate::sibling;
 use crate::Health;
 
 /// Maximum bytes of the journal that are allocated ahead.
@@ -80,7 +80,7 @@ impl SpaceReserves {
         self.is_full
     }
 
-    /// Whether updates are refused too: the blocks that are allocated ahead are kept for deletions.
+    /// Whether updates are refused, too. The preallocated blocks are then kept for deletions.
     pub(super) fn is_exhausted(&self) -> bool {
         self.allocated.saturating_sub(self.position) < MAX_ALLOCATED_AHEAD / 32
     }
@@ -128,7 +128,7 @@ impl SpaceReserves {
         let journal = newest_journal(&self.path)?;
         let metadata = journal.metadata()?;
         if journal != self.journal {
-            // A new journal has a length but no blocks; a reopened one ends behind its last entry.
+            // A new journal has a length but no blocks. A reopened journal ends behind its last entry.
             self.position = metadata.len().min(metadata.blocks() * 512);
             (self.allocated, self.next_check) = (self.position, self.position + STEP);
             self.journal = journal;
@@ -166,7 +166,7 @@ pub(super) fn health(path: &Path) -> Health {
 
 /// Whether a small file can be written and synced beside the store.
 pub(super) fn probe(path: &Path) -> io::Result<()> {
-    let probe = beside(path, ".probe");
+    let probe = sibling(path, ".probe");
     let written = File::options()
         .write(true)
         .create(true)
@@ -204,7 +204,7 @@ pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
 
 /// The reserve file of the store in `path`.
 fn reserve_of(path: &Path) -> PathBuf {
-    beside(path, ".reserve")
+    sibling(path, ".reserve")
 }
 
 fn newest_journal(path: &Path) -> io::Result<PathBuf> {

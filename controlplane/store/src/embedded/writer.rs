@@ -15,7 +15,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{Job, RESERVED, Shared, SpaceReserves, engine::WriteError, state::State};
-use crate::{Commit, Error, Expect, Tier, Write, vault::Revisions};
+use crate::{Commit, Error, Expect, Tier, Write, codec::Revisions};
 use recover::Failure;
 
 /// Maximum number of writes that share one sync, so that the first of them does not wait too long.
@@ -140,7 +140,7 @@ impl<'a> Writer<'a> {
             }
             Err(WriteError::Seal(error)) => Err(Refused { detail: error.to_string(), undo: None }),
             Err(error) => {
-                // The engine's memory does not have the failed batch, so these are the values from before it.
+                // The engine's memory does not have the failed batch, so these are the previous values.
                 let undo = engine.undo_of(durable());
                 let undo = undo
                     .inspect_err(|error| tracing::warn!(%error, "cannot read what a failed write replaces"));
@@ -204,14 +204,14 @@ impl Round<'_> {
         let current = self.current(state, &write.key, write.tier)?;
         let found = current.map(|revisions| revisions.modified);
         let conflict = || Error::Conflict { found, at: found.unwrap_or(at) };
-        if !holds(write.expect, found) || (write.value.is_none() && found.is_none()) {
+        if !is_satisfied(write.expect, found) || (write.value.is_none() && found.is_none()) {
             return Err(conflict());
         }
         let guarded = match &write.guard {
             Some(guard) => {
                 let current = self.current(state, &guard.key, write.tier)?;
                 let found = current.map(|revisions| revisions.modified);
-                if !holds(guard.expect, found) {
+                if !is_satisfied(guard.expect, found) {
                     return Err(Error::Guard { at: found.unwrap_or(at) });
                 }
                 current
@@ -255,7 +255,7 @@ impl Round<'_> {
 }
 
 /// Whether an entry, last changed at `found`, is as expected.
-fn holds(expect: Expect, found: Option<u64>) -> bool {
+fn is_satisfied(expect: Expect, found: Option<u64>) -> bool {
     match expect {
         Expect::Absent => found.is_none(),
         Expect::Revision(expected) => found == Some(expected),

@@ -126,7 +126,7 @@ impl Connection {
                 }
             }
         }
-        let detail = last.as_ref().map_or_else(String::new, detail);
+        let detail = last.as_ref().map_or_else(String::new, error_text);
         self.record(Health::Failed(detail.clone()));
         Err(Error::Unavailable { detail })
     }
@@ -245,11 +245,11 @@ pub(super) fn classify(status: &Status) -> Error {
         Code::ResourceExhausted if text.contains("database space exceeded") => Error::Quota,
         Code::InvalidArgument if text.contains("request is too large") => Error::TooLarge,
         Code::ResourceExhausted if text.contains("message larger than max") => Error::TooLarge,
-        _ => Error::Unavailable { detail: detail(status) },
+        _ => Error::Unavailable { detail: error_text(status) },
     }
 }
 
-/// Whether the request did not leave this machine: its connection was not made.
+/// Whether the request was not sent, because the connection could not be established.
 fn is_unsent(status: &Status) -> bool {
     let mut source = status.source();
     while let Some(error) = source {
@@ -268,7 +268,7 @@ fn is_unsent(status: &Status) -> bool {
 }
 
 /// The message of a status with its causes.
-pub(super) fn detail(status: &Status) -> String {
+pub(super) fn error_text(status: &Status) -> String {
     match status.source() {
         Some(source) => format!("{}: {}", status.message(), chain(source)),
         None => status.message().to_owned(),

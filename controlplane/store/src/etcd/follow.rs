@@ -18,7 +18,7 @@ use super::{
         WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, event::EventType,
         watch_client::WatchClient, watch_request::RequestUnion,
     },
-    connection::{classify, detail},
+    connection::{classify, error_text},
     revision_of, signed, unsigned,
 };
 use crate::{Commit, Error, Event, Health, Range};
@@ -107,7 +107,8 @@ impl Follower {
                 if waits {
                     tokio::time::sleep_until(asked).await;
                 } else {
-                    // An error means that the connection is dropped, which this task's own reference prevents.
+                    // A receive error would mean that the connection was dropped. This task holds a reference, so that
+                    // cannot happen.
                     let _ = self.expected.changed().await;
                 }
             };
@@ -128,7 +129,7 @@ impl Follower {
                         asked = Instant::now() + PROGRESS_INTERVAL;
                         let _ = requests.try_send(request(RequestUnion::ProgressRequest(WatchProgressRequest {})));
                     } else {
-                        // A commit usually arrives on its own, before a request for progress is worth it.
+                        // Wait first: usually a commit arrives before a progress request becomes necessary.
                         asked = Instant::now() + PROGRESS_INTERVAL / 5;
                     }
                 }
@@ -260,7 +261,7 @@ fn request(union: RequestUnion) -> WatchRequest {
 fn failed(status: &Status) -> Error {
     match classify(status) {
         error @ Error::Unavailable { .. } => error,
-        _ => Error::Unavailable { detail: detail(status) },
+        _ => Error::Unavailable { detail: error_text(status) },
     }
 }
 
@@ -271,8 +272,8 @@ mod tests {
     use super::*;
     use crate::{
         Sealing,
+        codec::EntryCodec,
         etcd::{Keys as Names, connection::Connection, leases::Leases},
-        vault::Vault,
     };
 
     fn put(key: &str, value: Vec<u8>, revision: i64) -> api::Event {
@@ -292,8 +293,8 @@ mod tests {
         let keys = |name: &str| SealingKeys::load_or_create(&directory.path().join(name)).unwrap();
         let sealing = Sealing { keys: keys("own"), prefixes: vec!["/secrets/".to_owned()], encryption: None };
         let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
-        let (keys_in_etcd, vault) = (Names::new("p"), Vault(Some(sealing)));
-        let shared = Shared { connection, keys: keys_in_etcd, vault, leases: Leases::default() };
+        let (keys_in_etcd, codec) = (Names::new("p"), EntryCodec(Some(sealing)));
+        let shared = Shared { connection, keys: keys_in_etcd, codec, leases: Leases::default() };
         let (sender, mut events) = mpsc::unbounded_channel();
         let mut follower = Follower::new(Arc::new(shared), "/", 1, sender);
         let foreign = || keys("foreign").seal(b"x", b"/secrets/a").unwrap();

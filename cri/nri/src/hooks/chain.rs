@@ -12,13 +12,14 @@ use futures::future::join_all;
 use prost::Message;
 use tracing::{error, info, warn};
 
-use super::{PodState, Snapshot, sent_state};
+use super::failure::log;
 use crate::adjust::{Change, Creation, Updates};
 use crate::connection::CallError;
 use crate::events;
 use crate::owners::Owners;
 use crate::plugin::{JoinError, Plugin};
-use crate::states::{SentState, States};
+use crate::snapshot::{PodState, Snapshot};
+use crate::states::{SentState, States, sent_state};
 use crate::{Error, adjust};
 
 /// All plugins, and the events already sent for each pod and container.
@@ -77,17 +78,17 @@ impl Chain {
     }
 
     /// Mask of the events with a subscriber.
-    pub(super) fn wanted(&self) -> u32 {
+    pub(super) fn subscribed_events(&self) -> u32 {
         self.plugins.iter().fold(0, |wanted, plugin| wanted | plugin.events)
     }
 
     pub(super) fn wants_any(&self, events: &[Event]) -> bool {
-        events.iter().any(|event| self.wanted() & events::bit(*event) != 0)
+        events.iter().any(|event| self.subscribed_events() & events::bit(*event) != 0)
     }
 
     /// The subscribers of an event.
     fn of(&self, event: Event) -> impl Iterator<Item = &Arc<Plugin>> {
-        self.plugins.iter().filter(move |plugin| plugin.wants(event))
+        self.plugins.iter().filter(move |plugin| plugin.is_subscribed(event))
     }
 
     /// Sends an event without a response.
@@ -115,7 +116,7 @@ impl Chain {
             linux_resources: resources,
         };
         for plugin in self.of(Event::UpdatePodSandbox) {
-            ask::<Empty>(plugin, Event::UpdatePodSandbox, &request).await?;
+            call_plugin::<Empty>(plugin, Event::UpdatePodSandbox, &request).await?;
         }
         Ok(())
     }
@@ -129,7 +130,8 @@ impl Chain {
                 pod: Some(pod.clone()),
                 container: Some(creation.container.clone()),
             };
-            let answer = ask::<CreateContainerResponse>(plugin, Event::CreateContainer, &request).await?;
+            let answer =
+                call_plugin::<CreateContainerResponse>(plugin, Event::CreateContainer, &request).await?;
             creation.merge(&plugin.identity.full(), answer.unwrap_or_default())?;
         }
         if let Some(container) = pristine {
@@ -196,7 +198,8 @@ impl Chain {
                 container: Some(container.clone()),
                 linux_resources: Some(change.resources.clone()),
             };
-            let answer = ask::<UpdateContainerResponse>(plugin, Event::UpdateContainer, &request).await?;
+            let answer =
+                call_plugin::<UpdateContainerResponse>(plugin, Event::UpdateContainer, &request).await?;
             if let Some(answer) = answer {
                 let merged = change.merge(&plugin.identity.full(), &answer.update);
                 merged.map_err(adjust::MergeError::Conflict)?;
@@ -212,11 +215,11 @@ impl Chain {
         let (mut updates, mut owners) = (Updates::default(), Owners::default());
         let request = StopContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
         for plugin in self.of(Event::StopContainer) {
-            let answer = ask::<StopContainerResponse>(plugin, Event::StopContainer, &request).await;
+            let answer = call_plugin::<StopContainerResponse>(plugin, Event::StopContainer, &request).await;
             let answer = match answer {
                 Ok(answer) => answer.unwrap_or_default(),
                 Err(error) => {
-                    super::log(Event::StopContainer, Err(error));
+                    log(Event::StopContainer, Err(error));
                     continue;
                 }
             };
@@ -231,7 +234,7 @@ impl Chain {
 }
 
 /// Sends a request to one plugin. `None` if the plugin is dropped because it does not respond.
-async fn ask<A: Message + Default>(
+async fn call_plugin<A: Message + Default>(
     plugin: &Arc<Plugin>,
     event: Event,
     request: &impl Message,

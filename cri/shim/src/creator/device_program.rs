@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_deny_nothing_need_no_program() {
+    fn rules_that_deny_no_device_need_no_program() {
         assert_eq!(program(&of(json!([{ "allow": true, "access": "rwm" }]))), None);
     }
 

@@ -45,7 +45,7 @@ pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<()
         return Ok(());
     }
     let asked = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
-    for device in &wanted(asked) {
+    for device in &merged(asked) {
         let made = match nodes {
             Nodes::Made => make(root, device),
             Nodes::Bound => bind(root, device),
@@ -62,7 +62,7 @@ fn is_bind_mounted(mounts: &[Mount]) -> bool {
 }
 
 /// The default devices that the spec does not override, then those of the spec.
-fn wanted(asked: &[LinuxDevice]) -> Vec<LinuxDevice> {
+fn merged(asked: &[LinuxDevice]) -> Vec<LinuxDevice> {
     let mut all = default_devices();
     all.retain(|default| !asked.iter().any(|device| device.path() == default.path()));
     all.extend_from_slice(asked);
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_device_of_the_spec_replaces_the_default_one_at_its_path() {
-        let wanted = wanted(&[device("/dev/null", 5), device("/dev/mine", 7)]);
+        let wanted = merged(&[device("/dev/null", 5), device("/dev/mine", 7)]);
         let of = |path: &str| wanted.iter().filter(|d| d.path() == Path::new(path)).collect::<Vec<_>>();
         assert_eq!(of("/dev/null").len(), 1);
         assert_eq!(of("/dev/null")[0].minor(), 5);

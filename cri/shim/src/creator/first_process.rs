@@ -85,8 +85,8 @@ enum FirstError {
 /// Runs the first process to its end.
 pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     let reporter = first.reporter;
-    // Valid until the change of ids clears it. Between the two calls the closed start pipe reveals the shim's
-    // death.
+    // The signal is valid until the change of ids clears it. Between the two calls the closed start pipe
+    // shows that the shim has died.
     let _ = kernel::die_with_parent();
     let prepared = prepare(first);
     let (process, env) = match prepared {
@@ -125,7 +125,8 @@ fn prepare<'a>(first: &FirstProcess<'a>) -> Result<(&'a Process, Vec<CString>), 
     let root = separate(first)?;
     fill_root(first, process, root.as_fd())?;
     coracle_fault::point("shim.creator-furnished");
-    // Before the root changes: this needs the host's /proc, and no process runs in the container yet.
+    // This step precedes the change of the root, because it needs the host's /proc. No process runs in the
+    // container yet.
     take_own_null(root.as_fd()).map_err(FirstError::Stdio)?;
     umask(before);
     kernel::change_root(&root).map_err(FirstError::Enter)?;
@@ -151,13 +152,13 @@ fn connect(request: &CreateRequest<'_>) -> io::Result<()> {
     let ends = [&request.ends.stdin, &request.ends.stdout, &request.ends.stderr];
     for (end, standard) in ends.into_iter().zip(0..) {
         if let Some(end) = end {
-            kernel::place(end.as_raw_fd(), standard)?;
+            kernel::dup_to(end.as_raw_fd(), standard)?;
         }
     }
     Ok(())
 }
 
-/// Sets the propagation of this mount namespace as the volumes need it, and makes the root file system a
+/// Sets the propagation of this mount namespace that the volumes require, and makes the root file system a
 /// mount of this namespace.
 fn separate(first: &FirstProcess<'_>) -> Result<OwnedFd, FirstError> {
     let flags = match propagation(first.spec) {
@@ -224,7 +225,7 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
 fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
         if null::is_null(kernel::borrow(standard))? {
-            kernel::place(null::open_in(root)?.as_raw_fd(), standard)?;
+            kernel::dup_to(null::open_in(root)?.as_raw_fd(), standard)?;
         }
     }
     Ok(())

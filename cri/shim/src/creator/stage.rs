@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_public_place_is_open_to_all_and_hides_nothing_of_ours() {
+    fn a_public_mount_is_readable_and_hides_no_mount_of_the_runtime() {
         let place = public_place(Path::new("/run/x")).unwrap();
         assert!(is_public(&place) && PUBLIC.iter().any(|public| place == Path::new(public)));
         assert_ne!(public_place(&place.join("x")), Some(place));

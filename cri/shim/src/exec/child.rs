@@ -92,13 +92,14 @@ fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
         Filter::of(&spec, || fs::read(request.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
     adjust_process(&mut process, &Host::detect());
     let null = null::open().map_err(ExecError::Null)?;
-    cgroup::enter_beside(&request.cgroups, request.cgroup, request.target_pid).map_err(ExecError::Cgroup)?;
+    cgroup::enter_child_of_first(&request.cgroups, request.cgroup, request.target_pid)
+        .map_err(ExecError::Cgroup)?;
     if let Some(score) = process.oom_score_adj() {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| ExecError::OomScore { score, source })?;
     }
     limit::apply(process.rlimits().as_deref().unwrap_or_default()).map_err(ExecError::Limits)?;
-    give_to_user(request, host_uid(&spec, process.user().uid()));
+    chown_pipes(request, host_uid(&spec, process.user().uid()));
     // From here on the container's processes can see this one.
     kernel::hide_from_proc().map_err(ExecError::Hide)?;
     let joined = namespaces(request.target_pid);
@@ -156,7 +157,8 @@ fn second(request: &ExecRequest<'_>, prepared: &Prepared<'_>) -> ! {
             kernel::leave(255)
         }
     };
-    // Set again after the change of ids, as in the container itself: the pod's processes end with the shim.
+    // The parent-death signal is set again after the change of ids, as in the container's first process: the
+    // pod's processes must end with the shim.
     let _ = kernel::die_with_parent();
     let (kind, message) = program::become_program(process.args().as_deref().unwrap_or_default(), &env);
     request.reporter.send(&Message::Failed(kind, message));
@@ -177,14 +179,14 @@ fn connect(request: &ExecRequest<'_>, uid: u32, null: &OwnedFd) -> Result<(), Ex
         return terminal::take(&root, socket, uid).map(drop).map_err(ExecError::Terminal);
     }
     for (given, standard) in request.stdio.into_iter().zip(0..) {
-        kernel::place(given.unwrap_or(null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;
+        kernel::dup_to(given.unwrap_or(null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;
     }
     Ok(())
 }
 
 /// Gives the pipes to the user; otherwise that user cannot open /dev/stdout. Other files are left alone: they
 /// may have an owner.
-fn give_to_user(request: &ExecRequest<'_>, uid: u32) {
+fn chown_pipes(request: &ExecRequest<'_>, uid: u32) {
     for given in request.stdio.into_iter().flatten() {
         let is_pipe =
             nix::sys::stat::fstat(given).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);

@@ -11,7 +11,7 @@ const MAX_PASSWD: u64 = 1 << 20;
 pub(super) fn of(uid: u32) -> String {
     let found = open("/etc/passwd").and_then(|file| {
         let lines = BufReader::new(file.take(MAX_PASSWD)).lines().map_while(Result::ok);
-        lines.filter_map(|line| home_in(&line, uid)).next()
+        lines.filter_map(|line| parse_home(&line, uid)).next()
     });
     found.unwrap_or_else(|| "/".to_owned())
 }
@@ -29,13 +29,13 @@ fn open(path: &str) -> Option<File> {
 pub fn fuzz(data: &[u8]) {
     for line in data.lines().map_while(Result::ok) {
         for uid in [0, 1000, u32::MAX] {
-            let home = home_in(&line, uid);
+            let home = parse_home(&line, uid);
             assert!(home.is_none_or(|home| home.starts_with('/') && !home.contains([':', '\n'])));
         }
     }
 }
 
-fn home_in(line: &str, uid: u32) -> Option<String> {
+fn parse_home(line: &str, uid: u32) -> Option<String> {
     let mut fields = line.split(':').skip(2);
     let id: u32 = fields.next()?.parse().ok()?;
     let home = fields.nth(2)?;
@@ -66,8 +66,8 @@ mod tests {
 
     #[test]
     fn the_home_is_the_sixth_field_of_the_users_line() {
-        assert_eq!(home_in("www:x:33:33:www:/var/www:/bin/sh", 33).as_deref(), Some("/var/www"));
-        assert_eq!(home_in("www:x:33:33:www:/var/www:/bin/sh", 0), None);
-        assert_eq!(home_in("broken", 0), None);
+        assert_eq!(parse_home("www:x:33:33:www:/var/www:/bin/sh", 33).as_deref(), Some("/var/www"));
+        assert_eq!(parse_home("www:x:33:33:www:/var/www:/bin/sh", 0), None);
+        assert_eq!(parse_home("broken", 0), None);
     }
 }

@@ -67,7 +67,7 @@ impl Confinement {
         }
         self.set_user()?;
         let kept = all.into_iter().filter(is_kept).collect();
-        // The ambient set is what a program of a user other than root gets.
+        // A program of a user other than root gets the ambient set.
         for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted, CapSet::Ambient] {
             caps::set(None, set, &kept).map_err(ConfineError::Capabilities)?;
         }

@@ -56,7 +56,7 @@ impl Shim {
         if self.pod.init.as_ref().is_some_and(|init| init.pid() == pid) {
             return self.init_ended();
         }
-        if self.ended_restoring(pid, status) {
+        if self.handle_restore_exit(pid, status) {
             return;
         }
         self.forget_creator(pid);
@@ -128,7 +128,7 @@ impl Shim {
         container.report = None;
         container.phase = Phase::Draining { exit, until: Instant::now() + DRAIN_TIMEOUT };
         if container.shares_pids {
-            // With a pid namespace of its own the kernel kills them.
+            // If the container has its own pid namespace, the kernel kills its other processes.
             cgroup::kill(&self.pod.hierarchies, &container.cgroup);
         }
         for output in [Output::Stdout, Output::Stderr] {
@@ -177,9 +177,9 @@ impl Shim {
     }
 }
 
-/// Whether the kernel killed for OOM in the container. If systemd has removed the scope's cgroup: on v2 the
-/// pod's counter includes it, and counts if the first process was killed and the counter has grown since the
-/// creation; on v1 there are OOM events.
+/// Whether the kernel killed a process of the container because of an OOM. If systemd has already removed the scope's
+/// cgroup, another source is used. On v2 it is the counter of the pod, which includes the container: the result is true
+/// if the first process was killed and the counter has grown since the creation. On v1 it is the OOM events.
 fn was_oom_killed(hierarchies: &[Hierarchy], container: &Container, exit: Exit) -> bool {
     if let Some(kills) = cgroup::oom_kills(hierarchies, &container.cgroup) {
         return kills > 0;

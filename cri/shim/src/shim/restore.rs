@@ -49,7 +49,7 @@ impl Shim {
 
     /// Whether the ended process is part of a restore in progress: the restorer, or the waiting first
     /// process.
-    pub(super) fn ended_restoring(&mut self, pid: i32, status: i32) -> bool {
+    pub(super) fn handle_restore_exit(&mut self, pid: i32, status: i32) -> bool {
         for (serial, container) in &mut self.containers {
             let Phase::Restoring { call_id, restorer } = container.phase else { continue };
             if restorer == pid {
@@ -87,7 +87,7 @@ impl Shim {
             }
             Err(error) => {
                 self.reply(call_id, Err(error));
-                self.end_unrestored(serial);
+                self.abort_restore(serial);
             }
         }
     }
@@ -102,7 +102,7 @@ impl Shim {
     }
 
     /// Kills what was restored. The exit of the waiting process counts as the container's.
-    fn end_unrestored(&mut self, serial: u32) {
+    fn abort_restore(&mut self, serial: u32) {
         let Some(container) = self.containers.get(&serial) else { return };
         let waiting = container.pid;
         cgroup::signal(&self.pod.hierarchies, &container.cgroup, libc::SIGKILL);

@@ -14,7 +14,7 @@ use crate::report::note;
 #[derive(Default)]
 pub(super) struct Shutdown {
     calls: Vec<CallId>,
-    /// Exited containers are not deleted: no caller asked for the shutdown.
+    /// Exited containers are not deleted, because no call requested the shutdown.
     keeps_exits: bool,
 }
 

@@ -209,7 +209,7 @@ pub(crate) async fn an_ordinary_user_with_a_profile_runs_without_no_new_privileg
     pod.end().await;
 }
 
-pub(crate) async fn each_volume_has_the_propagation_that_it_asks_for(pod: Pod) {
+pub(crate) async fn each_volume_has_its_requested_propagation(pod: Pod) {
     use nix::mount::{MntFlags, MsFlags, mount, umount2};
     let volume = pod.dir.join("volume");
     ["sub", "inner"].iter().for_each(|name| fs::create_dir_all(volume.join(name)).unwrap());

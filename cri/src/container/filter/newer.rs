@@ -1,4 +1,4 @@
-//! System calls that are newer than libseccomp, or than the profile.
+//! System calls that are newer than libseccomp or than the profile.
 //!
 //! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it
 //! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
@@ -151,7 +151,7 @@ fn newest(profile: &LinuxSeccomp, of: Arch) -> Option<u32> {
     numbers.filter(|number| *number < own(of)).max()
 }
 
-/// First system call number that the prefix passes on to libseccomp's program.
+/// First system call number that the prefix leaves to libseccomp's program.
 fn own(of: Arch) -> u32 {
     if of == Arch::ScmpArchArm { ARM } else { X32 }
 }

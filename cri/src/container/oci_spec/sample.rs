@@ -9,7 +9,7 @@ use coracle_proto::cri::{ContainerConfig, PodSandboxConfig};
 use oci_spec::image::{ConfigBuilder, ImageConfigurationBuilder, RootFsBuilder};
 
 use super::*;
-use crate::container::facts::SandboxFacts;
+use crate::container::inputs::SandboxInputs;
 use crate::host::Host;
 
 /// An image with an entrypoint, arguments and an environment.
@@ -63,12 +63,12 @@ pub(crate) fn spec_of_image(
     sandbox: &PodSandboxConfig,
     host: &Host,
 ) -> Result<Spec, Error> {
-    oci_spec(&Facts {
+    oci_spec(&SpecInputs {
         config,
         image,
         host,
         user: &User::default(),
-        sandbox: SandboxFacts {
+        sandbox: SandboxInputs {
             config: sandbox,
             hostname: "pod".into(),
             dir: "/s".into(),

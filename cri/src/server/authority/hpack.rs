@@ -41,7 +41,7 @@ enum IntegerKind {
 /// A string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    /// A name. `matches` is true while its bytes are those of `:authority`.
+    /// A name. `matches` is true as long as its bytes equal those of `:authority`.
     Name {
         matches: bool,
     },
@@ -54,7 +54,7 @@ enum Text {
 
 impl Block {
     /// Processes the next bytes of the block. Changes the value of `:authority` in place.
-    pub(super) fn pass(&mut self, bytes: &mut [u8]) {
+    pub(super) fn process(&mut self, bytes: &mut [u8]) {
         let mut at = 0;
         while let Some(rest) = bytes.get_mut(at..).filter(|rest| !rest.is_empty()) {
             at += self.step(rest);

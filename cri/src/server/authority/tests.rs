@@ -31,11 +31,11 @@ fn block(authority: &[u8]) -> Vec<u8> {
 /// The changed bytes. The result must not depend on the size of the pieces.
 fn passed(sent: &[u8]) -> Vec<u8> {
     let mut whole = sent.to_vec();
-    Frames::new().pass(&mut whole);
+    Frames::new().process(&mut whole);
     for size in 1..40 {
         let mut pieces = sent.to_vec();
         let mut frames = Frames::new();
-        pieces.chunks_mut(size).for_each(|piece| frames.pass(piece));
+        pieces.chunks_mut(size).for_each(|piece| frames.process(piece));
         assert_eq!(pieces, whole, "{size}");
     }
     whole

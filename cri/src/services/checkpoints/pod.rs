@@ -15,7 +15,7 @@ use crate::error::Error;
 
 impl CheckpointService {
     /// Writes a checkpoint of running containers of a pod to the request's directory; the containers continue to run.
-    /// Another checkpoint of them waits until this one is delivered or undone.
+    /// Another checkpoint of these containers waits until this one is delivered or undone.
     pub(crate) async fn pod_checkpoint(
         self,
         request: cri::CheckpointPodRequest,

@@ -8,7 +8,7 @@ use coracle_images::Image;
 use coracle_proto::shim;
 use oci_spec::runtime::{Process, Spec};
 
-use super::ContainerService;
+use super::service::ContainerService;
 use crate::container::mount_points;
 use crate::error::Error;
 use crate::records::{ContainerRecord, replace};

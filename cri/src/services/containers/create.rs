@@ -7,9 +7,9 @@ use coracle_images::Image;
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::ContainerCreatedEvent;
 
-use super::ContainerService;
 use super::check::{check, check_limits, check_privilege, seccomp_profile, security};
 use super::pid_namespace::ShimCreate;
+use super::service::ContainerService;
 use crate::checkpoint;
 use crate::clock::now;
 use crate::container::user::Accounts;

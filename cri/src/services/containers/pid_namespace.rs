@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use coracle_proto::{cri, shim};
 use tracing::warn;
 
-use super::ContainerService;
+use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
 use crate::nri::PodOf;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use tracing::warn;
 
-use super::ContainerService;
+use super::service::ContainerService;
 use crate::container::{self, Container};
 use crate::error::Error;
 
@@ -28,7 +28,7 @@ impl ContainerService {
 
     /// Kills and removes a container.
     pub(crate) async fn remove_container(&self, container: &Container) -> Result<(), Error> {
-        // First kill: it ends a checkpoint in progress, which holds the lock below.
+        // Kill first: this ends a checkpoint in progress, which holds the lock that is taken below.
         self.kill_container(container).await?;
         let _alone = container.removing.lock().await;
         if self.objects.tables.containers.get(&container.id).is_none() {

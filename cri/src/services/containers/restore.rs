@@ -5,7 +5,7 @@ use std::path::Path;
 use coracle_proto::shim;
 use tracing::warn;
 
-use super::ContainerService;
+use super::service::ContainerService;
 use crate::checkpoint::{self, CriuError};
 use crate::container::Container;
 use crate::error::{Error, chain};

@@ -5,13 +5,13 @@ use coracle_proto::cri;
 use coracle_proto::cri::security_profile::ProfileType;
 use oci_spec::runtime::{LinuxSeccomp, Spec};
 
-use super::ContainerService;
 use super::check::security;
+use super::service::ContainerService;
 use crate::cdi;
 use crate::cgroup::driver::cgroups_path;
 use crate::container::confinement::{self, Modules};
 use crate::container::devices::{self, Node};
-use crate::container::facts::{Facts, SandboxFacts};
+use crate::container::inputs::{SandboxInputs, SpecInputs};
 use crate::container::oci_spec::oci_spec;
 use crate::container::profile;
 use crate::container::user::User;
@@ -32,7 +32,7 @@ impl ContainerService {
     ) -> Result<Spec, Error> {
         let bundle = self.objects.records.container_dir(&record.id);
         let nodes = device_nodes(config)?;
-        let facts = Facts {
+        let inputs = SpecInputs {
             config,
             image,
             host: &self.machine.host,
@@ -41,7 +41,7 @@ impl ContainerService {
                 gid: u32::try_from(record.gid).unwrap_or_default(),
                 groups: record.groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
             },
-            sandbox: self.sandbox_facts(pod, config)?,
+            sandbox: self.sandbox_inputs(pod, config)?,
             rootfs: &bundle.join("rootfs"),
             cgroup: &cgroups_path(&record.cgroup),
             devices: &nodes,
@@ -49,18 +49,18 @@ impl ContainerService {
             apparmor: apparmor(config)?,
             selinux: record.selinux.as_ref(),
         };
-        let mut spec = oci_spec(&facts)?;
+        let mut spec = oci_spec(&inputs)?;
         cdi::requested(config)
             .and_then(|devices| cdi::inject(&mut spec, &devices, &self.config.cdi_dirs))
             .map_err(|why| Error::invalid("CDI_devices", error::chain(&why)))?;
         Ok(spec)
     }
 
-    fn sandbox_facts<'a>(
+    fn sandbox_inputs<'a>(
         &self,
         pod: PodOf<'a>,
         config: &cri::ContainerConfig,
-    ) -> Result<SandboxFacts<'a>, Error> {
+    ) -> Result<SandboxInputs<'a>, Error> {
         let sandbox = pod.sandbox;
         let dir = self.objects.records.sandbox_dir(&sandbox.id);
         let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
@@ -69,7 +69,7 @@ impl ContainerService {
             None => 0,
             Some(options) => self.target_pid(sandbox, &options.target_id)?,
         };
-        Ok(SandboxFacts {
+        Ok(SandboxInputs {
             config: sandbox.config(),
             hostname: namespaces::hostname(sandbox.config(), &self.machine.host.hostname),
             shm_dir: dir.join("shm"),

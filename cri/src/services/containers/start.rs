@@ -2,7 +2,7 @@
 
 use coracle_proto::cri;
 
-use super::ContainerService;
+use super::service::ContainerService;
 use crate::clock::now;
 use crate::container::Container;
 use crate::error::Error;

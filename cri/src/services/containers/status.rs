@@ -6,7 +6,7 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use serde_json::{Value, json};
 
-use super::ContainerService;
+use super::service::ContainerService;
 use crate::container::Container;
 use crate::container::resources::limits;
 use crate::error::Error;

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::ContainerService;
+use super::service::ContainerService;
 use crate::cgroup::freezer::Freezer;
 use crate::container::Container;
 use crate::error::Error;
@@ -29,7 +29,7 @@ impl ContainerService {
         };
         let grace = Duration::from_secs(u64::try_from(request.timeout).unwrap_or(0));
         let running = matches!(container.phase(), ContainerPhase::Running { .. });
-        if running && !grace.is_zero() && self.ask_to_stop(&container, grace).await {
+        if running && !grace.is_zero() && self.stop_gracefully(&container, grace).await {
             self.transitions.hooks.stop_container(&container).await;
             return Ok(cri::StopContainerResponse {});
         }
@@ -38,8 +38,8 @@ impl ContainerService {
         Ok(cri::StopContainerResponse {})
     }
 
-    /// Sends the stop signal and waits for the grace period. True if the container ended.
-    async fn ask_to_stop(&self, container: &Container, grace: Duration) -> bool {
+    /// Sends the stop signal and waits for the grace period. Returns whether the container ended.
+    async fn stop_gracefully(&self, container: &Container, grace: Duration) -> bool {
         let Ok(shim) = self.objects.tables.shim_of(container) else { return false };
         // If the container has ended meanwhile, the wait returns at once. If the shim is gone, the kill that follows
         // reports it.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use tracing::{info, warn};
 
-use super::ContainerService;
 use super::bundle::{PROCESS_FILE, read_process, write_json};
+use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
 use crate::records::{ContainerPhase, ContainerRecord};

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use coracle_images::ImageHold;
 use coracle_proto::{cri, shim};
 
-use super::ContainerService;
 use super::bundle::make_dir;
+use super::service::ContainerService;
 use crate::blocking::{self, Abandoned};
 use crate::error::Error;
 use crate::records::ContainerRecord;

@@ -30,7 +30,8 @@ struct Process {
     dead: bool,
 }
 
-/// A stopped exec. The shim should kill it, because the shim then gets its exit. If the shim cannot, the drop kills it.
+/// A stopped exec. The shim should kill it, because the shim then gets its exit. If the shim cannot, dropping this
+/// value kills the exec.
 #[must_use = "the drop kills the exec"]
 pub(super) struct Stopped {
     leader: Option<OwnedFd>,

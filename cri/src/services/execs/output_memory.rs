@@ -25,7 +25,7 @@ struct Usage {
     sandboxes: HashMap<String, usize>,
 }
 
-/// The part of the memory that one call uses. Dropping it gives the part back.
+/// The part of the memory that one call uses. Dropping it releases the part.
 #[derive(Debug)]
 pub(super) struct Share {
     memory: OutputMemory,
@@ -73,7 +73,7 @@ impl Share {
         Ok(())
     }
 
-    /// Gives all of it back.
+    /// Releases the whole part.
     pub(super) fn clear(&mut self) {
         let counted = std::mem::take(&mut self.counted);
         if counted == 0 {

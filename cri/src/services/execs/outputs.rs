@@ -75,7 +75,7 @@ impl Outputs {
     }
 
     /// The ends of the outputs for an error; empty without output.
-    pub(super) fn last_words(&self) -> String {
+    pub(super) fn output_tails(&self) -> String {
         let mut words = String::new();
         for (name, bytes) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
             if !bytes.is_empty() {
@@ -172,11 +172,11 @@ mod tests {
 
     #[tokio::test]
     async fn the_ends_in_an_error_are_short_and_on_one_line() {
-        assert_eq!(written(b"", b"").await.last_words(), "");
+        assert_eq!(written(b"", b"").await.output_tails(), "");
         let both = written(b"one\ntwo\n", b"why").await;
-        assert_eq!(both.last_words(), r#"; last on stdout: "one\ntwo"; last on stderr: "why""#);
+        assert_eq!(both.output_tails(), r#"; last on stdout: "one\ntwo"; last on stderr: "why""#);
         for long in [&[0xff; 5000][..], &[1; 5000], "é".repeat(3000).as_bytes()] {
-            let words = written(long, b"").await.last_words();
+            let words = written(long, b"").await.output_tails();
             assert!(words.len() > TAIL / 2 && words.len() < TAIL + 40, "{}", words.len());
         }
     }

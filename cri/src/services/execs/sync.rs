@@ -36,16 +36,17 @@ enum End {
     Interrupted,
 }
 
-/// Resolves when the call is over: by its timeout, because its caller disconnected, or because its output has no room.
+/// Resolves when the call must end: its timeout is over, its caller has disconnected, or the memory for its output is
+/// full.
 type CallEnd<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
 
 impl ExecService {
     /// Runs a command and returns its output and exit code. After the timeout, or when the caller has disconnected
     /// (`gone`), the command is killed with all processes that it started.
     ///
-    /// A timeout is an error, as in containerd: by the error code the kubelet distinguishes a probe that took too long from
-    /// a probe that could not run. An error has no field for outputs, so its text has the ends of the outputs. A command
-    /// that exits in time is a success, even if child processes hold its outputs open.
+    /// A timeout is an error, as in containerd: the error code tells the kubelet whether a probe took too long or could
+    /// not run. An error has no field for outputs, so its text has the ends of the outputs. A command that exits in
+    /// time is a success, even if child processes hold its outputs open.
     pub(crate) async fn exec_sync(
         &self,
         request: cri::ExecSyncRequest,
@@ -73,12 +74,16 @@ impl ExecService {
         };
         let end = self.wait(&container, exec, reading, over.as_mut()).await;
         if let Some(Full { scope, limit }) = outputs.full() {
-            return Err(Error::OutputMemory { command: shown(&request.cmd), scope, mebibytes: limit >> 20 });
+            return Err(Error::OutputMemory {
+                command: shortened(&request.cmd),
+                scope,
+                mebibytes: limit >> 20,
+            });
         }
         match end {
             End::Exited(exit) => Ok(outputs.answer(exit.code)),
             End::ShimLost => Err(shim_lost(&container)),
-            End::Interrupted => Err(timed_out(&request, outputs.last_words())),
+            End::Interrupted => Err(timed_out(&request, outputs.output_tails())),
         }
     }
 
@@ -128,7 +133,7 @@ impl ExecService {
         if open {
             tokio::select! {
                 biased;
-                // Reading comes first: the command's output is in the pipes now, and is read before the other arms.
+                // Reading has priority over the other arms: at this time the command's output is in the pipes.
                 () = reading => {}
                 () = sleep(if is_killed { DRAIN_TIME_KILLED } else { DRAIN_TIME }) => {}
                 () = over, if !is_killed => {}
@@ -150,7 +155,7 @@ fn not_executable(error: Error) -> Result<cri::ExecSyncResponse, Error> {
 }
 
 fn timed_out(request: &cri::ExecSyncRequest, last_words: String) -> Error {
-    Error::Timeout { command: shown(&request.cmd), seconds: request.timeout, last_words }
+    Error::Timeout { command: shortened(&request.cmd), seconds: request.timeout, last_words }
 }
 
 /// A pipe: our read end, and the command's write end.
@@ -179,7 +184,7 @@ async fn timeout(seconds: i64) {
 }
 
 /// A command line for an error; a long one is truncated.
-fn shown(command: &[String]) -> String {
+fn shortened(command: &[String]) -> String {
     let line = command.join(" ");
     match line.char_indices().find(|(at, _)| *at >= COMMAND_SHOWN) {
         Some((at, _)) => format!("{}…", &line[..at]),
@@ -193,8 +198,8 @@ mod tests {
 
     #[test]
     fn an_error_shows_the_beginning_of_a_long_command() {
-        assert_eq!(shown(&["echo".into(), "hi".into()]), "echo hi");
-        let long = shown(&["é".repeat(500)]);
+        assert_eq!(shortened(&["echo".into(), "hi".into()]), "echo hi");
+        let long = shortened(&["é".repeat(500)]);
         assert!(long.ends_with("é…") && long.len() < COMMAND_SHOWN + 6, "{}", long.len());
     }
 }

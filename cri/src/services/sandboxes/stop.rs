@@ -58,7 +58,7 @@ impl SandboxService {
         let mut errors: Vec<Error> = killed.into_iter().filter_map(Result::err).collect();
         let is_silent = sandbox.is_silent();
         if let Some(shim) = sandbox.take_shim() {
-            if let Err(source) = if is_silent { shim.kill_itself().await } else { shim.shutdown().await } {
+            if let Err(source) = if is_silent { shim.kill_shim().await } else { shim.shutdown().await } {
                 sandbox.restore_shim(shim);
                 errors.push(Error::Shim { doing: "end the pod's shim", source });
                 errors.extend(disconnected.err());

@@ -75,7 +75,7 @@ impl Inflater {
 }
 
 fn parse(mut plain: &[u8]) -> Option<Headers> {
-    let count = take_number(&mut plain)?;
+    let count = take_u32(&mut plain)?;
     let mut headers = Vec::new();
     for _ in 0..count {
         let name = take_text(&mut plain)?;
@@ -84,14 +84,14 @@ fn parse(mut plain: &[u8]) -> Option<Headers> {
     Some(headers)
 }
 
-fn take_number(plain: &mut &[u8]) -> Option<u32> {
+fn take_u32(plain: &mut &[u8]) -> Option<u32> {
     let (bytes, rest) = plain.split_first_chunk::<4>()?;
     *plain = rest;
     Some(u32::from_be_bytes(*bytes))
 }
 
 fn take_text(plain: &mut &[u8]) -> Option<String> {
-    let length = usize::try_from(take_number(plain)?).ok()?;
+    let length = usize::try_from(take_u32(plain)?).ok()?;
     let (text, rest) = plain.split_at_checked(length)?;
     *plain = rest;
     Some(String::from_utf8_lossy(text).into_owned())

@@ -196,7 +196,7 @@ async fn a_line_without_an_end_takes_no_memory_and_hides_no_other() {
 }
 
 #[tokio::test]
-async fn lines_that_no_one_asked_for_do_not_hold_up_other_tasks() {
+async fn skipped_lines_do_not_delay_other_tasks() {
     let dir = std::env::temp_dir().join(format!("coracle-logs-{}-turns", std::process::id()));
     std::fs::create_dir_all(&dir).expect("temp dir");
     let log = dir.join("0.log");

@@ -97,7 +97,7 @@ fn set_on_delete() -> DaemonSet {
 }
 
 #[test]
-fn a_surge_adds_the_new_pod_before_the_old_one_goes() {
+fn a_surge_adds_the_new_pod_before_the_old_one_is_deleted() {
     let set = rolling(json!({"maxUnavailable": 0, "maxSurge": 1}));
     for (pods, expect) in [("a~ b~", "+a"), ("a~ a- b~", ""), ("a~ a b~", "-a~"), ("a b~", "+b"), ("a b", "")]
     {

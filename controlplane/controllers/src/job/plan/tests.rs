@@ -99,7 +99,7 @@ fn a_failed_pod_is_replaced_after_its_back_off() {
 }
 
 #[test]
-fn a_pod_is_counted_once_whatever_step_the_process_dies_after() {
+fn a_pod_is_counted_once_after_a_crash_at_any_step() {
     let spec = || json!({"parallelism": 2, "completions": 2});
     // First the uid is written, then the finalizer is removed. Then one write removes the uid and increments the
     // counter.

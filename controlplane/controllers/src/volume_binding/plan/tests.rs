@@ -88,7 +88,7 @@ fn a_complete_binding_needs_no_write() {
 }
 
 #[test]
-fn pending_claims_say_what_they_wait_for() {
+fn events_of_pending_claims_name_the_reason() {
     let plain = claim_of(json!({}));
     let selected = claim_of(json!({"metadata": {"annotations": {SELECTED_NODE: "a"}}}));
     let none = claim_of(json!({"spec": {"storageClassName": ""}}));

@@ -5,7 +5,7 @@ mod convert;
 use serde_json::json;
 
 use super::{GET_PATCH_UPDATE, KIND, Kind, NameRule, RULES, Rules, Subresource, WITH_STATUS, Writes, sub};
-use crate::kind::StoredAs;
+use crate::kind::definition::StoredAs;
 use crate::{defaults, table, validate};
 
 const GROUP: &str = "autoscaling";

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value};
 
 use super::{KIND, Kind, RULES, Rules};
-use crate::kind::StoredAs;
+use crate::kind::definition::StoredAs;
 use crate::{table, validate};
 
 /// Names of a field here and in core events. All other fields have the same name.

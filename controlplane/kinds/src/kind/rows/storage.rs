@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{KIND, RULES, WITH_STATUS, status};
-use crate::kind::{Kind, Rules, Writes};
+use crate::kind::definition::{Kind, Rules, Writes};
 use crate::{defaults, strategy, table, validate};
 
 const GROUP: &str = "storage.k8s.io";
@@ -39,7 +39,7 @@ pub(super) const PERSISTENT_VOLUME_CLAIMS: Kind = Kind {
         validate: validate::storage::claim,
         writes: Writes {
             create: strategy::storage::new_claim,
-            update: strategy::storage::same_sources,
+            update: strategy::storage::normalize_data_sources,
             ..WITH_STATUS
         },
         columns: table::storage::CLAIM,

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{KIND, PLAIN, RULES, SCALE, WITH_GENERATION, status};
-use crate::kind::{Kind, Rules, Writes};
+use crate::kind::definition::{Kind, Rules, Writes};
 use crate::selector::fields;
 use crate::{defaults, strategy, table, validate};
 

@@ -89,7 +89,7 @@ fn classes_ranges_and_addresses() {
 }
 
 #[test]
-fn what_cannot_change_is_refused() {
+fn changes_of_immutable_fields_are_refused() {
     let of = |name: &str| json!({"spec": {"controller": name}});
     let mut causes = Causes::default();
     ingress_class(&mut causes, &of("a.io/b"), Some(&of("a.io/c")));

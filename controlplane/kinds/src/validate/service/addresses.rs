@@ -6,7 +6,9 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::super::{Cause, Causes, Path, format, items, text};
+use crate::validate::cause::{Cause, Causes, Path};
+use crate::validate::format;
+use crate::validate::value::{items, text};
 
 const FAMILIES: &[&str] = &["IPv4", "IPv6"];
 const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];

@@ -147,7 +147,7 @@ fn garbage_is_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_plugin_that_does_not_answer_blocks_no_worker_and_is_asked_once() {
+async fn a_plugin_that_does_not_respond_blocks_no_worker_and_gets_one_request() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("kms.sock");
     let behaviour = plugin(&socket);
@@ -187,7 +187,7 @@ fn the_number_of_callers_that_wait_is_limited() {
     let sealed = start(&socket).unwrap().seal(b"value", b"name").unwrap();
     let kms = start(&socket).unwrap();
     let sealed = &sealed[kms.prefix().len()..];
-    let all = kms.waiting.try_acquire_many(u32::try_from(WAITING).unwrap()).unwrap();
+    let all = kms.waiting.try_acquire_many(u32::try_from(MAX_WAITING).unwrap()).unwrap();
     assert!(kms.open(sealed, b"name").unwrap_err().to_string().contains("requests wait"));
     drop(all);
     assert_eq!(kms.open(sealed, b"name").unwrap(), b"value");

@@ -61,7 +61,7 @@ impl Writer<'_> {
         space::probe(path).map_err(disk)?;
         self.shared.replace_engine(None);
         space::rewrite_journals(path).map_err(disk)?;
-        let engine = Engine::open(path, self.shared.vault.clone())?;
+        let engine = Engine::open(path, self.shared.codec.clone())?;
         let state = self.shared.lock();
         let failed = |error| Error::Disk { detail: WriteError::Engine(error).to_string() };
         engine.restore(&failure.undo).map_err(failed)?;

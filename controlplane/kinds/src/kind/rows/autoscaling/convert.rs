@@ -122,7 +122,7 @@ pub(super) fn to_v1(mut object: Value) -> Result<Value, String> {
         note(&mut notes, CONDITIONS, list(status.remove("conditions")));
         status.entry("currentReplicas").or_insert_with(|| 0.into());
     }
-    let _stale = take_notes(&mut object);
+    let _stale = take_annotations(&mut object);
     if !notes.is_empty()
         && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
         && let Some(annotations) = metadata.entry("annotations").or_insert_with(|| json!({})).as_object_mut()
@@ -134,7 +134,7 @@ pub(super) fn to_v1(mut object: Value) -> Result<Value, String> {
 
 /// Converts a v1 object to v2. An annotation that does not have the form of its field is ignored.
 pub(super) fn to_v2(mut object: Value) -> Result<Value, String> {
-    let notes = take_notes(&mut object);
+    let notes = take_annotations(&mut object);
     let parsed = |name: &str| notes.get(name).and_then(|text| serde_json::from_str(text.as_str()?).ok());
     if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
         let others = list(parsed(METRICS)).iter().map(|metric| metric_to_v2(metric, SOURCES)).collect();
@@ -197,7 +197,7 @@ fn note(notes: &mut Map<String, Value>, name: &str, list: Vec<Value>) {
 }
 
 /// Removes the annotations of the conversion from the object.
-fn take_notes(object: &mut Value) -> Map<String, Value> {
+fn take_annotations(object: &mut Value) -> Map<String, Value> {
     let mut notes = Map::new();
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return notes };
     let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else {
@@ -253,7 +253,7 @@ fn metric_to_v2(metric: &Value, sources: &[(&str, Fields)]) -> Value {
     converted.into()
 }
 
-/// The type of a target. v1 has none.
+/// The type of a target, which v1 does not have.
 fn target_type(target: &mut Map<String, Value>) -> &'static str {
     if target.contains_key("averageUtilization") {
         "Utilization"

@@ -6,13 +6,13 @@ use super::descriptor::{BASE_LABELS, Descriptor};
 
 /// A list of metrics with common labels.
 #[derive(Debug)]
-pub(super) struct Sheet {
+pub(super) struct MetricBuilder {
     labels: [String; BASE_LABELS.len()],
     timestamp: i64,
     pub(super) metrics: Vec<cri::Metric>,
 }
 
-impl Sheet {
+impl MetricBuilder {
     /// `labels` are the values of [`BASE_LABELS`], in its order.
     pub(super) fn new(labels: [String; BASE_LABELS.len()], timestamp: i64) -> Self {
         Self { labels, timestamp, metrics: Vec::new() }

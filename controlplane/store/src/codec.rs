@@ -26,9 +26,9 @@ pub(crate) struct Revisions {
 }
 
 /// Encodes and decodes entries.
-pub(crate) struct Vault(pub(crate) Option<Sealing>);
+pub(crate) struct EntryCodec(pub(crate) Option<Sealing>);
 
-impl Vault {
+impl EntryCodec {
     /// Encodes an entry: its revisions, `created` and `modified`, in big-endian, then the bytes, which may be sealed.
     pub(crate) fn encode(
         &self,
@@ -154,15 +154,15 @@ mod tests {
             AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=}]}}]\n";
         std::fs::write(&file, text).unwrap();
         std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        let vault = |encryption: Option<Arc<Encryption>>| {
+        let codec = |encryption: Option<Arc<Encryption>>| {
             let keys = Keys::load_or_create(&directory.path().join("keys")).unwrap();
-            Vault(Some(Sealing { keys, prefixes: vec!["/secrets/".to_owned()], encryption }))
+            EntryCodec(Some(Sealing { keys, prefixes: vec!["/secrets/".to_owned()], encryption }))
         };
-        let providers = vault(Some(Arc::new(Encryption::load(&file).unwrap())));
+        let providers = codec(Some(Arc::new(Encryption::load(&file).unwrap())));
         let revisions = Revisions { created: 1, modified: 1 };
         let sealed = providers.encode("/secrets/n/a", revisions, b"{}").unwrap();
         let plain = providers.encode("/pods/n/a", revisions, b"{}").unwrap();
         assert!(providers.may_wait(&sealed) && !providers.may_wait(&plain));
-        assert!(!vault(None).may_wait(&sealed));
+        assert!(!codec(None).may_wait(&sealed));
     }
 }

@@ -15,12 +15,12 @@ use crate::selinux::Labels;
 
 /// The inputs of a spec.
 #[derive(Debug, Clone)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct SpecInputs<'a> {
     pub(crate) config: &'a ContainerConfig,
     pub(crate) image: &'a Image,
     pub(crate) host: &'a Host,
     pub(crate) user: &'a User,
-    pub(crate) sandbox: SandboxFacts<'a>,
+    pub(crate) sandbox: SandboxInputs<'a>,
     /// Mount point of the root file system.
     pub(crate) rootfs: &'a Path,
     /// The cgroup of the container.
@@ -37,7 +37,7 @@ pub(crate) struct Facts<'a> {
 
 /// The sandbox's inputs of a spec.
 #[derive(Debug, Clone)]
-pub(crate) struct SandboxFacts<'a> {
+pub(crate) struct SandboxInputs<'a> {
     pub(crate) config: &'a PodSandboxConfig,
     pub(crate) hostname: String,
     /// Directory with `hosts`, `hostname` and `resolv.conf`.
@@ -51,9 +51,9 @@ pub(crate) struct SandboxFacts<'a> {
     pub(crate) target_pid: i32,
 }
 
-// === impl Facts ===
+// === impl SpecInputs ===
 
-impl Facts<'_> {
+impl SpecInputs<'_> {
     pub(super) fn security(&self) -> Option<&LinuxContainerSecurityContext> {
         self.config.linux.as_ref()?.security_context.as_ref()
     }

@@ -1,5 +1,6 @@
-//! Pods that extenders are asked about. One pod at a time: the extenders see the pods in the order of the queue. Other pods
-//! are scheduled meanwhile, so that a slow extender delays only its own pods.
+//! Pods whose scheduling needs calls to extenders. The calls are made for one pod at a time, so the extenders get the
+//! pods in the order of the queue. Other pods are scheduled meanwhile, so that a slow extender delays only its own
+//! pods.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -19,16 +20,16 @@ use crate::preempt::{self, Preemption};
 use coracle_events::Event;
 use coracle_values::object::ObjectExt;
 
-/// Time after which a pod that extenders refused is tried again: no event reports a change of an extender. As upstream's
-/// pods that are unschedulable.
+/// Time after which a pod that extenders refused is retried, because no event reports a change of an extender. Upstream
+/// retries unschedulable pods after the same time.
 const RETRY: Duration = Duration::from_secs(300);
 
 /// The extenders and the pods that wait for them.
-pub(super) struct Consulting {
+pub(super) struct ExtenderCalls {
     pub(super) extenders: Arc<[Remote]>,
     waiting: WaitingPods,
-    /// The question in flight.
-    asked: JoinSet<Answer>,
+    /// The call in flight.
+    in_flight: JoinSet<ExtenderOutcome>,
     retries: JoinSet<String>,
     /// The pods with a retry.
     retried: HashSet<String>,
@@ -41,17 +42,17 @@ struct WaitingPods {
     pushed: u64,
 }
 
-/// The answer to a question. The error is that of an extender.
-pub(super) enum Answer {
+/// The result of the calls for one pod. The error is that of an extender.
+pub(super) enum ExtenderOutcome {
     Nodes { pod: Pod, ranked: Ranked, advice: Result<ExtenderResult, String> },
     Preemption { pod: Pod, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
 }
 
 /// An event of the extenders.
-pub(super) enum Consulted {
-    Answered(Box<Answer>),
+pub(super) enum ExtenderEvent {
+    Finished(Box<ExtenderOutcome>),
     Retry(String),
-    /// No question is in flight, and pods wait.
+    /// No call is in flight, and pods wait.
     Next,
 }
 
@@ -68,35 +69,35 @@ impl WaitingPods {
     }
 }
 
-// === impl Consulting ===
+// === impl ExtenderCalls ===
 
-impl Consulting {
+impl ExtenderCalls {
     pub(super) fn new(config: &SchedulerConfig) -> Result<Self, String> {
         let extenders = config.extenders.iter().cloned().map(Remote::new).collect::<Result<_, _>>()?;
         Ok(Self {
             extenders,
             waiting: WaitingPods::default(),
-            asked: JoinSet::new(),
+            in_flight: JoinSet::new(),
             retries: JoinSet::new(),
             retried: HashSet::new(),
         })
     }
 
     /// The next event. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Consulted {
-        if self.asked.is_empty() && !self.waiting.pods.is_empty() {
-            // Watches get their turn between pods that fit no node.
+    pub(super) async fn next(&mut self) -> ExtenderEvent {
+        if self.in_flight.is_empty() && !self.waiting.pods.is_empty() {
+            // Lets the watches run between pods that fit no node.
             tokio::task::yield_now().await;
-            return Consulted::Next;
+            return ExtenderEvent::Next;
         }
         tokio::select! {
-            Some(Ok(answer)) = self.asked.join_next() => Consulted::Answered(Box::new(answer)),
-            Some(Ok(uid)) = self.retries.join_next() => Consulted::Retry(uid),
+            Some(Ok(outcome)) = self.in_flight.join_next() => ExtenderEvent::Finished(Box::new(outcome)),
+            Some(Ok(uid)) = self.retries.join_next() => ExtenderEvent::Retry(uid),
             else => std::future::pending().await,
         }
     }
 
-    /// Whether an extender is asked about the pod before it is bound.
+    /// Whether an extender must be called before the pod is bound.
     pub(super) fn needs_extenders(&self, pod: &Pod) -> bool {
         let asks = |one: &Remote| one.extender.chooses() || one.extender.preempt.is_some();
         self.extenders.iter().any(|one| asks(one) && one.extender.is_interested(pod))
@@ -120,60 +121,62 @@ impl Consulting {
 impl Scheduler {
     /// Schedules a popped pod that concerns extenders.
     pub(super) fn consult(&mut self, pod: &Pod) {
-        self.consulting.waiting.push(pod.spec.priority.unwrap_or_default(), pod.uid());
+        self.extender_calls.waiting.push(pod.spec.priority.unwrap_or_default(), pod.uid());
         self.consult_next();
     }
 
-    pub(super) fn consulted(&mut self, event: Consulted) {
+    pub(super) fn handle_extender_event(&mut self, event: ExtenderEvent) {
         match event {
-            Consulted::Answered(answer) => {
-                self.answered(*answer);
+            ExtenderEvent::Finished(outcome) => {
+                self.handle_outcome(*outcome);
                 self.consult_next();
             }
-            Consulted::Next => self.consult_next(),
-            Consulted::Retry(uid) => {
-                self.consulting.retried.remove(&uid);
+            ExtenderEvent::Next => self.consult_next(),
+            ExtenderEvent::Retry(uid) => {
+                self.extender_calls.retried.remove(&uid);
                 self.queue.retry(&uid, Instant::now());
             }
         }
     }
 
-    /// Asks about the next pod unless a question is in flight.
+    /// Starts the calls for the next pod, unless a call is in flight.
     fn consult_next(&mut self) {
-        if !self.consulting.asked.is_empty() {
+        if !self.extender_calls.in_flight.is_empty() {
             return;
         }
-        let Some(uid) = self.consulting.waiting.pop() else { return };
+        let Some(uid) = self.extender_calls.waiting.pop() else { return };
         let Some(pod) = self.is_undecided(&uid) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
         match rank(&pod, profile, &mut self.snapshot) {
             Err(refused) => self.refused_by_extenders(pod, profile, refused),
             Ok(ranked) => {
-                let (client, extenders) = (self.client.clone(), self.consulting.extenders.clone());
+                let (client, extenders) = (self.client.clone(), self.extender_calls.extenders.clone());
                 let nodes = ranked.nodes.iter().map(|(name, ..)| name.clone()).collect();
-                self.consulting.asked.spawn(async move {
+                self.extender_calls.in_flight.spawn(async move {
                     let advice = consult::nodes(&client, &extenders, &pod, nodes).await;
-                    Answer::Nodes { pod, ranked, advice }
+                    ExtenderOutcome::Nodes { pod, ranked, advice }
                 });
             }
         }
     }
 
-    /// The pod if it is popped and neither refused nor assumed on a node. It may be deleted while an extender is asked.
+    /// The pod if it is popped and neither refused nor assumed on a node. It may be deleted during the call of an
+    /// extender.
     fn is_undecided(&self, uid: &str) -> Option<Pod> {
         self.queue.in_flight(uid).filter(|_| !self.assumed.contains(uid)).cloned()
     }
 
-    fn answered(&mut self, answer: Answer) {
-        let (Answer::Nodes { pod, .. } | Answer::Preemption { pod, .. }) = &answer;
+    fn handle_outcome(&mut self, outcome: ExtenderOutcome) {
+        let (ExtenderOutcome::Nodes { pod, .. } | ExtenderOutcome::Preemption { pod, .. }) = &outcome;
         if self.is_undecided(pod.uid()).is_none() {
             return;
         }
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        match answer {
-            Answer::Nodes { pod, advice: Err(why), .. } | Answer::Preemption { pod, found: Err(why), .. } => {
+        match outcome {
+            ExtenderOutcome::Nodes { pod, advice: Err(why), .. }
+            | ExtenderOutcome::Preemption { pod, found: Err(why), .. } => {
                 tracing::warn!(
                     pod = pod.name(),
                     namespace = pod.namespace(),
@@ -183,13 +186,13 @@ impl Scheduler {
                 self.queue.failed(pod.uid(), Instant::now());
                 self.record(&pod, Event::warning("FailedScheduling", why));
             }
-            Answer::Nodes { pod, ranked, advice: Ok(advice) } => {
+            ExtenderOutcome::Nodes { pod, ranked, advice: Ok(advice) } => {
                 self.apply_extender_result(pod, profile, ranked, advice)
             }
-            Answer::Preemption { pod, refused, found: Ok(found) } => {
+            ExtenderOutcome::Preemption { pod, refused, found: Ok(found) } => {
                 let none = || "preemption: the extenders accept no node".to_owned();
-                self.settle(&pod, &refused, preempt::best(found).ok_or_else(none));
-                self.consulting.retry_later(&pod);
+                self.handle_refusal(&pod, &refused, preempt::best(found).ok_or_else(none));
+                self.extender_calls.retry_later(&pod);
             }
         }
     }
@@ -199,30 +202,30 @@ impl Scheduler {
         if order.is_empty() {
             return self.refused_by_extenders(pod, profile, ranked.unschedulable(advice));
         }
-        // Other pods were placed while the extenders were asked.
+        // Other pods were placed during the calls of the extenders.
         match first_fitting(&pod, profile, &mut self.snapshot, order) {
-            Some(node) => self.place_on(pod, profile, node),
+            Some(node) => self.assume_and_bind(pod, profile, node),
             None => self.queue.failed(pod.uid(), Instant::now()),
         }
     }
 
     /// Handles a pod that no node can run, with the extenders that take part in preemption.
     fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
-        if !profile.preempts || !self.consulting.preempts(&pod) {
+        if !profile.preempts || !self.extender_calls.preempts(&pod) {
             self.refused(&pod, profile, &refused);
-            return self.consulting.retry_later(&pod);
+            return self.extender_calls.retry_later(&pod);
         }
         match preempt::search(&pod, profile, &mut self.snapshot, &refused.resolvable) {
             Err(why) => {
-                self.settle(&pod, &refused, Err(why));
-                self.consulting.retry_later(&pod);
+                self.handle_refusal(&pod, &refused, Err(why));
+                self.extender_calls.retry_later(&pod);
             }
             Ok(found) => {
                 let removable = preempt::removable(&pod, &self.snapshot, &found);
-                let (client, extenders) = (self.client.clone(), self.consulting.extenders.clone());
-                self.consulting.asked.spawn(async move {
+                let (client, extenders) = (self.client.clone(), self.extender_calls.extenders.clone());
+                self.extender_calls.in_flight.spawn(async move {
                     let found = consult::preemption(&client, &extenders, &pod, found, &removable).await;
-                    Answer::Preemption { pod, refused, found }
+                    ExtenderOutcome::Preemption { pod, refused, found }
                 });
             }
         }
@@ -234,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_with_higher_priority_is_asked_about_before_others_that_wait() {
+    fn extenders_get_the_waiting_pod_with_the_highest_priority_first() {
         let mut waiting = WaitingPods::default();
         for (priority, uid) in [(0, "a"), (0, "b"), (1000, "urgent"), (-1, "last"), (0, "c")] {
             waiting.push(priority, uid);

@@ -1,0 +1,16 @@
+//! The properties of a node, as filters and scores read them.
+
+use std::collections::BTreeMap;
+
+use coracle_values::pod_resources::Resources;
+use k8s_openapi::api::core::v1::Taint;
+
+/// The fields of a node that filters and scores read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NodeProperties {
+    pub(crate) name: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) taints: Vec<Taint>,
+    pub(crate) unschedulable: bool,
+    pub(crate) allocatable: Resources,
+}

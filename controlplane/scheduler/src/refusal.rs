@@ -1,0 +1,16 @@
+//! The refusal of a pod by a filter.
+
+use crate::hint::Changes;
+
+/// Why a node cannot run a pod, with upstream's text.
+pub(crate) type Refusal = String;
+
+/// A refusal of a pod by a filter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) reasons: Vec<Refusal>,
+    /// Whether the removal of other pods can change the refusal. Upstream calls other refusals unresolvable.
+    pub(crate) resolvable: bool,
+    /// The changes that may help.
+    pub(crate) helped_by: Changes,
+}
