@@ -7,6 +7,9 @@ use http::Method;
 
 use crate::error::{ApiError, Result};
 
+/// The path of the backup of a running control plane.
+pub const BACKUP_PATH: &str = "/coracle/backup";
+
 /// The attributes of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestInfo {
@@ -43,6 +46,27 @@ pub(crate) struct Query {
     values: HashMap<String, Vec<String>>,
     /// The raw query, for forwarding.
     pub(crate) raw: String,
+}
+
+/// Whether a path is below one of the health checks.
+pub(crate) fn is_probe(path: &str) -> bool {
+    matches!(path.trim_matches('/').split('/').next(), Some("healthz" | "livez" | "readyz"))
+}
+
+/// The `resourceVersion` of a query. `None` if it is empty.
+///
+/// # Errors
+/// The text is not a number.
+pub(crate) fn parse_revision(text: &str) -> Result<Option<u64>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_not_a_number| {
+        ApiError::bad_request(format!(
+            "invalid resource version: resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": \
+             invalid syntax"
+        ))
+    })
 }
 
 // === impl RequestInfo ===
