@@ -1,8 +1,9 @@
 //! Request attributes, parsed from method, path and query.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use coracle_kinds::{Resource, Resources};
+use coracle_values::{field_selector, names::path_segment};
 use http::Method;
 
 use crate::error::{ApiError, Result};
@@ -81,6 +82,19 @@ impl RequestInfo {
             None => path_verb(method),
         };
         Self { verb, path, query, resource }
+    }
+
+    /// The name of the requested object. Lists and watches of one object have it in their field selector. Empty for
+    /// requests for several objects.
+    pub(crate) fn object_name(&self) -> Cow<'_, str> {
+        let Some(resource) = &self.resource else { return Cow::Borrowed("") };
+        if !resource.name.is_empty() || !matches!(self.verb, "list" | "watch" | "deletecollection") {
+            return Cow::Borrowed(&resource.name);
+        }
+        let requirements = field_selector::parse(self.query.get("fieldSelector")).unwrap_or_default();
+        let mut named = requirements.into_iter().filter(|one| one.equal && one.field == "metadata.name");
+        let name = named.next().map(|one| one.value).filter(|name| path_segment(name).is_empty());
+        Cow::Owned(name.unwrap_or_default())
     }
 }
 

@@ -46,7 +46,7 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
         ("networking.k8s.io", "networkpolicies", "") => READ_VERBS.contains(&verb),
         (POLICY_GROUP, name, "") => READ_VERBS.contains(&verb) && CLUSTER_POLICIES.contains(&name),
         ("apiextensions.k8s.io", "customresourcedefinitions", "") => {
-            READ_VERBS.contains(&verb) && defines_policies(attributes, resource)
+            READ_VERBS.contains(&verb) && defines_policies(attributes)
         }
         ("", "pods", "") => matches!(verb, "create" | "delete"),
         ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
@@ -120,19 +120,10 @@ fn has_policies(attributes: &AccessAttributes<'_>) -> bool {
 }
 
 /// Whether a request is for the definition of a kind of network policies, by its name.
-fn defines_policies(attributes: &AccessAttributes<'_>, resource: &ResourceInfo) -> bool {
-    let name = wanted_name(attributes, resource);
+fn defines_policies(attributes: &AccessAttributes<'_>) -> bool {
+    let name = attributes.info.object_name();
     let plural = name.strip_suffix(POLICY_GROUP).and_then(|rest| rest.strip_suffix('.'));
     plural.is_some_and(|plural| CLUSTER_POLICIES.contains(&plural))
-}
-
-/// The name of the object that a request is for. Empty for requests for many objects.
-fn wanted_name<'a>(attributes: &'a AccessAttributes<'_>, resource: &'a ResourceInfo) -> &'a str {
-    if !resource.name.is_empty() {
-        return &resource.name;
-    }
-    let selected = attributes.info.query.get("fieldSelector").strip_prefix("metadata.name=");
-    selected.unwrap_or_default().trim_start_matches('=')
 }
 
 /// Whether a request for pods is restricted to pods that are bound to the node.
@@ -172,11 +163,11 @@ fn volume(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name an object, too.
 fn needed(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
-    let wanted = wanted_name(attributes, resource);
+    let wanted = attributes.info.object_name();
     let pods = by_resource("", "v1", "pods").and_then(|pods| attributes.cache.of(pods).ok());
     !wanted.is_empty()
         && !resource.namespace.is_empty()
-        && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, wanted))
+        && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, &wanted))
 }
 
 #[cfg(test)]
