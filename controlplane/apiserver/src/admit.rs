@@ -4,6 +4,7 @@
 
 mod bootstrap_token;
 mod certificate;
+mod claim_status;
 mod default_tolerations;
 mod device_admin_access;
 mod escalation;
@@ -55,6 +56,8 @@ const GROUP: &str = "admissionregistration.k8s.io";
 pub(crate) struct Attributes<'a> {
     pub(crate) kind: &'a Resource,
     pub(crate) operation: Operation,
+    /// The verb of the request: `update` or `patch` for an update.
+    pub(crate) verb: &'a str,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,

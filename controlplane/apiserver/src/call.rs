@@ -98,6 +98,7 @@ impl Call {
         Attributes {
             kind: &self.kind,
             operation,
+            verb: self.info.verb,
             namespace: self.namespace(),
             name,
             subresource: &self.resource.subresource,

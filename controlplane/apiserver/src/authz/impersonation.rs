@@ -61,7 +61,7 @@ pub(crate) async fn user(
 
 /// Namespace and name of a service account's user. Any other text, such as one with a further colon, names an ordinary
 /// user. Source: `SplitUsername` of `k8s.io/apiserver/pkg/authentication/serviceaccount`.
-fn account(user: &str) -> Option<(&str, &str)> {
+pub(crate) fn account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix(ACCOUNTS)?.split_once(':')?;
     let is_valid = dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty();
     is_valid.then_some((namespace, name))
