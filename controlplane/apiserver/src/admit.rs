@@ -1,9 +1,10 @@
 //! Admission: mutating plugins in order, then validating plugins. Each plugin has its own file.
 //!
-//! A member returns at once unless it needs another server.
+//! A plugin returns at once unless it needs another server.
 
 mod bootstrap_token;
 mod certificate;
+mod claim_status;
 mod default_tolerations;
 mod device_admin_access;
 mod escalation;
@@ -25,17 +26,16 @@ mod service_account;
 mod storage;
 mod webhook;
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, resource::Subresource};
 use serde_json::Value;
 
 use crate::{
-    audit::Record,
-    authn::User,
-    call::{Call, Warnings},
-    error::Result,
-    server::State,
+    audit::Record, authn::User, authz::Authorizers, cache::Cache, error::Result, in_flight::InFlight,
+    metrics::Metrics, registry::Registry, request::ResourceInfo, warnings::Warnings,
 };
 pub use plugins::PluginSelection;
 pub(crate) use pod_security::PodSecurityConfig;
@@ -56,6 +56,8 @@ const GROUP: &str = "admissionregistration.k8s.io";
 pub(crate) struct Attributes<'a> {
     pub(crate) kind: &'a Resource,
     pub(crate) operation: Operation,
+    /// The verb of the request: `update` or `patch` for an update.
+    pub(crate) verb: &'a str,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
@@ -78,28 +80,60 @@ pub(crate) struct Attributes<'a> {
 #[async_trait]
 pub(crate) trait Admit: Send + Sync {
     /// Changes an object.
-    async fn mutate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        _attributes: &Attributes<'_>,
+        _object: &mut Value,
+    ) -> Result<()> {
         Ok(())
     }
 
     /// Accepts or refuses an object. For deletions it is the stored one.
-    async fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        _admission: &Admission,
+        _attributes: &Attributes<'_>,
+        _object: &Value,
+    ) -> Result<()> {
         Ok(())
     }
 
-    /// Changes an object again, after a webhook has changed it. Local members repeat `mutate`.
-    async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        if self.is_local() { self.mutate(state, attributes, object).await } else { Ok(()) }
+    /// Changes an object again, after a webhook has changed it. Local plugins repeat `mutate`.
+    async fn reinvoke(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        if self.is_local() { self.mutate(admission, attributes, object).await } else { Ok(()) }
     }
 
-    /// Whether the member is compiled in: it calls no other server and has no configuration in the API.
+    /// Whether the plugin is compiled in: it calls no other server and has no configuration in the API.
     fn is_local(&self) -> bool {
         true
     }
 }
 
+/// Creates the namespaces that are missing. Admission does not know the write pipeline that uses it.
+#[async_trait]
+pub(crate) trait CreateNamespace: Send + Sync {
+    /// Creates a namespace. An existing one is no error.
+    async fn create(&self, name: &str) -> Result<()>;
+}
+
+/// The plugins that run, in order.
+pub(crate) struct Plugins(Vec<Box<dyn Admit>>);
+
+/// The chain of plugins, and the services that they use.
 pub(crate) struct Admission {
-    chain: Vec<Box<dyn Admit>>,
+    pub(crate) plugins: Plugins,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) authorizers: Arc<Authorizers>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) namespaces: Box<dyn CreateNamespace>,
 }
 
 impl Operation {
@@ -115,23 +149,6 @@ impl Operation {
 }
 
 impl<'a> Attributes<'a> {
-    pub(crate) fn new(call: &'a Call, operation: Operation, name: &'a str, old: Option<&'a Value>) -> Self {
-        Self {
-            kind: &call.kind,
-            operation,
-            namespace: call.namespace(),
-            name,
-            subresource: &call.resource.subresource,
-            declared: call.kind.subresource(&call.resource.subresource),
-            user: &call.user,
-            old,
-            dry_run: call.dry_run().unwrap_or(false),
-            warnings: &call.warnings,
-            cost: &call.cost,
-            audit: call.audit.as_deref(),
-        }
-    }
-
     /// The subresource if the object of the request is of its kind, not of the resource's: a Binding, not a Pod.
     pub(crate) fn own_object(&self) -> Option<&'a Subresource> {
         self.declared.filter(|declared| declared.kind != self.kind.kind && declared.name != "scale")
@@ -147,33 +164,38 @@ impl<'a> Attributes<'a> {
     }
 }
 
-impl Admission {
+// === impl Plugins ===
+
+impl Plugins {
     /// # Errors
     /// The name of an unknown plugin.
     pub(crate) fn new(
         pod_security: PodSecurityConfig,
         selection: &PluginSelection,
     ) -> std::result::Result<Self, String> {
-        Ok(Self { chain: plugins::chain(pod_security, selection)? })
+        plugins::chain(pod_security, selection).map(Self)
     }
 
-    pub(crate) async fn mutate(
-        &self,
-        state: &State,
-        attributes: &Attributes<'_>,
-        object: &mut Value,
-    ) -> Result<()> {
-        for member in &self.chain {
-            member.mutate(state, attributes, object).await?;
+    fn all(&self) -> impl Iterator<Item = &dyn Admit> {
+        self.0.iter().map(|plugin| &**plugin)
+    }
+}
+
+// === impl Admission ===
+
+impl Admission {
+    /// Runs the mutating plugins.
+    pub(crate) async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        for plugin in self.plugins.all() {
+            plugin.mutate(self, attributes, object).await?;
         }
         Ok(())
     }
 
-    /// Runs the local members again after a webhook has changed the object, and policies with
-    /// `reinvocationPolicy: IfNeeded`.
-    async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        for member in &self.chain {
-            member.reinvoke(state, attributes, object).await?;
+    /// Runs the validating plugins.
+    pub(crate) async fn validate(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        for plugin in self.plugins.all() {
+            plugin.validate(self, attributes, object).await?;
         }
         Ok(())
     }
@@ -181,37 +203,37 @@ impl Admission {
     /// Runs policies and webhooks for a subresource that has an object of its own. Returns the object.
     pub(crate) async fn admit_subresource(
         &self,
-        call: &Call,
-        operation: Operation,
+        attributes: &Attributes<'_>,
         mut object: Value,
     ) -> Result<Value> {
-        let attributes = Attributes::new(call, operation, &call.resource.name, None);
-        for member in self.chain.iter().filter(|member| !member.is_local()) {
-            member.mutate(&call.state, &attributes, &mut object).await?;
+        for plugin in self.plugins.all().filter(|plugin| !plugin.is_local()) {
+            plugin.mutate(self, attributes, &mut object).await?;
         }
-        for member in self.chain.iter().filter(|member| !member.is_local()) {
-            member.validate(&call.state, &attributes, &object).await?;
+        for plugin in self.plugins.all().filter(|plugin| !plugin.is_local()) {
+            plugin.validate(self, attributes, &object).await?;
         }
         Ok(object)
     }
 
-    /// Runs the local members again, after a policy has changed the object.
-    async fn complete(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        for member in self.chain.iter().filter(|member| member.is_local()) {
-            member.mutate(state, attributes, object).await?;
+    /// Runs the local plugins again after a webhook has changed the object, and policies with
+    /// `reinvocationPolicy: IfNeeded`.
+    async fn reinvoke(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        for plugin in self.plugins.all() {
+            plugin.reinvoke(self, attributes, object).await?;
         }
         Ok(())
     }
 
-    pub(crate) async fn validate(
-        &self,
-        state: &State,
-        attributes: &Attributes<'_>,
-        object: &Value,
-    ) -> Result<()> {
-        for member in &self.chain {
-            member.validate(state, attributes, object).await?;
+    /// Runs the local plugins again, after a policy has changed the object.
+    async fn complete(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        for plugin in self.plugins.all().filter(|plugin| plugin.is_local()) {
+            plugin.mutate(self, attributes, object).await?;
         }
         Ok(())
+    }
+
+    /// Whether the user has a permission besides that of the request.
+    async fn authorize_also(&self, user: &User, verb: &str, resource: ResourceInfo) -> Result<()> {
+        self.authorizers.authorize_also(&self.cache, user, verb, resource).await
     }
 }

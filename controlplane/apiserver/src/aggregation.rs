@@ -2,21 +2,20 @@
 //!
 //! | part | module |
 //! |---|---|
-//! | API services of the group versions that this server serves itself | `local` |
-//! | follows the API services of others, checks that they respond | `controller` |
 //! | TLS, with the certificate by which the other server trusts the `X-Remote-*` headers | `client` |
 //! | sends requests on | `forward` |
 //! | group versions of others in discovery | `discovery` |
 //! | OpenAPI documents of others | `openapi` |
+//! | API services of the group versions that this server serves itself | `controllers/api_services.rs` |
+//! | follows the API services of others, checks that they respond | `controllers/aggregation.rs` |
+//! | forwards clients' requests | `aggregated.rs` |
 //!
 //! Only a cluster administrator may create API services. Requests go to endpoints of a Service, never to loopback or
 //! link-local addresses.
 
 mod client;
-mod controller;
 pub(crate) mod discovery;
 pub(crate) mod forward;
-mod local;
 pub(crate) mod openapi;
 
 use std::{
@@ -25,16 +24,18 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use client::FrontProxy;
-pub(crate) use controller::start;
 
 /// Group versions of other servers, by group and version.
 #[derive(Default)]
 pub(crate) struct Remotes {
-    current: ArcSwap<BTreeMap<(String, String), Arc<Remote>>>,
+    current: ArcSwap<RemoteMap>,
 }
+
+/// Servers by group and version.
+pub(crate) type RemoteMap = BTreeMap<(String, String), Arc<Remote>>;
 
 /// One group version of another server.
 pub(crate) struct Remote {
@@ -66,6 +67,16 @@ impl Remotes {
         self.current.load().get(&(group, version)).cloned()
     }
 
+    /// All servers, by group and version.
+    pub(crate) fn current(&self) -> Arc<RemoteMap> {
+        self.current.load_full()
+    }
+
+    /// Replaces the set of servers.
+    pub(crate) fn replace(&self, current: RemoteMap) {
+        self.current.store(Arc::new(current));
+    }
+
     /// All servers, by group; in a group the highest priority first.
     pub(crate) fn all(&self) -> Vec<Arc<Remote>> {
         let mut all: Vec<Arc<Remote>> = self.current.load().values().cloned().collect();
@@ -77,18 +88,41 @@ impl Remotes {
 // === impl Remote ===
 
 impl Remote {
+    /// Reads an API service.
+    pub(crate) fn read(front_proxy: &FrontProxy, object: &Value) -> Self {
+        let spec = &object["spec"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let service = &spec["service"];
+        let port = service["port"].as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
+        Self {
+            group: text(&spec["group"]),
+            version: text(&spec["version"]),
+            service: (text(&service["namespace"]), text(&service["name"]), port),
+            version_priority: spec["versionPriority"].as_i64().unwrap_or(0),
+            tls: client::tls(front_proxy, spec),
+            connection: json!([service, spec["caBundle"], spec["insecureSkipTLSVerify"]]).to_string(),
+            resources: Mutex::new(None),
+            documents: Arc::default(),
+        }
+    }
+
+    /// Whether both have the same service and TLS settings.
+    pub(crate) fn has_connection_of(&self, other: &Self) -> bool {
+        self.connection == other.connection
+    }
+
     /// The APIResourceList, if the server responds.
     pub(crate) fn resources(&self) -> Option<Arc<Value>> {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Takes over resources and documents of the server's former state, after a change of its priorities.
-    fn after(self, former: &Self) -> Self {
+    pub(crate) fn after(self, former: &Self) -> Self {
         let resources = Mutex::new(former.resources());
         Self { resources, documents: former.documents.clone(), ..self }
     }
 
-    fn set_resources(&self, resources: Option<Value>) {
+    pub(crate) fn set_resources(&self, resources: Option<Value>) {
         *self.resources.lock().unwrap_or_else(PoisonError::into_inner) = resources.map(Arc::new);
     }
 }

@@ -8,14 +8,13 @@ use coracle_kinds::{Resource, kind::by_kind, validate::Cause};
 use coracle_store::{Expect, Guard};
 use rand::RngExt as _;
 use serde_json::{Value, json};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::{
-    cache::{ALLOCATIONS, Allocated, key_of},
+    cache::{ALLOCATIONS, Allocated, Cache, key_of},
     error::{ApiError, Result},
-    server::State,
-    service_range::ServiceRange,
-    write::text,
+    object_meta::text,
+    service_range::{ServiceRange, ServiceRanges},
 };
 
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
@@ -98,11 +97,6 @@ pub(crate) struct Permit {
 // === impl Permit ===
 
 impl Permit {
-    async fn acquire(state: &State) -> Self {
-        let lock = state.allocating.clone().lock_owned().await;
-        Self { _lock: lock, seen: state.cache.allocations() }
-    }
-
     /// The guard of the commit that stores what was allocated.
     pub(crate) fn guard(&self) -> Guard {
         let expect = if self.seen == 0 { Expect::Absent } else { Expect::Revision(self.seen) };
@@ -115,36 +109,95 @@ pub(crate) fn is_allocated(kind: &Resource) -> bool {
     kind.kind == "Service" && kind.group.is_empty()
 }
 
-/// Allocates the address and the ports of a new service.
-pub(crate) async fn for_create(state: &State, kind: &Resource, object: &mut Value) -> Result<Allocating> {
-    if !is_allocated(kind) {
-        return Ok(None);
-    }
-    let permit = Permit::acquire(state).await;
-    assign(state, kind, object, None)?;
-    Ok(Some(Arc::new(permit)))
+/// Allocates addresses and ports of services.
+pub(crate) struct Allocator {
+    pub(crate) cache: Arc<Cache>,
+    /// The configured ranges.
+    pub(crate) ranges: ServiceRanges,
+    /// Held while a service's addresses are allocated and stored.
+    lock: Arc<Mutex<()>>,
 }
 
-/// Keeps allocated values that an update omits, and allocates what a new type needs.
-pub(crate) async fn for_update(
-    state: &State,
-    kind: &Resource,
-    new: &mut Value,
-    old: &Value,
-) -> Result<Allocating> {
-    if !is_allocated(kind) {
-        return Ok(None);
+// === impl Allocator ===
+
+impl Allocator {
+    pub(crate) fn new(cache: Arc<Cache>, ranges: ServiceRanges) -> Self {
+        Self { cache, ranges, lock: Arc::default() }
     }
-    keep_node_ports(new, old);
-    if needs_health_check(new) && new["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0) == 0 {
-        let kept = old["spec"]["healthCheckNodePort"].clone();
-        if needs_health_check(old) && !kept.is_null() {
-            new["spec"]["healthCheckNodePort"] = kept;
+
+    /// Allocates the address and the ports of a new service.
+    pub(crate) async fn for_create(&self, kind: &Resource, object: &mut Value) -> Result<Allocating> {
+        if !is_allocated(kind) {
+            return Ok(None);
         }
+        let permit = self.acquire().await;
+        self.assign(kind, object, None)?;
+        Ok(Some(Arc::new(permit)))
     }
-    let permit = Permit::acquire(state).await;
-    assign(state, kind, new, Some(old))?;
-    Ok(Some(Arc::new(permit)))
+
+    /// Keeps allocated values that an update omits, and allocates what a new type needs.
+    pub(crate) async fn for_update(
+        &self,
+        kind: &Resource,
+        new: &mut Value,
+        old: &Value,
+    ) -> Result<Allocating> {
+        if !is_allocated(kind) {
+            return Ok(None);
+        }
+        keep_node_ports(new, old);
+        if needs_health_check(new) && new["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0) == 0 {
+            let kept = old["spec"]["healthCheckNodePort"].clone();
+            if needs_health_check(old) && !kept.is_null() {
+                new["spec"]["healthCheckNodePort"] = kept;
+            }
+        }
+        let permit = self.acquire().await;
+        self.assign(kind, new, Some(old))?;
+        Ok(Some(Arc::new(permit)))
+    }
+
+    async fn acquire(&self) -> Permit {
+        let lock = self.lock.clone().lock_owned().await;
+        Permit { _lock: lock, seen: self.cache.allocations() }
+    }
+
+    fn assign(&self, kind: &Resource, object: &mut Value, old: Option<&Value>) -> Result<()> {
+        if object["spec"]["type"] == "ExternalName" || !object["spec"].is_object() {
+            return Ok(());
+        }
+        let name = text(object, "name").to_owned();
+        let own = key_of(kind, text(object, "namespace"), &name);
+        let refuse = |field: &str, message: String| {
+            let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
+            ApiError::invalid(kind, &name, &[cause])
+        };
+        families::synchronize(object, old);
+        families::complete(object, old, &self.ranges.families())
+            .map_err(|causes| ApiError::invalid(kind, &name, &causes))?;
+        let ranges = self.usable_ranges()?;
+        let (services, addresses) = (self.cache.of(kind)?, self.cache.of(networking("IPAddress")?)?);
+        let (services, addresses) = (services.lock(), addresses.lock());
+        let mut taken = Taken {
+            services: services.allocated(),
+            addresses: addresses.allocated(),
+            own: &own,
+            old: old.map(OldAllocation::of).unwrap_or_default(),
+            chosen: HashSet::new(),
+        };
+        cluster_ips(object, &ranges, &taken).map_err(|message| refuse("spec.clusterIPs", message))?;
+        ports(object, &mut taken)
+            .map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))?;
+        health_port(object, &taken).map_err(|message| refuse("spec.healthCheckNodePort", message))
+    }
+
+    /// The ranges from which services get addresses, the configured ones first.
+    fn usable_ranges(&self) -> Result<Vec<ServiceRange>> {
+        let cidrs = self.cache.of(networking("ServiceCIDR")?)?;
+        let cidrs = cidrs.lock();
+        let known: Vec<_> = cidrs.allocated().ranges().collect();
+        Ok(self.ranges.iter().flat_map(|configured| usable(configured, &known)).collect())
+    }
 }
 
 fn keep_node_ports(new: &mut Value, old: &Value) {
@@ -162,46 +215,9 @@ fn keep_node_ports(new: &mut Value, old: &Value) {
     }
 }
 
-fn assign(state: &State, kind: &Resource, object: &mut Value, old: Option<&Value>) -> Result<()> {
-    if object["spec"]["type"] == "ExternalName" || !object["spec"].is_object() {
-        return Ok(());
-    }
-    let name = text(object, "name").to_owned();
-    let own = key_of(kind, text(object, "namespace"), &name);
-    let refuse = |field: &str, message: String| {
-        let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
-        ApiError::invalid(kind, &name, &[cause])
-    };
-    families::synchronize(object, old);
-    families::complete(object, old, &state.service_ranges.families())
-        .map_err(|causes| ApiError::invalid(kind, &name, &causes))?;
-    let ranges = ranges(state)?;
-    let (services, addresses) = (state.cache.of(kind)?, state.cache.of(networking("IPAddress")?)?);
-    let (services, addresses) = (services.lock(), addresses.lock());
-    let mut taken = Taken {
-        services: services.allocated(),
-        addresses: addresses.allocated(),
-        own: &own,
-        old: old.map(OldAllocation::of).unwrap_or_default(),
-        chosen: HashSet::new(),
-    };
-    cluster_ips(object, &ranges, &taken).map_err(|message| refuse("spec.clusterIPs", message))?;
-    ports(object, &mut taken)
-        .map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))?;
-    health_port(object, &taken).map_err(|message| refuse("spec.healthCheckNodePort", message))
-}
-
 /// A kind of `networking.k8s.io/v1`.
 fn networking(kind: &str) -> Result<&'static Arc<Resource>> {
     by_kind("networking.k8s.io/v1", kind).ok_or_else(ApiError::no_resource)
-}
-
-/// The ranges from which services get addresses, the configured ones first.
-fn ranges(state: &State) -> Result<Vec<ServiceRange>> {
-    let cidrs = state.cache.of(networking("ServiceCIDR")?)?;
-    let cidrs = cidrs.lock();
-    let known: Vec<_> = cidrs.allocated().ranges().collect();
-    Ok(state.service_ranges.iter().flat_map(|configured| usable(configured, &known)).collect())
 }
 
 /// Completes the cluster IPs: one of each family of the service.

@@ -23,11 +23,10 @@ use crate::{
     authn::User,
     authz::{Decision as Verdict, Verdict as Outcome},
     body,
-    call::Call,
     media::{self, BodyType},
+    object_meta::metadata_mut,
     reply::{Body, Reply},
     request::{RequestInfo, ResourceInfo},
-    write,
 };
 
 use webhook::AuditWebhook;
@@ -267,13 +266,14 @@ impl Record {
     }
 
     /// Records the object of the request, and completes the reference to it.
-    pub(crate) fn receive_object(&self, call: &Call) {
+    pub(crate) fn receive_object(&self, info: &RequestInfo, headers: &HeaderMap, body: &Bytes) {
         let is_recorded = self.decision.level >= Level::Request;
-        let is_unnamed = call.info.verb == "create" && call.resource.name.is_empty();
-        if call.body.is_empty() || !(is_recorded || is_unnamed) {
+        let has_no_name = info.resource.as_ref().is_some_and(|resource| resource.name.is_empty());
+        let is_unnamed = info.verb == "create" && has_no_name;
+        if body.is_empty() || !(is_recorded || is_unnamed) {
             return;
         }
-        let Some(mut object) = sent(call) else { return };
+        let Some(mut object) = sent(headers, body) else { return };
         let mut event = self.event();
         if let Some(reference) = &mut event.object_ref {
             complete(reference, &object);
@@ -340,7 +340,7 @@ impl Record {
             return;
         }
         let remove = |object: &mut Value| {
-            if let Some(metadata) = write::metadata_mut(object) {
+            if let Some(metadata) = metadata_mut(object) {
                 metadata.remove("managedFields");
             }
         };
@@ -373,12 +373,12 @@ impl Record {
 }
 
 /// The request's body as a tree: an object, or a patch.
-fn sent(call: &Call) -> Option<Value> {
-    match media::body_type(&call.headers).ok()? {
-        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(body::parse(call).ok()?.value),
-        BodyType::ApplyPatch => Some(body::parse_yaml(&call.body).ok()?.value),
+fn sent(headers: &HeaderMap, body: &Bytes) -> Option<Value> {
+    match media::body_type(headers).ok()? {
+        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(body::parse(headers, body).ok()?.value),
+        BodyType::ApplyPatch => Some(body::parse_yaml(body).ok()?.value),
         BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch => {
-            serde_json::from_slice(&call.body).ok()
+            serde_json::from_slice(body).ok()
         }
     }
 }

@@ -23,9 +23,9 @@ use crate::{
     cache::Cache,
     error::{ApiError, Result},
     request::{Query, RequestInfo, ResourceInfo},
-    server::State,
 };
 pub use config::AuthorizationConfig;
+use rbac::Policies;
 
 /// The attributes of a request for authorizers.
 pub(crate) struct AccessAttributes<'a> {
@@ -62,6 +62,8 @@ pub(crate) trait Authorizer: Send + Sync {
 
 /// The chain of authorizers.
 pub(crate) struct Authorizers {
+    /// The RBAC index, built from the watch cache.
+    pub(crate) policies: Arc<Policies>,
     /// Replaced when the file of the configuration has changed.
     chain: ArcSwap<Vec<Box<dyn Authorizer>>>,
     config: AuthorizationConfig,
@@ -104,9 +106,10 @@ impl Authorizers {
     /// # Errors
     /// A mode is unknown, or a file cannot be used.
     pub(crate) fn new(config: AuthorizationConfig) -> std::result::Result<Self, String> {
-        let members = config.members()?;
+        let policies = Arc::<Policies>::default();
+        let members = config.members(&policies)?;
         let chain = ArcSwap::from_pointee(members.chain);
-        Ok(Self { chain, config, allows_all: members.allows_all })
+        Ok(Self { policies, chain, config, allows_all: members.allows_all })
     }
 
     /// Whether the chain allows every request. The server then refuses anonymous requests.
@@ -119,7 +122,7 @@ impl Authorizers {
     /// # Errors
     /// A file is invalid, or the new chain allows every request.
     pub(crate) fn reload(&self) -> std::result::Result<(), String> {
-        let members = self.config.members()?;
+        let members = self.config.members(&self.policies)?;
         if members.allows_all && !self.allows_all {
             // The server accepts anonymous requests, and this is fixed at the start.
             return Err("the authorizer AlwaysAllow cannot be added without a restart".to_owned());
@@ -148,6 +151,19 @@ impl Authorizers {
     pub(crate) async fn authorize(&self, attributes: &AccessAttributes<'_>) -> Result<()> {
         self.decide(attributes).await.permit(attributes)
     }
+
+    /// Whether the user has a permission besides that of the request.
+    pub(crate) async fn authorize_also(
+        &self,
+        cache: &Cache,
+        user: &User,
+        verb: &str,
+        resource: ResourceInfo,
+    ) -> Result<()> {
+        let info =
+            RequestInfo { verb: "", path: String::new(), query: Query::default(), resource: Some(resource) };
+        self.authorize(&AccessAttributes { user, verb, info: &info, cache }).await
+    }
 }
 
 /// Whether a request opens a stream into a pod. It needs the verb `create` for every method.
@@ -157,18 +173,6 @@ pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
             && resource.resource == "pods"
             && matches!(resource.subresource.as_str(), "exec" | "attach" | "portforward")
     })
-}
-
-/// Whether the user has a permission besides that of the request.
-pub(crate) async fn authorize_also(
-    state: &State,
-    user: &User,
-    verb: &str,
-    resource: ResourceInfo,
-) -> Result<()> {
-    let info =
-        RequestInfo { verb: "", path: String::new(), query: Query::default(), resource: Some(resource) };
-    state.authorizers.authorize(&AccessAttributes { user, verb, info: &info, cache: &state.cache }).await
 }
 
 fn refusal(attributes: &AccessAttributes<'_>) -> String {
@@ -220,7 +224,12 @@ mod tests {
         let (user, cache) = (User::new("ann", &[]), Cache::new(0));
         let attributes = AccessAttributes { user: &user, verb: "list", info: &info, cache: &cache };
         let chain = ArcSwap::from_pointee(chain);
-        let all = Authorizers { chain, config: AuthorizationConfig::default(), allows_all: false };
+        let all = Authorizers {
+            policies: Arc::default(),
+            chain,
+            config: AuthorizationConfig::default(),
+            allows_all: false,
+        };
         all.authorize(&attributes).await.err().map(|error| error.message)
     }
 

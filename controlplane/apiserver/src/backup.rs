@@ -12,18 +12,16 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::{
     error::{ApiError, Result},
     reply::Reply,
-    request::RequestInfo,
-    server::State,
+    request::{BACKUP_PATH, RequestInfo},
+    state::State,
 };
 
-/// The path of the backup of a running control plane.
-pub const PATH: &str = "/coracle/backup";
 /// Chunks that wait for a slow client.
 const QUEUED: usize = 4;
 
 /// The backup, if the path is that of backups.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Result<Option<Reply>> {
-    if info.path != PATH || info.verb != "get" {
+    if info.path != BACKUP_PATH || info.verb != "get" {
         return Ok(None);
     }
     let backup = state.store.backup().map_err(|error| ApiError::unprocessable(error.to_string()))?;

@@ -5,15 +5,15 @@ use coracle_kinds::{
     Resource, protobuf,
     schema::{self, FieldValidation, Parsed},
 };
+use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use serde_json::{Map, Value};
 
 use crate::{
-    call::Call,
     error::{ApiError, Result},
     in_flight::BodyMemory,
     media::{self, BodyType},
-    offload,
+    offload::{self, MIN_OFFLOADED_BYTES},
 };
 
 mod yaml;
@@ -97,17 +97,15 @@ where
     Ok(rest.map_or(first, Bytes::from))
 }
 
-/// The body as an object of the call's own kind, with warnings.
-pub(crate) fn object(call: &Call) -> Result<(Value, Vec<String>)> {
-    let expected = Expected::of(&call.kind);
-    decode(call, &expected)
-}
-
-/// The body as an object of an expected kind, with warnings.
-pub(crate) fn decode(call: &Call, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
-    let validation = call.validation()?;
-    offload::run(call.has_large_body(), || {
-        let mut parsed = tree(call).map_err(|error| unrecognized(error, expected.kind, &call.body))?;
+/// A body as an object of an expected kind, with warnings.
+pub(crate) fn decode(
+    headers: &HeaderMap,
+    bytes: &Bytes,
+    expected: &Expected<'_>,
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>)> {
+    offload::run(bytes.len() > MIN_OFFLOADED_BYTES, || {
+        let mut parsed = tree(headers, bytes).map_err(|error| unrecognized(error, expected.kind, bytes))?;
         if parsed.value.is_null() {
             // Go decodes null as an object without fields.
             parsed.value = Value::Object(Map::new());
@@ -137,24 +135,21 @@ fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
     error
 }
 
-/// The body as a tree, without a check of its type.
-pub(crate) fn parse(call: &Call) -> Result<Parsed> {
-    offload::run(call.has_large_body(), || tree(call))
+/// A body as a tree, without a check of its type.
+pub(crate) fn parse(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
+    offload::run(bytes.len() > MIN_OFFLOADED_BYTES, || tree(headers, bytes))
 }
 
-fn tree(call: &Call) -> Result<Parsed> {
-    if call.body.is_empty() {
+fn tree(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
+    if bytes.is_empty() {
         let message = format!("{NO_VERSION}; json parse error: unexpected end of JSON input");
         return Err(ApiError::bad_request(message));
     }
-    match media::body_type(&call.headers)? {
-        BodyType::Json => {
-            schema::parse_json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))
-        }
-        BodyType::Yaml => yaml::parse(&call.body),
+    match media::body_type(headers)? {
+        BodyType::Json => schema::parse_json(bytes).map_err(|error| ApiError::bad_request(error.to_string())),
+        BodyType::Yaml => yaml::parse(bytes),
         BodyType::Protobuf => {
-            let value =
-                protobuf::decode(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+            let value = protobuf::decode(bytes).map_err(|error| ApiError::bad_request(error.to_string()))?;
             Ok(Parsed { value, duplicates: Vec::new(), keys: Vec::new() })
         }
         BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch | BodyType::ApplyPatch => {

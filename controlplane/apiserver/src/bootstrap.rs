@@ -6,19 +6,15 @@ mod rbac;
 
 use std::sync::Arc;
 
-use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, kind::by_resource};
-use http::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::{
     admit::priority,
-    authn::User,
-    call::{Call, Warnings},
+    call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
-    request::{Query, RequestInfo, ResourceInfo},
-    server::State,
+    state::State,
     write::{self, Part},
 };
 
@@ -41,7 +37,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
         json!([{"name": "https", "port": 443, "protocol": "TCP", "targetPort": state.advertise.port()}]);
-    let address = state.service_ranges.primary().own().map(|address| address.to_string());
+    let address = state.allocator.ranges.primary().own().map(|address| address.to_string());
     ensure(
         state,
         "services",
@@ -65,13 +61,13 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
 async fn default_range(state: &Arc<State>) -> Result<()> {
     const NAME: &str = "kubernetes";
     let kind = by_resource("networking.k8s.io", "v1", "servicecidrs").ok_or_else(ApiError::no_resource)?;
-    let ranges: Vec<String> = state.service_ranges.iter().map(|range| range.to_string()).collect();
+    let ranges: Vec<String> = state.allocator.ranges.iter().map(|range| range.to_string()).collect();
     let object = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": NAME},
         "spec": {"cidrs": ranges},
     });
     ensure_kind(state, kind, object.clone()).await?;
-    let call = call(state, kind.clone(), &object);
+    let call = Call::internal(state, kind.clone(), &object);
     let extended = write::update(&call, NAME, (Part::Main, Writer::Update), |old| {
         let mut new = old.clone();
         if is_extended(&old["spec"]["cidrs"], &ranges) {
@@ -109,7 +105,7 @@ fn is_extended(stored: &Value, ranges: &[String]) -> bool {
 async fn cluster_dns(state: &Arc<State>) -> Result<()> {
     /// Number of the address in the service range, as in clusters of kubeadm.
     const DNS_ADDRESS_NUMBER: u128 = 10;
-    let Some(address) = state.service_ranges.primary().nth(DNS_ADDRESS_NUMBER) else { return Ok(()) };
+    let Some(address) = state.allocator.ranges.primary().nth(DNS_ADDRESS_NUMBER) else { return Ok(()) };
     let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true",
         "kubernetes.io/name": "CoreDNS"});
     let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53},
@@ -174,7 +170,7 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     let metadata = json!({"name": "extension-apiserver-authentication", "namespace": "kube-system"});
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
     ensure(state, "configmaps", map.clone()).await?;
-    let call = call(state, core("configmaps")?.clone(), &map);
+    let call = Call::internal(state, core("configmaps")?.clone(), &map);
     let written = write::update(&call, write::text(&map, "name"), (Part::Main, Writer::Update), |old| {
         let mut new = old.clone();
         if let Some(new) = new.as_object_mut() {
@@ -201,7 +197,7 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
 }
 
 async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) -> Result<()> {
-    let call = call(state, kind.clone(), &object);
+    let call = Call::internal(state, kind.clone(), &object);
     match write::create(&call, object, Writer::Update).await {
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),
@@ -211,33 +207,4 @@ async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) ->
 /// A kind of the core group.
 fn core(resource: &str) -> Result<&'static Arc<Resource>> {
     by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)
-}
-
-/// A call that the server makes of itself.
-pub(crate) fn call(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Call {
-    let resource = ResourceInfo {
-        group: kind.group.clone().into_owned(),
-        version: kind.version.clone().into_owned(),
-        namespace: write::text(object, "namespace").to_owned(),
-        resource: kind.plural.clone().into_owned(),
-        ..ResourceInfo::default()
-    };
-    let info = RequestInfo {
-        verb: "create",
-        path: String::new(),
-        query: Query::default(),
-        resource: Some(resource.clone()),
-    };
-    Call {
-        state: state.clone(),
-        user: User::new("system:apiserver", &["system:masters"]),
-        info,
-        resource,
-        kind,
-        headers: HeaderMap::new(),
-        body: bytes::Bytes::new(),
-        warnings: Warnings::default(),
-        cost: RequestCost::default(),
-        audit: None,
-    }
 }

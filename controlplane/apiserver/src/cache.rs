@@ -5,6 +5,7 @@
 
 mod allocated;
 mod collection;
+mod ledger;
 mod object;
 mod progress;
 mod references;
@@ -21,11 +22,10 @@ use arc_swap::ArcSwap;
 use coracle_kinds::{Resource, resource};
 use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
 
-use crate::authz::rbac::Policies;
 use crate::error::{ApiError, Result};
-use crate::quota::Ledger;
 pub(crate) use allocated::Allocated;
 pub(crate) use collection::{Change, Collection, Event, Events, Scope, Watcher};
+pub(crate) use ledger::Ledger;
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
@@ -47,8 +47,6 @@ pub(crate) struct Cache {
     allocations: AtomicU64,
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
-    /// The RBAC index, built from this cache.
-    pub(crate) policies: Policies,
     /// The usage of quotas by the objects. Locked before a collection.
     pub(crate) quotas: Ledger,
 }
@@ -92,7 +90,6 @@ impl Cache {
             revision,
             allocations: AtomicU64::new(0),
             resyncs: AtomicU64::new(0),
-            policies: Policies::default(),
             quotas: Ledger::default(),
         }
     }

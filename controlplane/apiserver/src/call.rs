@@ -1,24 +1,29 @@
 //! One authenticated and authorized request for a resource.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
 use coracle_kinds::{
     Resource,
-    schema::FieldValidation,
+    schema::{FieldValidation, Parsed},
     validate::{Causes, Path},
 };
 use http::HeaderMap;
+use serde_json::Value;
 
 use crate::{
+    admit::{Attributes, Operation},
     audit::Record,
     authn::User,
+    body::{self, Expected},
     error::{ApiError, Result},
     media::{self, Form},
+    object_meta::text,
     offload::MIN_OFFLOADED_BYTES,
-    request::{RequestInfo, ResourceInfo},
-    server::State,
+    request::{Query, RequestInfo, ResourceInfo},
+    state::State,
+    warnings::Warnings,
 };
 
 pub(crate) struct Call {
@@ -36,36 +41,89 @@ pub(crate) struct Call {
     pub(crate) audit: Option<Arc<Record>>,
 }
 
-/// Maximum number of warnings of one request. [`crate::reply::warned`] limits their bytes.
-const MAX_WARNINGS: usize = 100;
-
-/// Warnings for the client that admission collects, each once. More than the maximum are dropped.
-#[derive(Default)]
-pub(crate) struct Warnings(Mutex<Vec<String>>);
-
-// === impl Warnings ===
-
-impl Warnings {
-    /// The warning that the version is deprecated, if it is.
-    pub(crate) fn about(kind: &Resource) -> Self {
-        Self(Mutex::new(kind.deprecation.iter().map(|text| text.clone().into_owned()).collect()))
-    }
-
-    pub(crate) fn add(&self, text: String) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if list.len() < MAX_WARNINGS && !list.contains(&text) {
-            list.push(text);
-        }
-    }
-
-    pub(crate) fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 // === impl Call ===
 
 impl Call {
+    /// A call that the server makes of itself.
+    pub(crate) fn internal(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Self {
+        let resource = ResourceInfo {
+            group: kind.group.clone().into_owned(),
+            version: kind.version.clone().into_owned(),
+            namespace: text(object, "namespace").to_owned(),
+            resource: kind.plural.clone().into_owned(),
+            ..ResourceInfo::default()
+        };
+        let info = RequestInfo {
+            verb: "create",
+            path: String::new(),
+            query: Query::default(),
+            resource: Some(resource.clone()),
+        };
+        Self {
+            state: state.clone(),
+            user: User::new("system:apiserver", &["system:masters"]),
+            info,
+            resource,
+            kind,
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+            warnings: Warnings::default(),
+            cost: RequestCost::default(),
+            audit: None,
+        }
+    }
+
+    /// The body as an object of the call's own kind, with warnings.
+    pub(crate) fn object(&self) -> Result<(Value, Vec<String>)> {
+        self.decode(&Expected::of(&self.kind))
+    }
+
+    /// The body as an object of an expected kind, with warnings.
+    pub(crate) fn decode(&self, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
+        body::decode(&self.headers, &self.body, expected, self.validation()?)
+    }
+
+    /// The body as a tree, without a check of its type.
+    pub(crate) fn parse(&self) -> Result<Parsed> {
+        body::parse(&self.headers, &self.body)
+    }
+
+    /// The attributes for admission. `old` is the stored object.
+    pub(crate) fn attributes<'a>(
+        &'a self,
+        operation: Operation,
+        name: &'a str,
+        old: Option<&'a Value>,
+    ) -> Attributes<'a> {
+        Attributes {
+            kind: &self.kind,
+            operation,
+            verb: self.info.verb,
+            namespace: self.namespace(),
+            name,
+            subresource: &self.resource.subresource,
+            declared: self.kind.subresource(&self.resource.subresource),
+            user: &self.user,
+            old,
+            dry_run: self.dry_run().unwrap_or(false),
+            warnings: &self.warnings,
+            cost: &self.cost,
+            audit: self.audit.as_deref(),
+        }
+    }
+
+    /// Runs policies and webhooks for a subresource that has an object of its own. Returns the object.
+    pub(crate) async fn admit_subresource(&self, operation: Operation, object: Value) -> Result<Value> {
+        let attributes = self.attributes(operation, &self.resource.name, None);
+        self.state.admission.admit_subresource(&attributes, object).await
+    }
+
+    /// Whether the user has another verb for the resource of the request.
+    pub(crate) async fn authorize_also(&self, verb: &str) -> Result<()> {
+        let (state, resource) = (&self.state, self.resource.clone());
+        state.authorizers.authorize_also(&state.cache, &self.user, verb, resource).await
+    }
+
     /// Whether work on the body should not run on the async workers.
     pub(crate) fn has_large_body(&self) -> bool {
         self.body.len() > MIN_OFFLOADED_BYTES
@@ -116,20 +174,5 @@ impl Call {
     /// The namespace of this kind's keys.
     pub(crate) fn namespace(&self) -> &str {
         if self.kind.namespaced { &self.resource.namespace } else { "" }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn warnings_are_distinct_and_limited() {
-        let warnings = Warnings::default();
-        for number in 0..10_000 {
-            warnings.add(format!("{}", number / 2));
-        }
-        let all = warnings.take();
-        assert_eq!((all.len(), all[1].as_str()), (MAX_WARNINGS, "1"));
     }
 }

@@ -1,35 +1,30 @@
-//! Custom resources: definitions become resources of the registry.
+//! Custom resources: the resources of a definition.
 //!
 //! | part | module |
 //! |---|---|
-//! | follows the definitions: names, conditions, resources | `controller` |
-//! | deletes the objects of a deleted definition | `cleanup` |
 //! | makes resources of a definition | `resource` |
 //! | converts objects by a webhook | `conversion` |
 //! | rules for objects | `strategy` |
 //! | types for field ownership | `ownership` |
 //!
-//! A definition is served before its condition `Established` is written, so a client that waits for the condition can use
-//! the resource at once.
+//! `controllers/custom_resources.rs` follows the definitions.
 
-mod cleanup;
-mod controller;
 mod conversion;
 mod ownership;
 mod resource;
-mod stored;
 mod strategy;
 
 use coracle_custom_resources::conditions::{self, FINALIZER, condition};
 use serde_json::Value;
 
-use crate::write;
+use crate::object_meta::{metadata_mut, now};
 
-pub(crate) use controller::start;
+pub(crate) use conversion::ConversionClient;
+pub(crate) use resource::of_definition;
 
 /// Prepares the deletion of a definition: the finalizer keeps it until its objects are deleted.
 pub(crate) fn mark_terminating(definition: &mut Value) {
-    if let Some(metadata) = write::metadata_mut(definition) {
+    if let Some(metadata) = metadata_mut(definition) {
         let finalizers = metadata.entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
         if let Some(list) = finalizers.as_array_mut()
             && !list.iter().any(|known| known == FINALIZER)
@@ -39,5 +34,5 @@ pub(crate) fn mark_terminating(definition: &mut Value) {
     }
     let text = "CustomResource deletion is pending";
     let terminating = condition("Terminating", "True", "InstanceDeletionPending", text);
-    conditions::set(definition, &terminating, &write::now());
+    conditions::set(definition, &terminating, &now());
 }

@@ -1,7 +1,5 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
-mod merged;
-
 use coracle_kinds::{Resources, discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
@@ -10,12 +8,11 @@ use crate::{
     aggregation::{discovery as remote, openapi as remote_openapi},
     error::Result,
     media::{self, Form},
+    merged_openapi::{self, tag},
     reply::{self, Reply},
     request::RequestInfo,
-    server::State,
+    state::State,
 };
-
-pub(crate) use merged::Merged;
 
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// The Kubernetes version of the API.
@@ -93,10 +90,13 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
         media::negotiate(headers, &info.query, &[])?;
     }
     let (form, media) = match is_protobuf {
-        true => (merged::Form::Protobuf, OPENAPI_V2_PROTOBUF[0]),
-        false => (merged::Form::Json, "application/json"),
+        true => (merged_openapi::Form::Protobuf, OPENAPI_V2_PROTOBUF[0]),
+        false => (merged_openapi::Form::Json, "application/json"),
     };
-    let document = merged::find(state, form, |tag| matches(headers, tag));
+    let document = {
+        let resources = state.registry.load();
+        state.merged.find((&resources, &state.remotes), form, |tag| matches(headers, tag))
+    };
     let mut reply = document.body.map_or_else(not_modified, |body| reply::bytes(200, media, body));
     set(&mut reply, header::ETAG, &document.tag);
     set(&mut reply, header::VARY, "Accept-Encoding, Accept");
@@ -135,11 +135,6 @@ fn not_modified() -> Reply {
 fn matches(headers: &HeaderMap, tag: &str) -> bool {
     let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok()).unwrap_or_default();
     known.split(',').any(|one| one.trim() == tag)
-}
-
-fn tag(bytes: &[u8]) -> String {
-    use sha2::Digest as _;
-    format!("\"{}\"", hex::encode_upper(sha2::Sha256::digest(bytes)))
 }
 
 fn set(reply: &mut Reply, name: header::HeaderName, value: &str) {

@@ -65,11 +65,14 @@ impl ApiError {
 
     /// A resource, not an object, that is not served.
     pub(crate) fn no_resource() -> Self {
-        Self::new(404, "NotFound", "the server could not find the requested resource")
+        let error = Self::new(404, "NotFound", "the server could not find the requested resource");
+        // Without fields, as `NewGenericServerResponse` of upstream.
+        Self { details: json!({}), ..error }
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        let message = "the server does not allow this method on the requested resource";
+        Self { details: json!({}), ..Self::new(405, "MethodNotAllowed", message) }
     }
 
     pub(crate) fn not_acceptable() -> Self {

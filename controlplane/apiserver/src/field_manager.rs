@@ -2,10 +2,7 @@
 
 use std::sync::LazyLock;
 
-use coracle_kinds::{
-    Resource,
-    validate::{Causes, Path},
-};
+use coracle_kinds::validate::{Causes, Path};
 use coracle_managed_fields::{
     ApplyError, ApplyRequest, FieldSet, MAX_LISTED, Managers, PathElement, Schema, SingleVersion,
     UpdateRequest, Updater, conflict_message,
@@ -15,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     call::Call,
     error::{ApiError, Result},
-    write::{metadata_mut, now, text},
+    object_meta::{metadata_mut, now, text},
 };
 
 /// Maximum bytes of a manager's name. Source: `validation.FieldManagerMaxLength`.
@@ -101,33 +98,6 @@ pub(crate) fn apply(call: &Call, live: &Value, config: &Value) -> Result<Value> 
     let applied = applied.map_err(|error| failure(call, config, &error))?;
     let mut object = applied.object;
     set(&mut object, &applied.managers);
-    Ok(object)
-}
-
-/// Merges fields into an object by the rules of server-side apply, without recording an owner.
-pub(crate) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::result::Result<Value, String> {
-    static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
-    let Some(fields) = config.as_object_mut() else {
-        return Err("the configuration is no object".to_owned());
-    };
-    for field in ["apiVersion", "kind"] {
-        fields.insert(field.to_owned(), live[field].clone());
-    }
-    let (schema, of) = kind.strategy().ownership().unwrap_or_else(|| (&*UNKNOWN, Schema::deduced()));
-    let api_version = kind.api_version();
-    let versions = SingleVersion { api_version, schema, of };
-    let ignored = FieldSet::default();
-    let updater = Updater { versions: &versions, api_version, subresource: "", ignored: &ignored, now: "" };
-    let request = ApplyRequest { live, config: &config, manager: "admission-policy", force: true };
-    let applied = updater.apply(request, Managers::default()).map_err(|error| error.to_string())?;
-    let mut object = applied.object;
-    // Keep the owners as they were before admission, which owns no fields.
-    if let Some(metadata) = metadata_mut(&mut object) {
-        match &live["metadata"]["managedFields"] {
-            Value::Null => metadata.remove("managedFields"),
-            owners => metadata.insert("managedFields".to_owned(), owners.clone()),
-        };
-    }
     Ok(object)
 }
 

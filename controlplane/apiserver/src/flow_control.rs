@@ -3,9 +3,8 @@
 //!
 //! A flow schema (`schema`) gives a request a priority level and a flow. The levels (`level`) share a fixed number of
 //! seats. Requests of an exempt level need no seats. A watch holds its seats until its first events are collected.
-//! Logs, streams and proxies need no seats, as upstream. `controller` follows the stored objects.
+//! Logs, streams and proxies need no seats, as upstream. `controllers/flow_control.rs` follows the stored objects.
 
-pub(crate) mod controller;
 mod level;
 mod schema;
 

@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
-use coracle_store::Health;
+use coracle_store::{Health, Store};
 
 use crate::{
     authn::User,
+    cache::Cache,
     error::{ApiError, Result},
-    server::State,
-    verb::list,
+    request::parse_revision,
 };
 
 /// Maximum duration of the query for the store's newest revision.
@@ -26,33 +26,37 @@ const CACHE_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
 /// Waits until the cache is current enough for a request with this `resourceVersion`.
-pub(crate) async fn wait(state: &State, verb: &str, resource_version: &str) -> Result<()> {
-    if !state.store.is_shared() || is_any_age(verb, resource_version)? {
+pub(crate) async fn wait(
+    (store, cache): (&dyn Store, &Cache),
+    verb: &str,
+    resource_version: &str,
+) -> Result<()> {
+    if !store.is_shared() || is_any_age(verb, resource_version)? {
         return Ok(());
     }
-    if let Some(asked) = list::revision(resource_version)?
-        && asked <= state.cache.revision()
+    if let Some(asked) = parse_revision(resource_version)?
+        && asked <= cache.revision()
         && is_read(verb)
     {
         return Ok(());
     }
-    if matches!(state.store.health(), Health::Failed(_)) {
+    if matches!(store.health(), Health::Failed(_)) {
         return Ok(());
     }
-    let newest = tokio::time::timeout(REVISION_TIMEOUT, state.store.revision()).await;
+    let newest = tokio::time::timeout(REVISION_TIMEOUT, store.revision()).await;
     let Ok(Ok(newest)) = newest else {
         tracing::debug!(?newest, "cannot read the newest revision: the request uses the cache as it is");
         return Ok(());
     };
     // A cache that does not follow in time has lost its watch; the request uses it as it is.
-    let _ = tokio::time::timeout(CACHE_TIMEOUT, state.cache.reach(newest)).await;
+    let _ = tokio::time::timeout(CACHE_TIMEOUT, cache.reach(newest)).await;
     Ok(())
 }
 
 /// Refuses a user whose credential is an object, if the store has not answered for long: the credential may have been
 /// deleted through another server.
-pub(crate) fn check_credential(state: &State, user: &User) -> Result<()> {
-    if is_outdated(user, state.store.unreachable_for()) {
+pub(crate) fn check_credential(store: &dyn Store, user: &User) -> Result<()> {
+    if is_outdated(user, store.unreachable_for()) {
         return Err(ApiError::unavailable("cannot verify the token: the store does not answer"));
     }
     Ok(())
@@ -69,7 +73,7 @@ fn is_read(verb: &str) -> bool {
 }
 
 fn is_any_age(verb: &str, resource_version: &str) -> Result<bool> {
-    Ok(is_read(verb) && list::revision(resource_version)? == Some(0))
+    Ok(is_read(verb) && parse_revision(resource_version)? == Some(0))
 }
 
 #[cfg(test)]

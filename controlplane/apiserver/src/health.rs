@@ -5,7 +5,7 @@ use coracle_store::Health;
 use crate::{
     reply::{self, Reply},
     request::RequestInfo,
-    server::State,
+    state::State,
 };
 
 /// A named check: passed, or the error.
@@ -32,11 +32,6 @@ fn store(state: &State) -> Result<(), String> {
         Health::Full { free } => Err(format!("database space exceeded: {} MiB free", free >> 20)),
         Health::Failed(detail) => Err(detail),
     }
-}
-
-/// Whether a path is below one of the health checks.
-pub(crate) fn is_probe(path: &str) -> bool {
-    matches!(path.trim_matches('/').split('/').next(), Some("healthz" | "livez" | "readyz"))
 }
 
 /// The response, if the path is a health check.

@@ -11,8 +11,7 @@ use std::time::Duration;
 use crate::{
     authn::User,
     error::{ApiError, Result},
-    health,
-    request::RequestInfo,
+    request::{BACKUP_PATH, RequestInfo, is_probe},
 };
 
 /// Default of the maximum duration of a request that is not long-running, and then of its response, as upstream.
@@ -80,7 +79,7 @@ pub(crate) struct BodyMemory {
 pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
     let stream = |sub: &str| matches!(sub, "attach" | "exec" | "proxy" | "log" | "portforward");
     info.verb == "watch"
-        || info.path == crate::backup::PATH
+        || info.path == BACKUP_PATH
         || info.resource.as_ref().is_some_and(|resource| stream(&resource.subresource))
 }
 
@@ -97,8 +96,8 @@ impl InFlight {
     /// Counts a request, or refuses it when its user has too many.
     pub(crate) fn enter(&self, user: &User, info: &RequestInfo) -> Result<Option<Permit>> {
         // Probes have no credentials. If they counted, any anonymous client could use up their limit.
-        let is_probe = info.resource.is_none() && health::is_probe(&info.path);
-        if user.is_in("system:masters") || is_long_running(info) || is_probe {
+        let is_health_check = info.resource.is_none() && is_probe(&info.path);
+        if user.is_in("system:masters") || is_long_running(info) || is_health_check {
             return Ok(None);
         }
         let kind = if matches!(info.verb, "get" | "list" | "head" | "options") { READ } else { WRITE };

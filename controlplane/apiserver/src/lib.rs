@@ -5,12 +5,26 @@
 //! `write.rs` lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes
 //! once. `registry.rs` has the served resources; [`Apiserver::add_resource`] adds a custom one at run time.
 //!
+//! Modules depend downwards only; the test of `layers.rs` checks this:
+//!
+//! | layer | modules |
+//! |---|---|
+//! | server | `listen`, `server` |
+//! | controllers in this process | `bootstrap`, `controllers` |
+//! | handlers | `verb`, `sub`, `usage`, `aggregated`, `documents`, `health`, `backup` |
+//! | write pipeline | `write`, and its stages `field_manager`, `quota` |
+//! | request | `call`: one request, with the services (`state`) |
+//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `flow_control`, `in_flight`, `metrics` |
+//! | storage | `registry`, `convert`, `cache` |
+//! | values | `error`, `media`, `object_meta`, `pod_references`, `request` |
+//!
 //! Invariants:
 //! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
 //! - A write is answered after the cache has it, so a client always reads its own writes.
 //! - A request that no authorizer allows is forbidden.
 
 mod admit;
+mod aggregated;
 mod aggregation;
 mod allocate;
 mod audit;
@@ -24,6 +38,7 @@ mod cache;
 mod call;
 mod compression;
 mod config;
+mod controllers;
 mod convert;
 mod custom_resources;
 mod documents;
@@ -36,21 +51,34 @@ mod freshness;
 pub mod fuzz;
 mod health;
 mod in_flight;
+#[cfg(test)]
+mod layers;
 mod list_body;
 mod listen;
 mod media;
+mod merged_openapi;
 mod metrics;
+mod namespace_creator;
+mod object_meta;
 mod offload;
+mod part;
+mod pod_references;
 mod quota;
+mod quota_locks;
 mod registry;
 mod remote;
 mod reply;
 mod request;
 mod server;
 mod service_range;
+mod state;
+mod stored;
 mod sub;
+mod target;
 mod usage;
+mod usage_samples;
 mod verb;
+mod warnings;
 mod webhook_client;
 mod write;
 
@@ -59,7 +87,6 @@ pub use aggregation::FrontProxy;
 pub use audit::AuditWebhookConfig;
 pub use authn::{RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
-pub use backup::PATH as BACKUP_PATH;
 pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError};
 pub use coracle_audit::LogOptions as AuditLogOptions;
 pub use error::ApiError;
@@ -67,5 +94,6 @@ pub use file_watch::follow_file;
 pub use in_flight::{MAX_IN_FLIGHT, REQUEST_TIMEOUT};
 pub use registry::RegistryError;
 pub use reply::Body;
+pub use request::BACKUP_PATH;
 pub use server::Apiserver;
 pub use service_range::{ServiceRange, ServiceRanges};

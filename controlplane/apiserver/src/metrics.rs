@@ -14,11 +14,14 @@ use prometheus::{
 };
 
 use crate::{
+    audit::Auditor,
     authz::Verdict,
+    cache::Cache,
+    flow_control::FlowControl,
+    in_flight::InFlight,
     media,
     reply::{self, Reply},
     request::RequestInfo,
-    server::State,
 };
 
 /// Path of the metrics.
@@ -50,6 +53,14 @@ pub(crate) struct Metrics {
 struct Reloads {
     count: IntCounterVec,
     last: IntGaugeVec,
+}
+
+/// The services whose current state is among the metrics.
+pub(crate) struct Sources<'a> {
+    pub(crate) cache: &'a Cache,
+    pub(crate) in_flight: &'a InFlight,
+    pub(crate) flow_control: &'a FlowControl,
+    pub(crate) auditor: Option<&'a Auditor>,
 }
 
 /// Result of an authentication.
@@ -198,13 +209,13 @@ impl Metrics {
         self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn text(&self, state: &State) -> Vec<u8> {
+    fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
         let in_flight = gauge(
             "apiserver_current_inflight_requests",
             "Number of currently used inflight requests of this apiserver per request kind.",
             &["request_kind"],
         );
-        let [read, write] = state.in_flight.total();
+        let [read, write] = sources.in_flight.total();
         for (kind, number) in [("readOnly", read), ("mutating", write)] {
             in_flight.with_label_values(&[kind]).set(signed(number));
         }
@@ -213,16 +224,16 @@ impl Metrics {
             "Number of stored objects split by kind.",
             &["group", "resource"],
         );
-        for collection in state.cache.all() {
+        for collection in sources.cache.all() {
             let collection = collection.lock();
             let kind = collection.kind();
             objects.with_label_values(&[&*kind.group, &*kind.plural]).set(signed(collection.len()));
         }
         let mut families = self.registry.gather();
         families.extend(in_flight.collect().into_iter().chain(objects.collect()));
-        families.extend(watchers(state).collect());
-        families.extend(flow_control(state));
-        families.extend(audit(state));
+        families.extend(watchers(sources.cache).collect());
+        families.extend(flow_control(sources.flow_control));
+        families.extend(sources.auditor.into_iter().flat_map(audit));
         let mut text = Vec::new();
         // Writing to memory fails only for a family without metrics, and the encoder gets none.
         let _ = TextEncoder::new().encode(&families, &mut text);
@@ -231,13 +242,13 @@ impl Metrics {
 }
 
 /// The running watches.
-fn watchers(state: &State) -> IntGaugeVec {
+fn watchers(cache: &Cache) -> IntGaugeVec {
     let all = gauge(
         "apiserver_registered_watchers",
         "Number of currently registered watchers for a given resources.",
         &["group", "version", "kind"],
     );
-    for collection in state.cache.all() {
+    for collection in cache.all() {
         let collection = collection.lock();
         let (kind, number) = (collection.kind(), collection.watchers());
         if number > 0 {
@@ -248,7 +259,7 @@ fn watchers(state: &State) -> IntGaugeVec {
 }
 
 /// Priority levels and flow schemas. The labels are the names of present objects.
-fn flow_control(state: &State) -> Vec<MetricFamily> {
+fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     let level =
         |name: &str, help: &str| gauge(&format!("apiserver_flowcontrol_{name}"), help, &["priority_level"]);
     let nominal =
@@ -266,7 +277,7 @@ fn flow_control(state: &State) -> Vec<MetricFamily> {
         "Number of requests currently pending in queues of the API Priority and Fairness subsystem.",
     );
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    for figures in state.flow_control.levels() {
+    for figures in flow_control.levels() {
         let labels = [figures.name.as_str()];
         nominal.with_label_values(&labels).set(number(figures.nominal));
         seats.with_label_values(&labels).set(number(figures.seats_in_use));
@@ -284,7 +295,7 @@ fn flow_control(state: &State) -> Vec<MetricFamily> {
         "Number of requests rejected by API Priority and Fairness subsystem.",
         &["flow_schema", "priority_level", "reason"],
     );
-    for figures in state.flow_control.schemas() {
+    for figures in flow_control.schemas() {
         let (schema, level) = (figures.schema.as_str(), figures.level.as_str());
         dispatched.with_label_values(&[schema, level]).inc_by(figures.dispatched);
         for (reason, number) in figures.rejected.into_iter().filter(|(_, number)| *number > 0) {
@@ -296,8 +307,7 @@ fn flow_control(state: &State) -> Vec<MetricFamily> {
 }
 
 /// The audit events.
-fn audit(state: &State) -> Vec<MetricFamily> {
-    let Some(auditor) = &state.auditor else { return Vec::new() };
+fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     let [events, lost, lost_by_log] = auditor.counts();
     let all = counter(
         "apiserver_audit_event_total",
@@ -391,6 +401,6 @@ fn verb(verb: &str, headers: &HeaderMap) -> &'static str {
 }
 
 /// The response, if the path is that of the metrics.
-pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
-    (info.path == PATH).then(|| reply::bytes(200, TEXT, state.metrics.text(state)))
+pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
+    (info.path == PATH).then(|| reply::bytes(200, TEXT, metrics.text(sources)))
 }

@@ -1,62 +1,27 @@
-//! Resource quotas: the charge of a request, and the status of the quotas.
+//! Resource quotas: the charge of a request.
 //!
 //! | part | module |
 //! |---|---|
-//! | what the objects of the cache use of each quota | `ledger` |
-//! | writes the status of a quota when its use changes | `status` |
+//! | what the objects of the cache use of each quota | `cache/ledger.rs` |
+//! | locks of namespaces | `quota_locks.rs` |
+//! | writes the status of a quota when its use changes | `controllers/quota_status.rs` |
 //!
 //! A request that uses more holds the lock of its namespace from the check to the commit. A commit ends after the cache,
 //! and with it the ledger, has the object. So the ledger is exact while the lock is held, and concurrent requests cannot
 //! exceed a quota.
-
-mod ledger;
-mod status;
-
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
-};
 
 use coracle_kinds::{
     Resource,
     quota::{growth, is_terminating, missing_requests},
 };
 use serde_json::Value;
-use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::{
     call::Call,
     error::{ApiError, Result},
-    write::Part,
+    part::Part,
+    quota_locks::QuotaLock,
 };
-pub(crate) use ledger::Ledger;
-pub(crate) use status::write_statuses;
-
-/// Number of locks that the namespaces share.
-const LOCK_COUNT: usize = 64;
-
-/// Locks by a hash of the namespace.
-pub(crate) struct Locks([Arc<Mutex<()>>; LOCK_COUNT]);
-
-/// The lock of the namespace, if the request uses a quota.
-pub(crate) type QuotaLock = Option<OwnedMutexGuard<()>>;
-
-// === impl Locks ===
-
-impl Default for Locks {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| Arc::default()))
-    }
-}
-
-impl Locks {
-    async fn lock(&self, namespace: &str) -> OwnedMutexGuard<()> {
-        let mut hasher = DefaultHasher::new();
-        namespace.hash(&mut hasher);
-        let place = usize::try_from(hasher.finish() % 64).unwrap_or(0);
-        self.0[place % LOCK_COUNT].clone().lock_owned().await
-    }
-}
 
 /// Checks a create, or an update of the given part, against the quotas of the namespace. `name` is for the error.
 pub(crate) async fn charge(

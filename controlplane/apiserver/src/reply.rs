@@ -14,7 +14,7 @@ use crate::{
     error::{ApiError, Result},
     list_body::ListBody,
     media::Form,
-    write::Stored,
+    stored::Stored,
 };
 
 /// The body of every response.

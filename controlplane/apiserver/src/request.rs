@@ -1,11 +1,15 @@
 //! Request attributes, parsed from method, path and query.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use coracle_kinds::{Resource, Resources};
+use coracle_values::{field_selector, names::path_segment};
 use http::Method;
 
 use crate::error::{ApiError, Result};
+
+/// The path of the backup of a running control plane.
+pub const BACKUP_PATH: &str = "/coracle/backup";
 
 /// The attributes of a request.
 #[derive(Clone, Debug)]
@@ -45,6 +49,27 @@ pub(crate) struct Query {
     pub(crate) raw: String,
 }
 
+/// Whether a path is below one of the health checks.
+pub(crate) fn is_probe(path: &str) -> bool {
+    matches!(path.trim_matches('/').split('/').next(), Some("healthz" | "livez" | "readyz"))
+}
+
+/// The `resourceVersion` of a query. `None` if it is empty.
+///
+/// # Errors
+/// The text is not a number.
+pub(crate) fn parse_revision(text: &str) -> Result<Option<u64>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_not_a_number| {
+        ApiError::bad_request(format!(
+            "invalid resource version: resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": \
+             invalid syntax"
+        ))
+    })
+}
+
 // === impl RequestInfo ===
 
 impl RequestInfo {
@@ -57,6 +82,19 @@ impl RequestInfo {
             None => path_verb(method),
         };
         Self { verb, path, query, resource }
+    }
+
+    /// The name of the requested object. Lists and watches of one object have it in their field selector. Empty for
+    /// requests for several objects.
+    pub(crate) fn object_name(&self) -> Cow<'_, str> {
+        let Some(resource) = &self.resource else { return Cow::Borrowed("") };
+        if !resource.name.is_empty() || !matches!(self.verb, "list" | "watch" | "deletecollection") {
+            return Cow::Borrowed(&resource.name);
+        }
+        let requirements = field_selector::parse(self.query.get("fieldSelector")).unwrap_or_default();
+        let mut named = requirements.into_iter().filter(|one| one.equal && one.field == "metadata.name");
+        let name = named.next().map(|one| one.value).filter(|name| path_segment(name).is_empty());
+        Cow::Owned(name.unwrap_or_default())
     }
 }
 

@@ -1,88 +1,39 @@
-//! The API server: its parts, and the path of a request through them.
+//! The path of a request through the API server.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::{Arc, Weak},
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
 use coracle_connections::Slot;
 use coracle_kinds::{Resource, Resources};
-use coracle_store::Store;
 use http::{HeaderMap, Method, Request};
 use hyper::upgrade::OnUpgrade;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admit::{Admission, PodSecurityConfig},
-    aggregation::{self, FrontProxy, Remotes, forward},
-    audit::{Auditor, Received, Record},
-    authn::{
-        Authenticators, PeerCertificate, Sources, User, legacy_use, service_account::Tokens,
-        token_keys::TokenKeys,
-    },
-    authz::{self, AccessAttributes, Authorizers, impersonation},
-    backup, body, bootstrap,
-    cache::Cache,
-    call::{Call, Warnings},
-    compression,
-    config::{ApiserverConfig, KubeletTls, OpenError, open_audit},
-    custom_resources, documents,
+    aggregated, aggregation,
+    audit::{Received, Record},
+    authn::{PeerCertificate, User},
+    authz::{self, AccessAttributes, impersonation},
+    backup, body,
+    call::Call,
+    compression, documents,
     error::{ApiError, Result},
-    flow_control::{self, FlowControl, Seats},
+    flow_control::Seats,
     freshness, health,
-    in_flight::{self, BodyMemory, InFlight},
-    metrics::{self, Metrics},
-    quota,
-    registry::{Registry, RegistryError},
+    in_flight::{self, BodyMemory},
+    metrics,
+    registry::RegistryError,
     reply::{self, Reply},
     request::RequestInfo,
-    service_range::ServiceRanges,
-    usage,
+    state::State,
+    warnings::Warnings,
 };
 
 /// The API server.
 #[derive(Clone)]
 pub struct Apiserver {
     pub(crate) state: Arc<State>,
-}
-
-/// The state that all requests share.
-pub(crate) struct State {
-    /// This state, for calls that the server makes of itself.
-    itself: Weak<State>,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) cache: Arc<Cache>,
-    pub(crate) registry: Registry,
-    pub(crate) authenticators: Authenticators,
-    pub(crate) authorizers: Authorizers,
-    pub(crate) admission: Admission,
-    pub(crate) auditor: Option<Arc<Auditor>>,
-    pub(crate) advertise: SocketAddr,
-    pub(crate) service_ranges: ServiceRanges,
-    pub(crate) kubelet: KubeletTls,
-    pub(crate) front_proxy: FrontProxy,
-    pub(crate) remotes: Remotes,
-    pub(crate) merged: documents::Merged,
-    /// Held while a service's addresses are allocated and stored.
-    pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
-    /// Held while a request is checked against quotas and committed.
-    pub(crate) quota_locks: quota::Locks,
-    pub(crate) in_flight: InFlight,
-    pub(crate) flow_control: FlowControl,
-    pub(crate) metrics: Metrics,
-    pub(crate) request_timeout: Duration,
-    /// The last usage of each node.
-    pub(crate) usage: usage::Samples,
-    /// The parts of the control plane that run in this process.
-    pub(crate) own_components: Vec<&'static str>,
-    /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.
-    pub(crate) stopping: CancellationToken,
-    /// Cancelled when the server accepts no more connections. Watches end.
-    pub(crate) shutdown: CancellationToken,
 }
 
 /// The client's address. The listener attaches it to requests.
@@ -108,93 +59,7 @@ pub(crate) struct ShortLived {
     _seats: Option<Arc<Seats>>,
 }
 
-impl State {
-    /// The shared state; `None` while it is being dropped.
-    pub(crate) fn shared(&self) -> Option<Arc<State>> {
-        self.itself.upgrade()
-    }
-}
-
-/// Starts the controllers that are parts of the server.
-async fn start_controllers(state: &Arc<State>, files: reload::Files) {
-    flow_control::controller::start(state).await;
-    custom_resources::start(state).await;
-    aggregation::start(state);
-    reload::start(state, files);
-}
-
 impl Apiserver {
-    /// Loads the objects and creates the default ones. Must be called within a tokio runtime. Cancelling `stopping`
-    /// ends the server, after the configured delay.
-    ///
-    /// # Errors
-    /// [`OpenError`] if the store, a key or a file cannot be used.
-    pub async fn open(
-        config: ApiserverConfig,
-        store: Arc<dyn Store>,
-        stopping: CancellationToken,
-    ) -> std::result::Result<Self, OpenError> {
-        let shutdown = CancellationToken::new();
-        tokio::spawn(delay_shutdown(stopping.clone(), config.shutdown_delay, shutdown.clone()));
-        let (cache, watch) = Cache::load(&*store).await.map_err(OpenError::Store)?;
-        let cache = Arc::new(cache);
-        tokio::spawn(Arc::clone(&cache).follow(watch));
-        let audiences = vec![config.issuer.clone()];
-        let (legacy_uses, used) = legacy_use::queue();
-        let keys = TokenKeys::new(config.token_signer, &config.service_account_key);
-        let tokens = Tokens::new(keys.ok_or(OpenError::SigningKey)?, config.issuer, audiences, legacy_uses);
-        let authorization = config.authorization.file.clone();
-        let authorizers = Authorizers::new(config.authorization).map_err(OpenError::Authorization)?;
-        // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
-        let refuses_anonymous = authorizers.allows_all() || !config.anonymous_auth;
-        let file = config.authentication_file.as_deref();
-        let (authentication, file) = reload::AuthenticationFile::open(file, refuses_anonymous)?;
-        let files = reload::Files { authorization, authentication: file };
-        let sources = Sources {
-            token_file: config.token_file.as_deref(),
-            config: authentication,
-            token_webhook: config.token_webhook,
-            request_header: config.request_header,
-            authority: &config.front_proxy.client_authority,
-        };
-        let authenticators = Authenticators::new(tokens, sources).map_err(OpenError::Authentication)?;
-        let pod_security = PodSecurityConfig::read(config.admission_file.as_deref())?;
-        let admission =
-            Admission::new(pod_security, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)?;
-        let auditor = config.audit.map(open_audit).transpose()?;
-        let state = Arc::new_cyclic(|itself| State {
-            itself: itself.clone(),
-            store,
-            cache,
-            registry: Registry::new(),
-            authenticators,
-            authorizers,
-            admission,
-            auditor,
-            advertise: config.advertise,
-            service_ranges: config.service_ranges,
-            kubelet: config.kubelet,
-            front_proxy: config.front_proxy,
-            remotes: Remotes::default(),
-            merged: documents::Merged::default(),
-            allocating: Arc::default(),
-            quota_locks: quota::Locks::default(),
-            in_flight: InFlight::new(config.max_in_flight),
-            flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),
-            metrics: Metrics::new(),
-            request_timeout: config.request_timeout,
-            usage: usage::Samples::default(),
-            own_components: config.own_components,
-            stopping,
-            shutdown,
-        });
-        bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
-        start_controllers(&state, files).await;
-        tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
-        tokio::spawn(quota::write_statuses(Arc::downgrade(&state)));
-        Ok(Self { state })
-    }
-
     /// Adds all versions of one custom resource, or replaces its former versions. They are served when this returns.
     ///
     /// # Errors
@@ -285,7 +150,7 @@ impl Apiserver {
             .authenticators
             .identify(&state.cache, certificate, (&parts.headers, parts.uri.path()))
             .await?;
-        freshness::check_credential(state, &caller)?;
+        freshness::check_credential(&*state.store, &caller)?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
             slot.prove();
         }
@@ -334,7 +199,9 @@ impl Apiserver {
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
-        let user = impersonation::user(&self.state, caller, &incoming.headers).await?;
+        let user =
+            impersonation::user((&self.state.authorizers, &self.state.cache), caller, &incoming.headers)
+                .await?;
         if let Some(record) = incoming.record.as_ref().filter(|_| impersonation::is_wanted(&incoming.headers))
         {
             record.impersonates(&user);
@@ -399,25 +266,25 @@ impl Apiserver {
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_served(remote)) {
             let body =
                 if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
-            let arrived = forward::ForwardedRequest {
+            let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
                 method: &method,
                 headers: &headers,
                 body,
             };
-            return forward::run(state, &remote, arrived, upgrade).await;
+            return aggregated::run(state, &remote, arrived, upgrade).await;
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::nowhere(&info.path) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
-        freshness::wait(state, info.verb, info.query.get("resourceVersion")).await?;
+        freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::about(&kind);
         let audit = record;
         let (state, cost) = (state.clone(), RequestCost::default());
         let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };
         if let Some(record) = &call.audit {
-            record.receive_object(&call);
+            record.receive_object(&call.info, &call.headers, &call.body);
         }
         let reply = if call.resource.subresource.is_empty() {
             route::resource(&call).await
@@ -433,7 +300,13 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
     if let Some(reply) = health::find(state, info) {
         return Ok(reply);
     }
-    if let Some(reply) = metrics::find(state, info) {
+    let sources = metrics::Sources {
+        cache: &state.cache,
+        in_flight: &state.in_flight,
+        flow_control: &state.flow_control,
+        auditor: state.auditor.as_deref(),
+    };
+    if let Some(reply) = metrics::find(&state.metrics, &sources, info) {
         return Ok(reply);
     }
     if let Some(reply) = backup::find(state, info)? {
@@ -443,18 +316,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
     found.map_or_else(|| route::nowhere(&info.path), Ok)
 }
 
-/// Cancels the second token some time after the first one.
-async fn delay_shutdown(stopping: CancellationToken, delay: Duration, shutdown: CancellationToken) {
-    stopping.cancelled().await;
-    tokio::time::sleep(delay).await;
-    shutdown.cancel();
-}
-
-/// The seats of all priority levels.
-fn seats(max: [usize; 2]) -> u64 {
-    u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
-}
-
+mod open;
 mod reload;
 mod route;
 

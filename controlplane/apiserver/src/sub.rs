@@ -9,14 +9,13 @@ mod log_socket;
 pub(crate) mod proxy;
 pub(crate) mod scale;
 pub(crate) mod stream;
-pub(crate) mod target;
 pub(crate) mod token;
 
 use coracle_kinds::Resource;
 use serde_json::Value;
 
 use crate::{
-    body::{self, Expected},
+    body::Expected,
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -28,7 +27,7 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
     let api_version = sub.api_version();
     let schema = coracle_kinds::kind::schema_of(&api_version, &sub.kind).ok_or_else(ApiError::no_resource)?;
-    body::decode(call, &Expected::defined(&api_version, &sub.kind, schema))
+    call.decode(&Expected::defined(&api_version, &sub.kind, schema))
 }
 
 /// The object whose subresource is called.

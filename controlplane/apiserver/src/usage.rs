@@ -3,10 +3,8 @@
 //! A CPU rate needs two samples. The samples of the last request are kept for a minute and serve as the first one.
 //! Without them the request takes two samples one second apart. Nothing is sampled without a request.
 
-mod sample;
-
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_kinds::{Resource, resource};
@@ -24,45 +22,23 @@ use crate::{
     offload::{self, MIN_OFFLOADED_BYTES},
     reply::{self, Reply},
     sub::kubelet,
+    usage_samples::{FAILURE_BACKOFF, LastResult, MAX_WINDOW, NodeSamples, Pair, Rate, Sample},
     verb::list,
 };
-use sample::Sample;
 
 /// API group.
 pub(crate) const GROUP: &str = "metrics.k8s.io";
 
 /// Samples younger than this are served again.
 const MAX_FRESH_AGE: Duration = Duration::from_secs(10);
-/// Samples older than this are not used as the first one of a pair: the rate would hide recent changes.
-const MAX_WINDOW: Duration = Duration::from_secs(60);
 /// Time between the samples of a first request.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time to get the samples of a node, including the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time during which a node gets no request after a failed one, so that a hostile node does not delay every request.
-const FAILURE_BACKOFF: Duration = Duration::from_secs(30);
 /// Maximum bytes of a summary.
 const MAX_SUMMARY: usize = 16 << 20;
 /// Maximum number of concurrent requests to nodes.
 const MAX_CONCURRENT_REQUESTS: usize = 32;
-
-/// Two samples of one node.
-type Pair = (Arc<Sample>, Arc<Sample>);
-
-/// The result of the last request to a node.
-enum LastResult {
-    Pair(Pair),
-    /// When the node failed.
-    Failure(Instant),
-}
-
-/// The samples of one node.
-type NodeSamples = Arc<tokio::sync::Mutex<Option<LastResult>>>;
-
-/// The last samples of each node. The lock of a node is held while it is asked, so that concurrent requests share a
-/// sample. It is held for [`TIMEOUT`] at most.
-#[derive(Default)]
-pub(crate) struct Samples(Mutex<HashMap<String, NodeSamples>>);
 
 /// Reads the usage of one object, or of those that the query selects.
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
@@ -154,7 +130,7 @@ fn pod(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Opt
     Some(measured.into())
 }
 
-fn head(call: &Call, object: &Value, rate: &sample::Rate) -> serde_json::Map<String, Value> {
+fn head(call: &Call, object: &Value, rate: &Rate) -> serde_json::Map<String, Value> {
     let time =
         |time: jiff::Timestamp| jiff::Timestamp::from_second(time.as_second()).unwrap_or(time).to_string();
     let mut metadata = json!({
@@ -243,31 +219,6 @@ async fn ask(call: &Call, node: &str) -> Result<Sample> {
         return Err(ApiError::of_node(code, &String::from_utf8_lossy(&body)));
     }
     offload::run(body.len() > MIN_OFFLOADED_BYTES, || Sample::parse(taken, &body)).map_err(ApiError::internal)
-}
-
-// === impl Samples ===
-
-impl Samples {
-    /// The place of a node's samples.
-    fn of(&self, node: &str) -> NodeSamples {
-        self.lock().entry(node.to_owned()).or_default().clone()
-    }
-
-    /// Removes samples that are too old to be used. A place that a request holds or waits for stays.
-    fn prune(&self) {
-        let is_usable = |last_result: &Option<LastResult>| match last_result {
-            Some(LastResult::Pair((_, later))) => later.taken.elapsed() <= MAX_WINDOW,
-            Some(LastResult::Failure(time)) => time.elapsed() < FAILURE_BACKOFF,
-            None => false,
-        };
-        self.lock().retain(|_, place| {
-            Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|last_result| is_usable(&last_result))
-        });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, NodeSamples>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]

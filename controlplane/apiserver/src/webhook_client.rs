@@ -15,10 +15,10 @@ use tokio_rustls::TlsConnector;
 use crate::{
     body,
     bundle_verifier::BundleVerifier,
+    cache::Cache,
     in_flight::BodyMemory,
     offload::{self, MIN_OFFLOADED_BYTES},
-    server::State,
-    sub::target,
+    target,
 };
 
 /// Maximum bytes of a response, whatever was sent.
@@ -67,19 +67,19 @@ fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
 ///
 /// The response counts to the memory of all webhook responses as long as `memory` lives.
 pub(crate) async fn call(
-    state: &State,
+    cache: &Cache,
     hook: &Endpoint,
     review: &Value,
     memory: &mut BodyMemory,
 ) -> Result<Value, String> {
     let url = hook.target.url(hook.timeout.as_secs());
-    let called = tokio::time::timeout(hook.timeout, exchange(state, hook, review, memory)).await;
+    let called = tokio::time::timeout(hook.timeout, exchange(cache, hook, review, memory)).await;
     let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
     called.map_err(|why| format!("failed to call webhook: Post {url:?}: {why}"))
 }
 
 async fn exchange(
-    state: &State,
+    cache: &Cache,
     hook: &Endpoint,
     review: &Value,
     memory: &mut BodyMemory,
@@ -87,7 +87,7 @@ async fn exchange(
     let tls = hook.tls.clone()?;
     let host = hook.target.host();
     let name = ServerName::try_from(host.clone()).map_err(|error| error.to_string())?;
-    let stream = connect(state, &hook.target).await?;
+    let stream = connect(cache, &hook.target).await?;
     let stream =
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
@@ -120,7 +120,7 @@ async fn exchange(
 }
 
 /// A connection to a webhook. A service is reached through one of its ready endpoints.
-async fn connect(state: &State, target: &Target) -> Result<TcpStream, String> {
+async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
     match target {
         Target::Url { host, port, .. } => {
             let stream = TcpStream::connect((host.as_str(), *port)).await;
@@ -129,22 +129,22 @@ async fn connect(state: &State, target: &Target) -> Result<TcpStream, String> {
             Ok(stream)
         }
         Target::Service { namespace, name, port, .. } => {
-            let endpoint = endpoint(state, (namespace, name), *port)?;
+            let endpoint = endpoint(cache, (namespace, name), *port)?;
             endpoint.connect().await.map_err(|error| error.message)
         }
     }
 }
 
 /// An endpoint of a service, by the same rules as for proxied requests: a tenant may write the endpoints.
-fn endpoint(state: &State, (namespace, name): (&str, &str), port: u16) -> Result<target::Endpoint, String> {
+fn endpoint(cache: &Cache, (namespace, name): (&str, &str), port: u16) -> Result<target::Endpoint, String> {
     let services = by_resource("", "v1", "services").ok_or("the kind is not served")?;
-    let service = state.cache.get(services, namespace, name);
+    let service = cache.get(services, namespace, name);
     let service = service.ok_or_else(|| format!("service {name:?} not found"))?.value();
     let ports = service["spec"]["ports"].as_array().into_iter().flatten();
     let wanted = ports.into_iter().find(|one| one["port"].as_u64() == Some(port.into()));
     let wanted = wanted.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
     let port_name = wanted["name"].as_str().unwrap_or_default();
-    target::ready(state, (namespace, name), port_name).map_err(|error| error.message)
+    target::ready(cache, (namespace, name), port_name).map_err(|error| error.message)
 }
 
 // === impl Endpoint ===

@@ -21,69 +21,32 @@ use std::sync::Arc;
 
 use coracle_kinds::{Resource, defaults, strategy, validate};
 use coracle_store::{Expect, Guard, Tier, Write};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::identity::{Identity, fingerprint};
 use crate::{
-    admit::{Attributes, Operation},
-    allocate::{self, Allocating},
+    admit::Operation,
+    allocate::{Allocating, is_allocated},
     cache::{Object, encode, key_of},
     call::Call,
     convert,
     error::{ApiError, Result},
     field_manager::{self, Writer},
-    offload,
-    quota::{self, QuotaLock},
-    server::State,
-    verb::create::generated,
+    object_meta::generated,
+    offload, quota,
+    quota_locks::QuotaLock,
+    state::State,
 };
-
-/// The result of a write.
-#[derive(Debug)]
-pub(crate) enum Stored {
-    Committed(Arc<Object>),
-    /// The new state, which is not stored: the request is a dry run, or the write has removed the object.
-    DryRun(Value),
-}
-
-/// The part of an object that an update may change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// All fields except the status.
-    Main,
-    /// The status.
-    Status,
-    /// A pod's ephemeral containers.
-    EphemeralContainers,
-    /// The resources of a pod's containers.
-    Resize,
-    /// The approval of a certificate signing request.
-    Approval,
-    /// Changes by the server itself, without strategy, admission and validation.
-    Internal,
-}
+pub(crate) use crate::{
+    object_meta::{metadata_mut, now, text},
+    part::Part,
+    stored::Stored,
+};
 
 /// Maximum retries on a revision conflict.
 const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
-
-// === impl Stored ===
-
-impl Stored {
-    pub(crate) fn value(&self) -> Value {
-        match self {
-            Self::Committed(object) => object.value(),
-            Self::DryRun(value) => value.clone(),
-        }
-    }
-
-    /// As [`Stored::value`]. Large objects are processed off the async workers.
-    pub(crate) fn offloaded_value(&self) -> Value {
-        let is_large = matches!(self, Self::Committed(object) if object.is_large());
-        offload::run(is_large, || self.value())
-    }
-}
 
 /// Creates an object. With `generateName`, admission gets the prefix as the name; the full name is generated after it.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
@@ -98,17 +61,17 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     }
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
-    let attributes = Attributes::new(call, Operation::Create, &base, None);
+    let attributes = call.attributes(Operation::Create, &base, None);
     let identity = Identity::of(&object);
-    call.state.admission.mutate(&call.state, &attributes, &mut object).await?;
+    call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
     let generate = (!is_named && !base.is_empty()).then_some(base.as_str());
-    let requested = allocate::is_allocated(kind).then(|| object.clone());
+    let requested = is_allocated(kind).then(|| object.clone());
     for _ in 0..RETRIES {
-        let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
-        call.state.admission.validate(&call.state, &attributes, &object).await?;
+        let allocating = call.state.allocator.for_create(kind, &mut object).await?;
+        call.state.admission.validate(&attributes, &object).await?;
         match commit_named(call, (&mut object, &base), generate, &allocating).await {
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
             Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
@@ -191,11 +154,6 @@ fn stamp_new(object: &mut Value, writer: Writer) {
     metadata.insert("creationTimestamp".to_owned(), now().into());
 }
 
-/// The current time in the API's format: RFC 3339, UTC, whole seconds.
-pub(crate) fn now() -> String {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
 /// Changes an object. `change` makes the new state from the current one; it is called again after a conflict with
 /// another write.
 pub(crate) async fn update(
@@ -261,9 +219,9 @@ async fn prepared(
     if writer == Writer::Update {
         offload::run(is_large, || field_manager::record_update(call, old, &mut new, requested.as_ref()));
     }
-    let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
+    let attributes = call.attributes(Operation::Update, &name, Some(old));
     let (before, identity) = (fingerprint(&new), Identity::of(&new));
-    call.state.admission.mutate(&call.state, &attributes, &mut new).await?;
+    call.state.admission.mutate(&attributes, &mut new).await?;
     identity.check(kind, &new)?;
     if fingerprint(&new) != before {
         // Admission may change only the part of the object that the request may change.
@@ -272,10 +230,10 @@ async fn prepared(
         put_managed_fields(&mut new, Some(managed_fields));
     }
     let allocating = match part {
-        Part::Main => allocate::for_update(&call.state, kind, &mut new, old).await?,
+        Part::Main => call.state.allocator.for_update(kind, &mut new, old).await?,
         _ => None,
     };
-    call.state.admission.validate(&call.state, &attributes, &new).await?;
+    call.state.admission.validate(&attributes, &new).await?;
     let causes = offload::run(is_large, || match part {
         Part::Status => validate::ratcheted(kind, &new, old, validate::status_update),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
@@ -477,11 +435,6 @@ pub(crate) async fn commit(
     }
 }
 
-/// A field of the metadata as text.
-pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
-    object["metadata"][field].as_str().unwrap_or_default()
-}
-
 /// Checks the resourceVersion of the client against the object. An empty one and "0" match every object.
 pub(crate) fn check_revision(kind: &Resource, old: &Value, given: &Value) -> Result<()> {
     let given = given.as_str().unwrap_or_default();
@@ -489,10 +442,4 @@ pub(crate) fn check_revision(kind: &Resource, old: &Value, given: &Value) -> Res
         return Ok(());
     }
     Err(ApiError::modified(kind, text(old, "name")))
-}
-
-/// The metadata of an object as a map. Adds it if absent; `None` if the object or its metadata is not a map.
-pub(crate) fn metadata_mut(object: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
-    let object = object.as_object_mut()?;
-    object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
 }

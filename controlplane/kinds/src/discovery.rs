@@ -1,6 +1,8 @@
 //! Discovery documents, plain and aggregated, from a set of resources.
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
 
 use crate::resource::{GroupVersion, Resource, Resources, Subresource, Text};
 
@@ -70,6 +72,9 @@ fn plain_resources(kind: &Resource) -> Vec<Value> {
         "verbs": kind.verbs,
     });
     add_names(&mut main, kind);
+    if kind.is_stored() {
+        main["storageVersionHash"] = storage_version_hash(kind.stored_as()).into();
+    }
     let mut resources = vec![main];
     resources.extend(kind.subresources.iter().map(|sub| {
         let mut entry = json!({
@@ -86,6 +91,14 @@ fn plain_resources(kind: &Resource) -> Vec<Value> {
         entry
     }));
     resources
+}
+
+/// A short hash of the stored version and the kind. Migrations of stored objects read it. Source: `StorageVersionHash` of
+/// `k8s.io/apiserver/pkg/endpoints/discovery`.
+fn storage_version_hash(stored: &Resource) -> String {
+    const BYTES: usize = 8;
+    let text = format!("{}/{}/{}", stored.group, stored.version, stored.kind);
+    BASE64_STANDARD.encode(&Sha256::digest(text)[..BYTES])
 }
 
 fn aggregated(set: &Resources, groups: &[&str]) -> Value {
@@ -178,6 +191,21 @@ mod tests {
         let deployments = named(&apps["versions"][0]["resources"], "resource", "deployments");
         let scale = named(&deployments["subresources"], "subresource", "scale");
         assert_eq!(scale["responseKind"], json!({"group": "autoscaling", "version": "v1", "kind": "Scale"}));
+    }
+
+    #[test]
+    fn stored_resources_have_the_hash_that_upstream_serves() {
+        let hash = |group: &str, version: &str, name: &str| {
+            let list = resource_list(built_in(), group, version).unwrap();
+            named(&list["resources"], "name", name)["storageVersionHash"].clone()
+        };
+        assert_eq!(hash("", "v1", "pods"), "xPOwRZ+Yhw8=");
+        assert_eq!(hash("apps", "v1", "deployments"), "8aSe+NMegvE=");
+        // All versions of a resource have the hash of the stored one.
+        assert_eq!([hash("", "v1", "events"), hash("events.k8s.io", "v1", "events")], ["r2yiGXH7wu8="; 2]);
+        for (group, name) in [("", "pods/status"), ("", "componentstatuses"), ("", "bindings")] {
+            assert_eq!(hash(group, "v1", name), Value::Null, "{name}");
+        }
     }
 
     #[test]

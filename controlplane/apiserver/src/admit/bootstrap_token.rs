@@ -6,24 +6,26 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation, certificate};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation, certificate};
+use crate::error::{ApiError, Result};
 
 pub(super) struct BootstrapToken;
 
 #[async_trait]
 impl Admit for BootstrapToken {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let Some(id) = attributes.user.name.strip_prefix("system:bootstrap:") else { return Ok(()) };
         let asks = attributes.operation == Operation::Create && certificate::is_request(attributes);
         if !asks || object["spec"]["signerName"] != certificate::NODE_CLIENT {
             return Ok(());
         }
         let secret = by_resource("", "v1", "secrets")
-            .and_then(|kind| state.cache.get(kind, "kube-system", &format!("bootstrap-token-{id}")));
+            .and_then(|kind| admission.cache.get(kind, "kube-system", &format!("bootstrap-token-{id}")));
         let Some(other) = secret.and_then(|secret| used_by(&secret.value())) else { return Ok(()) };
         let subject = certificate::subject(object).ok().flatten();
         if subject.is_some_and(|subject| subject.common_name == format!("system:node:{other}")) {

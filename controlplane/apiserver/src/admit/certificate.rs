@@ -13,13 +13,11 @@ use x509_parser::{
     x509::{AttributeTypeAndValue, X509Name},
 };
 
-use super::{Admit, Attributes, Operation};
+use super::{Admission, Admit, Attributes, Operation};
 use crate::{
-    authz,
     error::{ApiError, Result},
+    object_meta::now,
     request::ResourceInfo,
-    server::State,
-    write::now,
 };
 
 const GROUP: &str = "certificates.k8s.io";
@@ -40,7 +38,12 @@ pub(super) struct Subject {
 
 #[async_trait]
 impl Admit for Certificates {
-    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         if !is_request(attributes) {
             return Ok(());
         }
@@ -52,7 +55,12 @@ impl Admit for Certificates {
         Ok(())
     }
 
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if !is_request(attributes) {
             return Ok(());
         }
@@ -62,8 +70,8 @@ impl Admit for Certificates {
             || old["status"]["conditions"] != object["status"]["conditions"];
         match (attributes.operation, attributes.subresource) {
             (Operation::Create, _) => subject_is_restricted(attributes, object),
-            (Operation::Update, "approval") => may(state, attributes, "approve", signer).await,
-            (Operation::Update, "status") if signs => may(state, attributes, "sign", signer).await,
+            (Operation::Update, "approval") => may(admission, attributes, "approve", signer).await,
+            (Operation::Update, "status") if signs => may(admission, attributes, "sign", signer).await,
             _ => Ok(()),
         }
     }
@@ -170,7 +178,12 @@ fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<Stri
 }
 
 /// Checks the permission for the signer, or for all signers of its domain.
-async fn may(state: &State, attributes: &Attributes<'_>, verb: &'static str, signer: &str) -> Result<()> {
+async fn may(
+    admission: &Admission,
+    attributes: &Attributes<'_>,
+    verb: &'static str,
+    signer: &str,
+) -> Result<()> {
     let allowed = async |name: &str| {
         let resource = ResourceInfo {
             group: GROUP.to_owned(),
@@ -179,7 +192,7 @@ async fn may(state: &State, attributes: &Attributes<'_>, verb: &'static str, sig
             name: name.to_owned(),
             ..ResourceInfo::default()
         };
-        authz::authorize_also(state, attributes.user, verb, resource).await.is_ok()
+        admission.authorize_also(attributes.user, verb, resource).await.is_ok()
     };
     let domain = signer.split('/').next().unwrap_or_default();
     if allowed(signer).await || allowed(&format!("{domain}/*")).await {

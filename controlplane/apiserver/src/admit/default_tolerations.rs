@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{Admit, Attributes, Operation};
-use crate::{error::Result, server::State};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::Result;
 
 const KEYS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
@@ -12,7 +12,12 @@ pub(super) struct DefaultTolerations;
 
 #[async_trait]
 impl Admit for DefaultTolerations {
-    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         // Also on update: a client that sends its original pod would remove them.
         if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
             add(&mut object["spec"]);

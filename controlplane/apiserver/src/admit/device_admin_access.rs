@@ -11,11 +11,8 @@ use coracle_kinds::{
 };
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 
 /// The label of namespaces whose claims may have admin access. Its value is `true`.
 const LABEL: &str = "resource.kubernetes.io/admin-access";
@@ -24,14 +21,19 @@ pub(super) struct DeviceAdminAccess;
 
 #[async_trait]
 impl Admit for DeviceAdminAccess {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let is_write = matches!(attributes.operation, Operation::Create | Operation::Update);
         if !is_write || &*attributes.kind.group != "resource.k8s.io" {
             return Ok(());
         }
         let what = (&*attributes.kind.kind, attributes.subresource);
         let Some(path) = added(what, attributes.old, object) else { return Ok(()) };
-        if is_labelled(state, attributes.namespace) {
+        if is_labelled(admission, attributes.namespace) {
             return Ok(());
         }
         let mut causes = Causes::default();
@@ -42,9 +44,9 @@ impl Admit for DeviceAdminAccess {
     }
 }
 
-fn is_labelled(state: &State, name: &str) -> bool {
+fn is_labelled(admission: &Admission, name: &str) -> bool {
     let kind = by_resource("", "v1", "namespaces");
-    let namespace = kind.and_then(|kind| state.cache.get(kind, "", name));
+    let namespace = kind.and_then(|kind| admission.cache.get(kind, "", name));
     namespace.is_some_and(|namespace| {
         namespace.part(&[&["metadata", "labels"]])["metadata"]["labels"][LABEL] == "true"
     })

@@ -5,22 +5,23 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation};
+use super::{Admission, Admit, Attributes, Operation};
 use crate::{
-    authz::{
-        self,
-        rbac::{self, rule::Rule},
-    },
+    authz::rbac::{self, rule::Rule},
     error::{ApiError, Result},
     request::ResourceInfo,
-    server::State,
 };
 
 pub(super) struct Escalation;
 
 #[async_trait]
 impl Admit for Escalation {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let writes = matches!(attributes.operation, Operation::Create | Operation::Update);
         if attributes.kind.group != rbac::GROUP || !writes || attributes.user.is_in("system:masters") {
             return Ok(());
@@ -29,8 +30,8 @@ impl Admit for Escalation {
             return Ok(());
         }
         match &*attributes.kind.kind {
-            "Role" | "ClusterRole" => write(state, attributes, object).await,
-            "RoleBinding" | "ClusterRoleBinding" => bind(state, attributes, &object["roleRef"]).await,
+            "Role" | "ClusterRole" => write(admission, attributes, object).await,
+            "RoleBinding" | "ClusterRoleBinding" => bind(admission, attributes, &object["roleRef"]).await,
             _ => Ok(()),
         }
     }
@@ -50,8 +51,8 @@ fn is_garbage_collection(old: &Value, new: &Value) -> bool {
     rest(old) == rest(new)
 }
 
-async fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
-    if may(state, attributes, "escalate", (&attributes.kind.plural, attributes.name)).await {
+async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
+    if may(admission, attributes, "escalate", (&attributes.kind.plural, attributes.name)).await {
         return Ok(());
     }
     let mut wanted = Rule::list(role);
@@ -60,18 +61,18 @@ async fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Resu
         // for an update that removes the aggregation rule: the role then keeps rules that the controller would remove.
         wanted.extend(Rule::all());
     }
-    holds(state, attributes, &wanted)
+    holds(admission, attributes, &wanted)
 }
 
-async fn bind(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
+async fn bind(admission: &Admission, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
     let (kind, name) = (role["kind"].as_str(), role["name"].as_str().unwrap_or_default());
     let resource = if kind == Some("Role") { "roles" } else { "clusterroles" };
-    if may(state, attributes, "bind", (resource, name)).await {
+    if may(admission, attributes, "bind", (resource, name)).await {
         return Ok(());
     }
-    let policy = state.cache.policies.current(&state.cache);
+    let policy = admission.authorizers.policies.current(&admission.cache);
     match policy.bound(attributes.namespace, role) {
-        Some(rules) => holds(state, attributes, &rules),
+        Some(rules) => holds(admission, attributes, &rules),
         None => {
             let kind = by_resource(rbac::GROUP, "v1", resource).ok_or_else(ApiError::no_resource)?;
             Err(ApiError::not_found(kind, name))
@@ -79,12 +80,18 @@ async fn bind(state: &State, attributes: &Attributes<'_>, role: &Value) -> Resul
     }
 }
 
-fn holds(state: &State, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<()> {
-    let held = rbac::holds(&state.cache, attributes.user, attributes.namespace, wanted);
+fn holds(admission: &Admission, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<()> {
+    let policy = admission.authorizers.policies.current(&admission.cache);
+    let held = rbac::holds(&policy, attributes.user, attributes.namespace, wanted);
     held.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
 }
 
-async fn may(state: &State, attributes: &Attributes<'_>, verb: &str, (resource, name): (&str, &str)) -> bool {
+async fn may(
+    admission: &Admission,
+    attributes: &Attributes<'_>,
+    verb: &str,
+    (resource, name): (&str, &str),
+) -> bool {
     let resource = ResourceInfo {
         group: rbac::GROUP.to_owned(),
         version: "*".to_owned(),
@@ -93,5 +100,5 @@ async fn may(state: &State, attributes: &Attributes<'_>, verb: &str, (resource, 
         name: name.to_owned(),
         ..ResourceInfo::default()
     };
-    authz::authorize_also(state, attributes.user, verb, resource).await.is_ok()
+    admission.authorize_also(attributes.user, verb, resource).await.is_ok()
 }

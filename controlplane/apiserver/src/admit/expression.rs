@@ -6,12 +6,11 @@ use coracle_kinds::{Resource, kind::by_resource};
 use futures::FutureExt as _;
 use serde_json::Value;
 
-use super::{Attributes, webhook::review};
+use super::{Admission, Attributes, webhook::review};
 use crate::{
     authn::User,
     authz::{AccessAttributes, Verdict},
     request::{Query, RequestInfo, ResourceInfo},
-    server::State,
 };
 
 static NULL: Value = Value::Null;
@@ -27,18 +26,18 @@ pub(super) struct Subject<'a> {
 
 /// Asks the authorizers for an expression.
 struct Host<'a> {
-    state: &'a State,
+    admission: &'a Admission,
     user: &'a User,
 }
 
 impl<'a> Subject<'a> {
     /// Reads the request, in the version of the resource that a rule names.
-    pub(super) fn new(state: &'a State, attributes: &Attributes<'a>, kind: &Resource) -> Self {
+    pub(super) fn new(admission: &'a Admission, attributes: &Attributes<'a>, kind: &Resource) -> Self {
         let namespace = match attributes.namespace {
             "" => Value::Null,
             _ if attributes.kind.is("", "Namespace") => Value::Null,
             name => by_resource("", "v1", "namespaces")
-                .and_then(|kind| state.cache.get(kind, "", name))
+                .and_then(|kind| admission.cache.get(kind, "", name))
                 .map_or(Value::Null, |object| object.value()),
         };
         let question = AccessQuestion {
@@ -54,7 +53,7 @@ impl<'a> Subject<'a> {
         Self {
             request,
             namespace,
-            host: Host { state, user: attributes.user },
+            host: Host { admission, user: attributes.user },
             question,
             cost: attributes.cost,
         }
@@ -100,9 +99,10 @@ impl Authorize for Host<'_> {
         });
         let path = question.path.clone().unwrap_or_default();
         let info = RequestInfo { verb: "", path, query: Query::default(), resource };
-        let asked = AccessAttributes { user, verb: &question.verb, info: &info, cache: &self.state.cache };
+        let asked =
+            AccessAttributes { user, verb: &question.verb, info: &info, cache: &self.admission.cache };
         // The expression cannot wait. The authorizers of this server decide at once.
-        let Some(decision) = self.state.authorizers.decide(&asked).now_or_never() else {
+        let Some(decision) = self.admission.authorizers.decide(&asked).now_or_never() else {
             return failed("the authorizer did not decide at once");
         };
         AccessDecision {

@@ -4,32 +4,39 @@ use async_trait::async_trait;
 use coracle_kinds::{kind::by_resource, limit_range};
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 
 pub(super) struct LimitRanger;
 
 #[async_trait]
 impl Admit for LimitRanger {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         if is_checked_pod(attributes) {
-            for range in ranges(state, attributes.namespace) {
+            for range in ranges(admission, attributes.namespace) {
                 limit_range::complete(&range, object);
             }
         }
         Ok(())
     }
 
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let claim = attributes.is(Operation::Create, "PersistentVolumeClaim")
             || attributes.is(Operation::Update, "PersistentVolumeClaim");
         if !claim && !is_checked_pod(attributes) {
             return Ok(());
         }
-        for range in ranges(state, attributes.namespace) {
+        for range in ranges(admission, attributes.namespace) {
             let problems = match claim {
                 true => limit_range::check_claim(&range, object),
                 false => limit_range::check_pod(&range, object),
@@ -50,7 +57,7 @@ fn is_checked_pod(attributes: &Attributes<'_>) -> bool {
     attributes.is(Operation::Create, "Pod") || attributes.is_resize()
 }
 
-fn ranges(state: &State, namespace: &str) -> Vec<Value> {
+fn ranges(admission: &Admission, namespace: &str) -> Vec<Value> {
     let Some(kind) = by_resource("", "v1", "limitranges") else { return Vec::new() };
-    state.cache.list(kind, namespace).iter().map(|range| range.value()).collect()
+    admission.cache.list(kind, namespace).iter().map(|range| range.value()).collect()
 }

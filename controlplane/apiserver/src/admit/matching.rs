@@ -5,8 +5,7 @@ use std::sync::Arc;
 use coracle_kinds::{Resource, kind::by_resource, selector::LabelSelector};
 use serde_json::Value;
 
-use super::{Attributes, Operation};
-use crate::server::State;
+use super::{Admission, Attributes, Operation};
 
 /// Rules, selectors and `matchPolicy`, parsed.
 #[derive(Debug, Default)]
@@ -78,12 +77,12 @@ impl Matching {
     /// The version of the resource that the rules name; None if the request does not match.
     pub(super) fn find(
         &self,
-        state: &State,
+        admission: &Admission,
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Option<Arc<Resource>> {
         let requested = attributes.kind;
-        let resources = state.registry.load();
+        let resources = admission.registry.load();
         let requested = resources.find(&requested.group, &requested.version, &requested.plural)?;
         if self.version(&self.excluded, &resources, requested, attributes).is_some() {
             return None;
@@ -93,7 +92,7 @@ impl Matching {
         } else {
             self.version(&self.rules, &resources, requested, attributes)?
         };
-        (self.selects_namespace(state, attributes, object) && self.selects_object(attributes, object))
+        (self.selects_namespace(admission, attributes, object) && self.selects_object(attributes, object))
             .then_some(kind)
     }
 
@@ -117,7 +116,7 @@ impl Matching {
         others.find(|other| self.equivalent && fits(other)).cloned()
     }
 
-    fn selects_namespace(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> bool {
+    fn selects_namespace(&self, admission: &Admission, attributes: &Attributes<'_>, object: &Value) -> bool {
         if self.namespaces.is_empty() {
             return true;
         }
@@ -128,7 +127,7 @@ impl Matching {
             return true;
         }
         let namespace = by_resource("", "v1", "namespaces")
-            .and_then(|kind| state.cache.get(kind, "", attributes.namespace));
+            .and_then(|kind| admission.cache.get(kind, "", attributes.namespace));
         namespace.is_some_and(|namespace| self.namespaces.matches_object(&namespace.value()))
     }
 

@@ -8,11 +8,8 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 /// The values that Go's `strconv.ParseBool` reads as true.
@@ -28,7 +25,12 @@ pub(super) struct MountableSecrets;
 
 #[async_trait]
 impl Admit for MountableSecrets {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let is_pod = attributes.kind.group.is_empty() && attributes.kind.kind == "Pod";
         let adds_containers = attributes.subresource == "ephemeralcontainers";
         if !is_pod || !(attributes.is(Operation::Create, "Pod") || adds_containers) {
@@ -39,7 +41,7 @@ impl Admit for MountableSecrets {
         }
         let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return Ok(()) };
         let name = object["spec"]["serviceAccountName"].as_str().unwrap_or("default");
-        let Some(account) = state.cache.get(kind, attributes.namespace, name) else { return Ok(()) };
+        let Some(account) = admission.cache.get(kind, attributes.namespace, name) else { return Ok(()) };
         let fields: &[&[&str]] = &[&["metadata", "annotations"], &["secrets"], &["imagePullSecrets"]];
         violation(&object["spec"], name, &account.part(fields))
             .map_or(Ok(()), |why| Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)))

@@ -5,11 +5,8 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 
 const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
 
@@ -17,7 +14,12 @@ pub(super) struct NamespaceLifecycle;
 
 #[async_trait]
 impl Admit for NamespaceLifecycle {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        _object: &Value,
+    ) -> Result<()> {
         let Attributes { kind, name, namespace, .. } = *attributes;
         if attributes.is(Operation::Delete, "Namespace") && IMMORTAL.contains(&name) {
             return Err(ApiError::forbidden_object(kind, name, "this namespace may not be deleted"));
@@ -26,7 +28,7 @@ impl Admit for NamespaceLifecycle {
             return Ok(());
         }
         let Some(namespaces) = by_resource("", "v1", "namespaces") else { return Ok(()) };
-        let found = state.cache.get(namespaces, "", namespace);
+        let found = admission.cache.get(namespaces, "", namespace);
         let found = found.ok_or_else(|| ApiError::not_found(namespaces, namespace))?;
         let found = found.part(&[&["metadata", "deletionTimestamp"]]);
         if found["metadata"]["deletionTimestamp"].is_null() {

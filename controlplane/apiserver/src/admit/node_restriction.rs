@@ -5,11 +5,10 @@
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation, certificate};
+use super::{Admission, Admit, Attributes, Operation, certificate};
 use crate::{
-    authz::node::MIRROR,
     error::{ApiError, Result},
-    server::State,
+    pod_references::{self, MIRROR},
 };
 
 pub(super) struct NodeRestriction;
@@ -35,11 +34,16 @@ const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.i
 
 #[async_trait]
 impl Admit for NodeRestriction {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let Some(node) = attributes.user.node() else { return Ok(()) };
         let checked = match (&*attributes.kind.group, &*attributes.kind.kind) {
             ("", "Node") => node_object(node, attributes, object),
-            ("", "Pod") => pod(state, node, attributes, object),
+            ("", "Pod") => pod(admission, node, attributes, object),
             ("coordination.k8s.io", "Lease") => lease(node, attributes, object),
             ("", "PersistentVolume") => local_volume(node, attributes, object),
             ("storage.k8s.io", "CSINode") => csi_node(node, object),
@@ -110,11 +114,11 @@ fn is_own_label(key: &str) -> bool {
     !kubernetes || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.iter().any(|own| within(own))
 }
 
-fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
+fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     let bound = attributes.old.unwrap_or(object)["spec"]["nodeName"] == node;
     ensure(bound, || format!("node \"{node}\" can only touch pods with spec.nodeName set to itself"))?;
     match (attributes.operation, attributes.subresource, attributes.old) {
-        (Operation::Create, ..) => mirror_pod(state, node, object),
+        (Operation::Create, ..) => mirror_pod(admission, node, object),
         (Operation::Delete | Operation::Connect, ..) => Ok(()),
         (Operation::Update, "status", Some(old)) => {
             let labels = |object: &Value| object["metadata"]["labels"].clone();
@@ -132,12 +136,12 @@ fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -
 }
 
 /// Checks a mirror pod: it must not use objects of the cluster.
-fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
+fn mirror_pod(admission: &Admission, node: &str, pod: &Value) -> Checked {
     ensure(pod["metadata"]["annotations"][MIRROR].is_string(), || {
         format!("pod does not have \"{MIRROR}\" annotation, node \"{node}\" can only create mirror pods")
     })?;
     let kind = coracle_kinds::kind::by_resource("", "v1", "nodes");
-    let own = kind.and_then(|kind| state.cache.get(kind, "", node)).map(|object| object.value());
+    let own = kind.and_then(|kind| admission.cache.get(kind, "", node)).map(|object| object.value());
     let uid = own.map(|own| own["metadata"]["uid"].clone()).unwrap_or_default();
     let owners = pod["metadata"]["ownerReferences"].as_array().cloned().unwrap_or_default();
     let owned = matches!(owners.as_slice(), [owner] if owner["apiVersion"] == "v1"
@@ -149,8 +153,8 @@ fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
     };
     let account = &pod["spec"]["serviceAccountName"];
     uses("a service account", account.as_str().is_some_and(|name| !name.is_empty()))?;
-    uses("secrets", !crate::authz::node::secrets_of(pod).is_empty())?;
-    uses("configmaps", !crate::authz::node::config_maps_of(pod).is_empty())?;
+    uses("secrets", !pod_references::secrets_of(pod).is_empty())?;
+    uses("configmaps", !pod_references::config_maps_of(pod).is_empty())?;
     uses(
         "resourceclaims",
         pod["spec"]["resourceClaims"].as_array().is_some_and(|claims| !claims.is_empty()),

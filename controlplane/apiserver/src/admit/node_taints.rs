@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{Admit, Attributes, Operation};
-use crate::{error::Result, server::State, write::now};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::{error::Result, object_meta::now};
 
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
@@ -12,7 +12,12 @@ pub(super) struct NodeTaints;
 
 #[async_trait]
 impl Admit for NodeTaints {
-    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         let is_node = attributes.kind.kind == "Node" && attributes.kind.group.is_empty();
         if is_node && attributes.subresource.is_empty() {
             if attributes.operation == Operation::Create {

@@ -1,9 +1,10 @@
 //! The selection of admission plugins: upstream's default set, changed by the flags of kube-apiserver.
 
 use super::{
-    Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, device_admin_access,
-    escalation, limit_ranger, mountable_secrets, namespace_lifecycle, node_restriction, node_taints,
-    optional, pod_resize, pod_security, policy, priority, runtime_class, service_account, storage, webhook,
+    Admit, PodSecurityConfig, bootstrap_token, certificate, claim_status, default_tolerations,
+    device_admin_access, escalation, limit_ranger, mountable_secrets, namespace_lifecycle, node_restriction,
+    node_taints, optional, pod_resize, pod_security, policy, priority, runtime_class, service_account,
+    storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -89,6 +90,7 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
         ("", true, Box::new(webhook::Webhooks::new())),
         ("", true, Box::new(device_admin_access::DeviceAdminAccess)),
+        ("", true, Box::new(claim_status::ClaimStatus)),
     ]
 }
 

@@ -8,11 +8,8 @@ use coracle_values::Quantity;
 use coracle_values::pod_resources;
 use serde_json::{Value, json};
 
-use super::{Admit, Attributes};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes};
+use crate::error::{ApiError, Result};
 
 const OS_LABEL: &str = "kubernetes.io/os";
 
@@ -20,7 +17,12 @@ pub(super) struct PodResize;
 
 #[async_trait]
 impl Admit for PodResize {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let name = object["spec"]["nodeName"].as_str().unwrap_or_default();
         let is_changed = attributes.old.is_some_and(|old| old["spec"] != object["spec"]);
         if !attributes.is_resize() || !is_changed || name.is_empty() {
@@ -28,7 +30,7 @@ impl Admit for PodResize {
         }
         let forbidden = |why: String| ApiError::forbidden_object(attributes.kind, attributes.name, why);
         let kind = by_resource("", "v1", "nodes").ok_or_else(ApiError::no_resource)?;
-        let node = state.cache.get(kind, "", name).map(|node| node.value());
+        let node = admission.cache.get(kind, "", name).map(|node| node.value());
         let node = node.ok_or_else(|| forbidden(format!("node {name:?} not found")))?;
         let Err((cause, why)) = check(object, &node) else { return Ok(()) };
         let mut error = forbidden(why);

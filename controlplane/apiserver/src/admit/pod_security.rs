@@ -12,11 +12,8 @@ use coracle_kinds::{
 };
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 pub(crate) use config::PodSecurityConfig;
 
 /// Subresources of pods that do not change fields of the checks. All others are checked.
@@ -26,16 +23,21 @@ pub(super) struct PodSecurity(pub(super) PodSecurityConfig);
 
 #[async_trait]
 impl Admit for PodSecurity {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if attributes.operation == Operation::Delete {
             return Ok(());
         }
         match (&*attributes.kind.group, &*attributes.kind.plural) {
-            ("", "namespaces") => namespace::validate(&self.0, state, attributes, object),
-            ("", "pods") => self.pod(state, attributes, object),
+            ("", "namespaces") => namespace::validate(&self.0, admission, attributes, object),
+            ("", "pods") => self.pod(admission, attributes, object),
             (group, plural) => match pod_security::template(group, plural, object) {
                 Some((metadata, spec)) if attributes.subresource.is_empty() => {
-                    self.evaluate(state, attributes, (metadata, spec), false)
+                    self.evaluate(admission, attributes, (metadata, spec), false)
                 }
                 _ => Ok(()),
             },
@@ -46,18 +48,18 @@ impl Admit for PodSecurity {
 // === impl PodSecurity ===
 
 impl PodSecurity {
-    fn pod(&self, state: &State, attributes: &Attributes<'_>, pod: &Value) -> Result<()> {
+    fn pod(&self, admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Result<()> {
         let same = |old| !pod_security::is_significant_update(pod, old);
         if IGNORED.contains(&attributes.subresource) || attributes.old.is_some_and(same) {
             return Ok(());
         }
-        self.evaluate(state, attributes, (&pod["metadata"], &pod["spec"]), true)
+        self.evaluate(admission, attributes, (&pod["metadata"], &pod["spec"]), true)
     }
 
     /// Checks a pod or a template. Only pods are rejected. A template causes a warning, because its pods are checked.
     fn evaluate(
         &self,
-        state: &State,
+        admission: &Admission,
         attributes: &Attributes<'_>,
         (metadata, spec): (&Value, &Value),
         enforce: bool,
@@ -71,7 +73,7 @@ impl PodSecurity {
             );
             return Ok(());
         }
-        let policy = self.policy(state, attributes)?;
+        let policy = self.policy(admission, attributes)?;
         let check = |at: LevelVersion| pod_security::evaluate(at, metadata, spec);
         let enforced = if enforce { check(policy.enforce) } else { Vec::new() };
         let audited = check(policy.audit);
@@ -105,9 +107,9 @@ impl PodSecurity {
     }
 
     /// The policy of the request's namespace.
-    fn policy(&self, state: &State, attributes: &Attributes<'_>) -> Result<Policy> {
+    fn policy(&self, admission: &Admission, attributes: &Attributes<'_>) -> Result<Policy> {
         let kind = by_resource("", "v1", "namespaces").ok_or_else(ApiError::no_resource)?;
-        let namespace = state.cache.get(kind, "", attributes.namespace);
+        let namespace = admission.cache.get(kind, "", attributes.namespace);
         let namespace = namespace.ok_or_else(|| {
             ApiError::internal(format!("failed to lookup namespace {:?}", attributes.namespace))
         })?;

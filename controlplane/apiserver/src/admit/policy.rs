@@ -2,6 +2,7 @@
 //!
 //! A policy is compiled once after it changed; a binding is read once. Requests share the compiled form.
 
+mod merge;
 mod mutating;
 mod params;
 mod validating;
@@ -19,11 +20,11 @@ use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
 use super::{
-    Attributes, GROUP,
+    Admission, Attributes, GROUP,
     matching::Matching,
     webhook::{objects, review::Objects},
 };
-use crate::{error::Result, offload, server::State};
+use crate::{error::Result, offload};
 
 pub(super) use mutating::MutatingPolicies;
 pub(super) use validating::ValidatingPolicies;
@@ -82,11 +83,11 @@ impl<P> Policies<P> {
     }
 
     /// The policies that have bindings. Those that changed are compiled again.
-    fn current(&self, state: &State) -> Arc<[Bound<P>]> {
+    fn current(&self, admission: &Admission) -> Arc<[Bound<P>]> {
         let kinds = by_resource(GROUP, "v1", self.policies).zip(by_resource(GROUP, "v1", self.bindings));
         let Some((policies, bindings)) = kinds else { return Arc::new([]) };
         let newest =
-            |kind: &Resource| state.cache.of(kind).map_or(0, |collection| collection.lock().newest());
+            |kind: &Resource| admission.cache.of(kind).map_or(0, |collection| collection.lock().newest());
         let of = (newest(policies), newest(bindings));
         let known = || {
             let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +100,7 @@ impl<P> Policies<P> {
         offload::run(true, || match known() {
             (true, bound) => bound,
             (false, old) => {
-                let bound = self.compile(state, (policies, bindings), &old);
+                let bound = self.compile(admission, (policies, bindings), &old);
                 self.replace(of, &bound);
                 bound
             }
@@ -118,20 +119,20 @@ impl<P> Policies<P> {
     /// The policies that have bindings. Those that did not change are taken from the old ones.
     fn compile(
         &self,
-        state: &State,
+        admission: &Admission,
         (policies, bindings): (&Resource, &Resource),
         old: &[Bound<P>],
     ) -> Arc<[Bound<P>]> {
         let mut known: HashMap<&str, &Arc<Policy<P>>> =
             old.iter().map(|bound| (bound.policy.name.as_str(), &bound.policy)).collect();
         let mut by_policy: HashMap<String, Vec<Binding>> = HashMap::new();
-        for binding in state.cache.list(bindings, "") {
+        for binding in admission.cache.list(bindings, "") {
             let binding = binding.value();
             let policy = binding["spec"]["policyName"].as_str().unwrap_or_default().to_owned();
             by_policy.entry(policy).or_default().push(Binding::read(&binding));
         }
         let mut bound = Vec::new();
-        for object in state.cache.list(policies, "") {
+        for object in admission.cache.list(policies, "") {
             let Some(bindings) = by_policy.remove(object.name()) else { continue };
             let old = known.remove(object.name()).filter(|policy| policy.revision == object.revision);
             let policy = old.cloned().unwrap_or_else(|| {

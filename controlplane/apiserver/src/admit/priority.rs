@@ -5,11 +5,8 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 
 const GROUP: &str = "scheduling.k8s.io";
 /// Name, value and description of the system classes. Pods can name them even before their objects exist.
@@ -40,7 +37,12 @@ struct Class {
 
 #[async_trait]
 impl Admit for Priority {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         if attributes.is(Operation::Update, "Pod")
             && let Some(old) = attributes.old
         {
@@ -53,9 +55,9 @@ impl Admit for Priority {
         let refused = |why: String| ApiError::forbidden_object(attributes.kind, attributes.name, why);
         let name = object["spec"]["priorityClassName"].as_str().unwrap_or_default();
         let class = match name {
-            "" => default_class(state),
+            "" => default_class(admission),
             name => Some(
-                named(state, name)
+                named(admission, name)
                     .ok_or_else(|| refused(format!("no PriorityClass with name {name} was found")))?,
             ),
         };
@@ -83,12 +85,17 @@ impl Admit for Priority {
         Ok(())
     }
 
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let is_default = attributes.kind.is(GROUP, "PriorityClass") && object["globalDefault"] == true;
         if !is_default || attributes.operation == Operation::Delete {
             return Ok(());
         }
-        match default_class(state).filter(|class| class.name != attributes.name) {
+        match default_class(admission).filter(|class| class.name != attributes.name) {
             None => Ok(()),
             Some(class) => {
                 let why = format!(
@@ -113,9 +120,9 @@ fn keep_priority(object: &mut Value, old: &Value) {
     }
 }
 
-fn named(state: &State, name: &str) -> Option<Class> {
+fn named(admission: &Admission, name: &str) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
-    let found = state.cache.get(kind, "", name).map(|class| read(&class.part(FIELDS)));
+    let found = admission.cache.get(kind, "", name).map(|class| read(&class.part(FIELDS)));
     found.or_else(|| {
         let (_, value, _) = SYSTEM.iter().find(|(known, ..)| *known == name)?;
         Some(Class { name: name.to_owned(), value: *value, policy: PREEMPT.to_owned() })
@@ -123,9 +130,9 @@ fn named(state: &State, name: &str) -> Option<Class> {
 }
 
 /// The default class. If concurrent requests created several, the one with the lowest value.
-fn default_class(state: &State) -> Option<Class> {
+fn default_class(admission: &Admission) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
-    let all = state.cache.list(kind, "");
+    let all = admission.cache.list(kind, "");
     let defaults = all.iter().map(|class| class.part(FIELDS)).filter(|class| class["globalDefault"] == true);
     defaults.map(|class| read(&class)).min_by_key(|class| class.value)
 }

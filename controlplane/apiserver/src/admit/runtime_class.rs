@@ -4,27 +4,34 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 
 pub(super) struct RuntimeClass;
 
 #[async_trait]
 impl Admit for RuntimeClass {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        let Some(class) = class(state, attributes, object)? else { return Ok(()) };
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        let Some(class) = class(admission, attributes, object)? else { return Ok(()) };
         add(&class, &mut object["spec"])
             .map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
     }
 
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if !attributes.is(Operation::Create, "Pod") {
             return Ok(());
         }
-        let class = class(state, attributes, object)?.unwrap_or_default();
+        let class = class(admission, attributes, object)?.unwrap_or_default();
         if object["spec"]["overhead"] == class["overhead"]["podFixed"] {
             return Ok(());
         }
@@ -34,13 +41,13 @@ impl Admit for RuntimeClass {
 }
 
 /// The class of a new pod. None if it names none.
-fn class(state: &State, attributes: &Attributes<'_>, pod: &Value) -> Result<Option<Value>> {
+fn class(admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Result<Option<Value>> {
     let name = pod["spec"]["runtimeClassName"].as_str().unwrap_or_default();
     if !attributes.is(Operation::Create, "Pod") || name.is_empty() {
         return Ok(None);
     }
     let kind = by_resource("node.k8s.io", "v1", "runtimeclasses").ok_or_else(ApiError::no_resource)?;
-    let found = state.cache.get(kind, "", name).map(|class| class.value());
+    let found = admission.cache.get(kind, "", name).map(|class| class.value());
     let why = || format!("pod rejected: RuntimeClass \"{name}\" not found");
     found.map(Some).ok_or_else(|| ApiError::forbidden_object(attributes.kind, attributes.name, why()))
 }

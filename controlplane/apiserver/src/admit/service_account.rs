@@ -6,11 +6,10 @@ use std::time::Duration;
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
 
-use super::{Admit, Attributes, Operation};
+use super::{Admission, Admit, Attributes, Operation};
 use crate::{
     error::{ApiError, Result},
-    server::State,
-    verb::create::random_suffix,
+    object_meta::random_suffix,
 };
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -25,20 +24,25 @@ pub(super) struct ServiceAccount;
 
 /// Waits for the service account of a new pod, for a limited time: in a new namespace or cluster the controller may not
 /// have created it yet.
-async fn wait_for_account(state: &State, pod: &Value) {
+async fn wait_for_account(admission: &Admission, pod: &Value) {
     let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
     let name =
         pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
-    let there = || state.cache.get(kind, namespace, name).is_some();
+    let there = || admission.cache.get(kind, namespace, name).is_some();
     // The admission checks whether the account exists now.
     let patience = if name == "default" { DEFAULT_ACCOUNT_TIMEOUT } else { ACCOUNT_TIMEOUT };
-    let _ = tokio::time::timeout(patience, state.cache.until(there)).await;
+    let _ = tokio::time::timeout(patience, admission.cache.until(there)).await;
 }
 
 #[async_trait]
 impl Admit for ServiceAccount {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
             return Ok(());
         }
@@ -46,14 +50,14 @@ impl Admit for ServiceAccount {
         if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {
             return Ok(());
         }
-        wait_for_account(state, object).await;
+        wait_for_account(admission, object).await;
         let name = match object["spec"]["serviceAccountName"].as_str().unwrap_or_default() {
             "" => "default".to_owned(),
             name => name.to_owned(),
         };
         let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return Ok(()) };
         let namespace = attributes.namespace;
-        let account = state.cache.get(kind, namespace, &name).ok_or_else(|| {
+        let account = admission.cache.get(kind, namespace, &name).ok_or_else(|| {
             let why = format!(
                 "error looking up service account {namespace}/{name}: serviceaccount \"{name}\" not found"
             );

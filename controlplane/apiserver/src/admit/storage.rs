@@ -7,11 +7,8 @@ use coracle_kinds::kind::by_resource;
 use coracle_values::Quantity;
 use serde_json::{Map, Value};
 
-use super::{Admit, Attributes, Operation};
-use crate::{
-    error::{ApiError, Result},
-    server::State,
-};
+use super::{Admission, Admit, Attributes, Operation};
+use crate::error::{ApiError, Result};
 
 const GROUP: &str = "storage.k8s.io";
 const CLAIM: &str = "PersistentVolumeClaim";
@@ -27,13 +24,18 @@ pub(super) struct ClaimResize;
 
 #[async_trait]
 impl Admit for DefaultStorageClass {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         let has_class = !object["spec"]["storageClassName"].is_null()
             || !object["metadata"]["annotations"][OLD_CLASS].is_null();
         if !attributes.is(Operation::Create, CLAIM) || has_class {
             return Ok(());
         }
-        if let Some(name) = default_class(state)
+        if let Some(name) = default_class(admission)
             && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
         {
             spec.insert("storageClassName".to_owned(), name.into());
@@ -44,7 +46,12 @@ impl Admit for DefaultStorageClass {
 
 #[async_trait]
 impl Admit for InUseProtection {
-    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         let finalizer = if attributes.is(Operation::Create, CLAIM) {
             "kubernetes.io/pvc-protection"
         } else if attributes.is(Operation::Create, VOLUME) {
@@ -61,7 +68,12 @@ impl Admit for InUseProtection {
 
 #[async_trait]
 impl Admit for ClaimResize {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let Some(old) = attributes.old.filter(|_| attributes.is(Operation::Update, CLAIM)) else {
             return Ok(());
         };
@@ -73,7 +85,7 @@ impl Admit for ClaimResize {
             return refused("Only bound persistent volume claims can be expanded");
         }
         let (before, after) = (class_of(old), class_of(object));
-        if before.is_empty() || before != after || !allows_expansion(state, before) {
+        if before.is_empty() || before != after || !allows_expansion(admission, before) {
             return refused(
                 "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must \
                  support resize",
@@ -108,16 +120,16 @@ fn class_of(claim: &Value) -> &str {
     old.or(claim["spec"]["storageClassName"].as_str()).unwrap_or_default()
 }
 
-fn allows_expansion(state: &State, class: &str) -> bool {
+fn allows_expansion(admission: &Admission, class: &str) -> bool {
     let kind = by_resource(GROUP, "v1", "storageclasses");
-    let class = kind.and_then(|kind| state.cache.get(kind, "", class));
+    let class = kind.and_then(|kind| admission.cache.get(kind, "", class));
     class.is_some_and(|class| class.value()["allowVolumeExpansion"] == true)
 }
 
 /// Name of the default class. If there are several, the newest one, as upstream.
-fn default_class(state: &State) -> Option<String> {
+fn default_class(admission: &Admission) -> Option<String> {
     let kind = by_resource(GROUP, "v1", "storageclasses")?;
-    let classes: Vec<Value> = state.cache.list(kind, "").iter().map(|class| class.value()).collect();
+    let classes: Vec<Value> = admission.cache.list(kind, "").iter().map(|class| class.value()).collect();
     newest_default(&classes)
 }
 

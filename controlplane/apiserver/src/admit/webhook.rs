@@ -23,11 +23,10 @@ use self::{
     hook::Hook,
     review::{Objects, Verdict},
 };
-use super::{Admit, Attributes, GROUP, Operation, expression::Subject};
+use super::{Admission, Admit, Attributes, GROUP, Operation, expression::Subject};
 use crate::{
     convert,
     error::{ApiError, Result},
-    server::State,
     webhook_client,
 };
 
@@ -48,8 +47,13 @@ pub(super) struct Webhooks {
 
 #[async_trait]
 impl Admit for Webhooks {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        let hooks = self.mutating.current(state);
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        let hooks = self.mutating.current(admission);
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
@@ -57,7 +61,7 @@ impl Admit for Webhooks {
         let mut called: Vec<(&Hook, Value)> = Vec::new();
         let before = object.clone();
         for hook in hooks.iter() {
-            if apply(state, hook, attributes, object).await? {
+            if apply(admission, hook, attributes, object).await? {
                 called.push((hook, object.clone()));
             }
         }
@@ -65,24 +69,30 @@ impl Admit for Webhooks {
             return Ok(());
         }
         // The other members complete what the webhooks added.
-        state.admission.reinvoke(state, attributes, object).await?;
+        admission.reinvoke(attributes, object).await?;
         for (hook, left) in called {
             if hook.again && *object != left {
-                apply(state, hook, attributes, object).await?;
+                apply(admission, hook, attributes, object).await?;
             }
         }
         Ok(())
     }
 
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
-        let hooks = self.validating.current(state);
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
+        let hooks = self.validating.current(admission);
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
-        let calls = hooks.iter().map(async |hook| match matching(state, hook, attributes, object).await? {
-            Some(kind) => ask(state, hook, attributes, (&kind, object)).await.map(drop),
-            None => Ok(()),
-        });
+        let calls =
+            hooks.iter().map(async |hook| match matching(admission, hook, attributes, object).await? {
+                Some(kind) => ask(admission, hook, attributes, (&kind, object)).await.map(drop),
+                None => Ok(()),
+            });
         try_join_all(calls).await.map(drop)
     }
 
@@ -101,17 +111,17 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 /// # Errors
 /// A match condition failed, and the failure policy is `Fail`.
 async fn matching(
-    state: &State,
+    admission: &Admission,
     hook: &Hook,
     attributes: &Attributes<'_>,
     object: &Value,
 ) -> Result<Option<Arc<Resource>>> {
-    let Some(kind) = hook.matching.find(state, attributes, object) else { return Ok(None) };
+    let Some(kind) = hook.matching.find(admission, attributes, object) else { return Ok(None) };
     if hook.conditions.is_empty() {
         return Ok(Some(kind));
     }
     let objects = objects(attributes, &kind, object).await?;
-    let subject = Subject::new(state, attributes, &kind);
+    let subject = Subject::new(admission, attributes, &kind);
     match hook.conditions.matches(&subject.input(&objects, None)) {
         Ok(matches) => Ok(matches.then_some(kind)),
         Err(why) if hook.fails => Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)),
@@ -123,9 +133,14 @@ async fn matching(
 }
 
 /// Calls a mutating webhook, if the request is for it, and applies its patch. Returns whether it was called.
-async fn apply(state: &State, hook: &Hook, attributes: &Attributes<'_>, object: &mut Value) -> Result<bool> {
-    let Some(kind) = matching(state, hook, attributes, object).await? else { return Ok(false) };
-    let Some(verdict) = ask(state, hook, attributes, (&kind, object)).await? else { return Ok(true) };
+async fn apply(
+    admission: &Admission,
+    hook: &Hook,
+    attributes: &Attributes<'_>,
+    object: &mut Value,
+) -> Result<bool> {
+    let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
+    let Some(verdict) = ask(admission, hook, attributes, (&kind, object)).await? else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }
@@ -163,7 +178,7 @@ pub(super) fn completed(
 
 /// Calls a webhook. `None` if the call failed and its failure policy is `Ignore`.
 async fn ask(
-    state: &State,
+    admission: &Admission,
     hook: &Hook,
     attributes: &Attributes<'_>,
     (kind, object): (&Resource, &Value),
@@ -176,13 +191,13 @@ async fn ask(
     let uid = uuid::Uuid::new_v4().to_string();
     let request = review::request(attributes, (hook.version, &uid), kind, &objects);
     let began = std::time::Instant::now();
-    let mut memory = state.in_flight.response(&hook.endpoint.host());
-    let answer = match webhook_client::call(state, &hook.endpoint, &request, &mut memory).await {
+    let mut memory = admission.in_flight.response(&hook.endpoint.host());
+    let answer = match webhook_client::call(&admission.cache, &hook.endpoint, &request, &mut memory).await {
         Ok(answer) => review::response(&answer, (hook.version, &uid)),
         Err(why) => Err(why),
     };
     let rejected = answer.as_ref().map_or(hook.fails, |verdict| !verdict.allowed);
-    state.metrics.called((&hook.name, attributes.operation.name()), rejected, began.elapsed());
+    admission.metrics.called((&hook.name, attributes.operation.name()), rejected, began.elapsed());
     match answer {
         Ok(verdict) => {
             verdict.warnings.iter().for_each(|warning| attributes.warnings.add(warning.clone()));
@@ -233,15 +248,15 @@ impl Hooks {
     }
 
     /// The webhooks, parsed again if a configuration changed.
-    fn current(&self, state: &State) -> Arc<[Hook]> {
+    fn current(&self, admission: &Admission) -> Arc<[Hook]> {
         let Some(kind) = by_resource(GROUP, "v1", self.plural) else { return Arc::new([]) };
-        let newest = state.cache.of(kind).map_or(0, |collection| collection.lock().newest());
+        let newest = admission.cache.of(kind).map_or(0, |collection| collection.lock().newest());
         let (of, hooks) = self.parsed.read().unwrap_or_else(PoisonError::into_inner).clone();
         if of == newest {
             return hooks;
         }
         // The objects may be newer than this revision; then they are parsed once more.
-        let configurations = state.cache.list(kind, "");
+        let configurations = admission.cache.list(kind, "");
         let hooks: Vec<Hook> = configurations
             .iter()
             .map(|configuration| configuration.value())

@@ -6,7 +6,7 @@ use rustls::{client::danger::ServerCertVerifier, crypto::CryptoProvider};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::Value;
 
-use crate::{bundle_verifier::BundleVerifier, sub::target::AnyCertificate};
+use crate::{bundle_verifier::BundleVerifier, target::AnyCertificate};
 
 /// The identity of this server towards aggregated servers, in PEM.
 #[derive(Clone, Default)]

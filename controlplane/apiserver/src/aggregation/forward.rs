@@ -1,8 +1,10 @@
-//! Sends requests to aggregated servers, with the caller's identity in `X-Remote-*` headers.
+//! Sends requests to aggregated servers, with the user's identity in `X-Remote-*` headers.
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper::body::Incoming;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls_pki_types::ServerName;
 use serde_json::Value;
@@ -10,72 +12,13 @@ use serde_json::Value;
 use super::Remote;
 use crate::{
     authn::User,
+    cache::Cache,
     error::{ApiError, Result},
-    reply::{self, Reply},
-    request::RequestInfo,
-    server::State,
-    sub::{
-        proxy::forwarded,
-        stream::{check_switch, join, pass},
-        target,
-    },
+    target,
 };
 
 /// Maximum bytes of a discovery document.
 const MAX_DOCUMENT: usize = 3 << 20;
-
-/// A request as it arrived.
-pub(crate) struct ForwardedRequest<'a> {
-    pub(crate) user: &'a User,
-    pub(crate) info: &'a RequestInfo,
-    pub(crate) method: &'a Method,
-    pub(crate) headers: &'a HeaderMap,
-    pub(crate) body: bytes::Bytes,
-}
-
-/// Sends a request on, and streams the response back. Upgrades are connected.
-pub(crate) async fn run(
-    state: &State,
-    remote: &Remote,
-    arrived: ForwardedRequest<'_>,
-    client: OnUpgrade,
-) -> Result<Reply> {
-    if remote.resources().is_none() {
-        return Err(ApiError::unavailable("service unavailable"));
-    }
-    let (info, query) = (arrived.info, &arrived.info.query.raw);
-    let mark = if query.is_empty() { "" } else { "?" };
-    let uri = format!("{}{mark}{query}", info.path);
-    let request = Request::builder().method(arrived.method.clone()).uri(uri).body(Full::new(arrived.body));
-    let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
-    *request.headers_mut() = forwarded(arrived.headers, &info.path);
-    identify(request.headers_mut(), arrived.user)?;
-    let mut answer = send(state, remote, request).await?;
-    check_switch(arrived.headers, answer.status())?;
-    if is_redirect(&answer) {
-        return Ok(reply::text(
-            502,
-            "the backend attempted to redirect this request, which is not permitted",
-        ));
-    }
-    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-        join(client, hyper::upgrade::on(&mut answer), state.shutdown.clone());
-    }
-    Ok(pass(answer))
-}
-
-/// Whether a response is a redirect. The client would follow it with its credentials (CVE-2022-3172).
-fn is_redirect<T>(answer: &http::Response<T>) -> bool {
-    answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION)
-}
-
-/// Reads the APIResourceList of the group version.
-pub(super) async fn discover(state: &State, remote: &Remote) -> std::result::Result<Value, String> {
-    let path = format!("/apis/{}/{}", remote.group, remote.version);
-    let found = fetch(state, remote, Wanted { path: &path, tag: None, max: MAX_DOCUMENT }).await?;
-    let body = found.map(|found| found.body).unwrap_or_default();
-    serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
-}
 
 /// A document of another server.
 pub(super) struct Wanted<'a> {
@@ -92,48 +35,70 @@ pub(super) struct Fetched {
     pub(super) body: bytes::Bytes,
 }
 
-/// Reads a JSON document with the aggregator's credentials. `None` if it is not modified.
-pub(super) async fn fetch(
-    state: &State,
-    remote: &Remote,
-    wanted: Wanted<'_>,
-) -> std::result::Result<Option<Fetched>, String> {
-    let path = wanted.path;
-    let mut request = Request::get(path).header(header::ACCEPT, "application/json");
-    if let Some(tag) = wanted.tag {
-        request = request.header(header::IF_NONE_MATCH, tag);
-    }
-    let mut request = request.body(Full::default()).map_err(|error| error.to_string())?;
-    identify(request.headers_mut(), &User::new("system:kube-aggregator", &["system:masters"]))
-        .map_err(|error| error.message)?;
-    let answer = send(state, remote, request).await.map_err(|error| error.message)?;
-    let status = answer.status();
-    if wanted.tag.is_some() && status == StatusCode::NOT_MODIFIED {
-        return Ok(None);
-    }
-    if !status.is_success() {
-        return Err(format!("bad status from {path}: {}", status.as_u16()));
-    }
-    let (head, body) = answer.into_parts();
-    let body = Limited::new(body, wanted.max).collect().await;
-    let body = body.map_err(|error| format!("cannot read {path}: {error}"))?.to_bytes();
-    Ok(Some(Fetched { headers: head.headers, body }))
+/// The client of aggregated servers.
+#[derive(Clone)]
+pub(crate) struct Forwarder {
+    pub(crate) cache: Arc<Cache>,
+    /// Maximum time until a response begins.
+    pub(crate) timeout: Duration,
 }
 
-async fn send(
-    state: &State,
-    remote: &Remote,
-    mut request: Request<Full<bytes::Bytes>>,
-) -> Result<http::Response<Incoming>> {
-    let (namespace, name, port) = &remote.service;
-    let tls = remote.tls.clone().map_err(ApiError::unavailable)?;
-    let endpoint = target::service(state, (namespace, name), &port.to_string())?;
-    let host = format!("{name}.{namespace}.svc");
-    let server = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
-    let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
-    request.headers_mut().insert(header::HOST, host);
-    let stream = endpoint.connect().await?;
-    endpoint.send_tls(stream, (tls, server), request, state.request_timeout).await
+// === impl Forwarder ===
+
+impl Forwarder {
+    /// Reads the APIResourceList of the group version.
+    pub(crate) async fn discover(&self, remote: &Remote) -> std::result::Result<Value, String> {
+        let path = format!("/apis/{}/{}", remote.group, remote.version);
+        let found = self.fetch(remote, Wanted { path: &path, tag: None, max: MAX_DOCUMENT }).await?;
+        let body = found.map(|found| found.body).unwrap_or_default();
+        serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
+    }
+
+    /// Reads a JSON document with the aggregator's credentials. `None` if it is not modified.
+    pub(super) async fn fetch(
+        &self,
+        remote: &Remote,
+        wanted: Wanted<'_>,
+    ) -> std::result::Result<Option<Fetched>, String> {
+        let path = wanted.path;
+        let mut request = Request::get(path).header(header::ACCEPT, "application/json");
+        if let Some(tag) = wanted.tag {
+            request = request.header(header::IF_NONE_MATCH, tag);
+        }
+        let request = request.body(Full::default()).map_err(|error| error.to_string())?;
+        let aggregator = User::new("system:kube-aggregator", &["system:masters"]);
+        let answer = self.send(remote, &aggregator, request).await.map_err(|error| error.message)?;
+        let status = answer.status();
+        if wanted.tag.is_some() && status == StatusCode::NOT_MODIFIED {
+            return Ok(None);
+        }
+        if !status.is_success() {
+            return Err(format!("bad status from {path}: {}", status.as_u16()));
+        }
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, wanted.max).collect().await;
+        let body = body.map_err(|error| format!("cannot read {path}: {error}"))?.to_bytes();
+        Ok(Some(Fetched { headers: head.headers, body }))
+    }
+
+    /// Sends a request of a user.
+    pub(crate) async fn send(
+        &self,
+        remote: &Remote,
+        user: &User,
+        mut request: Request<Full<bytes::Bytes>>,
+    ) -> Result<http::Response<Incoming>> {
+        identify(request.headers_mut(), user)?;
+        let (namespace, name, port) = &remote.service;
+        let tls = remote.tls.clone().map_err(ApiError::unavailable)?;
+        let endpoint = target::service(&self.cache, (namespace, name), &port.to_string())?;
+        let host = format!("{name}.{namespace}.svc");
+        let server = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
+        let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
+        request.headers_mut().insert(header::HOST, host);
+        let stream = endpoint.connect().await?;
+        endpoint.send_tls(stream, (tls, server), request, self.timeout).await
+    }
 }
 
 /// Adds the headers with the caller's identity. An identity that does not fit into headers is an error: with a part of
@@ -168,21 +133,6 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cve_2022_3172_redirects_of_an_aggregated_server_do_not_reach_the_client() {
-        let answer = |code: u16, location: &[&str]| {
-            let mut answer = http::Response::builder().status(code);
-            for location in location {
-                answer = answer.header(header::LOCATION, *location);
-            }
-            is_redirect(&answer.body(()).unwrap())
-        };
-        for code in [300, 301, 302, 303, 307, 308] {
-            assert!(answer(code, &["https://other.example"]), "{code}");
-        }
-        assert!(!answer(304, &[]) && !answer(200, &["https://other.example"]) && !answer(201, &["/x"]));
-    }
 
     #[test]
     fn the_identity_is_in_headers() {

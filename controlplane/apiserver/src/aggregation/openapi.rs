@@ -20,9 +20,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Remote, Remotes,
-    forward::{self, Wanted},
+    forward::{Forwarder, Wanted},
 };
-use crate::{offload, server::State};
+use crate::offload;
 
 /// Time between two reads, as upstream.
 const READ_INTERVAL: Duration = Duration::from_secs(60);
@@ -84,16 +84,15 @@ impl Documents {
 }
 
 /// Starts a task that reads the documents of a server, if a read is due.
-pub(super) fn refresh(state: &Arc<State>, remote: &Arc<Remote>) {
+pub(crate) fn refresh(forwarder: &Forwarder, remote: &Arc<Remote>) {
     if !remote.documents.take_turn(Instant::now()) {
         return;
     }
-    let (state, remote) = (Arc::downgrade(state), remote.clone());
+    let (forwarder, remote) = (forwarder.clone(), remote.clone());
     tokio::spawn(async move {
-        let Some(state) = state.upgrade() else { return };
         let read = async {
-            read_v2(&state, &remote).await?;
-            read_v3_root(&state, &remote).await
+            read_v2(&forwarder, &remote).await?;
+            read_v3_root(&forwarder, &remote).await
         };
         let read = tokio::time::timeout(READ_TIMEOUT, read).await;
         if let Err(reason) =
@@ -105,10 +104,10 @@ pub(super) fn refresh(state: &Arc<State>, remote: &Arc<Remote>) {
     });
 }
 
-async fn read_v2(state: &State, remote: &Remote) -> Result<(), String> {
+async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
     let tag = remote.documents.with(|inner| inner.tag.clone().filter(|_| inner.v2.is_some()));
     let wanted = Wanted { path: "/openapi/v2", tag: tag.as_deref(), max: MAX_V2 };
-    let found = forward::fetch(state, remote, wanted).await;
+    let found = forwarder.fetch(remote, wanted).await;
     let found = found.and_then(|found| {
         let Some(found) = found else { return Ok(None) };
         let is_large = found.body.len() > offload::MIN_OFFLOADED_BYTES;
@@ -144,9 +143,9 @@ impl Part {
     }
 }
 
-async fn read_v3_root(state: &State, remote: &Remote) -> Result<(), String> {
+async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
     let wanted = Wanted { path: "/openapi/v3", tag: None, max: MAX_V3_ROOT };
-    let found = forward::fetch(state, remote, wanted).await.and_then(|found| {
+    let found = forwarder.fetch(remote, wanted).await.and_then(|found| {
         let Some(found) = found else { return Ok(Value::Null) };
         serde_json::from_slice(&found.body).map_err(|error| format!("/openapi/v3 is not JSON: {error}"))
     });

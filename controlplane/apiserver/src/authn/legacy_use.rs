@@ -6,13 +6,13 @@ use std::sync::Weak;
 
 use bytes::Bytes;
 use coracle_kinds::kind::by_resource;
-use http::{Request, header};
+use futures::future::BoxFuture;
+use http::{Request, StatusCode, header};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::User;
-use crate::server::{Apiserver, State};
+use crate::cache::Cache;
 
 /// Label with the day (UTC) of the last use.
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
@@ -74,14 +74,20 @@ fn day(at: jiff::Timestamp) -> String {
     at.to_string().chars().take(10).collect()
 }
 
-/// Writes the labels, until the server is dropped.
-pub(crate) async fn record(state: Weak<State>, mut uses: mpsc::Receiver<TokenUse>) {
+/// A request that sets the label of a Secret.
+pub(crate) type LabelRequest = Request<Full<Bytes>>;
+
+/// Writes the labels, until the server is dropped. `send` sends a request; it returns `None` after the end of the server.
+pub(crate) async fn record<S>(cache: Weak<Cache>, mut uses: mpsc::Receiver<TokenUse>, send: S)
+where
+    S: Fn(LabelRequest) -> BoxFuture<'static, Option<StatusCode>> + Send,
+{
     while let Some(TokenUse { namespace, name, uid }) = uses.recv().await {
-        let Some(state) = state.upgrade() else { return };
+        let Some(cache) = cache.upgrade() else { return };
         let Some(kind) = by_resource("", "v1", "secrets") else { return };
         let now = jiff::Timestamp::now();
         // Concurrent requests queue the same use several times.
-        let secret = state.cache.get(kind, &namespace, &name);
+        let secret = cache.get(kind, &namespace, &name);
         if secret.is_none_or(|secret| is_recorded(&secret.value(), now)) {
             continue;
         }
@@ -90,9 +96,9 @@ pub(crate) async fn record(state: Weak<State>, mut uses: mpsc::Receiver<TokenUse
             .header(header::CONTENT_TYPE, "application/merge-patch+json")
             .body(Full::<Bytes>::from(patch.to_string()));
         let Ok(request) = request else { continue };
-        let answer = Apiserver { state }.handle(request, Some(User::controllers())).await;
-        if !answer.status().is_success() {
-            let code = answer.status().as_u16();
+        let Some(status) = send(request).await else { return };
+        if !status.is_success() {
+            let code = status.as_u16();
             tracing::warn!(namespace, name, code, "cannot record the use of a token");
         }
     }

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     io::Read as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -14,7 +15,8 @@ use serde_json::Value;
 use super::{
     Authorizer, abac, component,
     condition::MatchConditions,
-    constant, masters, node, rbac,
+    constant, masters, node,
+    rbac::{self, Policies},
     webhook::{Webhook, WebhookSettings},
 };
 
@@ -60,6 +62,8 @@ impl Default for AuthorizationConfig {
 
 /// Members of a chain, and whether one of them allows every request.
 pub(super) struct Members {
+    /// The index of the RBAC authorizer.
+    policies: Arc<Policies>,
     pub(super) chain: Vec<Box<dyn Authorizer>>,
     pub(super) allows_all: bool,
 }
@@ -120,8 +124,8 @@ impl AuthorizationConfig {
     ///
     /// # Errors
     /// A mode is unknown, or a file cannot be used.
-    pub(super) fn members(&self) -> Result<Members, String> {
-        let mut members = Members::new();
+    pub(super) fn members(&self, policies: &Arc<Policies>) -> Result<Members, String> {
+        let mut members = Members::new(policies.clone());
         match &self.file {
             Some(path) => {
                 let text = read(path).map_err(|reason| format!("{}: {reason}", path.display()))?;
@@ -187,14 +191,16 @@ impl AuthorizationConfig {
 
 impl Members {
     /// Authorizers of every chain. With them `system:masters` can always repair the cluster.
-    fn new() -> Self {
-        Self { chain: vec![Box::new(masters::Masters), Box::new(component::Components)], allows_all: false }
+    fn new(policies: Arc<Policies>) -> Self {
+        let chain: Vec<Box<dyn Authorizer>> =
+            vec![Box::new(masters::Masters), Box::new(component::Components)];
+        Self { policies, chain, allows_all: false }
     }
 
     fn add(&mut self, mode: &str) -> Result<(), String> {
         self.chain.push(match mode {
             "Node" => Box::new(node::Nodes),
-            "RBAC" => Box::new(rbac::Rbac),
+            "RBAC" => Box::new(rbac::Rbac(self.policies.clone())),
             "AlwaysAllow" => {
                 self.allows_all = true;
                 Box::new(constant::AlwaysAllow)
@@ -323,7 +329,7 @@ mod tests {
     use super::*;
 
     fn file(authorizers: &str) -> Result<usize, String> {
-        let mut members = Members::new();
+        let mut members = Members::new(Arc::default());
         members.add_file(&format!(
             "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: {authorizers}\n"
         ))?;
@@ -372,7 +378,7 @@ mod tests {
     fn modes_need_their_files_and_occur_once() {
         let of = |modes: &[&str]| {
             let modes = modes.iter().map(|&mode| mode.to_owned()).collect();
-            AuthorizationConfig { modes, ..AuthorizationConfig::default() }.members()
+            AuthorizationConfig { modes, ..AuthorizationConfig::default() }.members(&Arc::default())
         };
         assert_eq!(of(&["Node", "RBAC"]).map(|members| members.chain.len()), Ok(4));
         assert!(of(&["AlwaysAllow"]).unwrap().allows_all);

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use coracle_values::names::{dns1123_label, dns1123_subdomain};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::authorize_also;
+use super::Authorizers;
 use crate::{
     authn::User,
+    cache::Cache,
     error::{ApiError, Result},
     request::ResourceInfo,
-    server::State,
 };
 
 const ACCOUNTS: &str = "system:serviceaccount:";
@@ -23,30 +23,33 @@ const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
 /// The user of a request: the caller, or the impersonated user of the headers.
-pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Result<User> {
+pub(crate) async fn user(
+    (authorizers, cache): (&Authorizers, &Cache),
+    user: User,
+    headers: &HeaderMap,
+) -> Result<User> {
     let mut wanted = wanted(headers)?;
     if wanted.name.is_empty() {
         let alone = !wanted.groups.is_empty() || !wanted.uid.is_empty() || !wanted.extra.is_empty();
         let why = "groups, uid or extra values are impersonated without a user";
         return if alone { Err(ApiError::bad_request(why)) } else { Ok(user) };
     }
+    let caller = Caller { authorizers, cache, user: &user };
     let account = account(&wanted.name);
     match account {
-        Some((namespace, account)) => {
-            may(state, &user, ("", "serviceaccounts", ""), (namespace, account)).await?
-        }
-        None => may(state, &user, ("", "users", ""), ("", &wanted.name)).await?,
+        Some((namespace, account)) => caller.may(("", "serviceaccounts", ""), (namespace, account)).await?,
+        None => caller.may(("", "users", ""), ("", &wanted.name)).await?,
     }
     for group in &wanted.groups {
-        may(state, &user, ("", "groups", ""), ("", group)).await?;
+        caller.may(("", "groups", ""), ("", group)).await?;
     }
     for (key, values) in &wanted.extra {
         for value in values {
-            may(state, &user, (GROUP, "userextras", key), ("", value)).await?;
+            caller.may((GROUP, "userextras", key), ("", value)).await?;
         }
     }
     if !wanted.uid.is_empty() {
-        may(state, &user, (GROUP, "uids", ""), ("", &wanted.uid)).await?;
+        caller.may((GROUP, "uids", ""), ("", &wanted.uid)).await?;
     }
     if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
         wanted.groups =
@@ -58,7 +61,7 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
 
 /// Namespace and name of a service account's user. Any other text, such as one with a further colon, names an ordinary
 /// user. Source: `SplitUsername` of `k8s.io/apiserver/pkg/authentication/serviceaccount`.
-fn account(user: &str) -> Option<(&str, &str)> {
+pub(crate) fn account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix(ACCOUNTS)?.split_once(':')?;
     let is_valid = dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty();
     is_valid.then_some((namespace, name))
@@ -116,22 +119,30 @@ fn complete_groups(user: &mut User) {
     user.groups.push(if anonymous { UNAUTHENTICATED } else { AUTHENTICATED }.to_owned());
 }
 
-async fn may(
-    state: &State,
-    user: &User,
-    (group, resource, subresource): (&str, &str, &str),
-    (namespace, name): (&str, &str),
-) -> Result<()> {
-    let resource = ResourceInfo {
-        group: group.to_owned(),
-        version: "v1".to_owned(),
-        namespace: namespace.to_owned(),
-        resource: resource.to_owned(),
-        subresource: subresource.to_owned(),
-        name: name.to_owned(),
-        ..ResourceInfo::default()
-    };
-    authorize_also(state, user, "impersonate", resource).await
+/// The user that sends the impersonation headers, and the services that decide on its permissions.
+struct Caller<'a> {
+    authorizers: &'a Authorizers,
+    cache: &'a Cache,
+    user: &'a User,
+}
+
+impl Caller<'_> {
+    async fn may(
+        &self,
+        (group, resource, subresource): (&str, &str, &str),
+        (namespace, name): (&str, &str),
+    ) -> Result<()> {
+        let resource = ResourceInfo {
+            group: group.to_owned(),
+            version: "v1".to_owned(),
+            namespace: namespace.to_owned(),
+            resource: resource.to_owned(),
+            subresource: subresource.to_owned(),
+            name: name.to_owned(),
+            ..ResourceInfo::default()
+        };
+        self.authorizers.authorize_also(self.cache, self.user, "impersonate", resource).await
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 
 use coracle_kinds::kind::by_resource;
 use coracle_values::field_selector::{self, FieldRequirement};
-use serde_json::Value;
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision};
 use crate::{
@@ -15,9 +14,6 @@ use crate::{
 
 const READ_VERBS: &[&str] = &["get", "list", "watch"];
 const OWN_OBJECT_VERBS: &[&str] = &["get", "update", "patch", "delete"];
-
-/// The annotation of mirror pods: a node creates them for the pods of its files.
-pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The label of local volumes: the node that has the directory.
 pub(crate) const LOCAL_NODE: &str = "coracle.dev/node";
@@ -50,7 +46,7 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
         ("networking.k8s.io", "networkpolicies", "") => READ_VERBS.contains(&verb),
         (POLICY_GROUP, name, "") => READ_VERBS.contains(&verb) && CLUSTER_POLICIES.contains(&name),
         ("apiextensions.k8s.io", "customresourcedefinitions", "") => {
-            READ_VERBS.contains(&verb) && defines_policies(attributes, resource)
+            READ_VERBS.contains(&verb) && defines_policies(attributes)
         }
         ("", "pods", "") => matches!(verb, "create" | "delete"),
         ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
@@ -124,19 +120,10 @@ fn has_policies(attributes: &AccessAttributes<'_>) -> bool {
 }
 
 /// Whether a request is for the definition of a kind of network policies, by its name.
-fn defines_policies(attributes: &AccessAttributes<'_>, resource: &ResourceInfo) -> bool {
-    let name = wanted_name(attributes, resource);
+fn defines_policies(attributes: &AccessAttributes<'_>) -> bool {
+    let name = attributes.info.object_name();
     let plural = name.strip_suffix(POLICY_GROUP).and_then(|rest| rest.strip_suffix('.'));
     plural.is_some_and(|plural| CLUSTER_POLICIES.contains(&plural))
-}
-
-/// The name of the object that a request is for. Empty for requests for many objects.
-fn wanted_name<'a>(attributes: &'a AccessAttributes<'_>, resource: &'a ResourceInfo) -> &'a str {
-    if !resource.name.is_empty() {
-        return &resource.name;
-    }
-    let selected = attributes.info.query.get("fieldSelector").strip_prefix("metadata.name=");
-    selected.unwrap_or_default().trim_start_matches('=')
 }
 
 /// Whether a request for pods is restricted to pods that are bound to the node.
@@ -176,81 +163,11 @@ fn volume(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name an object, too.
 fn needed(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
-    let wanted = wanted_name(attributes, resource);
+    let wanted = attributes.info.object_name();
     let pods = by_resource("", "v1", "pods").and_then(|pods| attributes.cache.of(pods).ok());
     !wanted.is_empty()
         && !resource.namespace.is_empty()
-        && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, wanted))
-}
-
-fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
-    value[field].as_array().into_iter().flatten()
-}
-
-fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
-    let kinds = ["containers", "initContainers", "ephemeralContainers"];
-    kinds.into_iter().flat_map(|field| list(&pod["spec"], field))
-}
-
-/// Volumes and the parts of projected volumes.
-fn sources(pod: &Value) -> impl Iterator<Item = &Value> {
-    list(&pod["spec"], "volumes")
-        .flat_map(|volume| std::iter::once(volume).chain(list(&volume["projected"], "sources")))
-}
-
-/// Whether a node has created the pod for a pod of its files.
-pub(crate) fn is_mirror(pod: &Value) -> bool {
-    !pod["metadata"]["annotations"][MIRROR].is_null()
-}
-
-pub(crate) fn secrets_of(pod: &Value) -> Vec<&str> {
-    let volumes =
-        sources(pod).flat_map(|source| [&source["secret"]["secretName"], &source["secret"]["name"]]);
-    let pulls = list(&pod["spec"], "imagePullSecrets").map(|pull| &pull["name"]);
-    volumes
-        .chain(pulls)
-        .chain(environment(pod, "secretRef", "secretKeyRef"))
-        .filter_map(Value::as_str)
-        .collect()
-}
-
-pub(crate) fn config_maps_of(pod: &Value) -> Vec<&str> {
-    let volumes = sources(pod).map(|source| &source["configMap"]["name"]);
-    volumes.chain(environment(pod, "configMapRef", "configMapKeyRef")).filter_map(Value::as_str).collect()
-}
-
-/// Names of the claims of a pod with this name.
-pub(crate) fn claims_of(pod: &Value, pod_name: &str) -> Vec<String> {
-    let volumes = list(&pod["spec"], "volumes");
-    let claim = |volume: &Value| match volume["persistentVolumeClaim"]["claimName"].as_str() {
-        Some(name) => Some(name.to_owned()),
-        None if volume["ephemeral"].is_object() => Some(format!("{pod_name}-{}", volume["name"].as_str()?)),
-        None => None,
-    };
-    volumes.filter_map(claim).collect()
-}
-
-/// Names of the ResourceClaims of a pod: in its spec, and those that controllers made and its status names.
-pub(crate) fn resource_claims_of(pod: &Value) -> Vec<&str> {
-    let statuses = list(&pod["status"], "resourceClaimStatuses");
-    let claims = list(&pod["spec"], "resourceClaims").chain(statuses);
-    let claims = claims.chain(std::iter::once(&pod["status"]["extendedResourceClaimStatus"]));
-    claims.filter_map(|claim| claim["resourceClaimName"].as_str()).collect()
-}
-
-pub(crate) fn accounts_of(pod: &Value) -> Vec<&str> {
-    pod["spec"]["serviceAccountName"].as_str().into_iter().collect()
-}
-
-fn environment<'a>(
-    pod: &'a Value,
-    whole: &'static str,
-    key: &'static str,
-) -> impl Iterator<Item = &'a Value> {
-    containers(pod).flat_map(move |container| {
-        let all = list(container, "envFrom").map(move |from| &from[whole]["name"]);
-        all.chain(list(container, "env").map(move |env| &env["valueFrom"][key]["name"]))
-    })
+        && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, &wanted))
 }
 
 #[cfg(test)]
@@ -350,30 +267,6 @@ mod tests {
             let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
             assert_eq!(allows(&attributes), expect, "{verb} {path}");
         }
-    }
-
-    #[test]
-    fn a_pod_needs_what_it_names() {
-        let pod = json!({"spec": {
-            "volumes": [
-                {"secret": {"secretName": "a"}},
-                {"projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}, {"secret": {"name": "b"}}]}},
-                {"configMap": {"name": "c"}},
-            ],
-            "imagePullSecrets": [{"name": "d"}],
-            "containers": [{"envFrom": [{"secretRef": {"name": "e"}}],
-                "env": [{"valueFrom": {"configMapKeyRef": {"name": "f"}}}]}],
-            "initContainers": [{"env": [{"valueFrom": {"secretKeyRef": {"name": "g"}}}]}],
-        }});
-        assert_eq!(secrets_of(&pod), ["a", "b", "d", "e", "g"]);
-        assert_eq!(config_maps_of(&pod), ["kube-root-ca.crt", "c", "f"]);
-    }
-
-    #[test]
-    fn claims_are_named_or_made_for_the_pod() {
-        let pod = json!({"spec": {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}},
-            {"name": "b", "ephemeral": {}}, {"name": "d", "emptyDir": {}}]}});
-        assert_eq!(claims_of(&pod, "p"), ["c", "p-b"]);
     }
 
     #[test]

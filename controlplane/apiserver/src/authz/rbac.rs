@@ -14,7 +14,7 @@ use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision};
-use crate::{authn::User, cache::Cache, offload, write::text};
+use crate::{authn::User, cache::Cache, object_meta::text, offload};
 use rule::Rule;
 
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
@@ -47,17 +47,17 @@ struct Grant {
 }
 
 /// Allows what the roles of a user allow.
-pub(super) struct Rbac;
+pub(super) struct Rbac(pub(super) Arc<Policies>);
 
 impl Authorizer for Rbac {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(attributes), "a role of the user allows it").ready()
+        Decision::allow_if(allows(&self.0, attributes), "a role of the user allows it").ready()
     }
 }
 
-fn allows(attributes: &AccessAttributes<'_>) -> bool {
+fn allows(policies: &Policies, attributes: &AccessAttributes<'_>) -> bool {
     let namespace = attributes.info.resource.as_ref().map_or("", |resource| &resource.namespace);
-    let policy = attributes.cache.policies.current(attributes.cache);
+    let policy = policies.current(attributes.cache);
     policy.rules(attributes.user, namespace).any(|rule| rule.allows(attributes.verb, attributes.info))
 }
 
@@ -148,8 +148,7 @@ impl Policy {
 }
 
 /// Fails unless the user has all of these rules in the namespace.
-pub(crate) fn holds(cache: &Cache, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
-    let policy = cache.policies.current(cache);
+pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
     let cut = |word: &String| format!("{:?}", word.chars().take(MAX_NAMED_CHARS).collect::<String>());
     let quoted = |list: &[String]| list.iter().map(cut).collect::<Vec<_>>();
     let refusal = |why: &str| {

@@ -9,11 +9,12 @@ use coracle_kinds::kind::by_resource;
 use coracle_store::{Expect, Range, Tier, Write};
 use serde_json::{Value, json};
 
-use super::{call, core, ensure_kind};
+use super::{core, ensure_kind};
 use crate::{
+    call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
-    server::State,
+    state::State,
     write::{self, Part},
 };
 
@@ -124,7 +125,7 @@ async fn replace(
     fields: &[&str],
 ) -> Result<()> {
     ensure_kind(state, kind, object.clone()).await?;
-    let call = call(state, kind.clone(), &object);
+    let call = Call::internal(state, kind.clone(), &object);
     let changed = write::update(&call, "kubernetes", (Part::Main, Writer::Update), |old| {
         let mut new = old.clone();
         if let Some(new) = new.as_object_mut() {

@@ -7,12 +7,13 @@ use coracle_kinds::kind::by_kind;
 use futures::stream::{self, TryStreamExt as _};
 use serde_json::Value;
 
-use super::{call, policy};
+use super::policy;
 use crate::{
     authz::rbac::rule::{Rule, missing},
+    call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
-    server::State,
+    state::State,
     verb::delete,
     write::{self, Part, text},
 };
@@ -31,7 +32,7 @@ async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
     let words = |field: &str| wanted[field].as_str().unwrap_or_default().to_owned();
     let kind = by_kind(&words("apiVersion"), &words("kind")).ok_or_else(ApiError::no_resource)?;
     let (namespace, name) = (text(&wanted, "namespace"), text(&wanted, "name"));
-    let call = call(state, kind.clone(), &wanted);
+    let call = Call::internal(state, kind.clone(), &wanted);
     let Some(found) = state.cache.get(kind, namespace, name).map(|object| object.value()) else {
         return write::create(&call, wanted, Writer::Update).await.map(drop);
     };

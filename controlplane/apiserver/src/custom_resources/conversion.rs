@@ -2,7 +2,7 @@
 //!
 //! Only the requests that need another version wait for the webhook, each at most for its timeout.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use coracle_custom_resources::definition::Conversion;
@@ -10,7 +10,8 @@ use coracle_kinds::Resource;
 use coracle_kinds::resource::{ConversionError, Convert, Converting};
 use serde_json::{Map, Value, json};
 
-use crate::server::State;
+use crate::cache::Cache;
+use crate::in_flight::InFlight;
 use crate::webhook_client::{self, Endpoint};
 
 /// Maximum time of one call.
@@ -23,16 +24,24 @@ const MAX_RESPONSE: usize = 48 << 20;
 /// Maximum number of objects of one call. A longer list is converted by several calls.
 const MAX_OBJECTS: usize = 500;
 
+/// What calls of conversion webhooks need. Resources have it, and the cache has the resources, so it does not keep the
+/// cache alive.
+#[derive(Clone)]
+pub(crate) struct ConversionClient {
+    pub(crate) cache: Weak<Cache>,
+    pub(crate) in_flight: Arc<InFlight>,
+}
+
 /// Converts by a webhook.
 pub(super) struct WebhookConversion {
-    state: Weak<State>,
+    client: ConversionClient,
     endpoint: Endpoint,
     version: &'static str,
 }
 
 impl WebhookConversion {
     /// None unless the strategy is `Webhook`.
-    pub(super) fn new(state: &Weak<State>, conversion: Option<&Conversion>) -> Option<Self> {
+    pub(super) fn new(client: &ConversionClient, conversion: Option<&Conversion>) -> Option<Self> {
         let conversion = conversion.filter(|conversion| conversion.strategy == "Webhook")?;
         let webhook = conversion.webhook.clone().unwrap_or_default();
         let config = webhook.client_config.unwrap_or_default();
@@ -43,21 +52,21 @@ impl WebhookConversion {
             _ => None,
         });
         Some(Self {
-            state: state.clone(),
+            client: client.clone(),
             endpoint: Endpoint::read(&config, TIMEOUT).with_max_response(MAX_RESPONSE),
             version: version.unwrap_or("v1"),
         })
     }
 
     async fn call(&self, objects: &[Value], to: &str) -> Result<Vec<Value>, String> {
-        let state = self.state.upgrade().ok_or("the server is stopping")?;
+        let cache = self.client.cache.upgrade().ok_or("the server is stopping")?;
         let uid = uuid::Uuid::new_v4().to_string();
         let api_version = format!("apiextensions.k8s.io/{}", self.version);
         let request = json!({"kind": "ConversionReview", "apiVersion": api_version, "request": {
             "uid": uid, "desiredAPIVersion": to, "objects": objects,
         }});
-        let mut memory = state.in_flight.response(&self.endpoint.host());
-        let review = webhook_client::call(&state, &self.endpoint, &request, &mut memory).await?;
+        let mut memory = self.client.in_flight.response(&self.endpoint.host());
+        let review = webhook_client::call(&cache, &self.endpoint, &request, &mut memory).await?;
         let converted = response(review, &api_version, &uid)?;
         if converted.len() != objects.len() {
             return Err(format!("returned {} objects, expected {}", converted.len(), objects.len()));

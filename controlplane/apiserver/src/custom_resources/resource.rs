@@ -1,6 +1,6 @@
 //! Makes the resources of a definition, one for each version.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use coracle_custom_resources::columns::{self, PrinterColumn};
 use coracle_custom_resources::definition::{Definition, Scale, Version};
@@ -11,17 +11,16 @@ use coracle_kinds::Resource;
 use coracle_kinds::resource::{Convert, ScalePaths, SelectableField, Subresource, Text, version_preference};
 use serde_json::{Value, json};
 
-use super::conversion::WebhookConversion;
+use super::conversion::{ConversionClient, WebhookConversion};
 use super::strategy::CustomStrategy;
-use crate::server::State;
 
 /// The served versions of a definition. Unserved versions are left out, except as the storage of the others.
-pub(super) fn of_definition(
+pub(crate) fn of_definition(
     definition: &Definition,
-    state: &Weak<State>,
+    client: &ConversionClient,
 ) -> Result<Vec<Arc<Resource>>, SchemaError> {
     let Some(stored) = definition.storage_version() else { return Ok(Vec::new()) };
-    let conversion = WebhookConversion::new(state, definition.spec.conversion.as_ref());
+    let conversion = WebhookConversion::new(client, definition.spec.conversion.as_ref());
     let conversion = conversion.map(|conversion| Arc::new(conversion) as Arc<dyn Convert>);
     let mut storage = of_version(definition, stored)?;
     storage.convert.clone_from(&conversion);

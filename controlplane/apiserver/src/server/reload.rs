@@ -6,11 +6,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use super::State;
 use crate::{
     authn::{AnonymousConfig, AuthenticationConfig},
     config::{OpenError, read_authentication},
     file_watch,
+    state::State,
 };
 
 /// The files.

@@ -1,6 +1,6 @@
 //! Tests of the API server by requests in process, on a real store in a temporary directory.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use coracle_store::{Embedded, EmbeddedOptions};
 use http_body_util::{BodyExt as _, Full};
@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::{AuditConfig, AuthorizationConfig, PluginSelection};
+use crate::{
+    ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, KubeletTls, PluginSelection, ServiceRanges,
+};
 
 mod access;
 mod admission_plugins;

@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 
 use super::body_of;
 use crate::{
-    admit::{Attributes, Operation},
-    body,
-    call::{Call, Warnings},
+    admit::Operation,
+    call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
     media,
     reply::{self, Reply},
     request::ResourceInfo,
     verb::create::set_namespace,
+    warnings::Warnings,
     write::{self, Part, check_revision, text},
 };
 
@@ -26,7 +26,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
     }
     check(&call.kind, name, &binding)?;
-    let binding = call.state.admission.admit_subresource(call, Operation::Create, binding).await?;
+    let binding = call.admit_subresource(Operation::Create, binding).await?;
     bind(call, &binding).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
@@ -36,18 +36,18 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 pub(crate) async fn create(call: &Call) -> Result<Reply> {
     media::negotiate(&call.headers, &call.info.query, &[])?;
     call.dry_run()?;
-    let (mut binding, warnings) = body::object(call)?;
+    let (mut binding, warnings) = call.object()?;
     set_namespace(call, &mut binding)?;
     let name = text(&binding, "name").to_owned();
     if name.is_empty() {
         return Err(ApiError::bad_request("Name parameter required."));
     }
-    let attributes = Attributes::new(call, Operation::Create, &name, None);
-    call.state.admission.mutate(&call.state, &attributes, &mut binding).await?;
+    let attributes = call.attributes(Operation::Create, &name, None);
+    call.state.admission.mutate(&attributes, &mut binding).await?;
     if text(&binding, "name") != name || text(&binding, "namespace") != call.namespace() {
         return Err(ApiError::internal("admission changed the identity of the binding"));
     }
-    call.state.admission.validate(&call.state, &attributes, &binding).await?;
+    call.state.admission.validate(&attributes, &binding).await?;
     check(&call.kind, &name, &binding)?;
     bind(&of_pod(call, name)?, &binding).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))

@@ -45,7 +45,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if text(&eviction, "name") != call.resource.name {
         return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
     }
-    let eviction = call.state.admission.admit_subresource(call, Operation::Create, eviction).await?;
+    let eviction = call.admit_subresource(Operation::Create, eviction).await?;
     let options = delete::options_from(call, &eviction["deleteOptions"])?;
     evict(call, &options).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))

@@ -7,16 +7,15 @@ use coracle_kinds::kind::by_resource;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::{
     call::Call,
     error::{ApiError, Result},
+    target::exchange,
 };
 
 const DEFAULT_PORT: u16 = 10250;
@@ -61,32 +60,6 @@ pub(crate) async fn send(
     let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
     request.headers_mut().insert(header::HOST, host);
     exchange(stream, request, (&target, call.state.request_timeout)).await
-}
-
-/// Sends the request and waits for the head of the response, which may take until `limit`; its body may take longer.
-pub(super) async fn exchange<I>(
-    stream: I,
-    request: Request<Full<bytes::Bytes>>,
-    (target, limit): (&str, Duration),
-) -> Result<Response<Incoming>>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let failed = |what: &str, error: &dyn std::fmt::Display| {
-        ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
-    };
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| failed("no HTTP with", &error))?;
-    tokio::spawn(async move {
-        // The caller gets the failure as an error of the body.
-        let _ = connection.with_upgrades().await;
-    });
-    let answered = tokio::time::timeout(limit, sender.send_request(request)).await;
-    let late = |_elapsed| {
-        ApiError::timeout(format!("the server at {target} does not answer within {} s", limit.as_secs()), 1)
-    };
-    answered.map_err(late)?.map_err(|error| failed("request to", &error))
 }
 
 fn address(call: &Call, node: &str) -> Result<Address> {

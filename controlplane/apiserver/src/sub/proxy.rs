@@ -4,8 +4,6 @@
 
 mod links;
 
-use std::net::IpAddr;
-
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, upgrade::OnUpgrade};
@@ -15,14 +13,13 @@ use self::links::Links;
 use super::{
     kubelet,
     stream::{check_switch, join, pass},
-    target::{self, Endpoint},
 };
 use crate::{
     admit::Operation,
-    authz::authorize_also,
     call::Call,
     error::{ApiError, Result},
     reply::{self, Reply},
+    target::{self, Endpoint},
 };
 
 /// Headers of one connection, and credentials. They are not forwarded.
@@ -63,11 +60,10 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     if is_upgrade && call.kind.is("", "Node") {
         // A WebSocket begins with GET, also one that runs a command by the kubelet's exec. So a stream also needs
         // `create`.
-        authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
+        call.authorize_also("create").await?;
     }
     if let Some(options) = options(call) {
-        let admitted =
-            call.state.admission.admit_subresource(call, Operation::Connect, options.clone()).await?;
+        let admitted = call.admit_subresource(Operation::Connect, options.clone()).await?;
         if admitted != options {
             return Err(ApiError::internal(
                 "an admission policy or webhook changed the options of a proxy request",
@@ -79,8 +75,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     let mut hosts: Vec<String> = host.map(str::to_owned).into_iter().collect();
     let endpoint = match &*call.kind.plural {
         "nodes" => None,
-        "pods" => Some(target::pod(&call.state, call.namespace(), (named.name, named.port))?),
-        _ => Some(target::service(&call.state, (call.namespace(), named.name), named.port)?),
+        "pods" => Some(target::pod(&call.state.cache, call.namespace(), (named.name, named.port))?),
+        _ => Some(target::service(&call.state.cache, (call.namespace(), named.name), named.port)?),
     };
     let mut answer = match endpoint {
         None => to_node(call, &named, request).await?,
@@ -204,18 +200,6 @@ async fn send(
     endpoint.send(is_tls, request, call.state.request_timeout).await
 }
 
-/// Whether requests may go to an address: not to this machine, and to one host only.
-pub(super) fn is_proxyable(address: IpAddr) -> bool {
-    let is_link_local = match address {
-        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
-        IpAddr::V6(address) => {
-            address.is_unicast_link_local()
-                || address.to_ipv4_mapped().is_some_and(|v4| !is_proxyable(v4.into()))
-        }
-    };
-    !(address.is_loopback() || address.is_unspecified() || address.is_multicast() || is_link_local)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,24 +213,6 @@ mod tests {
         assert_eq!(Named::parse("http:web:metrics"), named(false, "web", "metrics"));
         for text in ["", ":80", "ftp:web:", "a:b:c:d"] {
             assert_eq!(Named::parse(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn addresses_of_this_machine_and_of_groups_are_refused() {
-        for (address, expect) in [
-            ("10.42.0.7", true),
-            ("fd00::7", true),
-            ("127.0.0.1", false),
-            ("::1", false),
-            ("::ffff:127.0.0.1", false),
-            ("0.0.0.0", false),
-            ("169.254.169.254", false),
-            ("fe80::1", false),
-            ("224.0.0.1", false),
-            ("255.255.255.255", false),
-        ] {
-            assert_eq!(is_proxyable(address.parse().unwrap()), expect, "{address}");
         }
     }
 

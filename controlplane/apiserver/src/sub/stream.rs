@@ -43,9 +43,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
     let requested = options(call);
     let admitted = match requested.clone() {
-        Some(options) => {
-            Some(call.state.admission.admit_subresource(call, Operation::Connect, options).await?)
-        }
+        Some(options) => Some(call.admit_subresource(Operation::Connect, options).await?),
         None => None,
     };
     let path = match &admitted {

@@ -23,7 +23,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
     let (request, warnings) = body_of(call)?;
     let account = parent(call).await?;
-    let mut request = call.state.admission.admit_subresource(call, Operation::Create, request).await?;
+    let mut request = call.admit_subresource(Operation::Create, request).await?;
     let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(MIN_SECONDS..=MAX_SECONDS).contains(&seconds) {
         let causes = validate::token_request(&request);

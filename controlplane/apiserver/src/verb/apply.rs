@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::create;
 use crate::{
-    authz,
     body::{self, Expected},
     call::Call,
     error::{ApiError, Result},
@@ -48,7 +47,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
 
 /// Creates the object of a configuration. That needs the permission to create as well.
 async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
-    authz::authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
+    call.authorize_also("create").await?;
     if !text(config, "uid").is_empty() {
         let why = format!(
             "uid mismatch: the provided object specified uid {}, and no existing object was found",

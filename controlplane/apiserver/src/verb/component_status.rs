@@ -14,7 +14,7 @@ use crate::{
     error::{ApiError, Result},
     media::Form,
     reply::{self, Reply},
-    server::State,
+    state::State,
     verb::list,
 };
 

@@ -1,10 +1,8 @@
 //! POST to a collection.
 
-use rand::RngExt as _;
 use serde_json::Value;
 
 use crate::{
-    body,
     call::Call,
     error::{ApiError, Result},
     field_manager::{self, Writer},
@@ -12,12 +10,9 @@ use crate::{
     write,
 };
 
-/// Letters of generated names: no vowels, so that they form no words, and no letters that look like others.
-const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
-    let (mut object, warnings) = body::object(call)?;
+    let (mut object, warnings) = call.object()?;
     set_namespace(call, &mut object)?;
     let stored = write::create(call, object, Writer::Update).await?;
     let reply = reply::object(201, call.form()?, &call.kind, &stored);
@@ -46,16 +41,4 @@ pub(crate) fn set_namespace(call: &Call, object: &mut Value) -> Result<()> {
             "the namespace of the provided object does not match the namespace sent on the request",
         )),
     }
-}
-
-/// A name from its prefix, which is cut so that five random letters fit.
-pub(crate) fn generated(base: &str) -> String {
-    let mut base = base.to_owned();
-    base.truncate(base.floor_char_boundary(58));
-    base + &random_suffix()
-}
-
-pub(crate) fn random_suffix() -> String {
-    let mut random = rand::rng();
-    (0..5).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())])).collect()
 }

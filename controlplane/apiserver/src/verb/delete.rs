@@ -8,7 +8,7 @@ use coracle_store::Expect;
 use serde_json::{Value, json};
 
 use crate::{
-    admit::{Attributes, Operation},
+    admit::Operation,
     body::{self, Expected},
     call::Call,
     convert, custom_resources,
@@ -140,17 +140,17 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 
 /// Admission of the deletion: plugins can refuse it after the authorizers have allowed it.
 pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
-    let attributes = Attributes::new(call, Operation::Delete, name, Some(old));
+    let attributes = call.attributes(Operation::Delete, name, Some(old));
     // Mutating plugins get a copy, because a deletion stores none of their changes.
-    call.state.admission.mutate(&call.state, &attributes, &mut old.clone()).await?;
-    call.state.admission.validate(&call.state, &attributes, old).await
+    call.state.admission.mutate(&attributes, &mut old.clone()).await?;
+    call.state.admission.validate(&attributes, old).await
 }
 
 /// The options of the request. The body takes precedence over the query.
 pub(crate) fn options(call: &Call) -> Result<Options> {
     let mut tree = json!({});
     if !call.body.is_empty() {
-        let mut parsed = body::parse(call)?;
+        let mut parsed = call.parse()?;
         if parsed.value.is_null() {
             parsed.value = json!({});
         }

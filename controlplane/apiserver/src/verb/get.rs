@@ -5,13 +5,13 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
-    verb::list,
+    request::parse_revision,
     write::Stored,
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let name = &call.resource.name;
-    if let Some(asked) = list::revision(call.info.query.get("resourceVersion"))? {
+    if let Some(asked) = parse_revision(call.info.query.get("resourceVersion"))? {
         let cache = &call.state.cache;
         let newest = cache.revision().max(cache.of(&call.kind)?.lock().newest());
         if asked > newest {

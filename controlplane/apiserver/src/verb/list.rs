@@ -15,6 +15,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
+    request::parse_revision,
     verb::{list_options, version_fields},
 };
 
@@ -115,7 +116,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         let rest = found.into_iter().filter(|object| *object.key >= *token.start);
         return Ok((rest.collect(), revision));
     }
-    match revision(query.get("resourceVersion"))? {
+    match parse_revision(query.get("resourceVersion"))? {
         Some(asked) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
         Some(asked) if query.get("resourceVersionMatch") == "Exact" => {
             return Ok((objects.under_at(&scope.prefix, asked)?, asked));
@@ -135,18 +136,6 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
 /// Whether a name alone identifies the object: the kind is cluster-scoped, or the request has a namespace.
 fn is_single(call: &Call) -> bool {
     !call.kind.namespaced || !call.namespace().is_empty()
-}
-
-pub(crate) fn revision(text: &str) -> Result<Option<u64>> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    text.parse().map(Some).map_err(|_not_a_number| {
-        ApiError::bad_request(format!(
-            "invalid resource version: resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": \
-             invalid syntax"
-        ))
-    })
 }
 
 /// The token of the query.

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use crate::{
     authn::User,
     authz::{AccessAttributes, Verdict, rbac::rule::Rule},
-    body,
     call::Call,
     error::{ApiError, Result},
     media,
@@ -20,7 +19,7 @@ const MAX_AUDIENCES: usize = 32;
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // A review has no metadata to make a table of.
     media::negotiate(&call.headers, &call.info.query, &[])?;
-    let (mut review, warnings) = body::object(call)?;
+    let (mut review, warnings) = call.object()?;
     check(call, &review)?;
     review["status"] = match &*call.kind.kind {
         "SelfSubjectReview" => json!({"userInfo": described(&call.user)}),
@@ -108,7 +107,7 @@ async fn access(call: &Call, user: &User, spec: &Value) -> Value {
 /// the list of a node is not complete.
 fn rules(call: &Call, namespace: &str) -> Value {
     let (user, cache) = (&call.user, &call.state.cache);
-    let policy = cache.policies.current(cache);
+    let policy = call.state.authorizers.policies.current(cache);
     let (urls, resources): (Vec<_>, Vec<_>) =
         policy.rules(user, namespace).partition(|rule| !rule.urls.is_empty());
     let list = |rules: Vec<&Rule>| rules.into_iter().map(Rule::json).collect::<Vec<_>>();

@@ -5,7 +5,6 @@ use serde_json::Value;
 use coracle_kinds::validate::Cause;
 
 use crate::{
-    body,
     call::Call,
     error::{ApiError, Result},
     field_manager::{self, Writer},
@@ -16,7 +15,7 @@ use crate::{
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
-    let (mut object, warnings) = body::object(call)?;
+    let (mut object, warnings) = call.object()?;
     create::set_namespace(call, &mut object)?;
     let name = &call.resource.name;
     same_name(&object, name)?;

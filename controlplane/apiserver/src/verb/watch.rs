@@ -19,6 +19,7 @@ use crate::{
     error::{ApiError, Result},
     media::Form,
     reply::{Reply, full, status_text},
+    request::parse_revision,
     verb::{list, list_options, version_fields, version_fields::Transitions},
 };
 
@@ -108,7 +109,7 @@ fn ended_by(error: &ApiError) -> Reply {
 fn start(call: &Call) -> Result<Start> {
     list_options::check(call, true)?;
     let query = &call.info.query;
-    let revision = list::revision(query.get("resourceVersion"))?;
+    let revision = parse_revision(query.get("resourceVersion"))?;
     if query.flag("sendInitialEvents") {
         return Ok(Start::Now { end_marker: query.flag("allowWatchBookmarks") });
     }
@@ -133,7 +134,7 @@ fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Ev
     let mut first = Vec::new();
     match start {
         Start::Now { end_marker } => {
-            if let Some(asked) = list::revision(call.info.query.get("resourceVersion"))?
+            if let Some(asked) = parse_revision(call.info.query.get("resourceVersion"))?
                 && asked > newest
             {
                 return Err(ApiError::future_revision(asked, newest));

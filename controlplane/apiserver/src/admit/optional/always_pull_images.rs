@@ -10,16 +10,20 @@ use serde_json::Value;
 
 use super::{CONTAINERS, containers, forbidden, writes_pod};
 use crate::{
-    admit::{Admit, Attributes, Operation},
+    admit::{Admission, Admit, Attributes, Operation},
     error::Result,
-    server::State,
 };
 
 pub(in crate::admit) struct AlwaysPullImages;
 
 #[async_trait]
 impl Admit for AlwaysPullImages {
-    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         if !applies(attributes, object) {
             return Ok(());
         }
@@ -37,7 +41,12 @@ impl Admit for AlwaysPullImages {
         Ok(())
     }
 
-    async fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if !applies(attributes, object) {
             return Ok(());
         }

@@ -8,9 +8,8 @@ use serde_json::Value;
 
 use super::forbidden;
 use crate::{
-    admit::{Admit, Attributes, Operation},
+    admit::{Admission, Admit, Attributes, Operation},
     error::Result,
-    server::State,
 };
 
 const GROUP: &str = "networking.k8s.io";
@@ -22,7 +21,12 @@ pub(in crate::admit) struct DefaultIngressClass;
 
 #[async_trait]
 impl Admit for DefaultIngressClass {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         let creates = attributes.operation == Operation::Create && attributes.subresource.is_empty();
         if !creates || !attributes.kind.is(GROUP, "Ingress") {
             return Ok(());
@@ -32,7 +36,7 @@ impl Admit for DefaultIngressClass {
             return Ok(());
         }
         let Some(kind) = by_resource(GROUP, "v1", "ingressclasses") else { return Ok(()) };
-        let classes = state.cache.list(kind, "");
+        let classes = admission.cache.list(kind, "");
         let mut defaults: Vec<Value> = classes.iter().map(|class| class.value()).filter(is_default).collect();
         // Of several the newest, and of those of one second the first by name.
         defaults.sort_by(|a, b| {

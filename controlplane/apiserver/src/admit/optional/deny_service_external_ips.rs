@@ -8,16 +8,20 @@ use serde_json::Value;
 
 use super::forbidden;
 use crate::{
-    admit::{Admit, Attributes, Operation},
+    admit::{Admission, Admit, Attributes, Operation},
     error::Result,
-    server::State,
 };
 
 pub(in crate::admit) struct DenyServiceExternalIps;
 
 #[async_trait]
 impl Admit for DenyServiceExternalIps {
-    async fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if !attributes.is(Operation::Create, "Service") && !attributes.is(Operation::Update, "Service") {
             return Ok(());
         }

@@ -10,16 +10,20 @@ use serde_json::{Value, json};
 
 use super::{containers, writes_pod};
 use crate::{
-    admit::{Admit, Attributes},
+    admit::{Admission, Admit, Attributes},
     error::Result,
-    server::State,
 };
 
 pub(in crate::admit) struct ExtendedResourceToleration;
 
 #[async_trait]
 impl Admit for ExtendedResourceToleration {
-    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         if writes_pod(attributes) {
             add(object);
         }

@@ -7,9 +7,8 @@ use serde_json::Value;
 
 use super::{forbidden, writes_pod};
 use crate::{
-    admit::{Admit, Attributes},
+    admit::{Admission, Admit, Attributes},
     error::Result,
-    server::State,
 };
 
 const NODE: &str = "kubernetes.io/hostname";
@@ -18,7 +17,12 @@ pub(in crate::admit) struct HardAntiAffinity;
 
 #[async_trait]
 impl Admit for HardAntiAffinity {
-    async fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if !writes_pod(attributes) {
             return Ok(());
         }

@@ -8,18 +8,21 @@ use serde_json::Value;
 
 use super::forbidden;
 use crate::{
-    admit::{Admit, Attributes, Operation},
-    authz,
+    admit::{Admission, Admit, Attributes, Operation},
     error::Result,
     request::ResourceInfo,
-    server::State,
 };
 
 pub(in crate::admit) struct OwnerReferences;
 
 #[async_trait]
 impl Admit for OwnerReferences {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         let writes = matches!(attributes.operation, Operation::Create | Operation::Update);
         let old = attributes.old.map_or(&Value::Null, owners);
         if !writes || owners(object) == old {
@@ -34,7 +37,7 @@ impl Admit for OwnerReferences {
                 name: attributes.name.to_owned(),
                 ..ResourceInfo::default()
             };
-            if let Err(error) = authz::authorize_also(state, attributes.user, "delete", own).await {
+            if let Err(error) = admission.authorize_also(attributes.user, "delete", own).await {
                 let why = format!("cannot set an ownerRef on a resource you can't delete: {}", error.message);
                 return Err(forbidden(attributes, why));
             }
@@ -42,7 +45,7 @@ impl Admit for OwnerReferences {
         for owner in
             blocking(object).filter(|owner| !blocking_in(old).any(|other| other["uid"] == owner["uid"]))
         {
-            may_block(state, attributes, owner).await?;
+            may_block(admission, attributes, owner).await?;
         }
         Ok(())
     }
@@ -60,10 +63,10 @@ fn blocking_in(owners: &Value) -> impl Iterator<Item = &Value> {
     owners.as_array().into_iter().flatten().filter(|owner| owner["blockOwnerDeletion"] == true)
 }
 
-async fn may_block(state: &State, attributes: &Attributes<'_>, owner: &Value) -> Result<()> {
+async fn may_block(admission: &Admission, attributes: &Attributes<'_>, owner: &Value) -> Result<()> {
     let text = |field: &str| owner[field].as_str().unwrap_or_default();
     let (group, version) = text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
-    let resource = state.registry.load().find_kind(group, version, text("kind")).cloned();
+    let resource = admission.registry.load().find_kind(group, version, text("kind")).cloned();
     let Some(resource) = resource else {
         let why = format!(
             "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion {} Kind {}",
@@ -81,7 +84,7 @@ async fn may_block(state: &State, attributes: &Attributes<'_>, owner: &Value) ->
         subresource: "finalizers".to_owned(),
         ..ResourceInfo::default()
     };
-    authz::authorize_also(state, attributes.user, "update", finalizers).await.map_err(|error| {
+    admission.authorize_also(attributes.user, "update", finalizers).await.map_err(|error| {
         let why = format!(
             "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on: {}",
             error.message

@@ -9,9 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::{forbidden, writes_pod};
 use crate::{
-    admit::{Admit, Attributes, Operation},
+    admit::{Admission, Admit, Attributes, Operation},
     error::Result,
-    server::State,
 };
 
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
@@ -20,27 +19,37 @@ pub(in crate::admit) struct PodNodeSelector;
 
 #[async_trait]
 impl Admit for PodNodeSelector {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         if !attributes.is(Operation::Create, "Pod") {
             return Ok(());
         }
-        let wanted = wanted(state, attributes)?;
+        let wanted = wanted(admission, attributes)?;
         merge(object, &wanted).map_err(|why| forbidden(attributes, why))
     }
 
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if !writes_pod(attributes) || attributes.operation != Operation::Create {
             return Ok(());
         }
         let mut copy = object.clone();
-        merge(&mut copy, &wanted(state, attributes)?).map_err(|why| forbidden(attributes, why))
+        merge(&mut copy, &wanted(admission, attributes)?).map_err(|why| forbidden(attributes, why))
     }
 }
 
 /// The labels that the namespace's annotation names.
-fn wanted(state: &State, attributes: &Attributes<'_>) -> Result<Map<String, Value>> {
+fn wanted(admission: &Admission, attributes: &Attributes<'_>) -> Result<Map<String, Value>> {
     let Some(kind) = by_resource("", "v1", "namespaces") else { return Ok(Map::new()) };
-    let Some(namespace) = state.cache.get(kind, "", attributes.namespace) else { return Ok(Map::new()) };
+    let Some(namespace) = admission.cache.get(kind, "", attributes.namespace) else { return Ok(Map::new()) };
     let namespace = namespace.value();
     let text = namespace["metadata"]["annotations"][ANNOTATION].as_str().unwrap_or_default();
     parse(text).map_err(|why| forbidden(attributes, why))

@@ -8,16 +8,20 @@ use serde_json::Value;
 
 use super::{containers, forbidden, writes_pod};
 use crate::{
-    admit::{Admit, Attributes},
+    admit::{Admission, Admit, Attributes},
     error::Result,
-    server::State,
 };
 
 pub(in crate::admit) struct SecurityContextDeny;
 
 #[async_trait]
 impl Admit for SecurityContextDeny {
-    async fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
         if !writes_pod(attributes) {
             return Ok(());
         }

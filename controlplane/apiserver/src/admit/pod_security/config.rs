@@ -5,8 +5,6 @@ use std::path::Path;
 use coracle_kinds::pod_security::{Level, LevelVersion, Policy, Version};
 use serde::Deserialize;
 
-use crate::config::OpenError;
-
 /// Maximum bytes of a configuration file.
 const LIMIT: u64 = 1 << 20;
 
@@ -72,12 +70,12 @@ struct Exemptions {
 // === impl PodSecurityConfig ===
 
 impl PodSecurityConfig {
-    /// Reads the configuration from a file. Without a file the default level is privileged, without exemptions.
-    pub(crate) fn read(path: Option<&Path>) -> Result<Self, OpenError> {
-        let Some(path) = path else { return Ok(Self::default()) };
-        let failed = |reason: String| OpenError::AdmissionFile { path: path.to_owned(), reason };
-        let text = text(path).map_err(failed)?;
-        Self::parse(&text, path.parent()).map_err(failed)
+    /// Reads the configuration from a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is invalid.
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+        Self::parse(&text(path)?, path.parent())
     }
 
     fn parse(text: &str, directory: Option<&Path>) -> Result<Self, String> {

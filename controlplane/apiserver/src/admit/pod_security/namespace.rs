@@ -8,12 +8,11 @@ use std::{
 use coracle_kinds::{kind::by_resource, pod_security};
 use serde_json::Value;
 
-use super::{Attributes, Level, LevelVersion, Operation, PodSecurityConfig, Policy};
+use super::{Admission, Attributes, Level, LevelVersion, Operation, PodSecurityConfig, Policy};
 use crate::{
     cache::prefix_of,
     error::{ApiError, Result},
     offload,
-    server::State,
 };
 
 /// Maximum pods that are checked when a namespace's policy becomes stricter, as upstream.
@@ -23,7 +22,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn validate(
     config: &PodSecurityConfig,
-    state: &State,
+    admission: &Admission,
     attributes: &Attributes<'_>,
     namespace: &Value,
 ) -> Result<()> {
@@ -54,7 +53,7 @@ pub(super) fn validate(
         }
     } else if before.is_some() {
         // Up to a second of parsing and checking.
-        offload::run(true, || warn_about_pods(config, state, attributes, new.enforce));
+        offload::run(true, || warn_about_pods(config, admission, attributes, new.enforce));
     }
     Ok(())
 }
@@ -67,11 +66,11 @@ fn is_stricter(new: LevelVersion, old: LevelVersion) -> bool {
 /// Adds one warning for all pods with the same violations.
 fn warn_about_pods(
     config: &PodSecurityConfig,
-    state: &State,
+    admission: &Admission,
     attributes: &Attributes<'_>,
     enforce: LevelVersion,
 ) {
-    let pods = pods(config, state, attributes.name);
+    let pods = pods(config, admission, attributes.name);
     let deadline = Instant::now() + CHECK_TIMEOUT;
     let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut checked = 0;
@@ -113,9 +112,9 @@ fn line(reasons: &str, names: &[&str]) -> String {
 }
 
 /// The pods of a namespace, first one of each controller and those without.
-fn pods(config: &PodSecurityConfig, state: &State, namespace: &str) -> Vec<Value> {
+fn pods(config: &PodSecurityConfig, admission: &Admission, namespace: &str) -> Vec<Value> {
     let Some(kind) = by_resource("", "v1", "pods") else { return Vec::new() };
-    let Ok(objects) = state
+    let Ok(objects) = admission
         .cache
         .of(kind)
         .map(|all| all.lock().under(&prefix_of(kind, namespace)).cloned().collect::<Vec<_>>())

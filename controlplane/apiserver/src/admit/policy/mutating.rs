@@ -5,13 +5,13 @@ use coracle_admission_policies::{MutatingPolicy, Patch};
 use coracle_kinds::{Resource, patch};
 use serde_json::Value;
 
-use super::{Binding, Bound, Objects, Policies, Policy, denied, is_exempt, is_heavy, params, versioned};
+use super::{
+    Binding, Bound, Objects, Policies, Policy, denied, is_exempt, is_heavy, merge::merge, params, versioned,
+};
 use crate::{
-    admit::{Admit, Attributes, Operation, expression::Subject, webhook::completed},
+    admit::{Admission, Admit, Attributes, Operation, expression::Subject, webhook::completed},
     convert,
     error::{ApiError, Result},
-    field_manager,
-    server::State,
 };
 
 /// Evaluates mutating policies.
@@ -29,8 +29,13 @@ impl MutatingPolicies {
 
 #[async_trait]
 impl Admit for MutatingPolicies {
-    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        let policies = self.0.current(state);
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        let policies = self.0.current(admission);
         if policies.is_empty() || cannot_change(attributes) {
             return Ok(());
         }
@@ -38,29 +43,34 @@ impl Admit for MutatingPolicies {
         // Policies that may be evaluated again, each with the object as it was after their evaluation.
         let mut called: Vec<(&Bound<MutatingPolicy>, Value)> = Vec::new();
         for bound in policies.iter() {
-            if apply(state, bound, attributes, object).await? && bound.policy.rules.again {
+            if apply(admission, bound, attributes, object).await? && bound.policy.rules.again {
                 called.push((bound, object.clone()));
             }
         }
         if *object == before {
             return Ok(());
         }
-        state.admission.complete(state, attributes, object).await?;
+        admission.complete(attributes, object).await?;
         for (bound, left) in called {
             if *object != left {
-                apply(state, bound, attributes, object).await?;
+                apply(admission, bound, attributes, object).await?;
             }
         }
         Ok(())
     }
 
-    async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        let policies = self.0.current(state);
+    async fn reinvoke(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        let policies = self.0.current(admission);
         if policies.is_empty() || cannot_change(attributes) {
             return Ok(());
         }
         for bound in policies.iter().filter(|bound| bound.policy.rules.again) {
-            apply(state, bound, attributes, object).await?;
+            apply(admission, bound, attributes, object).await?;
         }
         Ok(())
     }
@@ -76,7 +86,7 @@ fn cannot_change(attributes: &Attributes<'_>) -> bool {
 
 /// Applies a policy for each of its bindings and parameters. Returns whether it ran.
 async fn apply(
-    state: &State,
+    admission: &Admission,
     bound: &Bound<MutatingPolicy>,
     attributes: &Attributes<'_>,
     object: &mut Value,
@@ -84,12 +94,12 @@ async fn apply(
     let policy = &bound.policy;
     let mut ran = false;
     for binding in &bound.bindings {
-        let Some(kind) = policy.matching.find(state, attributes, object) else { continue };
-        if binding.matching.find(state, attributes, object).is_none() {
+        let Some(kind) = policy.matching.find(admission, attributes, object) else { continue };
+        if binding.matching.find(admission, attributes, object).is_none() {
             continue;
         }
         let references = (policy.params.as_ref(), binding.params.as_ref());
-        let params = match params::collect(state, references, attributes.namespace).await {
+        let params = match params::collect(admission, references, attributes.namespace).await {
             Ok(params) => params,
             Err(why) => {
                 failed(attributes, policy, binding, format!("failed to configure binding: {why}"))?;
@@ -99,7 +109,7 @@ async fn apply(
         let number = params.len();
         for params in &params {
             let invocation = Invocation { policy, params: (params.as_ref(), number) };
-            match invocation.run(state, attributes, (&kind, object)).await? {
+            match invocation.run(admission, attributes, (&kind, object)).await? {
                 Ok(matched) => ran |= matched,
                 Err(why) => failed(attributes, policy, binding, why)?,
             }
@@ -118,13 +128,13 @@ impl Invocation<'_> {
     /// Applies the mutations in order. The outer error is that of a conversion, the inner one that of the policy.
     async fn run(
         &self,
-        state: &State,
+        admission: &Admission,
         attributes: &Attributes<'_>,
         (kind, object): (&Resource, &mut Value),
     ) -> Result<std::result::Result<bool, String>> {
         let mut objects = versioned(attributes, kind, object).await?;
         let before = objects.new.clone();
-        let subject = Subject::new(state, attributes, kind);
+        let subject = Subject::new(admission, attributes, kind);
         let is_heavy = is_heavy(&objects, self.params);
         let mutate = || self.mutate(attributes, (kind, &subject), &mut objects);
         let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await;
@@ -177,8 +187,9 @@ fn patched(
             Err(error) if error.to_string().contains("value did not match") => return Ok(object.clone()),
             Err(error) => return Err(format!("JSON Patch: {error}")),
         },
-        Patch::Apply(config) => field_manager::merge(kind, object, config)
-            .map_err(|error| format!("error applying patch: {error}"))?,
+        Patch::Apply(config) => {
+            merge(kind, object, config).map_err(|error| format!("error applying patch: {error}"))?
+        }
     };
     completed(attributes, kind, new)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coracle_kinds::{Resource, selector::LabelSelector};
 use serde_json::Value;
 
-use crate::{cache::Object, convert, server::State};
+use crate::{admit::Admission, cache::Object, convert};
 
 /// Maximum number of parameters of one binding. Tenants may make the objects that a selector finds, and a policy is
 /// evaluated for each of them. Tests make few objects.
@@ -54,12 +54,12 @@ impl ParamRef {
 /// # Errors
 /// The parameters cannot be found; the text is for the client.
 pub(super) async fn collect(
-    state: &State,
+    admission: &Admission,
     (kind, reference): (Option<&ParamKind>, Option<&ParamRef>),
     namespace: &str,
 ) -> Result<Vec<Option<Value>>, String> {
     let (Some(kind), Some(reference)) = (kind, reference) else { return Ok(vec![None]) };
-    let resource = state.registry.load().find_kind(&kind.group, &kind.version, &kind.kind).cloned();
+    let resource = admission.registry.load().find_kind(&kind.group, &kind.version, &kind.kind).cloned();
     let Some(resource) = resource.filter(|resource| resource.is_stored()) else {
         let ParamKind { group, version, kind } = kind;
         return Err(format!(
@@ -69,9 +69,9 @@ pub(super) async fn collect(
     let namespace = parameter_namespace(&resource, reference, namespace)?;
     let mut found = Vec::new();
     match &reference.selector {
-        None => found.extend(state.cache.get(&resource, namespace, &reference.name)),
+        None => found.extend(admission.cache.get(&resource, namespace, &reference.name)),
         Some(selector) => {
-            let all = state.cache.list(&resource, namespace);
+            let all = admission.cache.list(&resource, namespace);
             let is_chosen = |object: &Arc<Object>| object.facets(resource.stored_as()).match_labels(selector);
             found.extend(all.into_iter().filter(is_chosen));
         }

@@ -6,9 +6,8 @@ use serde_json::{Value, json};
 
 use super::{Binding, Bound, Policies, denied, is_exempt, is_heavy, params, versioned};
 use crate::{
-    admit::{Admit, Attributes, expression::Subject},
+    admit::{Admission, Admit, Attributes, expression::Subject},
     error::{ApiError, Result},
-    server::State,
 };
 
 /// Evaluates validating policies.
@@ -26,14 +25,19 @@ impl ValidatingPolicies {
 
 #[async_trait]
 impl Admit for ValidatingPolicies {
-    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
-        let policies = self.0.current(state);
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
+        let policies = self.0.current(admission);
         if policies.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
         let mut first = None;
         for bound in policies.iter() {
-            let found = evaluate_policy(state, bound, attributes, object).await?;
+            let found = evaluate_policy(admission, bound, attributes, object).await?;
             first = first.or(found);
         }
         first.map_or(Ok(()), Err)
@@ -46,16 +50,16 @@ impl Admit for ValidatingPolicies {
 
 /// Evaluates a policy for each of its bindings and parameters. Returns the first denial.
 async fn evaluate_policy(
-    state: &State,
+    admission: &Admission,
     bound: &Bound<ValidatingPolicy>,
     attributes: &Attributes<'_>,
     object: &Value,
 ) -> Result<Option<ApiError>> {
     let policy = &bound.policy;
-    let Some(kind) = policy.matching.find(state, attributes, object) else { return Ok(None) };
+    let Some(kind) = policy.matching.find(admission, attributes, object) else { return Ok(None) };
     let mut matching = Vec::new();
     for binding in &bound.bindings {
-        if binding.matching.find(state, attributes, object).is_some() {
+        if binding.matching.find(admission, attributes, object).is_some() {
             matching.push(binding);
         }
     }
@@ -63,11 +67,11 @@ async fn evaluate_policy(
         return Ok(None);
     }
     let objects = versioned(attributes, &kind, object).await?;
-    let subject = Subject::new(state, attributes, &kind);
+    let subject = Subject::new(admission, attributes, &kind);
     let mut first = None;
     for binding in matching {
         let references = (policy.params.as_ref(), binding.params.as_ref());
-        let params = match params::collect(state, references, attributes.namespace).await {
+        let params = match params::collect(admission, references, attributes.namespace).await {
             Ok(params) => params,
             Err(why) if policy.rules.fails => {
                 let why = format!("failed to configure binding: {why}");

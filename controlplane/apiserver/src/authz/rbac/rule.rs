@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::request::{RequestInfo, ResourceInfo};
+use crate::request::RequestInfo;
 
 /// A rule, as `rbac.authorization.k8s.io/v1` PolicyRule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Rule {
         let Some(resource) = &info.resource else { return self.has_url(&info.path) };
         any(&self.groups, &resource.group)
             && self.has_resource(&resource.resource, &resource.subresource)
-            && (self.names.is_empty() || has(&self.names, name(verb, resource, info)))
+            && (self.names.is_empty() || has(&self.names, &info.object_name()))
     }
 
     fn has_resource(&self, resource: &str, sub: &str) -> bool {
@@ -172,16 +172,6 @@ impl Rule {
     }
 }
 
-/// The name of the requested object. Lists and watches of one object have it in their field selector.
-fn name<'a>(verb: &str, resource: &'a ResourceInfo, info: &'a RequestInfo) -> &'a str {
-    if !resource.name.is_empty() || !matches!(verb, "list" | "watch" | "deletecollection") {
-        return &resource.name;
-    }
-    let parts = info.query.get("fieldSelector").split(',');
-    let mut names = parts.filter_map(|part| part.strip_prefix("metadata.name="));
-    names.next().map_or("", |name| name.trim_start_matches('='))
-}
-
 /// The parts of these rules that the held rules do not cover.
 ///
 /// # Errors
@@ -252,6 +242,16 @@ mod tests {
         assert!(!allows(&one, Method::GET, "/api/v1/namespaces/a/configmaps"));
         assert!(!allows(&one, Method::POST, "/api/v1/namespaces/a/configmaps"));
         assert!(!allows(&one, Method::GET, "/api/v1/namespaces/a/configmaps/d"));
+        for (selector, expect) in [
+            ("metadata.name%3D%3Dc", true),
+            ("metadata.namespace%3Da,metadata.name%3Dc", true),
+            ("metadata.name!%3Dc", false),
+            // The comma belongs to the value of the first requirement, which all objects meet.
+            ("metadata.namespace!%3Dx%5C,metadata.name%3Dc", false),
+        ] {
+            let path = format!("/api/v1/namespaces/a/configmaps?fieldSelector={selector}");
+            assert_eq!(allows(&one, Method::GET, &path), expect, "{selector}");
+        }
         let urls = rule(json!({"verbs": ["get"], "nonResourceURLs": ["/healthz", "/api/*"]}));
         assert!(allows(&urls, Method::GET, "/healthz") && allows(&urls, Method::GET, "/api/v1"));
         assert!(!allows(&urls, Method::GET, "/healthz/x") && !allows(&urls, Method::GET, "/apis"));

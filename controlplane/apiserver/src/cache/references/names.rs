@@ -3,7 +3,9 @@
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
-use crate::authz::node::{accounts_of, claims_of, config_maps_of, is_mirror, resource_claims_of, secrets_of};
+use crate::pod_references::{
+    accounts_of, claims_of, config_maps_of, is_mirror, resource_claims_of, secrets_of,
+};
 
 /// The node of a pod and the names of the objects that it refers to. A mirror pod has no names: its node creates it, and
 /// must not give itself rights. Source: `AddPod` of upstream's node authorizer.

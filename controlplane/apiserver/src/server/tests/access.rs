@@ -233,8 +233,12 @@ async fn a_changed_configuration_of_authentication_is_used_and_an_invalid_one_is
     let reloads = async |status: &str| {
         let name = "apiserver_authentication_config_controller_automatic_reloads_total";
         let line = format!("{name}{{status=\"{status}\"}} 1");
-        let state = &api.state;
-        while !String::from_utf8(state.metrics.text(state)).unwrap().lines().any(|own| own == line) {
+        let metrics = async || {
+            let request = Request::get("/metrics").body(Full::<Bytes>::default()).unwrap();
+            let body = api.handle(request, Some(admin())).await.into_body();
+            String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap()
+        };
+        while !metrics().await.lines().any(|own| own == line) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };

@@ -1,4 +1,4 @@
-//! Admin access to devices needs a label of the namespace.
+//! Rights to devices: admin access by a label of the namespace, and rights to parts of a claim's status.
 
 use super::*;
 
@@ -47,4 +47,67 @@ async fn admin_access_to_devices_needs_the_label_of_the_namespace() {
     for path in [format!("{CLAIMS}/admin"), of_plain] {
         assert_eq!(server.merge(&path, marked.clone()).await.code, 200, "{path}");
     }
+}
+
+/// Merges a status into the claim `c` as a user.
+async fn merge_status(server: &Fixture, user: &User, status: Value) -> Answer {
+    let request =
+        Request::patch(format!("{CLAIMS}/c/status")).header("content-type", "application/merge-patch+json");
+    let body = json!({"status": status}).to_string();
+    server.send(user.clone(), request.body(Full::new(body.into())).unwrap()).await
+}
+
+/// Gives a user a right in all namespaces.
+async fn grant(server: &Fixture, user: &User, (verb, subresource): (&str, &str), name: Option<&str>) {
+    const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+    let role = format!("{}-{subresource}", user.name.replace(':', "-"));
+    let rule = json!({"verbs": [verb], "apiGroups": ["resource.k8s.io"], "resourceNames": name.into_iter().collect::<Vec<_>>(),
+        "resources": [format!("resourceclaims/{subresource}")]});
+    let made = server
+        .post(&format!("{RBAC}/clusterroles"), json!({"metadata": {"name": role}, "rules": [rule]}))
+        .await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let binding = json!({"metadata": {"name": role}, "roleRef": {"kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "User", "name": user.name}]});
+    assert_eq!(server.post(&format!("{RBAC}/clusterrolebindings"), binding).await.code, 201);
+}
+
+#[tokio::test]
+async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
+    let server = Fixture::new().await;
+    let made = server.post(CLAIMS, json!({"metadata": {"name": "c"}, "spec": spec(false)})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let scheduler = User::new("scheduler", &[]);
+    let mut driver = User::new("system:serviceaccount:default:driver", &[]);
+    let node = |name: &str| vec![name.to_owned()];
+    driver.extra.insert("authentication.kubernetes.io/node-name".to_owned(), node("m"));
+    grant(&server, &scheduler, ("patch", "status"), None).await;
+    grant(&server, &driver, ("patch", "status"), None).await;
+    let device = json!({"request": "r", "driver": "d.example.com", "pool": "p", "device": "d"});
+    let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]});
+    let allocation = json!({"devices": {"results": [device]}, "nodeSelector": {"nodeSelectorTerms": [term]}});
+    let refused = merge_status(&server, &scheduler, json!({"allocation": allocation})).await;
+    let cause = &refused.body["details"]["causes"][0];
+    assert_eq!((refused.code, &cause["field"]), (422, &json!("status.allocation")), "{}", refused.body);
+    let expect = "Forbidden: changing status.allocation or status.reservedFor requires \
+        resource=\"resourceclaims/binding\", verb=\"patch\" permission: resourceclaims.resource.k8s.io is forbidden: \
+        User \"scheduler\" cannot patch resource \"resourceclaims/binding\" in API group \"resource.k8s.io\" at the \
+        cluster scope";
+    assert_eq!(cause["message"], expect);
+    grant(&server, &scheduler, ("patch", "binding"), None).await;
+    let allocated = merge_status(&server, &scheduler, json!({"allocation": allocation})).await;
+    assert_eq!(allocated.code, 200, "{}", allocated.body);
+    // The driver's account has the right for the claims of the node on which it runs.
+    grant(&server, &driver, ("associated-node:patch", "driver"), Some("d.example.com")).await;
+    let devices = json!({"devices": [{"driver": "d.example.com", "pool": "p", "device": "d"}]});
+    let refused = merge_status(&server, &driver, devices.clone()).await;
+    let cause = &refused.body["details"]["causes"][0];
+    assert_eq!((refused.code, &cause["field"]), (422, &json!("status.devices")), "{}", refused.body);
+    assert!(
+        cause["message"].as_str().unwrap().contains("verb=\"[arbitrary-node:patch]\" permission: "),
+        "{cause}"
+    );
+    driver.extra.insert("authentication.kubernetes.io/node-name".to_owned(), node("n"));
+    let written = merge_status(&server, &driver, devices).await;
+    assert_eq!(written.code, 200, "{}", written.body);
 }

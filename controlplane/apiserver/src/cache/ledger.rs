@@ -46,7 +46,7 @@ impl Ledger {
     }
 
     /// Notified when an account changes.
-    pub(super) fn notify(&self) -> Arc<Notify> {
+    pub(crate) fn notify(&self) -> Arc<Notify> {
         self.lock().notify.clone()
     }
 }
@@ -65,17 +65,17 @@ impl Accounts {
     }
 
     /// One account.
-    pub(super) fn account(&self, namespace: &str, name: &str) -> Option<&Account> {
+    pub(crate) fn account(&self, namespace: &str, name: &str) -> Option<&Account> {
         self.namespaces.get(namespace)?.get(name)
     }
 
     /// Removes and returns the quotas whose status may differ from their account.
-    pub(super) fn take_changed(&mut self) -> BTreeSet<(String, String)> {
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<(String, String)> {
         std::mem::take(&mut self.changed)
     }
 
     /// Marks a quota whose status may differ from its account.
-    pub(super) fn mark(&mut self, namespace: &str, name: &str) {
+    pub(crate) fn mark(&mut self, namespace: &str, name: &str) {
         self.changed.insert((namespace.to_owned(), name.to_owned()));
         self.notify.notify_one();
     }

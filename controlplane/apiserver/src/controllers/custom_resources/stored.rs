@@ -6,10 +6,10 @@ use coracle_kinds::Resource;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use crate::bootstrap;
+use crate::call::Call;
 use crate::error::{ApiError, Result};
 use crate::field_manager::Writer;
-use crate::server::State;
+use crate::state::State;
 use crate::write::{self, Part};
 
 /// The kind of definitions.
@@ -25,7 +25,7 @@ pub(super) async fn edit(
     name: &str,
     change: impl Fn(&mut Value) + Send + Sync,
 ) -> Result<()> {
-    let call = bootstrap::call(state, kind()?, &Value::Null);
+    let call = Call::internal(state, kind()?, &Value::Null);
     write::update(&call, name, (Part::Internal, Writer::Update), |old| {
         let mut new = old.clone();
         change(&mut new);

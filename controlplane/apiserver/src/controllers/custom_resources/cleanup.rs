@@ -10,10 +10,10 @@ use coracle_kinds::Resource;
 use serde_json::json;
 
 use super::stored::edit;
-use crate::bootstrap;
 use crate::cache::{Scope, Watcher, prefix_of};
+use crate::call::Call;
 use crate::error::{ApiError, Result};
-use crate::server::State;
+use crate::state::State;
 use crate::verb::delete;
 use crate::write;
 
@@ -79,7 +79,7 @@ async fn delete_all(state: &Arc<State>, resource: &Arc<Resource>) -> Result<()> 
         let namespace =
             object.key.split('/').rev().nth(1).filter(|_| resource.namespaced).unwrap_or_default();
         let place = json!({"metadata": {"namespace": namespace}});
-        let call = bootstrap::call(state, resource.clone(), &place);
+        let call = Call::internal(state, resource.clone(), &place);
         match delete::one(&call, object.name(), &delete::Options::default()).await {
             Err(error) if error.reason != "NotFound" => return Err(error),
             _ => {}

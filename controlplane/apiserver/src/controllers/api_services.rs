@@ -6,10 +6,10 @@ use coracle_kinds::{Resource, Resources};
 use serde_json::{Value, json};
 
 use crate::{
-    bootstrap,
+    call::Call,
     error::Result,
     field_manager::Writer,
-    server::State,
+    state::State,
     verb::delete,
     write::{self, text},
 };
@@ -66,7 +66,7 @@ async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, set: &Resources) ->
         .collect();
     for object in &wanted {
         if state.cache.get(kind, "", text(object, "name")).is_none() {
-            let call = bootstrap::call(state, kind.clone(), object);
+            let call = Call::internal(state, kind.clone(), object);
             match write::create(&call, object.clone(), Writer::Update).await {
                 Err(error) if error.reason != "AlreadyExists" => return Err(error),
                 _ => {}
@@ -78,7 +78,7 @@ async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, set: &Resources) ->
         let is_managed =
             object["metadata"]["labels"][MANAGED].is_string() && object["spec"]["service"].is_null();
         if is_managed && !wanted.iter().any(|wanted| text(wanted, "name") == found.name()) {
-            let call = bootstrap::call(state, kind.clone(), &object);
+            let call = Call::internal(state, kind.clone(), &object);
             match delete::one(&call, found.name(), &delete::Options::default()).await {
                 Err(error) if error.code != 404 => return Err(error),
                 _ => {}

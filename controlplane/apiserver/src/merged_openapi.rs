@@ -11,14 +11,17 @@ use std::{
 use bytes::Bytes;
 use coracle_kinds::{Resources, openapi};
 
-use crate::{aggregation::openapi as remote, offload, server::State};
+use crate::{
+    aggregation::{Remotes, openapi as remote},
+    offload,
+};
 
 /// Time for which the bytes are kept.
 const BODY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Encoding of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     Json,
     Protobuf,
 }
@@ -55,44 +58,54 @@ struct Parts {
 
 /// A document for a client. No body: the client has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Document {
-    pub(super) tag: String,
-    pub(super) body: Option<Bytes>,
+pub(crate) struct Document {
+    pub(crate) tag: String,
+    pub(crate) body: Option<Bytes>,
 }
 
-/// The document, without its bytes if the client has the one with this tag.
-pub(super) fn find(state: &State, form: Form, is_known: impl Fn(&str) -> bool) -> Document {
-    let resources = state.registry.load();
-    // The versions are read before the parts, so that a later part has a later version.
-    let parts = Parts { resources: Arc::downgrade(&resources), remotes: remote::v2_versions(&state.remotes) };
-    let slot = state.merged.slot(form);
-    if let Some(found) = slot.get(&parts, &is_known) {
-        return found;
-    }
-    let build = || {
-        let mut document = openapi::v2::json(&resources);
-        remote::add_v2(&state.remotes, &mut document);
-        match form {
-            Form::Json => document.to_string().into_bytes(),
-            Form::Protobuf => openapi::v2::protobuf(&document),
-        }
-    };
-    let (document, is_new) = offload::run(true, || slot.build(parts, &is_known, build));
-    if let Some(shared) = state.shared().filter(|_| is_new) {
-        let state = Arc::downgrade(&shared);
-        tokio::spawn(async move {
-            tokio::time::sleep(BODY_LIFETIME).await;
-            if let Some(state) = state.upgrade() {
-                state.merged.slot(form).release();
-            }
-        });
-    }
-    document
+/// The ETag of a document.
+pub(crate) fn tag(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    format!("\"{}\"", hex::encode_upper(sha2::Sha256::digest(bytes)))
 }
 
 // === impl Merged ===
 
 impl Merged {
+    /// The document, without its bytes if the client has the one with this tag.
+    pub(crate) fn find(
+        self: &Arc<Self>,
+        (resources, remotes): (&Arc<Resources>, &Remotes),
+        form: Form,
+        is_known: impl Fn(&str) -> bool,
+    ) -> Document {
+        // The versions are read before the parts, so that a later part has a later version.
+        let parts = Parts { resources: Arc::downgrade(resources), remotes: remote::v2_versions(remotes) };
+        let slot = self.slot(form);
+        if let Some(found) = slot.get(&parts, &is_known) {
+            return found;
+        }
+        let build = || {
+            let mut document = openapi::v2::json(resources);
+            remote::add_v2(remotes, &mut document);
+            match form {
+                Form::Json => document.to_string().into_bytes(),
+                Form::Protobuf => openapi::v2::protobuf(&document),
+            }
+        };
+        let (document, is_new) = offload::run(true, || slot.build(parts, &is_known, build));
+        if is_new {
+            let merged = Arc::downgrade(self);
+            tokio::spawn(async move {
+                tokio::time::sleep(BODY_LIFETIME).await;
+                if let Some(merged) = merged.upgrade() {
+                    merged.slot(form).release();
+                }
+            });
+        }
+        document
+    }
+
     fn slot(&self, form: Form) -> &Slot {
         match form {
             Form::Json => &self.json,
@@ -131,7 +144,7 @@ impl Slot {
             return (found, false);
         }
         let body = Bytes::from(bytes());
-        let tag = super::tag(&body);
+        let tag = tag(&body);
         *self.built() = Some(Built { parts, tag: tag.clone(), body: Some(body.clone()) });
         let body = Some(body).filter(|_| !is_known(&tag));
         (Document { tag, body }, true)

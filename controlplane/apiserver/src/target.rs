@@ -6,17 +6,18 @@ use coracle_kinds::kind::by_resource;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
 use rand::seq::IndexedRandom as _;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::{kubelet::exchange, proxy::is_proxyable};
 use crate::{
+    cache::Cache,
     error::{ApiError, Result},
-    server::State,
 };
 
 /// Maximum time to connect.
@@ -34,9 +35,9 @@ pub(crate) struct Endpoint {
 pub(crate) struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
 
 /// The address of a pod. The default port is the first one of its containers.
-pub(super) fn pod(state: &State, namespace: &str, (name, port): (&str, &str)) -> Result<Endpoint> {
+pub(crate) fn pod(cache: &Cache, namespace: &str, (name, port): (&str, &str)) -> Result<Endpoint> {
     let kind = by_resource("", "v1", "pods").ok_or_else(ApiError::no_resource)?;
-    let pod = state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?.value();
+    let pod = cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?.value();
     let address = pod["status"]["podIP"].as_str().unwrap_or_default();
     if address.is_empty() {
         return Err(ApiError::bad_request("address not allowed: the pod has no address"));
@@ -57,9 +58,9 @@ fn number(port: &Value) -> Option<u16> {
 }
 
 /// A ready endpoint of a service. The port is a number or a name; by default the service has one port.
-pub(crate) fn service(state: &State, (namespace, name): (&str, &str), port: &str) -> Result<Endpoint> {
+pub(crate) fn service(cache: &Cache, (namespace, name): (&str, &str), port: &str) -> Result<Endpoint> {
     let services = by_resource("", "v1", "services").ok_or_else(ApiError::no_resource)?;
-    let service = state.cache.get(services, namespace, name);
+    let service = cache.get(services, namespace, name);
     let service = service.ok_or_else(|| ApiError::not_found(services, name))?.value();
     let ports = service["spec"]["ports"].as_array().map_or(&[][..], Vec::as_slice);
     let wanted = match (port, ports) {
@@ -70,13 +71,13 @@ pub(crate) fn service(state: &State, (namespace, name): (&str, &str), port: &str
         }),
     };
     let none = || ApiError::unavailable(format!("no endpoints available for service {name:?}"));
-    ready(state, (namespace, name), wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default())
+    ready(cache, (namespace, name), wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default())
 }
 
 /// A ready endpoint of a service's port, among those to which requests may go.
-pub(crate) fn ready(state: &State, (namespace, name): (&str, &str), port_name: &str) -> Result<Endpoint> {
+pub(crate) fn ready(cache: &Cache, (namespace, name): (&str, &str), port_name: &str) -> Result<Endpoint> {
     let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
-    let slices = state.cache.list(kind, namespace);
+    let slices = cache.list(kind, namespace);
     let slices: Vec<Value> = slices.iter().map(|slice| slice.value()).collect();
     let (found, refused) = ready_in(&slices, name, port_name);
     found.choose(&mut rand::rng()).cloned().ok_or_else(|| {
@@ -113,7 +114,7 @@ fn ready_in(slices: &[Value], name: &str, port_name: &str) -> (Vec<Endpoint>, Op
 
 impl Endpoint {
     /// The address, if requests may go to it.
-    pub(super) fn of(address: &str, port: u16) -> Result<Self> {
+    fn of(address: &str, port: u16) -> Result<Self> {
         let address: Option<IpAddr> = address.parse().ok();
         let address = address.filter(|address| is_proxyable(*address) && port != 0);
         address
@@ -122,7 +123,7 @@ impl Endpoint {
     }
 
     /// Sends a request. A server with TLS may have any certificate.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         is_tls: bool,
         request: Request<Full<bytes::Bytes>>,
@@ -228,6 +229,44 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
+/// Sends the request and waits for the head of the response, which may take until `limit`; its body may take longer.
+pub(crate) async fn exchange<I>(
+    stream: I,
+    request: Request<Full<bytes::Bytes>>,
+    (target, limit): (&str, Duration),
+) -> Result<Response<Incoming>>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let failed = |what: &str, error: &dyn std::fmt::Display| {
+        ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
+    };
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| failed("no HTTP with", &error))?;
+    tokio::spawn(async move {
+        // The caller gets the failure as an error of the body.
+        let _ = connection.with_upgrades().await;
+    });
+    let answered = tokio::time::timeout(limit, sender.send_request(request)).await;
+    let late = |_elapsed| {
+        ApiError::timeout(format!("the server at {target} does not answer within {} s", limit.as_secs()), 1)
+    };
+    answered.map_err(late)?.map_err(|error| failed("request to", &error))
+}
+
+/// Whether requests may go to an address: not to this machine, and to one host only.
+fn is_proxyable(address: IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
+        IpAddr::V6(address) => {
+            address.is_unicast_link_local()
+                || address.to_ipv4_mapped().is_some_and(|v4| !is_proxyable(v4.into()))
+        }
+    };
+    !(address.is_loopback() || address.is_unspecified() || address.is_multicast() || is_link_local)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -247,5 +286,23 @@ mod tests {
         assert_eq!((found, refused.unwrap().code), (vec!["10.1.2.3:443".to_owned()], 400));
         assert!(ready_in(&slices, "s", "q").0.is_empty());
         assert!(ready_in(&slices, "t", "p").0.is_empty());
+    }
+
+    #[test]
+    fn addresses_of_this_machine_and_of_groups_are_refused() {
+        for (address, expect) in [
+            ("10.42.0.7", true),
+            ("fd00::7", true),
+            ("127.0.0.1", false),
+            ("::1", false),
+            ("::ffff:127.0.0.1", false),
+            ("0.0.0.0", false),
+            ("169.254.169.254", false),
+            ("fe80::1", false),
+            ("224.0.0.1", false),
+            ("255.255.255.255", false),
+        ] {
+            assert_eq!(is_proxyable(address.parse().unwrap()), expect, "{address}");
+        }
     }
 }

@@ -12,11 +12,12 @@ use coracle_custom_resources::definition::Names;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use super::cleanup;
 use super::stored::{edit, kind};
-use super::{cleanup, resource};
 use crate::cache::{Event, Events, Scope, Watcher, prefix_of};
+use crate::custom_resources::{ConversionClient, of_definition};
 use crate::error::Result;
-use crate::server::State;
+use crate::state::State;
 use crate::write;
 
 /// Capacity of the queue of definitions whose cleanup ended.
@@ -185,7 +186,9 @@ impl Controller {
         if self.served.get(name) == Some(&text) {
             return;
         }
-        let versions = match resource::of_definition(definition, &self.state) {
+        let client =
+            ConversionClient { cache: Arc::downgrade(&state.cache), in_flight: state.in_flight.clone() };
+        let versions = match of_definition(definition, &client) {
             Ok(versions) => versions,
             Err(error) => {
                 tracing::warn!(definition = name, %error, "cannot compile the schema of a custom resource definition");

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 /// Usage of a node and its containers.
 #[derive(Debug)]
-pub(super) struct Sample {
+pub(crate) struct Sample {
     /// When the API server asked.
-    pub(super) taken: tokio::time::Instant,
+    pub(crate) taken: tokio::time::Instant,
     node: Usage,
     /// Containers by pod uid and container name. Maps keep look-ups fast if a hostile node reports very many.
     pods: HashMap<String, BTreeMap<String, Usage>>,
@@ -29,8 +29,8 @@ struct Usage {
 
 /// The CPU usage between two samples, and the memory of the later one.
 #[derive(Debug, PartialEq)]
-pub(super) struct Rate {
-    pub(super) time: Timestamp,
+pub(crate) struct Rate {
+    pub(crate) time: Timestamp,
     window: Duration,
     cpu_nanos: u64,
     memory: u64,
@@ -82,7 +82,7 @@ struct Memory {
 
 impl Sample {
     /// Parses a summary. Containers without CPU or memory usage are left out.
-    pub(super) fn parse(taken: tokio::time::Instant, body: &[u8]) -> Result<Self, String> {
+    pub(crate) fn parse(taken: tokio::time::Instant, body: &[u8]) -> Result<Self, String> {
         let summary: Summary = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         let node = Usage::of(&summary.node).ok_or("the node has no CPU or memory usage")?;
         let pods = summary.pods.into_iter().map(|pod| {
@@ -94,12 +94,12 @@ impl Sample {
     }
 
     /// Usage of the node since an earlier sample.
-    pub(super) fn node_since(&self, earlier: &Self) -> Option<Rate> {
+    pub(crate) fn node_since(&self, earlier: &Self) -> Option<Rate> {
         self.node.since(earlier.node)
     }
 
     /// Usage of a pod's containers since an earlier sample, by name.
-    pub(super) fn pod_since(&self, earlier: &Self, uid: &str) -> Vec<(&str, Rate)> {
+    pub(crate) fn pod_since(&self, earlier: &Self, uid: &str) -> Vec<(&str, Rate)> {
         let (Some(before), Some(containers)) = (earlier.pods.get(uid), self.pods.get(uid)) else {
             return Vec::new();
         };
@@ -133,12 +133,12 @@ impl Usage {
 
 impl Rate {
     /// The usage as quantities, in the units of metrics-server.
-    pub(super) fn usage(&self) -> Value {
+    pub(crate) fn usage(&self) -> Value {
         json!({"cpu": format!("{}n", self.cpu_nanos), "memory": format!("{}Ki", self.memory / 1024)})
     }
 
     /// The window in Go's form of durations.
-    pub(super) fn window(&self) -> String {
+    pub(crate) fn window(&self) -> String {
         format!("{}s", (self.window.as_secs_f64() * 1000.0).round() / 1000.0)
     }
 }

@@ -5,20 +5,21 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::{Value, json};
 
-use super::{Remote, client, forward, local, openapi};
+use super::api_services;
 use crate::{
-    bootstrap,
+    aggregation::{Remote, openapi},
     cache::{Events, Scope, Watcher, prefix_of},
+    call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
-    server::State,
+    state::State,
     write::{self, Part},
 };
 
@@ -30,7 +31,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Registers the group versions of this server, and follows those of others, in two tasks.
 pub(crate) fn start(state: &Arc<State>) {
     let Some(kind) = by_resource("apiregistration.k8s.io", "v1", "apiservices").cloned() else { return };
-    tokio::spawn(local::run(Arc::downgrade(state), kind.clone()));
+    tokio::spawn(api_services::run(Arc::downgrade(state), kind.clone()));
     tokio::spawn(run(Arc::downgrade(state), kind));
 }
 
@@ -69,46 +70,30 @@ fn watch(state: &Arc<State>, kind: &Arc<Resource>) -> Result<Events> {
 
 /// Reads the current APIServices of other servers, and checks each server. Returns whether there is any.
 async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
-    let former = state.remotes.current.load_full();
+    let former = state.remotes.current();
     let mut current = BTreeMap::new();
     for object in state.cache.list(kind, "") {
         let value = object.value();
         if value["spec"]["service"].is_null() {
             continue;
         }
-        let mut remote = remote(state, &value);
+        let mut remote = Remote::read(&state.front_proxy, &value);
         let key = (remote.group.clone(), remote.version.clone());
-        if let Some(known) = former.get(&key).filter(|known| known.connection == remote.connection) {
+        if let Some(known) = former.get(&key).filter(|known| remote.has_connection_of(known)) {
             remote = remote.after(known);
         }
         current.insert(key, Arc::new(remote));
     }
     let remotes: Vec<Arc<Remote>> = current.values().cloned().collect();
-    state.remotes.current.store(Arc::new(current));
+    state.remotes.replace(current);
     let checks = remotes.iter().map(|remote| check(state, kind, remote));
     futures::future::join_all(checks).await;
     !remotes.is_empty()
 }
 
-fn remote(state: &State, object: &Value) -> Remote {
-    let spec = &object["spec"];
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let service = &spec["service"];
-    let port = service["port"].as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
-    Remote {
-        group: text(&spec["group"]),
-        version: text(&spec["version"]),
-        service: (text(&service["namespace"]), text(&service["name"]), port),
-        version_priority: spec["versionPriority"].as_i64().unwrap_or(0),
-        tls: client::tls(&state.front_proxy, spec),
-        connection: json!([service, spec["caBundle"], spec["insecureSkipTLSVerify"]]).to_string(),
-        resources: Mutex::new(None),
-        documents: Arc::default(),
-    }
-}
-
 async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
-    let found = tokio::time::timeout(CHECK_TIMEOUT, forward::discover(state, remote)).await;
+    let forwarder = state.forwarder();
+    let found = tokio::time::timeout(CHECK_TIMEOUT, forwarder.discover(remote)).await;
     let found = found.unwrap_or_else(|_elapsed| Err("the server does not respond within 5 s".to_owned()));
     let (status, reason, message) = match &found {
         Ok(_) => ("True", "Passed", "all checks passed".to_owned()),
@@ -117,7 +102,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
         Err(why) => ("False", "FailedDiscoveryCheck", format!("failing or missing response: {why}")),
     };
     if found.is_ok() {
-        openapi::refresh(state, remote);
+        openapi::refresh(&forwarder, remote);
     }
     remote.set_resources(found.ok());
     let name = format!("{}.{}", remote.version, remote.group);
@@ -126,7 +111,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
     if is_written(&current, &condition) {
         return;
     }
-    let call = bootstrap::call(state, kind.clone(), &current);
+    let call = Call::internal(state, kind.clone(), &current);
     let written =
         write::update(&call, &name, (Part::Status, Writer::Update), |old| Ok(with(old, &condition)));
     match written.await {

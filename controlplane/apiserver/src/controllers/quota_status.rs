@@ -10,7 +10,7 @@ use coracle_store::Expect;
 
 use crate::{
     error::ApiError,
-    server::State,
+    state::State,
     write::{self, Failed},
 };
 

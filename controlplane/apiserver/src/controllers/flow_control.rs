@@ -17,11 +17,12 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    bootstrap,
     cache::{Events, Scope, Watcher, prefix_of},
+    call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
-    server::State,
+    state::State,
+    verb,
     write::{self, Part},
 };
 
@@ -202,11 +203,11 @@ impl Step {
     async fn run(&self, state: &Arc<State>, kind: &Arc<Resource>) -> Result<()> {
         let done = match self {
             Self::Create(object) => {
-                let call = bootstrap::call(state, kind.clone(), object);
+                let call = Call::internal(state, kind.clone(), object);
                 write::create(&call, object.clone(), Writer::Update).await.map(drop)
             }
             Self::Correct(wanted) => {
-                let call = bootstrap::call(state, kind.clone(), wanted);
+                let call = Call::internal(state, kind.clone(), wanted);
                 let name = write::text(wanted, "name");
                 let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
                     let mut new = annotated(old, true);
@@ -220,7 +221,7 @@ impl Step {
             }
             Self::Leave(name) => {
                 let object = json!({"metadata": {"name": name}});
-                let call = bootstrap::call(state, kind.clone(), &object);
+                let call = Call::internal(state, kind.clone(), &object);
                 let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
                     // Another server or an administrator may have decided meanwhile.
                     Ok(if annotation(old).is_none() { annotated(old, false) } else { old.clone() })
@@ -229,10 +230,10 @@ impl Step {
             }
             Self::Delete(name) => {
                 let object = json!({"metadata": {"name": name}});
-                let mut call = bootstrap::call(state, kind.clone(), &object);
+                let mut call = Call::internal(state, kind.clone(), &object);
                 call.info.verb = "delete";
                 call.resource.name.clone_from(name);
-                crate::verb::delete::run(&call).await.map(drop)
+                verb::delete::run(&call).await.map(drop)
             }
         };
         match done {
@@ -287,7 +288,7 @@ fn condition(schema: &Value) -> Option<&Value> {
 
 async fn write_condition(state: &Arc<State>, kind: &Arc<Resource>, name: &str, wanted: &Value) {
     let object = json!({"metadata": {"name": name}});
-    let call = bootstrap::call(state, kind.clone(), &object);
+    let call = Call::internal(state, kind.clone(), &object);
     let written = write::update(&call, name, (Part::Status, Writer::Update), |old| Ok(with(old, wanted)));
     match written.await {
         Ok(_) | Err(ApiError { code: 404 | 409, .. }) => {}

@@ -1,0 +1,36 @@
+//! Merges the apply configuration of a mutating policy into an object.
+
+use std::sync::LazyLock;
+
+use coracle_kinds::Resource;
+use coracle_managed_fields::{ApplyRequest, FieldSet, Managers, Schema, SingleVersion, Updater};
+use serde_json::Value;
+
+use crate::object_meta::metadata_mut;
+
+/// Merges fields into an object by the rules of server-side apply, without recording an owner.
+pub(super) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::result::Result<Value, String> {
+    static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
+    let Some(fields) = config.as_object_mut() else {
+        return Err("the configuration is no object".to_owned());
+    };
+    for field in ["apiVersion", "kind"] {
+        fields.insert(field.to_owned(), live[field].clone());
+    }
+    let (schema, of) = kind.strategy().ownership().unwrap_or_else(|| (&*UNKNOWN, Schema::deduced()));
+    let api_version = kind.api_version();
+    let versions = SingleVersion { api_version, schema, of };
+    let ignored = FieldSet::default();
+    let updater = Updater { versions: &versions, api_version, subresource: "", ignored: &ignored, now: "" };
+    let request = ApplyRequest { live, config: &config, manager: "admission-policy", force: true };
+    let applied = updater.apply(request, Managers::default()).map_err(|error| error.to_string())?;
+    let mut object = applied.object;
+    // Keep the owners as they were before admission, which owns no fields.
+    if let Some(metadata) = metadata_mut(&mut object) {
+        match &live["metadata"]["managedFields"] {
+            Value::Null => metadata.remove("managedFields"),
+            owners => metadata.insert("managedFields".to_owned(), owners.clone()),
+        };
+    }
+    Ok(object)
+}

@@ -1,0 +1,7 @@
+//! The controllers that are parts of the server. They use the write pipeline as clients do.
+
+pub(crate) mod aggregation;
+mod api_services;
+pub(crate) mod custom_resources;
+pub(crate) mod flow_control;
+pub(crate) mod quota_status;

@@ -1,0 +1,16 @@
+//! Follows the definitions of custom resources.
+//!
+//! | part | module |
+//! |---|---|
+//! | names, conditions, resources of the registry | `controller` |
+//! | deletes the objects of a deleted definition | `cleanup` |
+//! | changes of definitions by this server | `stored` |
+//!
+//! A definition is served before its condition `Established` is written, so a client that waits for the condition can use
+//! the resource at once.
+
+mod cleanup;
+mod controller;
+mod stored;
+
+pub(crate) use controller::start;

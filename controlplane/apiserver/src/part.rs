@@ -1,0 +1,18 @@
+//! The parts of an object that have a subresource of their own.
+
+/// The part of an object that an update may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All fields except the status.
+    Main,
+    /// The status.
+    Status,
+    /// A pod's ephemeral containers.
+    EphemeralContainers,
+    /// The resources of a pod's containers.
+    Resize,
+    /// The approval of a certificate signing request.
+    Approval,
+    /// Changes by the server itself, without strategy, admission and validation.
+    Internal,
+}

@@ -1,0 +1,191 @@
+//! Opens a server: makes the services from the configuration, then the default objects, and starts the controllers.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use coracle_store::Store;
+use futures::future::BoxFuture;
+use http::StatusCode;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Apiserver,
+    reload::{self, AuthenticationFile},
+};
+use crate::{
+    admit::{Admission, Plugins, PodSecurityConfig},
+    aggregation::Remotes,
+    allocate::Allocator,
+    authn::{
+        Authenticators, Sources, User,
+        legacy_use::{self, LabelRequest, TokenUseQueue},
+        service_account::Tokens,
+        token_keys::TokenKeys,
+    },
+    authz::Authorizers,
+    bootstrap,
+    cache::Cache,
+    config::{ApiserverConfig, OpenError, open_audit},
+    controllers::{aggregation, custom_resources, flow_control, quota_status},
+    flow_control::FlowControl,
+    in_flight::InFlight,
+    merged_openapi::Merged,
+    metrics::Metrics,
+    namespace_creator::NamespaceCreator,
+    quota_locks::Locks,
+    registry::Registry,
+    state::State,
+    usage_samples::Samples,
+};
+
+impl Apiserver {
+    /// Loads the objects and creates the default ones. Must be called within a tokio runtime. Cancelling `stopping`
+    /// ends the server, after the configured delay.
+    ///
+    /// # Errors
+    /// [`OpenError`] if the store, a key or a file cannot be used.
+    pub async fn open(
+        mut config: ApiserverConfig,
+        store: Arc<dyn Store>,
+        stopping: CancellationToken,
+    ) -> Result<Self, OpenError> {
+        let shutdown = CancellationToken::new();
+        tokio::spawn(delay_shutdown(stopping.clone(), config.shutdown_delay, shutdown.clone()));
+        let (cache, watch) = Cache::load(&*store).await.map_err(OpenError::Store)?;
+        let cache = Arc::new(cache);
+        tokio::spawn(Arc::clone(&cache).follow(watch));
+        let authorizers = Authorizers::new(config.authorization.clone()).map_err(OpenError::Authorization)?;
+        let (token_uses, used) = legacy_use::queue();
+        let (authenticators, file) = authenticators(&mut config, authorizers.allows_all(), token_uses)?;
+        let files = reload::Files { authorization: config.authorization.file.clone(), authentication: file };
+        let services = Services { store, cache, authorizers: Arc::new(authorizers), authenticators };
+        let state = state(config, services, (stopping, shutdown))?;
+        bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
+        start_controllers(&state, files).await;
+        let weak = Arc::downgrade(&state);
+        let send = move |request| send_as_controllers(weak.clone(), request);
+        tokio::spawn(legacy_use::record(Arc::downgrade(&state.cache), used, send));
+        tokio::spawn(quota_status::write_statuses(Arc::downgrade(&state)));
+        Ok(Self { state })
+    }
+}
+
+/// The services that are made before the others.
+struct Services {
+    store: Arc<dyn Store>,
+    cache: Arc<Cache>,
+    authorizers: Arc<Authorizers>,
+    authenticators: Authenticators,
+}
+
+/// The authenticators, and the file of their configuration.
+fn authenticators(
+    config: &mut ApiserverConfig,
+    allows_all: bool,
+    token_uses: TokenUseQueue,
+) -> Result<(Authenticators, Option<AuthenticationFile>), OpenError> {
+    let keys = TokenKeys::new(config.token_signer.take(), &config.service_account_key);
+    let audiences = vec![config.issuer.clone()];
+    let tokens =
+        Tokens::new(keys.ok_or(OpenError::SigningKey)?, config.issuer.clone(), audiences, token_uses);
+    // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
+    let refuses_anonymous = allows_all || !config.anonymous_auth;
+    let path = config.authentication_file.as_deref();
+    let (authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;
+    let sources = Sources {
+        token_file: config.token_file.as_deref(),
+        config: authentication,
+        token_webhook: config.token_webhook.take(),
+        request_header: config.request_header.take(),
+        authority: &config.front_proxy.client_authority,
+    };
+    let authenticators = Authenticators::new(tokens, sources).map_err(OpenError::Authentication)?;
+    Ok((authenticators, file))
+}
+
+/// The admission plugins that run.
+fn plugins(config: &ApiserverConfig) -> Result<Plugins, OpenError> {
+    let pod_security = match &config.admission_file {
+        Some(path) => PodSecurityConfig::read(path)
+            .map_err(|reason| OpenError::AdmissionFile { path: path.clone(), reason })?,
+        // The default level is privileged, without exemptions.
+        None => PodSecurityConfig::default(),
+    };
+    Plugins::new(pod_security, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)
+}
+
+/// All services.
+fn state(
+    config: ApiserverConfig,
+    services: Services,
+    (stopping, shutdown): (CancellationToken, CancellationToken),
+) -> Result<Arc<State>, OpenError> {
+    let plugins = plugins(&config)?;
+    let auditor = config.audit.map(open_audit).transpose()?;
+    let Services { store, cache, authorizers, authenticators } = services;
+    let registry = Arc::new(Registry::new());
+    let in_flight = Arc::new(InFlight::new(config.max_in_flight));
+    let metrics = Arc::new(Metrics::new());
+    Ok(Arc::new_cyclic(|itself| State {
+        admission: Admission {
+            plugins,
+            cache: cache.clone(),
+            registry: registry.clone(),
+            authorizers: authorizers.clone(),
+            in_flight: in_flight.clone(),
+            metrics: metrics.clone(),
+            namespaces: Box::new(NamespaceCreator(itself.clone())),
+        },
+        allocator: Allocator::new(cache.clone(), config.service_ranges),
+        store,
+        cache,
+        registry,
+        authenticators,
+        authorizers,
+        auditor,
+        advertise: config.advertise,
+        kubelet: config.kubelet,
+        front_proxy: config.front_proxy,
+        remotes: Remotes::default(),
+        merged: Arc::<Merged>::default(),
+        quota_locks: Locks::default(),
+        in_flight,
+        flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),
+        metrics,
+        request_timeout: config.request_timeout,
+        usage: Samples::default(),
+        own_components: config.own_components,
+        stopping,
+        shutdown,
+    }))
+}
+
+/// Starts the controllers that are parts of the server.
+async fn start_controllers(state: &Arc<State>, files: reload::Files) {
+    flow_control::start(state).await;
+    custom_resources::start(state).await;
+    aggregation::start(state);
+    reload::start(state, files);
+}
+
+/// Sends a request as the control plane's controllers.
+fn send_as_controllers(state: Weak<State>, request: LabelRequest) -> BoxFuture<'static, Option<StatusCode>> {
+    Box::pin(async move {
+        let state = state.upgrade()?;
+        Some(Apiserver { state }.handle(request, Some(User::controllers())).await.status())
+    })
+}
+
+/// Cancels the second token some time after the first one.
+async fn delay_shutdown(stopping: CancellationToken, delay: Duration, shutdown: CancellationToken) {
+    stopping.cancelled().await;
+    tokio::time::sleep(delay).await;
+    shutdown.cancel();
+}
+
+/// The seats of all priority levels.
+fn seats(max: [usize; 2]) -> u64 {
+    u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
+}

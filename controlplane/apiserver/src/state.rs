@@ -1,0 +1,65 @@
+//! The services of a server, each with its own state. The requests share them.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use coracle_store::Store;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admit::Admission,
+    aggregation::{FrontProxy, Remotes, forward::Forwarder},
+    allocate::Allocator,
+    audit::Auditor,
+    authn::Authenticators,
+    authz::Authorizers,
+    cache::Cache,
+    config::KubeletTls,
+    flow_control::FlowControl,
+    in_flight::InFlight,
+    merged_openapi::Merged,
+    metrics::Metrics,
+    quota_locks::Locks,
+    registry::Registry,
+    usage_samples::Samples,
+};
+
+/// The services of a server. Handlers and the write pipeline use them. No service knows this type.
+pub(crate) struct State {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) authenticators: Authenticators,
+    pub(crate) authorizers: Arc<Authorizers>,
+    pub(crate) admission: Admission,
+    /// Allocates addresses and ports of services.
+    pub(crate) allocator: Allocator,
+    /// Held while a request is checked against quotas and committed.
+    pub(crate) quota_locks: Locks,
+    pub(crate) auditor: Option<Arc<Auditor>>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) flow_control: FlowControl,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) advertise: SocketAddr,
+    pub(crate) kubelet: KubeletTls,
+    pub(crate) front_proxy: FrontProxy,
+    pub(crate) remotes: Remotes,
+    pub(crate) merged: Arc<Merged>,
+    /// The last usage of each node.
+    pub(crate) usage: Samples,
+    pub(crate) request_timeout: Duration,
+    /// The parts of the control plane that run in this process.
+    pub(crate) own_components: Vec<&'static str>,
+    /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.
+    pub(crate) stopping: CancellationToken,
+    /// Cancelled when the server accepts no more connections. Watches end.
+    pub(crate) shutdown: CancellationToken,
+}
+
+// === impl State ===
+
+impl State {
+    /// The client of aggregated servers.
+    pub(crate) fn forwarder(&self) -> Forwarder {
+        Forwarder { cache: self.cache.clone(), timeout: self.request_timeout }
+    }
+}
