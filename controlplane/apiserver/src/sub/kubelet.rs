@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_connections::SlotStream;
 use coracle_kinds::kind::by_resource;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::Full;
@@ -44,6 +45,7 @@ pub(crate) async fn send(
     mut request: Request<Full<bytes::Bytes>>,
 ) -> Result<Response<Incoming>> {
     let address = address(call, node)?;
+    let permit = call.state.in_flight.stream(&call.user, node)?;
     let target = address.to_string();
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
@@ -60,7 +62,7 @@ pub(crate) async fn send(
     let stream = connected.unwrap_or_else(|elapsed| Err(failed("cannot connect to", &elapsed)))?;
     let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
     request.headers_mut().insert(header::HOST, host);
-    exchange(stream, request, (&target, call.state.request_timeout)).await
+    exchange(SlotStream::new(stream, permit), request, (&target, call.state.request_timeout)).await
 }
 
 /// Sends the request and waits for the head of the response, which may take until `limit`; its body may take longer.
