@@ -45,7 +45,7 @@ struct State {
 struct Owner {
     held: usize,
     /// Slots of `held` whose turn is over.
-    leaving: usize,
+    yielding: usize,
     waiting: VecDeque<Waiter>,
 }
 
@@ -60,7 +60,7 @@ struct Waiter {
 pub(crate) struct FetchSlot {
     slots: FetchSlots,
     owner: String,
-    is_leaving: AtomicBool,
+    is_yielding: AtomicBool,
 }
 
 // === impl FetchSlots ===
@@ -100,7 +100,7 @@ impl FetchSlots {
         loop {
             let next = self.state().grant(self.0.max, self.0.max_of_owner);
             let Some((owner, waiter)) = next else { break };
-            let slot = FetchSlot { slots: self.clone(), owner, is_leaving: AtomicBool::new(false) };
+            let slot = FetchSlot { slots: self.clone(), owner, is_yielding: AtomicBool::new(false) };
             // A caller that disconnects just now drops its slot, which releases it.
             drop(waiter.slot.send(slot));
         }
@@ -150,26 +150,26 @@ impl State {
     /// Whether a slot of this owner must go to another one.
     fn gives_way(&mut self, owner: &str) -> bool {
         self.forget_cancelled();
-        let Some(mine) = self.owners.get(owner).map(|owner| owner.held.saturating_sub(owner.leaving)) else {
+        let Some(mine) = self.owners.get(owner).map(|owner| owner.held.saturating_sub(owner.yielding)) else {
             return false;
         };
         let poorer = |other: &&Owner| !other.waiting.is_empty() && other.held < mine;
         let waiting = self.owners.values().filter(poorer).count();
-        let leaving: usize = self.owners.values().map(|owner| owner.leaving).sum();
-        if leaving >= waiting {
+        let yielding: usize = self.owners.values().map(|owner| owner.yielding).sum();
+        if yielding >= waiting {
             return false;
         }
         if let Some(owner) = self.owners.get_mut(owner) {
-            owner.leaving += 1;
+            owner.yielding += 1;
         }
         true
     }
 
-    fn release(&mut self, owner: &str, is_leaving: bool) {
+    fn release(&mut self, owner: &str, is_yielding: bool) {
         self.held -= 1;
         if let Some(owner) = self.owners.get_mut(owner) {
             owner.held -= 1;
-            owner.leaving -= usize::from(is_leaving);
+            owner.yielding -= usize::from(is_yielding);
         }
     }
 }
@@ -192,15 +192,15 @@ impl FetchSlot {
     }
 
     fn gives_way(&self) -> bool {
-        let gives_way = self.is_leaving.load(Ordering::Relaxed) || self.slots.state().gives_way(&self.owner);
-        self.is_leaving.store(gives_way, Ordering::Relaxed);
+        let gives_way = self.is_yielding.load(Ordering::Relaxed) || self.slots.state().gives_way(&self.owner);
+        self.is_yielding.store(gives_way, Ordering::Relaxed);
         gives_way
     }
 }
 
 impl Drop for FetchSlot {
     fn drop(&mut self) {
-        self.slots.state().release(&self.owner, self.is_leaving.load(Ordering::Relaxed));
+        self.slots.state().release(&self.owner, self.is_yielding.load(Ordering::Relaxed));
         self.slots.grant();
     }
 }
