@@ -26,7 +26,7 @@ use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
 use crate::runtime::{ImageChanges, Runtime, RuntimeError, Streams};
-use crate::server::{Access, Backend, Certificate, Server, ServerConfig, ServerError};
+use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
@@ -89,6 +89,8 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         streams: Arc::<R>::clone(&runtime),
         access,
         configuration: Arc::new(configuration::shown(&config)),
+        logs: LogWatches::open(),
+        ends: Arc::default(),
         dns: config.dns.is_some().then(Arc::default),
     };
     let dns_metrics = backend.dns.clone().unwrap_or_default();

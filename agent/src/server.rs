@@ -39,6 +39,7 @@ use route::Route;
 pub use access::Access;
 pub use backend::{Backend, PodView};
 pub use config::{Certificate, ServerConfig, ServerError};
+pub use logs::{ContainerEnds, LogWatches};
 use respond::{json, text};
 
 /// The kubelet API, listening but not serving yet.

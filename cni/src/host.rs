@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::connection_limit::ConnectionLimit;
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::invoke::cache::Cache;
@@ -14,6 +15,8 @@ pub(crate) struct Host {
     pub(crate) firewall: Firewall,
     /// Permitted sources of the default network's ports. `None`: pods may send from any address.
     pub(crate) guard: Option<SourceGuard>,
+    /// The limit on the connections of each pod of the default network.
+    pub(crate) connections: Option<ConnectionLimit>,
     /// Attachments of this runtime. `None` in an executable, which handles only the attachment of its request.
     pub(crate) attachments: Option<Arc<Cache>>,
 }
@@ -26,7 +29,13 @@ impl Host {
         guard: Option<SourceGuard>,
         attachments: Option<Arc<Cache>>,
     ) -> Result<Self, Error> {
-        Ok(Self { links: Links::in_own_namespace()?, firewall, guard, attachments })
+        Ok(Self { links: Links::in_own_namespace()?, firewall, guard, connections: None, attachments })
+    }
+
+    /// The host of the node's network, which limits the connections of its pods.
+    pub(crate) fn limiting(mut self, connections: ConnectionLimit) -> Self {
+        self.connections = Some(connections);
+        self
     }
 
     /// Whether our own plugins run in this process instead of as executables. Then the caller also ensures that no

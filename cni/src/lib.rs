@@ -16,6 +16,7 @@ mod announce;
 mod announced_address;
 mod bandwidth;
 mod bridge;
+mod connection_limit;
 mod conntrack;
 mod error;
 mod executable;

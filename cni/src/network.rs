@@ -18,6 +18,7 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
+use crate::connection_limit::ConnectionLimit;
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::host::Host;
@@ -177,7 +178,8 @@ impl Network {
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?.serving(&config.served);
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
         let guard = config.check_sources.then(|| SourceGuard::new(&config.table));
-        let host = Arc::new(Host::in_own_namespace(firewall, guard, Some(Arc::clone(&cache)))?);
+        let host = Host::in_own_namespace(firewall, guard, Some(Arc::clone(&cache)))?;
+        let host = Arc::new(host.limiting(ConnectionLimit::beside(&config.table)));
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
         // Packets to pods of other nodes are not masqueraded, also before the other nodes are known again.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
@@ -201,6 +203,14 @@ impl Network {
         network.reload().await;
         network.watch();
         Ok(network)
+    }
+
+    /// Limits the connections of each pod of the default network; 0, or no call: no limit. Must be called before
+    /// [`set_pod_cidrs`](Self::set_pod_cidrs).
+    pub fn set_max_connections(&self, max: u32) {
+        if let Some(connections) = &self.inner.host.connections {
+            connections.set(max);
+        }
     }
 
     /// Whether pods can be attached, without running plugins. Executables are looked up each time: they may be

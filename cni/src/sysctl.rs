@@ -20,6 +20,34 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Entries that the kernel's neighbour tables must have room for (`gc_thresh3`), and from which it removes unused ones
+/// soon (`gc_thresh2`).
+const NEIGHBOURS: [(&str, u32); 2] = [("gc_thresh3", 32768), ("gc_thresh2", 16384)];
+
+/// Raises the size of the neighbour tables. All network namespaces share them, with room for 1,024 entries by default: a
+/// few pods that send to absent addresses of their network would fill them, and no pod could reach a new neighbour. A
+/// failure is logged: these settings may be read-only.
+pub(crate) fn room_for_neighbours() {
+    for family in ["ipv4", "ipv6"] {
+        let dir = Path::new("/proc/sys/net").join(family).join("neigh/default");
+        if let Err(error) = raise(&dir, &NEIGHBOURS) {
+            tracing::warn!(error = error.chain(), "cannot enlarge the kernel's neighbour table");
+        }
+    }
+}
+
+/// Raises the numbers in files that are lower. Absent files are left out: only the first network namespace has them.
+fn raise(dir: &Path, least: &[(&str, u32)]) -> Result<(), Error> {
+    for (name, least) in least {
+        let path = dir.join(name);
+        let Ok(now) = std::fs::read_to_string(&path) else { continue };
+        if now.trim().parse().is_ok_and(|now: u32| now < *least) {
+            write(&path, &least.to_string())?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether the kernel can pass packets between ports of a bridge through the filters of the IP layer: whether the module
 /// `br_netfilter` is loaded or built in.
 #[must_use]
@@ -162,6 +190,18 @@ mod tests {
         .concat();
         let led = |ip: &str| on_link(&routes, ip.parse().unwrap());
         assert_eq!((led("10.1.0.5"), led("10.1.2.4"), led("10.9.0.5")), (Some("br0"), Some("br1"), None));
+    }
+
+    #[test]
+    fn numbers_are_raised_and_never_lowered() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("low"), "1024\n").unwrap();
+        std::fs::write(path("high"), "99999\n").unwrap();
+        raise(dir.path(), &[("low", 4096), ("high", 4096), ("absent", 4096)]).unwrap();
+        assert_eq!(std::fs::read_to_string(path("low")).unwrap(), "4096");
+        assert_eq!(std::fs::read_to_string(path("high")).unwrap(), "99999\n");
+        assert!(!path("absent").exists());
     }
 
     #[test]

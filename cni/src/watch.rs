@@ -2,26 +2,28 @@
 #![allow(unsafe_code, reason = "tokio wants it promised that a descriptor which it polls stays open")]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Watches one directory, or its nearest existing parent.
+/// Watches one directory, or its nearest existing parent. It has one inotify instance to its end, because others may use
+/// up the instances of this user: root in a container without a user namespace is the same user.
 pub struct Watch {
     dir: PathBuf,
     queue: AsyncFd<Queue>,
+    watched: WatchDescriptor,
 }
 
 /// The kernel's queue of events. The field is private and never replaced.
-struct Queue(OwnedFd);
+struct Queue(Inotify);
 
 impl AsRawFd for Queue {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.0.as_fd().as_raw_fd()
     }
 }
 
@@ -33,7 +35,12 @@ impl Watch {
     /// # Errors
     /// As inotify_init(2) and inotify_add_watch(2).
     pub fn on(dir: &Path) -> io::Result<Self> {
-        Ok(Self { dir: dir.to_owned(), queue: queue(dir)? })
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let watched = watch_nearest(&inotify, dir)?;
+        // SAFETY: the queue owns its descriptor, which does not change and is closed only when the queue is dropped.
+        // AsyncFd stops polling before that.
+        let queue = unsafe { AsyncFd::register_with_interest(Queue(inotify), Interest::READABLE) }?;
+        Ok(Self { dir: dir.to_owned(), queue, watched })
     }
 
     /// Waits for a change. The caller reads the directory to find out what changed.
@@ -41,10 +48,9 @@ impl Watch {
     /// # Errors
     /// As [`Watch::on`] and read(2).
     pub async fn changed(&mut self) -> io::Result<()> {
-        let mut events = [0; 4096];
         loop {
             let mut ready = self.queue.readable().await?;
-            match nix::unistd::read(&self.queue.get_ref().0, &mut events) {
+            match self.queue.get_ref().0.read_events() {
                 Ok(_) => break,
                 Err(Errno::EAGAIN) => ready.clear_ready(),
                 Err(Errno::EINTR) => {}
@@ -52,26 +58,58 @@ impl Watch {
             }
         }
         // The directory may have been created or removed: watch the nearest existing one.
-        self.queue = queue(&self.dir)?;
+        let inotify = &self.queue.get_ref().0;
+        let watched = watch_nearest(inotify, &self.dir)?;
+        let before = std::mem::replace(&mut self.watched, watched);
+        if before != watched {
+            // Fails if the directory was removed, which has removed the watch.
+            let _absent = inotify.rm_watch(before);
+        }
         Ok(())
     }
 }
 
-fn queue(dir: &Path) -> io::Result<AsyncFd<Queue>> {
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+fn watch_nearest(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
     let within = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;
     let moved = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_MOVED_FROM;
     let itself = AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF;
-    for nearest in dir.ancestors() {
+    let mut below: Option<&Path> = None;
+    let mut ancestors = dir.ancestors();
+    while let Some(nearest) = ancestors.next() {
         match inotify.add_watch(nearest, within | moved | itself) {
-            Ok(_) => break,
-            Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+            // It may have been created before its parent was watched.
+            Ok(_) if below.is_some_and(Path::is_dir) => (below, ancestors) = (None, dir.ancestors()),
+            Ok(watched) => return Ok(watched),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => below = Some(nearest),
             Err(error) => return Err(error.into()),
         }
     }
-    let queue = Queue(inotify.into());
-    // SAFETY: the queue owns its descriptor, which does not change and is closed only when the queue is dropped.
-    // AsyncFd stops polling before that.
-    let queue = unsafe { AsyncFd::register_with_interest(queue, Interest::READABLE) };
-    Ok(queue?)
+    Err(io::ErrorKind::NotFound.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_is_watched_by_one_instance_when_it_comes_and_goes() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("a/b");
+        let mut watch = Watch::on(&dir).unwrap();
+        let descriptor = watch.queue.get_ref().as_raw_fd();
+        std::fs::create_dir(parent.path().join("a")).unwrap();
+        watch.changed().await.unwrap();
+        std::fs::create_dir(&dir).unwrap();
+        watch.changed().await.unwrap();
+        std::fs::write(dir.join("file"), "").unwrap();
+        watch.changed().await.unwrap();
+        let inside = watch.watched;
+        std::fs::remove_dir_all(parent.path().join("a")).unwrap();
+        while watch.watched == inside {
+            watch.changed().await.unwrap();
+        }
+        std::fs::create_dir_all(&dir).unwrap();
+        watch.changed().await.unwrap();
+        assert_eq!(watch.queue.get_ref().as_raw_fd(), descriptor);
+    }
 }

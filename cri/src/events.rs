@@ -54,7 +54,8 @@ struct State {
 
 #[derive(Debug)]
 struct Listener {
-    sender: mpsc::Sender<Item>,
+    /// Listeners share the events: those that read slowly take no further memory.
+    sender: mpsc::Sender<Arc<Item>>,
     lost: Arc<AtomicBool>,
 }
 
@@ -101,11 +102,11 @@ impl Events {
         drop(state);
         let end = stream::once(async move { lost.load(Ordering::Acquire).then_some(Err(TooSlow)) });
         let delivered = Arc::clone(&self.delivered);
-        let deliver = move |item: Item| {
+        let deliver = move |item: Arc<Item>| {
             delivered.set_last(item.number);
-            Ok(item.event)
+            Ok(Arc::unwrap_or_clone(item).event)
         };
-        stream::iter(early)
+        stream::iter(early.into_iter().map(Arc::new))
             .chain(ReceiverStream::new(receiver))
             .map(deliver)
             .chain(end.filter_map(async |end| end))
@@ -179,7 +180,8 @@ impl SendGuard<'_> {
             return;
         }
         self.events.delivered.keep(item);
-        state.listeners.retain(|listener| listener.send(item.clone()));
+        let shared = Arc::new(item.clone());
+        state.listeners.retain(|listener| listener.send(Arc::clone(&shared)));
         let room = state.room;
         match &mut state.early {
             Some(early) if room.is_none_or(|room| early.len() < room) => early.push_back(item.clone()),
@@ -197,7 +199,7 @@ impl SendGuard<'_> {
 
 impl Listener {
     /// Queues an event. False if the listener is gone or too slow.
-    fn send(&self, item: Item) -> bool {
+    fn send(&self, item: Arc<Item>) -> bool {
         let sent = self.sender.try_send(item);
         if matches!(sent, Err(mpsc::error::TrySendError::Full(_))) {
             self.lost.store(true, Ordering::Release);

@@ -41,6 +41,7 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
         check_sources: node.cni.check_sources,
     });
     let network = network.await.context("cannot open the pod network")?;
+    network.set_max_connections(node.cni.max_connections);
     let defaults = RuntimeConfig::default();
     let config = RuntimeConfig {
         root: node.dirs.state.clone(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::access::Access;
+use super::logs::{ContainerEnds, LogWatches};
 use crate::runtime::{Runtime, Streams};
 
 /// The pods of this node, as pod sync has them.
@@ -39,6 +40,10 @@ pub struct Backend {
     pub access: Arc<Access>,
     /// The agent's settings in the form of a KubeletConfiguration.
     pub configuration: Arc<serde_json::Value>,
+    /// Watches on the logs of containers.
+    pub logs: Arc<LogWatches>,
+    /// Ends of containers whose logs are followed.
+    pub ends: Arc<ContainerEnds>,
     /// Counters of cluster DNS, if this node serves it.
     pub dns: Option<Arc<coracle_dns::Metrics>>,
 }

@@ -1,6 +1,7 @@
 //! `/containerLogs`: logs of containers, from the files that the runtime writes in the CRI format.
 
 pub(super) mod container;
+mod ends;
 mod files;
 mod follow;
 mod line;
@@ -9,6 +10,7 @@ mod output;
 mod watch;
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use coracle_proto::cri;
@@ -23,8 +25,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::backend::Backend;
 use super::respond::text;
 use crate::runtime::Body;
+pub use ends::ContainerEnds;
 pub(crate) use line::Line;
 use options::Options;
+pub use watch::LogWatches;
 
 /// Maximum chunks that wait for a slow reader.
 const MAX_WAITING_CHUNKS: usize = 4;
@@ -109,7 +113,7 @@ async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -
     let (sender, receiver) = mpsc::channel::<Bytes>(MAX_WAITING_CHUNKS);
     let ended =
         if options.follow { container::ended(backend, &of.id).await } else { container::Ended::of_stopped() };
-    let reading = follow::read(of.log_path.into(), options, ended, sender);
+    let reading = follow::read(of.log_path.into(), options, (ended, Arc::clone(&backend.logs)), sender);
     tokio::spawn(async move {
         if let Err(error) = reading.await {
             tracing::warn!(error = coracle_error_chain::chain(&error), "cannot read a container's log");

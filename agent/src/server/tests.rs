@@ -111,6 +111,8 @@ impl Running {
             streams: Arc::new(Proxy),
             access: Arc::new(Access::new(reviews(), "n1")),
             configuration: Arc::new(serde_json::json!({"kind": "KubeletConfiguration", "maxPods": 110})),
+            logs: LogWatches::open(),
+            ends: Arc::default(),
             dns: None,
         };
         let shutdown = CancellationToken::new();

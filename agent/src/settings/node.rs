@@ -60,6 +60,8 @@ settings! {
     network_policy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
     /// Pods of the built-in network send from their own addresses only (hardware, IP, ARP, neighbour discovery).
     check_pod_sources: bool = default "true", "BOOL";
+    /// Maximum connections that a pod of the built-in network begins and the node tracks at the same time; 0: no limit.
+    pod_max_connections: u32 = default "0", "COUNT";
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
@@ -227,7 +229,7 @@ impl NodeSettings {
         let local = self.local_volume_dir.clone().unwrap_or_else(|| dirs.state.join("local-volumes"));
         let local_volume_dir = sources.take(absolute(&local));
         let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
-        let nri = (self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir);
+        let limits = (self.check_pod_sources, self.pod_max_connections);
         let serve_dns = self.serve_dns.unwrap_or(self.cluster_dns.is_empty());
         labels?;
         Some(Node {
@@ -255,7 +257,7 @@ impl NodeSettings {
             cluster_dns: self.cluster_dns,
             cluster_domain: self.cluster_domain,
             resolv_conf: self.resolv_conf.0,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, self.check_pod_sources),
+            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, limits),
             bridge: self.bridge,
             nft_table: self.nft_table,
             mtu: self.mtu,
@@ -270,7 +272,7 @@ impl NodeSettings {
             pinned_images: self.pinned_image,
             registry_config_dir: self.registry_config_dir,
             credential_providers: credential_providers?,
-            nri: nri::decide(nri, &dirs.run),
+            nri: nri::decide((self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir), &dirs.run),
             log_max_size: self.container_log_max_size.0,
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,

@@ -220,15 +220,28 @@ impl Rule {
     /// Matches packets of connections whose destination was translated (`ct status dnat`).
     #[must_use]
     pub fn translated(self) -> Self {
-        const STATUS: u32 = 2;
-        let rule = self.push("ct", Attributes::default().number(1, R0).number(2, STATUS));
-        rule.mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
+        self.status().mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
     }
 
     /// Matches packets of connections that are neither established nor related (`ct state`).
     #[must_use]
     pub fn new_connections(self) -> Self {
         self.state().equal(R0, &0u32.to_ne_bytes())
+    }
+
+    /// Matches first packets of connections (`ct state new`, `ct status ! confirmed`). Later packets of a connection without an
+    /// answer are new, too, but confirmed.
+    #[must_use]
+    pub fn begins_connection(self) -> Self {
+        const NEW: u32 = 0x8;
+        const CONFIRMED: u32 = 0x8;
+        let rule = self.state_of(NEW).unequal(R0, &0u32.to_ne_bytes());
+        rule.status().mask(R0, &CONFIRMED.to_ne_bytes()).equal(R0, &0u32.to_ne_bytes())
+    }
+
+    fn status(self) -> Self {
+        const STATUS: u32 = 2;
+        self.push("ct", Attributes::default().number(1, R0).number(2, STATUS))
     }
 
     /// Matches packets of established and related connections (`ct state`).
@@ -246,10 +259,14 @@ impl Rule {
     }
 
     fn state(self) -> Self {
-        const STATE: u32 = 0;
         const ESTABLISHED_OR_RELATED: u32 = 0x2 | 0x4;
+        self.state_of(ESTABLISHED_OR_RELATED)
+    }
+
+    fn state_of(self, bits: u32) -> Self {
+        const STATE: u32 = 0;
         let rule = self.push("ct", Attributes::default().number(1, R0).number(2, STATE));
-        rule.mask(R0, &ESTABLISHED_OR_RELATED.to_ne_bytes())
+        rule.mask(R0, &bits.to_ne_bytes())
     }
 
     /// Matches if the register is between the two values of equal length, in network byte order.
@@ -305,6 +322,17 @@ impl Rule {
     pub fn update(self, set: &str) -> Self {
         const UPDATE: u32 = 1;
         self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0))
+    }
+
+    /// Matches the first packet of a connection that would be one more than `max` of the key in the registers from `R0`.
+    /// The set has an element for each key, which counts its connections (`ct count over`).
+    #[must_use]
+    pub fn more_connections_than(self, set: &str, max: u32) -> Self {
+        const ADD: u32 = 0;
+        const OVER: u32 = 1;
+        let count = Attributes::default().number(1, max).number(2, OVER);
+        let count = Attributes::default().text(1, "connlimit").nest(2, count);
+        self.push("dynset", Attributes::default().text(1, set).number(3, ADD).number(4, R0).nest(7, count))
     }
 
     /// Loads a random number below `modulus`, in host byte order.

@@ -57,6 +57,8 @@ pub struct SetSpec<'a> {
     pub intervals: bool,
     /// Rules add elements, at most this number. The kernel removes an element after this time.
     pub dynamic: Option<(Duration, u32)>,
+    /// Rules add elements that count connections, at most so many. The kernel removes an element without connections.
+    pub counted: Option<u32>,
 }
 
 /// Changes of one table, which the kernel applies completely or not at all.
@@ -141,8 +143,10 @@ impl<'a> Transaction<'a> {
         const EVAL: u32 = 0x20;
         let is_map = spec.value.is_some() || spec.verdicts;
         let flag = |on: bool, flag| if on { flag } else { 0 };
-        let flags =
-            flag(spec.intervals, INTERVAL) | flag(is_map, MAP) | flag(spec.dynamic.is_some(), TIMEOUT | EVAL);
+        let flags = flag(spec.intervals, INTERVAL)
+            | flag(is_map, MAP)
+            | flag(spec.dynamic.is_some(), TIMEOUT | EVAL)
+            | flag(spec.counted.is_some(), EVAL);
         let mut set = self.named().text(2, spec.name).number(3, flags);
         set = set.number(4, spec.key.0).number(5, spec.key.1);
         if let Some((kind, length)) = spec.value {
@@ -153,6 +157,9 @@ impl<'a> Transaction<'a> {
         if let Some((timeout, size)) = spec.dynamic {
             let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
             set = set.nest(9, Attributes::default().number(1, size)).bytes(11, &millis.to_be_bytes());
+        }
+        if let Some(size) = spec.counted {
+            set = set.nest(9, Attributes::default().number(1, size));
         }
         self.sets += 1;
         self.batch.push(self.family, Verb::NewSet, &set.number(10, self.sets));

@@ -66,23 +66,32 @@ impl super::Firewall {
         }
     }
 
-    /// Whether another process changed one of our tables, which have one name. `guard`: the author of the other one.
-    fn is_foreign(&self, events: &[u8], guard: Option<u32>) -> bool {
+    /// Whether another process changed one of our tables. Two have the firewall's name, the third has the name `beside`.
+    /// `others`: the authors of the other two.
+    fn is_foreign(&self, events: &[u8], beside: Option<&str>, others: [Option<u32>; 2]) -> bool {
         let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let ours = [state.channel.as_ref().map(Channel::port), guard];
-        changes(events).any(|change| change.table == self.table && !ours.contains(&Some(change.author)))
+        let is_own = |author| state.channel.as_ref().map(Channel::port) == author || others.contains(&author);
+        let mut changes = changes(events);
+        changes.any(|change| {
+            (change.table == self.table || beside == Some(change.table)) && !is_own(Some(change.author))
+        })
     }
 }
 
 fn is_foreign(host: &Host, events: &[u8]) -> bool {
     let guard = host.guard.as_ref().and_then(|guard| guard.author());
-    host.firewall.is_foreign(events, guard)
+    let connections = host.connections.as_ref();
+    let others = [guard, connections.and_then(|connections| connections.author())];
+    host.firewall.is_foreign(events, connections.map(|connections| connections.table()), others)
 }
 
 /// Repairs the tables. Returns whether that succeeded.
 fn repair(host: &Host) -> bool {
     let repaired = host.firewall.repair();
     let repaired = repaired.and(host.guard.as_ref().map_or(Ok(()), |guard| guard.repair()));
+    if let Some(connections) = &host.connections {
+        connections.repair();
+    }
     if let Err(error) = &repaired {
         warn!(error = error.chain(), "cannot repair the firewall table, retrying");
     }

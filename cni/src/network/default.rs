@@ -106,6 +106,7 @@ impl Network {
             );
         }
         sysctl::forwarding(&state.cidrs)?;
+        sysctl::room_for_neighbours();
         coracle_fault::point("recover.bridge");
         host.links.ensure_addresses(&bridge, &gateways).await?;
         coracle_fault::point("recover.bridge-addressed");
@@ -116,6 +117,9 @@ impl Network {
         host.firewall.put(&claim(state))?;
         coracle_fault::point("recover.network-ranges");
         host.firewall.repair()?;
+        if let Some(connections) = &host.connections {
+            connections.make(&config.bridge);
+        }
         let wrong = |reason: String| Error::invalid("the default network", reason);
         List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)
     }
@@ -131,7 +135,9 @@ impl Network {
 
     /// Removes the default network's firewall claim: another network replaces it.
     pub(super) fn drop_default(&self) -> Result<(), Error> {
-        self.inner.host.firewall.remove(&claim(&State::default()))
+        let host = &self.inner.host;
+        let connections = host.connections.as_ref().map_or(Ok(()), |connections| connections.clear());
+        host.firewall.remove(&claim(&State::default())).and(connections)
     }
 }
 

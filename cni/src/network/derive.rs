@@ -81,7 +81,8 @@ impl Network {
             reconciled = reconciled.and(self.del(&entry.at.container_id).await);
         }
         let guard = inner.host.guard.as_ref().map_or(Ok(()), |guard| guard.clear());
-        let firewall = inner.host.firewall.clear().and(guard);
+        let connections = inner.host.connections.as_ref().map_or(Ok(()), |connections| connections.clear());
+        let firewall = inner.host.firewall.clear().and(guard).and(connections);
         let bridge = match inner.host.links.find_ours(&inner.config.bridge).await {
             Ok(Some(bridge)) => inner.host.links.delete(&bridge.name).await,
             found => found.map(drop),

@@ -1,4 +1,5 @@
-//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies.
+//! Limits on the requests of one user, separate for reads and writes, on the bytes of all bodies, and on the connections
+//! to each kubelet.
 //!
 //! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One user
 //! gets at most half of the server's requests, whichever priority level they have. `flow_control` limits all requests
@@ -28,6 +29,9 @@ const MAX_BODIES_BYTES: usize = 64 << 20;
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum memory of one owner, as a multiple of what is left for others. So one owner gets at most three quarters.
 const PER_FREE_BYTE: usize = 3;
+/// Maximum connections to one kubelet, for logs, streams and proxied requests. A kubelet accepts a limited number from the
+/// API server, and one user must not close those of others.
+const MAX_STREAMS_OF_NODE: usize = 512;
 /// Bytes of a body that are always accepted.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
@@ -38,9 +42,23 @@ pub(crate) struct InFlight {
     counts: Arc<Mutex<Counts>>,
     bodies: SharedMemory,
     responses: SharedMemory,
+    /// The connections to each kubelet that has any.
+    streams: Arc<Mutex<HashMap<String, SharedMemory>>>,
 }
 
-/// Memory that users or webhooks share. Owners that hold much leave some for others.
+/// A connection to the kubelet of a node; it ends when this is dropped. None: the user has no limit.
+#[derive(Default)]
+pub(crate) struct StreamPermit {
+    _stream: Option<OwnedStream>,
+}
+
+struct OwnedStream {
+    streams: Arc<Mutex<HashMap<String, SharedMemory>>>,
+    node: String,
+    owner: String,
+}
+
+/// Memory or connections that users or webhooks share. Owners that hold much leave some for others.
 #[derive(Clone)]
 struct SharedMemory {
     bytes: usize,
@@ -90,7 +108,7 @@ impl InFlight {
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedMemory::new);
-        Self { of_user, counts: Arc::default(), bodies, responses }
+        Self { of_user, counts: Arc::default(), bodies, responses, streams: Arc::default() }
     }
 
     /// Counts a request, or refuses it when its user has too many.
@@ -117,18 +135,37 @@ impl InFlight {
         lock(&self.counts).total
     }
 
-    /// Memory for a body that a user sends. The service accounts of a namespace share the memory of one user, because
-    /// who may create one may create many.
+    /// Memory for a body that a user sends.
     pub(crate) fn body(&self, user: &str) -> BodyMemory {
-        let of_account = user.starts_with("system:serviceaccount:").then(|| user.rsplit_once(':')).flatten();
-        let owner = of_account.map_or(user, |(namespace, _name)| namespace);
-        BodyMemory { shared: Some((self.bodies.clone(), owner.to_owned())), bytes: 0 }
+        BodyMemory { shared: Some((self.bodies.clone(), owner(user).to_owned())), bytes: 0 }
+    }
+
+    /// A connection to the kubelet of a node, unless the user has most of them.
+    pub(crate) fn stream(&self, user: &User, node: &str) -> Result<StreamPermit> {
+        if user.is_in("system:masters") {
+            return Ok(StreamPermit::default());
+        }
+        let mut nodes = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || SharedMemory::new(MAX_STREAMS_OF_NODE);
+        let owner = owner(&user.name);
+        if !nodes.entry(node.to_owned()).or_insert_with(new).take(owner, 1) {
+            return Err(ApiError::too_many_requests());
+        }
+        let (streams, node, owner) = (self.streams.clone(), node.to_owned(), owner.to_owned());
+        Ok(StreamPermit { _stream: Some(OwnedStream { streams, node, owner }) })
     }
 
     /// Memory for the response of a webhook at that host. Hostile webhooks cannot take the memory of clients.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
     }
+}
+
+/// The owner of what a user takes. The service accounts of a namespace are one owner, because a user who may create one may
+/// create many.
+fn owner(user: &str) -> &str {
+    let of_account = user.starts_with("system:serviceaccount:").then(|| user.rsplit_once(':')).flatten();
+    of_account.map_or(user, |(namespace, _name)| namespace)
 }
 
 fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
@@ -146,6 +183,19 @@ impl Drop for Permit {
             if *of_user == [0, 0] {
                 counts.users.remove(&self.user);
             }
+        }
+    }
+}
+
+// === impl OwnedStream ===
+
+impl Drop for OwnedStream {
+    fn drop(&mut self) {
+        let mut nodes = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(of_node) = nodes.get(&self.node) else { return };
+        of_node.release(&self.owner, 1);
+        if of_node.lock().total == 0 {
+            nodes.remove(&self.node);
         }
     }
 }
@@ -249,6 +299,27 @@ mod tests {
         }
         drop(held);
         assert!(limits.counts.lock().unwrap().users.is_empty());
+    }
+
+    #[test]
+    fn one_user_does_not_get_all_connections_to_a_kubelet() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let (eve, bob, root) =
+            (User::new("eve", &[]), User::new("bob", &[]), User::new("root", &["system:masters"]));
+        let of = |user: &User| -> Vec<StreamPermit> {
+            std::iter::from_fn(|| limits.stream(user, "n1").ok()).collect()
+        };
+        let held = of(&eve);
+        assert_eq!(held.len(), MAX_STREAMS_OF_NODE / 4 * 3);
+        assert!(limits.stream(&eve, "n2").is_ok(), "another node");
+        let of_bob = of(&bob);
+        assert!(of_bob.len() > MAX_STREAMS_OF_NODE / 8, "{}", of_bob.len());
+        let account = |name: &str| User::new(&format!("system:serviceaccount:ns:{name}"), &[]);
+        let of_account = of(&account("a"));
+        assert!(!of_account.is_empty() && limits.stream(&account("b"), "n1").is_err());
+        assert!(limits.stream(&root, "n1").is_ok());
+        drop((held, of_bob, of_account));
+        assert!(limits.streams.lock().unwrap().is_empty());
     }
 
     #[test]

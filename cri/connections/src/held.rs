@@ -9,21 +9,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::Slot;
 
-/// A byte stream and its [`Slot`].
+/// A byte stream and its [`Slot`], or another permit that it keeps until its end.
 #[derive(Debug)]
-pub struct SlotStream<I> {
+pub struct SlotStream<I, S = Arc<Slot>> {
     io: I,
-    _slot: Arc<Slot>,
+    _slot: S,
 }
 
-impl<I> SlotStream<I> {
+impl<I, S> SlotStream<I, S> {
     /// Ties a stream to its slot.
-    pub fn new(io: I, slot: Arc<Slot>) -> Self {
+    pub fn new(io: I, slot: S) -> Self {
         Self { io, _slot: slot }
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for SlotStream<I> {
+impl<I: AsyncRead + Unpin, S: Unpin> AsyncRead for SlotStream<I, S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -33,7 +33,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for SlotStream<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for SlotStream<I> {
+impl<I: AsyncWrite + Unpin, S: Unpin> AsyncWrite for SlotStream<I, S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }

@@ -23,6 +23,8 @@ pub struct ImagesConfig {
     /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, in whatever way.
     /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
+    /// Time after which a fetch of a layer gives way to one of another owner, if that owner fetches fewer layers.
+    pub fetch_turn: Duration,
     /// Minimum compressed bytes of a layer that is resumed by a later pull. Its data is kept on disk until
     /// the layer is complete.
     pub resume_from: u64,
@@ -71,6 +73,7 @@ impl ImagesConfig {
             stall_timeout: Duration::from_secs(30),
             // containerd's default of image_pull_progress_timeout.
             progress_timeout: Duration::from_secs(300),
+            fetch_turn: Duration::from_secs(30),
             resume_from: 4 << 20,
             parallel_layers: 3,
         }

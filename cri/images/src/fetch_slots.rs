@@ -1,12 +1,17 @@
 //! Slots for layers that are fetched at the same time. They limit the memory of a node that pulls many images.
 //!
-//! A registry that sends slowly keeps its slots for hours. So one owner, for example the namespace of the pods, gets only a
-//! part of them, and the images of others can still be pulled.
+//! A registry that sends slowly would keep its slots for hours. So one owner, for example the namespace of the pods, gets
+//! only a part of them, and a fetch has a slot for a turn. After the turn it gives the slot to an owner that has fewer
+//! slots and waits. A free slot goes to the waiting owner with the fewest slots. So hostile owners, however many, delay
+//! the pulls of another owner and do not stop them.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot::error::RecvError;
+use tokio::sync::{Notify, oneshot};
 
 /// Maximum layers that all pulls together fetch at a time.
 const MAX_FETCHES: usize = 8;
@@ -14,46 +19,189 @@ const MAX_FETCHES: usize = 8;
 const MAX_FETCHES_OF_OWNER: usize = 5;
 
 /// All slots.
+#[derive(Debug, Clone)]
+pub(crate) struct FetchSlots(Arc<Shared>);
+
 #[derive(Debug)]
-pub(crate) struct FetchSlots {
-    all: Arc<Semaphore>,
-    /// The slots of each owner that uses or awaits one.
-    owners: Mutex<HashMap<String, Weak<Semaphore>>>,
+struct Shared {
+    max: usize,
+    max_of_owner: usize,
+    turn: Duration,
+    state: Mutex<State>,
+    /// Notified after each change of the state.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The owners that have or await slots.
+    owners: HashMap<String, Owner>,
+    held: usize,
+    /// Number of the next caller.
+    next: u64,
+}
+
+#[derive(Debug, Default)]
+struct Owner {
+    held: usize,
+    /// Slots of `held` whose turn is over.
+    yielding: usize,
+    waiting: VecDeque<Waiter>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    number: u64,
+    slot: oneshot::Sender<FetchSlot>,
 }
 
 /// The right to fetch one layer, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct FetchSlot {
-    _all: OwnedSemaphorePermit,
-    _owner: OwnedSemaphorePermit,
+    slots: FetchSlots,
+    owner: String,
+    is_yielding: AtomicBool,
 }
 
 // === impl FetchSlots ===
 
-impl Default for FetchSlots {
-    fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(MAX_FETCHES)), owners: Mutex::default() }
+impl FetchSlots {
+    /// The slots of all layers. A fetch gives its slot to an owner that has fewer after a turn of this duration.
+    pub(crate) fn all(turn: Duration) -> Self {
+        Self::new(MAX_FETCHES, MAX_FETCHES_OF_OWNER, turn)
+    }
+
+    /// One slot for all owners.
+    pub(crate) fn single(turn: Duration) -> Self {
+        Self::new(1, 1, turn)
+    }
+
+    fn new(max: usize, max_of_owner: usize, turn: Duration) -> Self {
+        let (state, changed) = (Mutex::default(), Notify::new());
+        Self(Arc::new(Shared { max, max_of_owner, turn, state, changed }))
+    }
+
+    /// Waits for a slot, in the order of the calls of each owner.
+    pub(crate) async fn acquire(&self, owner: &str) -> Result<FetchSlot, RecvError> {
+        let (slot, granted) = oneshot::channel();
+        {
+            let mut state = self.state();
+            let number = state.next;
+            state.next += 1;
+            let waiter = Waiter { number, slot };
+            state.owners.entry(owner.to_owned()).or_default().waiting.push_back(waiter);
+        }
+        self.grant();
+        granted.await
+    }
+
+    /// Gives free slots to waiting callers.
+    fn grant(&self) {
+        loop {
+            let next = self.state().grant(self.0.max, self.0.max_of_owner);
+            let Some((owner, waiter)) = next else { break };
+            let slot = FetchSlot { slots: self.clone(), owner, is_yielding: AtomicBool::new(false) };
+            // A caller that disconnects just now drops its slot, which releases it.
+            drop(waiter.slot.send(slot));
+        }
+        self.0.changed.notify_waiters();
+    }
+
+    /// The numbers of slots that are held and of callers that wait.
+    #[cfg(test)]
+    pub(crate) fn held_and_waiting(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.held, state.owners.values().map(|owner| owner.waiting.len()).sum())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl FetchSlots {
-    /// Waits for a slot, in the order of the calls of each owner.
-    pub(crate) async fn acquire(&self, owner: &str) -> Result<FetchSlot, AcquireError> {
-        // The owner's slot is first: a call that waits for it does not hold up other owners.
-        let of_owner = self.slots_of(owner).acquire_owned().await?;
-        let of_all = self.all.clone().acquire_owned().await?;
-        Ok(FetchSlot { _all: of_all, _owner: of_owner })
+// === impl State ===
+
+impl State {
+    /// Takes a free slot for the waiting owner with the fewest slots.
+    fn grant(&mut self, max: usize, max_of_owner: usize) -> Option<(String, Waiter)> {
+        self.forget_cancelled();
+        if self.held >= max {
+            return None;
+        }
+        let waiting = self.owners.iter_mut().filter(|(_, owner)| owner.held < max_of_owner);
+        let first = waiting.filter_map(|(name, owner)| {
+            let number = owner.waiting.front()?.number;
+            Some(((owner.held, number), name, owner))
+        });
+        let (_, name, owner) = first.min_by_key(|(order, ..)| *order)?;
+        let waiter = owner.waiting.pop_front()?;
+        owner.held += 1;
+        self.held += 1;
+        Some((name.clone(), waiter))
     }
 
-    fn slots_of(&self, owner: &str) -> Arc<Semaphore> {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slots) = owners.get(owner).and_then(Weak::upgrade) {
-            return slots;
+    fn forget_cancelled(&mut self) {
+        self.owners.retain(|_, owner| {
+            owner.waiting.retain(|waiter| !waiter.slot.is_closed());
+            owner.held > 0 || !owner.waiting.is_empty()
+        });
+    }
+
+    /// Whether a slot of this owner must go to another one.
+    fn gives_way(&mut self, owner: &str) -> bool {
+        self.forget_cancelled();
+        let Some(mine) = self.owners.get(owner).map(|owner| owner.held.saturating_sub(owner.yielding)) else {
+            return false;
+        };
+        let poorer = |other: &&Owner| !other.waiting.is_empty() && other.held < mine;
+        let waiting = self.owners.values().filter(poorer).count();
+        let yielding: usize = self.owners.values().map(|owner| owner.yielding).sum();
+        if yielding >= waiting {
+            return false;
         }
-        owners.retain(|_, slots| slots.strong_count() > 0);
-        let slots = Arc::new(Semaphore::new(MAX_FETCHES_OF_OWNER));
-        owners.insert(owner.to_owned(), Arc::downgrade(&slots));
-        slots
+        if let Some(owner) = self.owners.get_mut(owner) {
+            owner.yielding += 1;
+        }
+        true
+    }
+
+    fn release(&mut self, owner: &str, is_yielding: bool) {
+        self.held -= 1;
+        if let Some(owner) = self.owners.get_mut(owner) {
+            owner.held -= 1;
+            owner.yielding -= usize::from(is_yielding);
+        }
+    }
+}
+
+// === impl FetchSlot ===
+
+impl FetchSlot {
+    /// Completes when the turn is over: it lasted long enough from this call on, and an owner with fewer slots waits. The
+    /// caller must then drop the slot.
+    pub(crate) async fn turn_over(&self) {
+        tokio::time::sleep(self.slots.0.turn).await;
+        loop {
+            let mut changed = std::pin::pin!(self.slots.0.changed.notified());
+            changed.as_mut().enable();
+            if self.gives_way() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn gives_way(&self) -> bool {
+        let gives_way = self.is_yielding.load(Ordering::Relaxed) || self.slots.state().gives_way(&self.owner);
+        self.is_yielding.store(gives_way, Ordering::Relaxed);
+        gives_way
+    }
+}
+
+impl Drop for FetchSlot {
+    fn drop(&mut self) {
+        self.slots.state().release(&self.owner, self.is_yielding.load(Ordering::Relaxed));
+        self.slots.grant();
     }
 }
 
@@ -69,7 +217,7 @@ mod tests {
 
     #[test]
     fn one_owner_does_not_get_all_slots() {
-        let slots = FetchSlots::default();
+        let slots = FetchSlots::all(Duration::ZERO);
         let mut held: Vec<FetchSlot> =
             (0..MAX_FETCHES_OF_OWNER).map(|_| acquire_now(&slots, "slow").expect("a slot")).collect();
         assert!(acquire_now(&slots, "slow").is_none());
@@ -82,10 +230,66 @@ mod tests {
 
     #[test]
     fn owners_without_slots_are_forgotten() {
-        let slots = FetchSlots::default();
+        let slots = FetchSlots::all(Duration::ZERO);
         for number in 0..100 {
             drop(acquire_now(&slots, &number.to_string()));
         }
-        assert!(slots.owners.lock().unwrap().len() <= 1);
+        let held: Vec<_> = (0..MAX_FETCHES).map(|n| acquire_now(&slots, &(n % 2).to_string())).collect();
+        for number in 0..100 {
+            assert!(acquire_now(&slots, &format!("cancelled {number}")).is_none());
+        }
+        assert!(slots.state().owners.len() <= 3);
+        drop(held);
+        assert!(slots.state().owners.len() <= 1);
+    }
+
+    #[tokio::test]
+    async fn slow_owners_give_way_to_one_that_has_no_slot() {
+        let slots = FetchSlots::new(8, 5, Duration::ZERO);
+        let mut tasks = tokio::task::JoinSet::new();
+        for owner in ["slow", "slower"] {
+            for _ in 0..8 {
+                let slots = slots.clone();
+                // Fetches that never end, except with their turn.
+                tasks.spawn(async move {
+                    loop {
+                        slots.acquire(owner).await.unwrap().turn_over().await;
+                    }
+                });
+            }
+        }
+        while slots.state().held < 8 {
+            tokio::task::yield_now().await;
+        }
+        let mine = [slots.acquire("mine").await.unwrap(), slots.acquire("mine").await.unwrap()];
+        let held = |owner| slots.state().owners.get(owner).map_or(0, |owner| owner.held);
+        while slots.state().held < 8 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(held("slow") + held("slower"), 6);
+        drop(mine);
+    }
+
+    #[test]
+    fn each_waiting_owner_gets_one_slot_of_another_at_a_time() {
+        let slots = FetchSlots::new(3, 3, Duration::ZERO);
+        let mut held: Vec<_> = (0..3).map(|_| acquire_now(&slots, "first").expect("a slot")).collect();
+        assert!(!held[0].gives_way(), "no other owner waits");
+        let mut second = std::pin::pin!(slots.acquire("second"));
+        assert!(second.as_mut().now_or_never().is_none());
+        assert!(held[0].gives_way() && held[0].gives_way());
+        assert!(!held[1].gives_way(), "one slot suffices");
+        held.remove(0);
+        let second = second.now_or_never().expect("the slot was passed on").unwrap();
+        let mut again = std::pin::pin!(slots.acquire("second"));
+        assert!(again.as_mut().now_or_never().is_none());
+        assert!(held[0].gives_way() && !second.gives_way());
+        held.remove(0);
+        let again = again.now_or_never().expect("a second slot").unwrap();
+        let mut first = std::pin::pin!(slots.acquire("first"));
+        assert!(first.as_mut().now_or_never().is_none());
+        assert!(again.gives_way(), "two against one");
+        drop(again);
+        assert!(first.now_or_never().is_some());
     }
 }

@@ -35,8 +35,8 @@ pub(crate) struct Inner {
     pub(crate) layers: Arc<Layers>,
     pub(crate) pulls: PullsInProgress,
     pub(crate) fetch_slots: FetchSlots,
-    /// Permit of the only layer that may have a large zstd window.
-    pub(crate) large_window: tokio::sync::Semaphore,
+    /// The slot of the only layer that may have a large zstd window.
+    pub(crate) large_window: FetchSlots,
     directory: PathBuf,
     records: PathBuf,
     table: RwLock<Table>,
@@ -352,12 +352,13 @@ impl Inner {
         crate::layers::make_private(&records)?;
         let lock = lock(&directory.join("lock"))?;
         let layers = Arc::new(Layers::open(&directory)?);
+        let turn = config.fetch_turn;
         let inner = Inner {
             config,
             layers,
             pulls: PullsInProgress::default(),
-            fetch_slots: FetchSlots::default(),
-            large_window: tokio::sync::Semaphore::new(1),
+            fetch_slots: FetchSlots::all(turn),
+            large_window: FetchSlots::single(turn),
             directory,
             records,
             table: RwLock::default(),

@@ -12,7 +12,7 @@ use crate::digest::{Algorithm, Digest, HashingReader};
 use crate::error::{Error, ErrorKind, io_kind, layer_kind, manifest_kind, store_kind, unpack_kind};
 use crate::image::Image;
 use crate::images::{Images, NewImage, StoreError};
-use crate::layers::{LayerError, Lease, UnpackDir};
+use crate::layers::{LayerError, Lease, Source as Origin, UnpackDir};
 use crate::manifest::{
     self, CONFIG_MAX, Chosen, Descriptor, Document, Fitting, MANIFEST_MAX, ManifestError, Search, Step,
     choose, fits,
@@ -148,11 +148,11 @@ impl Images {
         let platform = &self.inner.config.platform;
         let parsed = manifest::parse_config(&found.config, found.layers.len(), platform, found.chosen)?;
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
-        let mut leases: Vec<Lease> = Vec::new();
+        let (from, mut leases) = (Origin::local(), Vec::<Lease>::new());
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
             let (layers, limits) = (self.inner.layers.clone(), self.inner.config.limits);
             let (source, layer, expected) = (source.clone(), layer.clone(), *diff_id);
-            let lease = self.inner.layers.ensure(*diff_id, async move || {
+            let lease = self.inner.layers.ensure(*diff_id, &from, async move || {
                 let unpacking = tokio::task::spawn_blocking(move || {
                     let unpack_dir = layers.unpack_dir()?;
                     let unpacked = unpack_layer(&source, &layer, expected, |reader| {

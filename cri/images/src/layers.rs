@@ -1,4 +1,4 @@
-//! The layers on disk: reference counts, at most one unpacking per layer, and the commit.
+//! The layers on disk: reference counts, [unpackings](unpacking), and the commit.
 //!
 //! ```text
 //! (absent) ──ensure──► Unpacking ──verified, synced, renamed──► Complete{refs} ──no refs, swept──► (absent)
@@ -17,22 +17,25 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use crate::digest::Digest;
 use crate::image::Usage;
-use crate::unpack::{Link, LinkError, Rebuilt, UnpackError, Unpacked};
+use crate::unpack::{Link, LinkError, Rebuilt, UnpackError};
 
 mod directory_attributes;
 mod disk;
 mod links;
 mod spool;
 mod trash;
+mod unpacking;
 
 pub(crate) use disk::make_private;
 use disk::{commit_all, read_meta, remove_tree};
 pub(crate) use spool::{Saved, Spool, Spools};
 pub(crate) use trash::Trash;
+use unpacking::InProgress;
+pub(crate) use unpacking::Source;
 
 /// How long a layer of a broken pull is kept for a retry.
 pub(crate) const KEEP: Duration = Duration::from_secs(3600);
@@ -52,7 +55,7 @@ pub(crate) struct Layers {
 }
 
 enum Slot {
-    Unpacking(watch::Receiver<()>),
+    Unpacking(InProgress),
     Complete { meta: Meta, refs: usize, keep_until: Option<Instant> },
 }
 
@@ -195,7 +198,7 @@ impl Layers {
 
     /// A new empty directory to unpack into.
     pub(crate) fn unpack_dir(&self) -> Result<UnpackDir, LayerError> {
-        let path = self.partial.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
+        let path = self.partial.join(self.next_number().to_string());
         let unpack_dir = UnpackDir { path };
         disk::make_private(&unpack_dir.path)?;
         disk::make(&unpack_dir.files())?;
@@ -211,52 +214,6 @@ impl Layers {
             }
             _ => None,
         }
-    }
-
-    /// A reference to a layer, which is unpacked if it is absent. A second caller waits for the first one,
-    /// and unpacks itself if that one fails.
-    pub(crate) async fn ensure<E: From<LayerError>>(
-        self: &Arc<Layers>,
-        diff_id: Digest,
-        unpack: impl AsyncFnOnce() -> Result<(UnpackDir, Unpacked), E>,
-    ) -> Result<Lease, E> {
-        let unpacking = loop {
-            if let Some(lease) = self.lease(diff_id) {
-                return Ok(lease);
-            }
-            match Unpacking::begin(self, diff_id) {
-                Ok(unpacking) => break unpacking,
-                // The channel closes when the other caller is done, successfully or not.
-                Err(mut other) => while other.changed().await.is_ok() {},
-            }
-        };
-        let (unpack_dir, unpacked) = unpack().await?;
-        let Unpacked { bytes, inodes, implied, links, .. } = unpacked;
-        let meta = Meta { diff_id, bytes, inodes, implied, links };
-        Ok(self.commit_in_task(unpacking, unpack_dir, meta).await?)
-    }
-
-    /// Commits a layer in a task of its own, so that a cancelled caller does not interrupt the disk
-    /// operations. If the caller is gone, the layer is swept.
-    async fn commit_in_task(
-        self: &Arc<Layers>,
-        unpacking: Unpacking,
-        unpack_dir: UnpackDir,
-        meta: Meta,
-    ) -> Result<Lease, LayerError> {
-        let (give, take) = oneshot::channel();
-        let layers = self.clone();
-        tokio::spawn(async move {
-            let committed = layers.commit(unpack_dir, meta.clone()).await.map(|()| unpacking.complete(meta));
-            if let Err(Ok(unclaimed)) = give.send(committed) {
-                drop(unclaimed);
-                let swept = tokio::task::spawn_blocking(move || layers.sweep(Instant::now())).await;
-                if let Ok(Err(error)) = swept {
-                    tracing::warn!(error = crate::error::report(&error), "cannot remove an unused layer");
-                }
-            }
-        });
-        take.await.map_err(|_dropped| LayerError::Stopped)?
     }
 
     /// Releases references of records. Deletes nothing; `sweep` does.
@@ -359,62 +316,12 @@ impl Layers {
         }
     }
 
+    fn next_number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn slots(&self) -> MutexGuard<'_, HashMap<Digest, Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The exclusive right to unpack one layer.
-struct Unpacking {
-    layers: Arc<Layers>,
-    diff_id: Digest,
-    complete: bool,
-    /// Closed on drop, which wakes the waiting callers.
-    _wake: watch::Sender<()>,
-}
-
-// === impl Unpacking ===
-
-impl Unpacking {
-    fn begin(layers: &Arc<Layers>, diff_id: Digest) -> Result<Unpacking, watch::Receiver<()>> {
-        let mut slots = layers.slots();
-        match slots.get(&diff_id) {
-            Some(Slot::Unpacking(other)) => Err(other.clone()),
-            // Another caller has completed the layer after this caller's look-up. A closed channel makes the
-            // caller repeat it.
-            Some(Slot::Complete { .. }) => Err(watch::channel(()).1),
-            None => {
-                let (wake, unpacking) = watch::channel(());
-                slots.insert(diff_id, Slot::Unpacking(unpacking));
-                Ok(Unpacking { layers: layers.clone(), diff_id, complete: false, _wake: wake })
-            }
-        }
-    }
-
-    fn complete(mut self, meta: Meta) -> Lease {
-        self.complete = true;
-        let slot = Slot::Complete { meta, refs: 1, keep_until: None };
-        self.layers.slots().insert(self.diff_id, slot);
-        Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false }
-    }
-}
-
-impl Drop for Unpacking {
-    fn drop(&mut self) {
-        if self.complete {
-            return;
-        }
-        let mut slots = self.layers.slots();
-        // A pull that was cancelled just after the rename leaves a complete layer without references.
-        let slot = read_meta(&self.layers.layers.join(self.diff_id.short())).map(|meta| Slot::Complete {
-            meta,
-            refs: 0,
-            keep_until: Some(Instant::now() + KEEP),
-        });
-        match slot {
-            Some(slot) => slots.insert(self.diff_id, slot),
-            None => slots.remove(&self.diff_id),
-        };
     }
 }
 

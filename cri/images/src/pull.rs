@@ -15,7 +15,7 @@ use crate::digest::Digest;
 use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpack_kind};
 use crate::image::{Image, Login, PullProgress};
 use crate::images::{Images, NewImage, StoreError};
-use crate::layers::{LayerError, Lease};
+use crate::layers::{LayerError, Lease, Source};
 use crate::manifest::{self, Descriptor, Found, ManifestError, ParsedConfig, Search, Step};
 use crate::reference::{Reference, Target};
 use crate::registry::{Fetched, Registry, RegistryError, Timeouts};
@@ -50,6 +50,9 @@ pub(crate) enum PullError {
     ConfigText,
     #[error("the pull was stopped")]
     Stopped,
+    /// Never the result of a pull.
+    #[error("the layer waits for its next turn")]
+    TurnOver,
 }
 
 /// Pulls in progress; equal pulls are merged. Credentials are part of the key: no caller gets an image
@@ -76,6 +79,7 @@ pub(crate) struct Pull {
     images: Images,
     /// Shares its [slots](crate::fetch_slots) with other pulls of the same owner.
     owner: String,
+    source: Source,
     registry: Registry,
     progress: watch::Sender<PullProgress>,
 }
@@ -194,7 +198,8 @@ async fn pull(
     let directory = config.registry_config_dir.as_deref();
     let timeouts = Timeouts { stall: config.stall_timeout, progress: config.progress_timeout };
     let registry = Registry::new(directory, reference, login, timeouts)?;
-    let pull = Pull { images: images.clone(), owner, registry, progress };
+    let source = Source::registry(&owner, reference, login);
+    let pull = Pull { images: images.clone(), owner, source, registry, progress };
     if let Some(image) = pull.known(reference).await? {
         return Ok(image);
     }
@@ -364,7 +369,7 @@ impl PullError {
             PullError::DiffId { .. } | PullError::ConfigText => ErrorKind::Corrupt,
             PullError::Layer(error) => layer_kind(error),
             PullError::Store(error) => store_kind(error),
-            PullError::Stopped => ErrorKind::Unavailable,
+            PullError::Stopped | PullError::TurnOver => ErrorKind::Unavailable,
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Containers of a pod in the runtime, and the end of a container.
 
 use coracle_proto::cri;
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::runtime::{Events, RuntimeError};
+use super::ends::End;
+use crate::runtime::RuntimeError;
 use crate::server::backend::Backend;
 
 /// Whether the pod's spec has this container.
@@ -36,15 +36,12 @@ pub(in crate::server) async fn find(
 }
 
 /// Waits for a container to end.
-pub(super) struct Ended {
-    id: String,
-    events: Option<Events>,
-}
+pub(super) struct Ended(Option<End>);
 
 /// The end of this container. Already over if it does not run.
 pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
     // Events are subscribed before the status is read, so that an end in between is not missed.
-    let events = backend.runtime.events().await.ok();
+    let end = backend.ends.of(backend.runtime.as_ref(), id).await;
     let status = backend
         .runtime
         .container_status(cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false })
@@ -52,35 +49,32 @@ pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
     let state = status.ok().and_then(|answer| answer.status).map(|status| status.state);
     let is_alive = state == Some(cri::ContainerState::ContainerRunning.into())
         || state == Some(cri::ContainerState::ContainerCreated.into());
-    Ended { id: id.to_owned(), events: events.filter(|_| is_alive) }
+    Ended(end.filter(|_| is_alive))
 }
 
 impl Ended {
     /// The end of a container that does not run.
     pub(super) fn of_stopped() -> Ended {
-        Ended { id: String::new(), events: None }
+        Ended(None)
     }
 
     #[cfg(test)]
-    pub(super) fn by(id: &str, events: Events) -> Ended {
-        Ended { id: id.to_owned(), events: Some(events) }
+    pub(super) fn by(id: &str, events: crate::runtime::Events) -> Ended {
+        let ends = std::sync::Arc::<super::ends::ContainerEnds>::default();
+        let end = ends.register(id);
+        ends.listen(events);
+        Ended(Some(end))
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.events.is_none()
+        self.0.is_none()
     }
 
-    /// Cancel-safe: an event is taken from the stream only when it is processed.
+    /// Returns at once if the container has ended. Cancel-safe.
     pub(super) async fn wait(&mut self) {
-        const STOPPED: i32 = cri::ContainerEventType::ContainerStoppedEvent as i32;
-        const DELETED: i32 = cri::ContainerEventType::ContainerDeletedEvent as i32;
-        while let Some(events) = &mut self.events {
-            match events.next().await {
-                Some(Ok(event)) if event.container_id != self.id => {}
-                Some(Ok(event)) if !matches!(event.container_event_type, STOPPED | DELETED) => {}
-                // The container ended, or the runtime's event stream did.
-                _ => self.events = None,
-            }
+        if let Some(end) = &mut self.0 {
+            end.wait().await;
         }
+        self.0 = None;
     }
 }

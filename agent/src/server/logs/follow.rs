@@ -1,6 +1,6 @@
 //! Reading and following a log over rotations until the container ends.
 //!
-//! A follower wakes by inotify on the container's log directory, at the container's end, and when its client
+//! A follower wakes by a [watch](super::watch) on the container's log directory, at the container's end, and when its client
 //! disconnects. Nothing is polled. At the end of a file the next file is found by inode, so that a slow client misses
 //! no rotation.
 
@@ -8,6 +8,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -16,10 +18,13 @@ use super::container::Ended;
 use super::files;
 use super::line::{LINE_MAX, Printer};
 use super::options::Options;
-use super::watch::Watch;
+use super::watch::{LogWatches, Watch};
 use crate::bounded;
 
 const CHUNK: usize = 64 * 1024;
+/// Time after which a follower whose client does not read closes a file that the runtime has removed. An open file keeps
+/// its place on the disk, which no limit of the pod counts.
+const UNREAD: Duration = Duration::from_secs(60);
 
 /// Why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -42,15 +47,15 @@ pub(super) enum ReadError {
 pub(super) async fn read(
     log: PathBuf,
     options: Options,
-    mut ended: Ended,
+    (mut ended, watches): (Ended, Arc<LogWatches>),
     sender: mpsc::Sender<Bytes>,
 ) -> Result<(), ReadError> {
     let directory = log.parent().unwrap_or(Path::new("/")).to_owned();
     // The watch starts before the first read, so that a write in between wakes the follower.
-    let watch = if ended.is_over() {
+    let mut watch = if ended.is_over() {
         None
     } else {
-        Some(Watch::on(&directory).map_err(|source| ReadError::Watch { path: directory, source })?)
+        Some(watches.on(&directory).map_err(|source| ReadError::Watch { path: directory, source })?)
     };
     // The start of a tail is searched in all files, which takes long.
     let begun = tokio::task::spawn_blocking(move || Reader::begin(log, &options)).await;
@@ -63,7 +68,7 @@ pub(super) async fn read(
         tokio::select! {
             // All arms are cancel-safe: they only wake, and the data stays in the files.
             () = ended.wait() => {}
-            () = changed(watch.as_ref()) => {}
+            () = changed(watch.as_mut()) => {}
             () = sender.closed() => return Ok(()),
         }
     }
@@ -120,17 +125,41 @@ impl Reader {
                 // These lines were not requested. Yield, so that other tasks of this thread can run.
                 tokio::task::yield_now().await;
             }
-            if !out.is_empty() && sender.send(std::mem::take(&mut out).into()).await.is_err()
-                || self.printer.is_full()
+            if !out.is_empty() && !self.send(std::mem::take(&mut out), sender).await || self.printer.is_full()
             {
                 return Ok(Drained::Done);
             }
         }
     }
 
+    /// Sends lines when the client has read earlier ones. False if it has disconnected.
+    async fn send(&mut self, lines: Vec<u8>, sender: &mpsc::Sender<Bytes>) -> bool {
+        loop {
+            // Cancel-safe: nothing is sent before there is room.
+            match tokio::time::timeout(UNREAD, sender.reserve()).await {
+                Ok(Ok(room)) => {
+                    room.send(lines.into());
+                    return true;
+                }
+                Ok(Err(_disconnected)) => return false,
+                Err(_elapsed) => self.close_removed(),
+            }
+        }
+    }
+
+    /// Closes a removed file. Reading continues with the oldest file that exists then.
+    fn close_removed(&mut self) {
+        if self.file.as_ref().is_some_and(Open::is_removed) {
+            self.file = None;
+            self.rest.clear();
+            self.skips = false;
+        }
+    }
+
     fn read(&mut self, chunk: &mut [u8]) -> Result<usize, ReadError> {
         if self.file.is_none() {
-            self.file = Open::at(&self.log, 0)?;
+            let oldest = files::all(&self.log).into_iter().find(|path| path.exists());
+            self.file = oldest.map(|path| Open::at(&path, 0)).transpose()?.flatten();
         }
         let Some(open) = &mut self.file else { return Ok(0) };
         open.read(chunk).map_err(|source| ReadError::File { path: self.log.clone(), source })
@@ -197,6 +226,10 @@ impl Open {
         Ok(Some(Open { file, inode, position }))
     }
 
+    fn is_removed(&self) -> bool {
+        self.file.metadata().is_ok_and(|found| found.nlink() == 0)
+    }
+
     fn read(&mut self, chunk: &mut [u8]) -> io::Result<usize> {
         let mut read = self.file.read(chunk)?;
         // copytruncate rotation: the file was truncated instead of renamed.
@@ -209,7 +242,7 @@ impl Open {
     }
 }
 
-async fn changed(watch: Option<&Watch>) {
+async fn changed(watch: Option<&mut Watch>) {
     match watch {
         Some(watch) => watch.changed().await,
         None => std::future::pending().await,

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{LayerError, Layers, Lease};
+use super::{LayerError, Layers, Lease, Source};
 use crate::config::Limits;
 use crate::digest::Digest;
 use crate::unpack::{At, Attributes, inspect_path, unpack};
@@ -43,7 +43,8 @@ impl Layers {
             return Ok(None);
         };
         let layers = self.clone();
-        let lease = self.ensure(Digest::of(&archive), async move || {
+        let local = Source::local();
+        let lease = self.ensure(Digest::of(&archive), &local, async move || {
             let unpacking = tokio::task::spawn_blocking(move || {
                 let unpack_dir = layers.unpack_dir()?;
                 let unpacked = unpack(archive.as_slice(), &unpack_dir.files(), &Limits::default())

@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-use super::{LayerError, Layers, Lease, UnpackDir, disk};
+use super::{LayerError, Layers, Lease, Source, UnpackDir, disk};
 use crate::config::Limits;
 use crate::digest::Digest;
 use crate::unpack::{Link, LinkError, Unpacked, place};
@@ -49,7 +49,8 @@ impl Layers {
     async fn linked(self: &Arc<Layers>, ids: Vec<Digest>, links: Vec<Link>) -> Result<Lease, LayerError> {
         let layers = self.clone();
         let name = name(&ids);
-        let lease = self.ensure(name, async move || {
+        let local = Source::local();
+        let lease = self.ensure(name, &local, async move || {
             let making = tokio::task::spawn_blocking(move || {
                 let unpack_dir = layers.unpack_dir()?;
                 match layers.link(&unpack_dir, &ids, &links) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{KEEP, LayerError, Layers};
+use super::{KEEP, LayerError, Layers, Source};
 use crate::digest::Digest;
 use crate::unpack::Unpacked;
 
@@ -14,7 +14,8 @@ fn unpacked(diff_id: Digest) -> Unpacked {
 
 async fn add(layers: &Arc<Layers>, name: &str) -> super::Lease {
     let diff_id = Digest::of(name.as_bytes());
-    let made = layers.ensure(diff_id, async || {
+    let local = Source::local();
+    let made = layers.ensure(diff_id, &local, async || {
         let unpack_dir = layers.unpack_dir()?;
         std::fs::write(unpack_dir.files().join(name), name).unwrap();
         Ok::<_, LayerError>((unpack_dir, unpacked(diff_id)))
@@ -27,9 +28,9 @@ async fn a_layer_is_unpacked_once_and_kept_while_referenced() {
     let root = tempfile::tempdir().unwrap();
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     let id = Digest::of(b"a");
-    let count = AtomicUsize::new(0);
+    let (count, local) = (AtomicUsize::new(0), Source::local());
     let get = || {
-        layers.ensure(id, async || {
+        layers.ensure(id, &local, async || {
             count.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(20)).await;
             Ok::<_, LayerError>((layers.unpack_dir()?, unpacked(id)))
@@ -52,7 +53,8 @@ async fn a_waiting_caller_retries_when_the_first_fails() {
     let root = tempfile::tempdir().unwrap();
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     let id = Digest::of(b"a");
-    let failing = layers.ensure(id, async || {
+    let local = Source::local();
+    let failing = layers.ensure(id, &local, async || {
         tokio::time::sleep(Duration::from_millis(20)).await;
         Err::<(super::UnpackDir, Unpacked), _>(LayerError::Stopped)
     });
@@ -108,8 +110,10 @@ async fn two_layers_with_a_common_digest_prefix_are_not_confused() {
     let mut hex = first.diff_id().hex();
     hex.replace_range(63.., if hex.ends_with('0') { "1" } else { "0" });
     let twin: Digest = format!("sha256:{hex}").parse().unwrap();
-    let made =
-        layers.ensure(twin, async || Ok::<_, LayerError>((layers.unpack_dir()?, unpacked(twin)))).await;
+    let made = layers
+        .ensure(twin, &Source::local(), async || Ok::<_, LayerError>((layers.unpack_dir()?, unpacked(twin))))
+        .await;
     assert!(matches!(made, Err(LayerError::Commit(_))));
     assert!(layers.path(&first.diff_id()).join("a").is_file());
+    assert!(layers.lease(twin).is_none(), "the other layer is not taken for it");
 }

@@ -9,6 +9,7 @@ use super::{Pull, PullError};
 use crate::config::Limits;
 use crate::digest::{Algorithm, Digest};
 use crate::error::{ErrorKind, report, unpack_kind};
+use crate::fetch_slots::{FetchSlot, FetchSlots};
 use crate::layers::{LayerError, Layers, Lease, Saved, Spool, UnpackDir};
 use crate::manifest::Descriptor;
 use crate::registry::{Blob, RegistryError};
@@ -40,10 +41,22 @@ struct LayerContent<'a> {
     /// The diff id in the configuration.
     expected: Digest,
     limits: Limits,
+    /// No other layer may need so much memory at the same time.
+    is_alone: bool,
 }
 
-/// The spool of a layer, and its data of an earlier attempt.
-struct Resume {
+/// The right to fetch one layer, for some time.
+struct Turn {
+    slot: FetchSlot,
+    /// The slot of the only layer that may have a large zstd window.
+    alone: Option<FetchSlot>,
+    /// Earlier turns of this layer.
+    earlier: u32,
+}
+
+/// The turn of an attempt, the spool of the layer, and its data of an earlier attempt.
+struct Attempt<'a> {
+    turn: &'a Turn,
     spool: Option<Spool>,
     saved: Option<Saved>,
 }
@@ -54,6 +67,7 @@ struct PieceReader {
     current: Bytes,
     state: State,
     spool: Option<Spool>,
+    is_alone: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,7 +89,7 @@ impl Pull {
             .images
             .inner
             .layers
-            .ensure(diff_id, async || self.fetch(descriptor, diff_id, &mut reported).await)
+            .ensure(diff_id, &self.source, async || self.fetch(descriptor, diff_id, &mut reported).await)
             .await?;
         let left = descriptor.size.saturating_sub(reported);
         self.progress.send_modify(|progress| {
@@ -92,33 +106,70 @@ impl Pull {
         expected: Digest,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
-        let inner = &self.images.inner;
-        let limits = inner.config.limits;
+        let limits = self.images.inner.config.limits;
         let shared = Limits { zstd_window_log: limits.zstd_window_log.min(SHARED_WINDOW_LOG), ..limits };
-        let fetched =
-            self.fetch_layer(&LayerContent { descriptor, expected, limits: shared }, reported).await;
+        let layer = LayerContent { descriptor, expected, limits: shared, is_alone: false };
+        let fetched = self.fetch_layer(&layer, reported).await;
         let Err(PullError::Unpack { source: UnpackError::TooLarge(TooLarge::Window(_)), .. }) = fetched
         else {
             return fetched;
         };
-        let _only = inner.large_window.acquire().await.map_err(|_closed| PullError::Stopped)?;
-        self.fetch_layer(&LayerContent { descriptor, expected, limits }, reported).await
+        self.fetch_layer(&LayerContent { limits, is_alone: true, ..layer }, reported).await
     }
 
-    /// Fetches a layer within its limits. If its digest is wrong and another host is left, starts again from the
-    /// beginning.
+    /// Fetches a layer in as many turns as it needs. Each turn resumes where the last one ended.
     async fn fetch_layer(
         &self,
         layer: &LayerContent<'_>,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
-        let slots = &self.images.inner.fetch_slots;
-        let _slot = slots.acquire(&self.owner).await.map_err(|_closed| PullError::Stopped)?;
+        let mut blob = self.registry.blob(layer.descriptor);
+        let mut earlier = 0;
+        loop {
+            let turn = self.turn(layer.is_alone, earlier).await?;
+            match self.fetch_in_turn(layer, &mut blob, &turn, reported).await {
+                Err(PullError::TurnOver) => blob.reset(),
+                fetched => return fetched,
+            }
+            earlier += 1;
+        }
+    }
+
+    /// Waits for the slots of a layer.
+    async fn turn(&self, is_alone: bool, earlier: u32) -> Result<Turn, PullError> {
+        let inner = &self.images.inner;
+        if !is_alone {
+            return Ok(Turn { slot: self.slot(&inner.fetch_slots).await?, alone: None, earlier });
+        }
+        loop {
+            let alone = self.slot(&inner.large_window).await?;
+            // Cancel-safe: a caller that does not wait any more gets no slot.
+            tokio::select! {
+                slot = self.slot(&inner.fetch_slots) => {
+                    return Ok(Turn { slot: slot?, alone: Some(alone), earlier });
+                }
+                () = alone.turn_over() => {}
+            }
+        }
+    }
+
+    async fn slot(&self, slots: &FetchSlots) -> Result<FetchSlot, PullError> {
+        slots.acquire(&self.owner).await.map_err(|_gone| PullError::Stopped)
+    }
+
+    /// Fetches a layer within its limits. If its digest is wrong and another host is left, starts again from the
+    /// beginning.
+    async fn fetch_in_turn(
+        &self,
+        layer: &LayerContent<'_>,
+        blob: &mut Blob<'_>,
+        turn: &Turn,
+        reported: &mut u64,
+    ) -> Result<(UnpackDir, Unpacked), PullError> {
         let descriptor = layer.descriptor;
-        let mut blob = self.registry.blob(descriptor);
         let mut first = true;
         loop {
-            let mut spool = self.spool(descriptor);
+            let mut spool = self.spool(descriptor, turn);
             let saved = match &mut spool {
                 Some(spool) if first => spool.saved(descriptor.size),
                 Some(spool) => {
@@ -127,7 +178,7 @@ impl Pull {
                 }
                 None => None,
             };
-            let fetched = self.fetch_once(layer, &mut blob, Resume { spool, saved }, reported).await;
+            let fetched = self.fetch_once(layer, blob, Attempt { turn, spool, saved }, reported).await;
             let Err(error) = fetched else { return fetched };
             // The reported progress of this layer is void.
             let back = std::mem::take(reported);
@@ -140,10 +191,10 @@ impl Pull {
         }
     }
 
-    /// The spool for a layer that is large enough.
-    fn spool(&self, descriptor: &Descriptor) -> Option<Spool> {
+    /// The spool for a layer that is large enough, or that needs several turns.
+    fn spool(&self, descriptor: &Descriptor, turn: &Turn) -> Option<Spool> {
         let inner = &self.images.inner;
-        let spool = (descriptor.size >= inner.config.resume_from)
+        let spool = (descriptor.size >= inner.config.resume_from || turn.earlier > 0)
             .then(|| inner.layers.spools.take(descriptor.digest))
             .flatten();
         if spool.is_some() {
@@ -156,18 +207,18 @@ impl Pull {
         &self,
         layer: &LayerContent<'_>,
         blob: &mut Blob<'_>,
-        resume: Resume,
+        attempt: Attempt<'_>,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
-        let LayerContent { descriptor, expected, limits } = *layer;
-        let Resume { spool, saved } = resume;
+        let LayerContent { descriptor, expected, limits, is_alone } = *layer;
+        let Attempt { turn, spool, saved } = attempt;
         let inner = &self.images.inner;
         let layers = inner.layers.clone();
         let (sender, pieces) = mpsc::channel(CHANNEL);
-        let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool };
+        let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool, is_alone };
         let algorithm = expected.algorithm();
         let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits, algorithm));
-        let sent = self.send(blob, saved, &sender, reported).await;
+        let sent = self.send(blob, (turn, saved), &sender, reported).await;
         if matches!(sent, Err(PullError::Registry(RegistryError::Digest { .. }))) {
             let _receiver_gone = sender.send(Piece::Wrong).await;
         }
@@ -186,19 +237,39 @@ impl Pull {
         Ok((unpack_dir, unpacked))
     }
 
-    /// Sends a layer's bytes to the unpacking thread. Returns early without an error if that thread failed;
-    /// its result has the error.
+    /// Sends a layer's bytes to the unpacking thread until the turn is over. The data of an earlier attempt does not
+    /// count, so that each turn makes progress.
     async fn send(
         &self,
         blob: &mut Blob<'_>,
-        saved: Option<Saved>,
+        (turn, saved): (&Turn, Option<Saved>),
         sender: &mpsc::Sender<Piece>,
         reported: &mut u64,
     ) -> Result<(), PullError> {
-        let mut arrived = 0;
-        if let Some(saved) = saved {
-            arrived = send_saved(saved, blob, sender).await?;
+        let arrived = match saved {
+            Some(saved) => send_saved(saved, blob, sender).await?,
+            None => 0,
+        };
+        if sender.is_closed() {
+            // The unpacking thread failed; its result has the error.
+            return Ok(());
         }
+        // Not cancel-safe: after the turn the blob is reset, and the channel closes without its end.
+        tokio::select! {
+            sent = self.send_rest(blob, arrived, sender, reported) => sent,
+            () = turn.over() => Err(PullError::TurnOver),
+        }
+    }
+
+    /// Sends a layer's bytes from the registry. Returns early without an error if the unpacking thread failed; its result
+    /// has the error.
+    async fn send_rest(
+        &self,
+        blob: &mut Blob<'_>,
+        mut arrived: u64,
+        sender: &mpsc::Sender<Piece>,
+        reported: &mut u64,
+    ) -> Result<(), PullError> {
         while let Some(data) = blob.next().await? {
             arrived += data.len() as u64;
             if sender.send(Piece::Data(data)).await.is_err() {
@@ -212,6 +283,20 @@ impl Pull {
         }
         let _receiver_gone = sender.send(Piece::End).await;
         Ok(())
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// Completes when the turn is over.
+    async fn over(&self) {
+        let Some(alone) = &self.alone else { return self.slot.turn_over().await };
+        // Cancel-safe: both arms only wait.
+        tokio::select! {
+            () = self.slot.turn_over() => {}
+            () = alone.turn_over() => {}
+        }
     }
 }
 
@@ -263,8 +348,9 @@ impl PieceReader {
             io::copy(&mut self, &mut io::sink()).map_err(UnpackError::Read)?;
             Ok(unpacked)
         });
-        // The spool is kept only if the download broke off.
-        if let Some(spool) = self.spool.take().filter(|_| self.state != State::BrokeOff) {
+        // The spool is kept only if the download broke off, or if the layer is fetched again with a larger window.
+        let is_again = !self.is_alone && matches!(unpacked, Err(UnpackError::TooLarge(TooLarge::Window(_))));
+        if let Some(spool) = self.spool.take().filter(|_| self.state != State::BrokeOff && !is_again) {
             spool.discard();
         }
         Ok(match unpacked {

@@ -44,6 +44,15 @@ async fn opened(config: &ImagesConfig) -> Images {
     }
 }
 
+/// Waits for a condition.
+async fn until(condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < LONG, "it did not happen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 fn big_image() -> TestImage {
     TestImage::new(vec![layer(TestTar::new().file("noise", &noise(3 << 20)))])
 }
@@ -76,9 +85,42 @@ async fn layers_with_large_zstd_windows_need_the_only_permit() {
     registry.push("a/small", "v1", &TestImage::new(vec![layer(TestTar::new().file("e", b""))])).await;
     let pulled = images.pull(&registry.name("a/wide:v1"), None, None).await.unwrap();
     assert_eq!(std::fs::read(pulled.layers[0].join("c")).unwrap(), b"x");
-    images.inner.large_window.close();
-    assert!(images.pull(&registry.name("a/other:v1"), None, None).await.is_err());
+    let held = images.inner.large_window.acquire("").await.unwrap();
+    let other = tokio::spawn({
+        let (images, name) = (images.clone(), registry.name("a/other:v1"));
+        async move { images.pull(&name, None, None).await }
+    });
+    until(|| images.inner.large_window.held_and_waiting() == (1, 1)).await;
     assert!(images.pull(&registry.name("a/small:v1"), None, None).await.is_ok());
+    assert!(!other.is_finished());
+    drop(held);
+    assert!(other.await.unwrap().is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_registries_of_two_owners_do_not_stop_the_pulls_of_a_third() {
+    let registry = TestRegistry::start().await;
+    let slow = TestProxy::to(registry.address(), |head, _| match head.contains("/blobs/") {
+        true => ProxyFault::Drip(3000),
+        false => ProxyFault::Pass,
+    })
+    .await;
+    let root = tempfile::tempdir().unwrap();
+    let config = ImagesConfig { fetch_turn: Duration::from_millis(10), ..ImagesConfig::new(root.path()) };
+    let images = opened(&config).await;
+    let mut pulls = tokio::task::JoinSet::new();
+    for (owner, number) in [("a", 0), ("a", 1), ("b", 2), ("b", 3)] {
+        let layers = (0..3).map(|n| layer(TestTar::new().file("f", &noise(10_000 + number * 10 + n))));
+        let image = TestImage::new(layers.collect());
+        registry.push(&format!("slow{number}"), "latest", &image).await;
+        let (images, name) = (images.clone(), slow.name(&format!("slow{number}")));
+        pulls.spawn(async move { images.pull_for(owner, &name, None, None).await });
+    }
+    until(|| matches!(images.inner.fetch_slots.held_and_waiting(), (8, 1..))).await;
+    registry.push("good", "latest", &big_image()).await;
+    let name = registry.name("good");
+    let good = tokio::time::timeout(LONG, images.pull_for("c", &name, None, None)).await;
+    assert!(good.expect("a pull of another owner").is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -193,7 +193,8 @@ impl<'a> Blob<'a> {
         Ok(())
     }
 
-    fn reset(&mut self) {
+    /// Prepares another attempt from the start, at the same hosts.
+    pub(crate) fn reset(&mut self) {
         self.hasher = Hasher::new(self.digest.algorithm());
         self.senders.clear();
         self.failures.clear();

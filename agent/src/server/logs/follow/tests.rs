@@ -35,7 +35,7 @@ impl Log {
     async fn all(&self, options: Options) -> String {
         let (sender, receiver) = mpsc::channel(4);
         let (read, chunks) = tokio::join!(
-            read(self.path.clone(), options, Ended::of_stopped(), sender),
+            read(self.path.clone(), options, (Ended::of_stopped(), LogWatches::open()), sender),
             ReceiverStream::new(receiver).collect::<Vec<_>>()
         );
         read.expect("read");
@@ -62,7 +62,7 @@ impl Follower {
         let (sender, chunks) = mpsc::channel(1);
         let (events, receiver) = mpsc::channel(4);
         let ended = Ended::by("c1", ReceiverStream::new(receiver).boxed());
-        let task = tokio::spawn(read(log.path.clone(), options, ended, sender));
+        let task = tokio::spawn(read(log.path.clone(), options, (ended, LogWatches::open()), sender));
         Follower { chunks, events, task, seen: String::new() }
     }
 
@@ -212,4 +212,22 @@ async fn skipped_lines_do_not_delay_other_tasks() {
     reader.drain(&sender).await.expect("read");
     assert!(turns.is_finished(), "the other task had its turns meanwhile");
     std::fs::remove_dir_all(dir).expect("clean up");
+}
+
+#[test]
+fn a_removed_file_is_closed_and_reading_continues_with_the_oldest_one() {
+    let mut log = Log::new("removed");
+    log.write("lost");
+    let mut reader = Reader::begin(log.path.clone(), &Options::default()).expect("reader");
+    reader.close_removed();
+    assert!(reader.file.is_some());
+    fs::remove_file(&log.path).expect("remove");
+    log.write("old");
+    log.rotate();
+    log.write("new");
+    reader.close_removed();
+    assert!(reader.file.is_none());
+    let mut chunk = [0; 256];
+    let read = reader.read(&mut chunk).expect("read");
+    assert!(String::from_utf8_lossy(&chunk[..read]).ends_with("F old\n"));
 }

@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{LONG, entries, nothing_left, store};
 use crate::digest::Digest;
-use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{
+    ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise, zstd_with_large_window,
+};
 use crate::{ErrorKind, Images};
 
 const SIZE: usize = 6 << 20;
@@ -56,6 +59,31 @@ async fn a_broken_layer_is_resumed_after_a_restart() {
     assert!((1_000_000..3_000_000).contains(&kept), "{kept}");
     let images = store(root.path()).await;
     assert_eq!(whole(&registry, &images).await, [format!("{kept}-")]);
+    assert_eq!(spools(root.path()), [] as [PathBuf; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_with_a_large_zstd_window_is_resumed_too() {
+    let registry = TestRegistry::start().await;
+    let tar = TestTar::new().file("noise", &noise(SIZE)).finish();
+    let image = TestImage::new(vec![(zstd_with_large_window(&tar), Digest::of(&tar))]);
+    registry.push("big", "latest", &image).await;
+    let blob = Digest::of(&image.layers[0]).to_string();
+    let parts = AtomicUsize::new(0);
+    let line = TestProxy::to(registry.address(), move |head, _| {
+        match head.contains(&blob) && head.contains("range:") {
+            true if parts.fetch_add(1, Ordering::Relaxed) == 0 => ProxyFault::Cut(3_000_000),
+            true => ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into()),
+            false => ProxyFault::Pass,
+        }
+    })
+    .await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    images.pull(&line.name("big"), None, None).await.unwrap_err();
+    let kept = std::fs::metadata(&spools(root.path())[0]).unwrap().len();
+    assert!(kept > 1_000_000, "{kept}");
+    assert_eq!(whole(&registry, &images).await.last(), Some(&format!("{kept}-")));
     assert_eq!(spools(root.path()), [] as [PathBuf; 0]);
 }
 

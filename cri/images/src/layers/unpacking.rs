@@ -1,0 +1,341 @@
+//! Unpackings of layers. One source unpacks a layer once. A caller with another source waits only for a short time, then
+//! fetches and unpacks the layer itself: a registry that sends slowly does not delay images of other registries. The
+//! first complete layer is kept, and the other unpackings of it end.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, timeout_at};
+
+use super::{KEEP, LayerError, Layers, Lease, Meta, Slot, UnpackDir, read_meta};
+use crate::digest::Digest;
+use crate::image::Login;
+use crate::reference::Reference;
+use crate::unpack::Unpacked;
+
+/// Time in which a pull waits for layers of other sources, from the first such layer on.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The source of layers, for one pull or import.
+#[derive(Debug)]
+pub(crate) struct Source {
+    origin: Arc<Origin>,
+    /// When the caller stops waiting for other sources. Set when it waits the first time.
+    waits_until: OnceLock<Instant>,
+}
+
+/// Callers with equal origins wait for each other.
+#[derive(Debug, PartialEq, Eq)]
+enum Origin {
+    /// Data on this machine.
+    Local,
+    /// The owner is part of it, because a fetch may wait for the owner's [slots](crate::fetch_slots).
+    Registry { owner: String, repository: String, login: Option<Login> },
+}
+
+/// Unpackings of one layer, at least one.
+pub(super) struct InProgress {
+    /// Notified when one of them fails, closed when the layer is complete or all of them failed.
+    changed: watch::Sender<()>,
+    /// The callers that fetch or unpack the layer, by number.
+    callers: Vec<(u64, Arc<Origin>)>,
+    /// Whether one of them moves the layer into place.
+    is_committing: bool,
+}
+
+/// The right to unpack one layer.
+struct Unpacking {
+    layers: Arc<Layers>,
+    diff_id: Digest,
+    number: u64,
+    commits: bool,
+    is_complete: bool,
+}
+
+/// What a caller does about a layer.
+enum Step {
+    Take(Lease),
+    Wait { changed: watch::Receiver<()>, until: Option<Instant> },
+    Unpack { unpacking: Unpacking, changed: watch::Receiver<()> },
+}
+
+/// What a caller does with an unpacked layer.
+enum Outcome {
+    Take(Lease),
+    Wait(watch::Receiver<()>),
+    Commit,
+}
+
+// === impl Source ===
+
+impl Source {
+    /// Data on this machine.
+    pub(crate) fn local() -> Source {
+        Source { origin: Arc::new(Origin::Local), waits_until: OnceLock::new() }
+    }
+
+    /// A repository, with these credentials, on behalf of an owner.
+    pub(crate) fn registry(owner: &str, reference: &Reference, login: Option<&Login>) -> Source {
+        let (owner, repository, login) = (owner.to_owned(), reference.repository(), login.cloned());
+        let origin = Arc::new(Origin::Registry { owner, repository, login });
+        Source { origin, waits_until: OnceLock::new() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn impatient(self) -> Source {
+        Source { waits_until: OnceLock::from(Instant::now()), ..self }
+    }
+
+    /// Until when the caller waits for these unpackings. `None`: until they end.
+    fn waits_for(&self, others: &InProgress) -> Option<Instant> {
+        // A layer that is being moved into place needs no source any more.
+        let is_safe = others.is_committing || others.callers.iter().any(|(_, other)| *other == self.origin);
+        (!is_safe).then(|| *self.waits_until.get_or_init(|| Instant::now() + PATIENCE))
+    }
+}
+
+// === impl InProgress ===
+
+impl InProgress {
+    fn none() -> InProgress {
+        InProgress { changed: watch::channel(()).0, callers: Vec::new(), is_committing: false }
+    }
+}
+
+// === impl Layers ===
+
+impl Layers {
+    /// A reference to a layer, which is unpacked if it is absent. A second caller with the same source waits for the first
+    /// one, and unpacks itself if that one fails.
+    pub(crate) async fn ensure<E: From<LayerError>>(
+        self: &Arc<Layers>,
+        diff_id: Digest,
+        source: &Source,
+        unpack: impl AsyncFnOnce() -> Result<(UnpackDir, Unpacked), E>,
+    ) -> Result<Lease, E> {
+        let (unpacking, changed) = loop {
+            match self.begin(diff_id, source) {
+                Step::Take(lease) => return Ok(lease),
+                Step::Unpack { unpacking, changed } => break (unpacking, changed),
+                // The next look shows what has changed.
+                Step::Wait { mut changed, until: None } => drop(changed.changed().await),
+                Step::Wait { mut changed, until: Some(until) } => {
+                    drop(timeout_at(until, changed.changed()).await);
+                }
+            }
+        };
+        // Cancel-safe: an interrupted unpacking leaves nothing, as that of a cancelled caller.
+        let (unpack_dir, unpacked) = tokio::select! {
+            unpacked = unpack() => unpacked?,
+            lease = self.completed(diff_id, changed) => return Ok(lease),
+        };
+        let Unpacked { bytes, inodes, implied, links, .. } = unpacked;
+        let meta = Meta { diff_id, bytes, inodes, implied, links };
+        Ok(self.commit_in_task(unpacking, unpack_dir, meta).await?)
+    }
+
+    /// Waits until another caller has completed the layer.
+    async fn completed(self: &Arc<Layers>, diff_id: Digest, mut changed: watch::Receiver<()>) -> Lease {
+        while changed.changed().await.is_ok() {}
+        match self.lease(diff_id) {
+            Some(lease) => lease,
+            // It is removed already.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn begin(self: &Arc<Layers>, diff_id: Digest, source: &Source) -> Step {
+        let mut slots = self.slots();
+        let others = match slots.entry(diff_id).or_insert_with(|| Slot::Unpacking(InProgress::none())) {
+            Slot::Complete { refs, .. } => {
+                *refs += 1;
+                return Step::Take(Lease { layers: self.clone(), diff_id, keep: false });
+            }
+            Slot::Unpacking(others) => others,
+        };
+        let changed = others.changed.subscribe();
+        if others.is_committing || !others.callers.is_empty() {
+            let until = source.waits_for(others);
+            if until.is_none_or(|until| Instant::now() < until) {
+                return Step::Wait { changed, until };
+            }
+        }
+        let number = self.next_number();
+        others.callers.push((number, source.origin.clone()));
+        let (commits, is_complete) = (false, false);
+        Step::Unpack {
+            unpacking: Unpacking { layers: self.clone(), diff_id, number, commits, is_complete },
+            changed,
+        }
+    }
+
+    /// Commits a layer in a task of its own, so that a cancelled caller does not interrupt the disk
+    /// operations. If the caller is gone, the layer is swept.
+    async fn commit_in_task(
+        self: &Arc<Layers>,
+        unpacking: Unpacking,
+        unpack_dir: UnpackDir,
+        meta: Meta,
+    ) -> Result<Lease, LayerError> {
+        let (give, take) = oneshot::channel();
+        let layers = self.clone();
+        tokio::spawn(async move {
+            let committed = layers.commit_once(unpacking, unpack_dir, meta).await;
+            if let Err(Ok(unclaimed)) = give.send(committed) {
+                drop(unclaimed);
+                let swept =
+                    tokio::task::spawn_blocking(move || layers.sweep(std::time::Instant::now())).await;
+                if let Ok(Err(error)) = swept {
+                    tracing::warn!(error = crate::error::report(&error), "cannot remove an unused layer");
+                }
+            }
+        });
+        take.await.map_err(|_dropped| LayerError::Stopped)?
+    }
+
+    /// Commits a layer, unless another caller has done so.
+    async fn commit_once(
+        self: &Arc<Layers>,
+        mut unpacking: Unpacking,
+        unpack_dir: UnpackDir,
+        meta: Meta,
+    ) -> Result<Lease, LayerError> {
+        loop {
+            match unpacking.begin_commit() {
+                Outcome::Take(lease) => return Ok(lease),
+                Outcome::Wait(mut changed) => drop(changed.changed().await),
+                Outcome::Commit => break,
+            }
+        }
+        self.commit(unpack_dir, meta.clone()).await?;
+        Ok(unpacking.complete(meta))
+    }
+}
+
+// === impl Unpacking ===
+
+impl Unpacking {
+    fn begin_commit(&mut self) -> Outcome {
+        let mut slots = self.layers.slots();
+        // The slot is absent if another caller's layer was completed and removed meanwhile.
+        match slots.entry(self.diff_id).or_insert_with(|| Slot::Unpacking(InProgress::none())) {
+            Slot::Complete { refs, .. } => {
+                *refs += 1;
+                Outcome::Take(Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false })
+            }
+            Slot::Unpacking(all) if all.is_committing => Outcome::Wait(all.changed.subscribe()),
+            Slot::Unpacking(all) => {
+                (all.is_committing, self.commits) = (true, true);
+                Outcome::Commit
+            }
+        }
+    }
+
+    fn complete(mut self, meta: Meta) -> Lease {
+        self.is_complete = true;
+        let slot = Slot::Complete { meta, refs: 1, keep_until: None };
+        self.layers.slots().insert(self.diff_id, slot);
+        Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false }
+    }
+}
+
+impl Drop for Unpacking {
+    fn drop(&mut self) {
+        if self.is_complete {
+            return;
+        }
+        let mut slots = self.layers.slots();
+        let Some(Slot::Unpacking(all)) = slots.get_mut(&self.diff_id) else { return };
+        all.callers.retain(|(number, _)| *number != self.number);
+        if self.commits {
+            all.is_committing = false;
+            // A commit that was cancelled just after the rename leaves a complete layer without references.
+            let found = read_meta(&self.layers.layers.join(self.diff_id.short()));
+            if let Some(meta) = found.filter(|meta| meta.diff_id == self.diff_id) {
+                let keep_until = Some(std::time::Instant::now() + KEEP);
+                slots.insert(self.diff_id, Slot::Complete { meta, refs: 0, keep_until });
+                return;
+            }
+        }
+        if all.callers.is_empty() && !all.is_committing {
+            slots.remove(&self.diff_id);
+        } else {
+            all.changed.send_replace(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    fn source(owner: &str, name: &str) -> Source {
+        Source::registry(owner, &Reference::parse(name).unwrap(), None)
+    }
+
+    fn unpacked(layers: &Layers, diff_id: Digest) -> Result<(UnpackDir, Unpacked), LayerError> {
+        let unpacked = Unpacked { diff_id, bytes: 1, inodes: 1, implied: Vec::new(), links: Vec::new() };
+        Ok((layers.unpack_dir()?, unpacked))
+    }
+
+    #[tokio::test]
+    async fn another_source_does_not_wait_for_a_slow_one_and_completes_both() {
+        let root = tempfile::tempdir().unwrap();
+        let layers = Arc::new(Layers::open(root.path()).unwrap());
+        let id = Digest::of(b"a");
+        let (slow, good) = (source("a", "slow.example/x"), source("b", "good.example/x").impatient());
+        let first = layers.ensure(id, &slow, async || {
+            pending::<()>().await;
+            unpacked(&layers, id)
+        });
+        let second = async {
+            tokio::task::yield_now().await;
+            layers.ensure(id, &good, async || unpacked(&layers, id)).await
+        };
+        let (first, second) = tokio::join!(first, second);
+        drop((first.unwrap(), second.unwrap()));
+        layers.sweep(std::time::Instant::now()).unwrap();
+        assert!(!layers.path(&id).exists() && layers.slots().is_empty());
+        assert_eq!(std::fs::read_dir(root.path().join("partial")).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn two_sources_that_end_together_make_one_layer() {
+        let root = tempfile::tempdir().unwrap();
+        let layers = Arc::new(Layers::open(root.path()).unwrap());
+        let id = Digest::of(b"a");
+        let sources = ["a", "b", "c"].map(|owner| source(owner, "example.org/x").impatient());
+        let barrier = tokio::sync::Barrier::new(3);
+        let get = |from| {
+            layers.ensure(id, from, async || {
+                let unpacked = unpacked(&layers, id);
+                barrier.wait().await;
+                unpacked
+            })
+        };
+        let (a, b, c) = tokio::join!(get(&sources[0]), get(&sources[1]), get(&sources[2]));
+        let leases = [a, b, c].map(Result::unwrap);
+        assert_eq!(layers.usage().bytes, 1);
+        drop(leases);
+        layers.sweep(std::time::Instant::now()).unwrap();
+        assert!(layers.slots().is_empty());
+    }
+
+    #[test]
+    fn only_equal_sources_wait_to_the_end() {
+        let waits = |own: &Source, other: Source| {
+            let others = InProgress { callers: vec![(0, other.origin)], ..InProgress::none() };
+            own.waits_for(&others).is_none()
+        };
+        let own = source("a", "example.org/x:1");
+        assert!(waits(&own, source("a", "example.org/x:2")));
+        assert!(!waits(&own, source("b", "example.org/x:1")), "it may wait for the slots of another owner");
+        assert!(!waits(&own, source("a", "example.org/y:1")));
+        assert!(!waits(&own, Source::local()) && waits(&Source::local(), Source::local()));
+        let committing = InProgress { is_committing: true, ..InProgress::none() };
+        assert!(own.waits_for(&committing).is_none());
+    }
+}
