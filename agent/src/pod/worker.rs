@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::NodeContext;
 use super::apply::{ApplyError, Job, Report};
 use super::events::Level;
-use super::observe::Cache;
+use super::observe::observe;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
@@ -52,14 +52,14 @@ struct Worker {
     uid: String,
     desired: watch::Receiver<DesiredPod>,
     state: WorkerState,
-    cache: Cache,
     observed: ObservedPod,
     volumes: Option<Volumes>,
     pulls: HashMap<String, PullTask>,
     /// Ids of containers whose preStop hook has run.
     pre_stop_done: HashSet<String>,
-    /// The status that was sent last. None once the API has it, because the desired pod contains it then.
-    reported: Option<PodStatus>,
+    /// The status that was sent last. None once the API has it, because the desired pod contains it then. In a box: it is
+    /// None for most of the time.
+    reported: Option<Box<PodStatus>>,
     /// Whether the API has the status that was sent last.
     is_in_api: bool,
     probes: Probes,
@@ -102,13 +102,16 @@ pub(crate) async fn run(start: WorkerStart) {
     let mut worker = Worker::new(start);
     let mut job: Option<RunningJob> = None;
     while !worker.finished {
-        let desired = worker.desired.borrow_and_update().clone();
-        let plan = worker.observe_and_plan(&desired, job.is_some()).await;
-        match &mut job {
-            Some(job) => job.shorten_grace(desired.ending()),
-            None => job = worker.start_job(&desired, &plan),
-        }
-        let due = [plan.wake, worker.not_before].into_iter().flatten().min();
+        let due = {
+            let desired = worker.desired.borrow_and_update().clone();
+            // On the heap: each pod has a worker, which waits for most of its life.
+            let plan = Box::pin(worker.observe_and_plan(&desired, job.is_some())).await;
+            match &mut job {
+                Some(job) => job.shorten_grace(desired.ending()),
+                None => job = worker.start_job(&desired, &plan),
+            }
+            [plan.wake, worker.not_before].into_iter().flatten().min()
+        };
         // Every arm is cancel-safe: channels and notifications keep what is not taken, and `job` keeps its future.
         tokio::select! {
             result = job_end(&mut job) => {
@@ -209,7 +212,6 @@ impl Worker {
             uid: start.uid,
             desired: start.desired,
             state,
-            cache: Cache::default(),
             observed: ObservedPod::default(),
             volumes: None,
             pulls: HashMap::new(),
@@ -227,7 +229,7 @@ impl Worker {
 
     /// Observes the runtime, plans, and reports the pod's status to the API.
     async fn observe_and_plan(&mut self, desired: &DesiredPod, has_job: bool) -> Plan {
-        match self.cache.observe(&*self.node.runtime, &self.uid).await {
+        match observe(&*self.node.runtime, &self.uid, &self.observed).await {
             Ok(observed) => self.observed = observed,
             Err(error) => {
                 tracing::warn!(
@@ -335,7 +337,7 @@ impl Worker {
             pod,
             observed: &self.observed,
             state: &self.state,
-            last: self.reported.as_ref().or(self.is_in_api.then_some(&api)),
+            last: self.reported.as_deref().or(self.is_in_api.then_some(&api)),
             host_ips: &self.node.host_ips(),
             runtime_name: &self.node.runtime_name,
             now,
@@ -350,19 +352,19 @@ impl Worker {
         }
         let status = status::status(&facts);
         let known =
-            self.reported.as_ref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
+            self.reported.as_deref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {
             self.node.pods.report(&self.uid, None);
-        } else if self.reported.as_ref() != Some(&status) {
+        } else if self.reported.as_deref() != Some(&status) {
             self.node.pods.report(&self.uid, Some(status.clone()));
         }
         // An API status that equals an older one is outdated: a later status is being written.
-        if api == status && self.reported.as_ref().is_none_or(|reported| *reported == status) {
+        if api == status && self.reported.as_deref().is_none_or(|reported| *reported == status) {
             (self.reported, self.is_in_api) = (None, true);
             return;
         }
         if *known == status {
-            self.reported = Some(status);
+            self.reported = Some(Box::new(status));
             return;
         }
         let change = StatusChange { known: known.clone(), status, delete: false };
@@ -379,7 +381,7 @@ impl Worker {
             status: change.status.clone(),
             delete: change.delete,
         });
-        self.reported = Some(change.status);
+        self.reported = Some(Box::new(change.status));
     }
 
     /// Whether the pod has ended for good, by its containers or by the plan.
@@ -392,5 +394,19 @@ impl Worker {
             .as_ref()
             .is_some_and(|spec| plan::ended(desired.pod(), &super::state::Shape::of(spec), &facts));
         ended || plan.actions.contains(&Action::Finish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_waiting_worker_takes_little_memory() {
+        fn size<A, F: Future>(_: impl Fn(A) -> F) -> usize {
+            size_of::<F>()
+        }
+        let size = size(run);
+        assert!(size <= 4096, "each pod has a worker of {size} bytes");
     }
 }

@@ -132,7 +132,7 @@ impl Worker {
         self.finished = true;
         let desired = self.desired.borrow().clone();
         let DesiredPod::Run(pod) = &desired else { return };
-        let known = self.reported.clone().or_else(|| pod.status.clone()).unwrap_or_default();
+        let known = self.reported.as_deref().cloned().or_else(|| pod.status.clone()).unwrap_or_default();
         self.send(pod, StatusChange { known: known.clone(), status: known, delete: true });
     }
 }
