@@ -183,12 +183,8 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
         };
         volumes.mounted.insert(volume.name.clone(), mounted);
     }
-    let mut budget = payload::Budget::new(refresh::page_size());
-    for source in &sources {
-        let failed = |reason| VolumeError::SetUp { volume: source.volume().to_owned(), reason };
-        source.write(ctx, pod, &mut budget).await.map_err(failed)?;
-    }
-    refresh::watch(ctx, pod, sources);
+    let written = refresh::write(ctx, pod, sources).await?;
+    refresh::watch(ctx, pod, written);
     Ok(volumes)
 }
 

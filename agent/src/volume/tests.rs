@@ -369,6 +369,29 @@ fn an_older_version_of_a_pod_is_not_kept_in_memory() {
 }
 
 #[test]
+fn files_of_a_new_pod_are_written_once() {
+    apart(async {
+        let machine = Machine::new("once");
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        let ctx = machine.context();
+        let mut second = pod(json!([{"name": "v", "configMap": {"name": "c"}}]));
+        mount_all(&ctx, &second).await.expect("mounted");
+        // The object is known now: its first answer is no change for this pod.
+        second.metadata.uid = Some("u2".to_owned());
+        let volumes = mount_all(&ctx, &second).await.expect("mounted");
+        let file = volumes.host_path("v").expect("a volume").join("key");
+        fs::write(&file, "marked").expect("a mark");
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(content(&volumes, "v", "key").as_deref(), Some("marked"));
+        for uid in ["u1", "u2"] {
+            unmount_all(&ctx, uid).await.expect("removed");
+        }
+    });
+}
+
+#[test]
 fn a_volume_that_cannot_be_mounted_is_upstreams_error() {
     apart(async {
         let machine = Machine::new("failures");
