@@ -11,6 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc;
@@ -34,6 +35,9 @@ use probes::Probes;
 
 /// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
 const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
+
+/// Delay of events while a job runs. Most of them are effects of the job, and its end starts a pass anyway.
+const JOB_PAUSE: Duration = Duration::from_millis(50);
 
 /// Arguments of [`run`].
 pub(crate) struct WorkerStart {
@@ -70,6 +74,14 @@ struct Worker {
     /// No job starts before this time.
     not_before: Option<Timestamp>,
     finished: bool,
+}
+
+/// What starts a pass, besides a change of the desired pod, the end of a job, and time.
+enum Event {
+    Report(Report),
+    Finding(Finding),
+    /// A container event, or a request of pod sync.
+    Woken,
 }
 
 /// Both ends of an unbounded queue: jobs and probes hold clones of the sender. An empty queue of tokio would take 2 to 4 kB
@@ -112,14 +124,20 @@ pub(crate) async fn run(start: WorkerStart) {
             }
             [plan.wake, worker.not_before].into_iter().flatten().min()
         };
+        let has_job = job.is_some();
         // Every arm is cancel-safe: channels and notifications keep what is not taken, and `job` keeps its future.
         tokio::select! {
             result = job_end(&mut job) => {
                 job = None;
                 worker.job_ended(result);
             }
-            Some(report) = worker.reports.receiver.next() => worker.apply_report(report),
-            Some(finding) = worker.findings.receiver.next() => worker.apply_finding(finding),
+            event = next_event(&mut worker.reports.receiver, &mut worker.findings.receiver, &wake, has_job) => {
+                match event {
+                    Event::Report(report) => worker.apply_report(report),
+                    Event::Finding(finding) => worker.apply_finding(finding),
+                    Event::Woken => {}
+                }
+            }
             changed = worker.desired.changed() => match changed {
                 Ok(()) => {
                     worker.not_before = None;
@@ -128,13 +146,29 @@ pub(crate) async fn run(start: WorkerStart) {
                 // Pod sync has ended: the agent is stopping.
                 Err(_closed) => return,
             },
-            () = wake.notified() => {}
             () = sleep_until(due) => {}
         }
         worker.not_before = worker.not_before.filter(|at| *at > Timestamp::now());
         while let Ok(report) = worker.reports.receiver.try_recv() {
             worker.apply_report(report);
         }
+    }
+}
+
+/// The next event besides the end of a job. Cancel safe: nothing is taken before the function returns.
+async fn next_event(
+    reports: &mut mpsc::UnboundedReceiver<Report>,
+    findings: &mut mpsc::UnboundedReceiver<Finding>,
+    wake: &Notify,
+    has_job: bool,
+) -> Event {
+    if has_job {
+        tokio::time::sleep(JOB_PAUSE).await;
+    }
+    tokio::select! {
+        Some(report) = reports.next() => Event::Report(report),
+        Some(finding) = findings.next() => Event::Finding(finding),
+        () = wake.notified() => Event::Woken,
     }
 }
 
@@ -161,9 +195,9 @@ fn probe_results(status: Option<&PodStatus>) -> HashMap<String, Probed> {
 
 async fn sleep_until(due: Option<Timestamp>) {
     let Some(due) = due else { return std::future::pending().await };
-    let left = std::time::Duration::try_from(due - Timestamp::now()).unwrap_or_default();
+    let left = Duration::try_from(due - Timestamp::now()).unwrap_or_default();
     // The margin makes sure that the plan finds the deadline reached.
-    tokio::time::sleep(left + std::time::Duration::from_millis(2)).await;
+    tokio::time::sleep(left + Duration::from_millis(2)).await;
 }
 
 // === impl Queue ===
@@ -400,6 +434,19 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn events_wait_for_the_end_of_a_running_job_for_a_moment() {
+        let (mut reports, mut findings, wake) = (Queue::new(), Queue::new(), Notify::new());
+        wake.notify_one();
+        let begin = std::time::Instant::now();
+        let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, true).await;
+        assert!(matches!(event, Event::Woken) && begin.elapsed() >= JOB_PAUSE);
+        wake.notify_one();
+        // At once: ready at the first poll.
+        let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, false);
+        assert!(futures::FutureExt::now_or_never(event).is_some());
+    }
 
     #[test]
     fn a_waiting_worker_takes_little_memory() {
