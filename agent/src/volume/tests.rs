@@ -1,6 +1,6 @@
 //! Volumes of a pod, in a mount namespace of the test, with a small API that the test changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
