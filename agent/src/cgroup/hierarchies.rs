@@ -176,7 +176,9 @@ mod tests {
         let read = |file| fs::read_to_string(dir.join(file)).unwrap();
         assert_eq!((read("cpuset.cpus"), read("cpuset.mems")), ("0-3\n".into(), "1\n".into()));
         // Parents of a cpuset with values are not read.
-        CPUSET_FILES.map(|file| fs::remove_file(mount.path().join("a").join(file)).unwrap());
+        for file in CPUSET_FILES {
+            fs::remove_file(mount.path().join("a").join(file)).unwrap();
+        }
         fill_cpusets(mount.path(), "a/b").unwrap();
     }
 }
