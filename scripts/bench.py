@@ -225,7 +225,10 @@ def many_pods(most):
         each = lambda samples: " ".join(f"{sample:.1f}" for sample in samples)
         row(f"{most} pods in batches of 100 → Ready", f"{sum(took):.1f} s: {each(took)}")
         row(f"{most} pods, processor time per batch", f"{sum(used):.1f} s: {each(used)}")
-        memory(cluster, f"{most} pods")
+        memory(cluster, f"{most} pods, at once")
+        # A node without changes returns the pages of its program and free memory after three seconds.
+        time.sleep(6)
+        memory(cluster, f"{most} pods, at rest")
         before, begin = cluster.cpu(), time.monotonic()
         cluster.delete("many")
         row(f"{most} pods deleted", f"{time.monotonic() - begin:.1f} s, {cluster.cpu() - before:.1f} s of processor time")

@@ -29,7 +29,7 @@ mod refresh;
 pub mod sub_path;
 mod token;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -76,7 +76,8 @@ struct Shared {
 /// Paths of one pod's volumes on the host.
 #[derive(Clone, Debug, Default)]
 pub struct Volumes {
-    mounted: BTreeMap<String, Mounted>,
+    /// By the volume's name. A list, because each running pod keeps one, with few volumes.
+    mounted: Vec<(String, Mounted)>,
 }
 
 #[derive(Clone, Debug)]
@@ -151,18 +152,22 @@ impl VolumeContext {
 impl Volumes {
     /// Path of the volume on the host; None if the pod has no such volume.
     pub fn host_path(&self, volume: &str) -> Option<&Path> {
-        self.mounted.get(volume).map(|mounted| mounted.path.as_path())
+        self.find(volume).map(|mounted| mounted.path.as_path())
     }
 
     /// Whether containers get this volume read-only whatever their mount says, as upstream does for volumes that the
     /// node writes.
     pub fn read_only(&self, volume: &str) -> bool {
-        self.mounted.get(volume).is_some_and(|mounted| mounted.read_only)
+        self.find(volume).is_some_and(|mounted| mounted.read_only)
     }
 
     /// Whether the volume's files belong to the pod and may get its SELinux label. Upstream's rule.
     pub fn relabel(&self, volume: &str) -> bool {
-        self.mounted.get(volume).is_some_and(|mounted| mounted.relabel)
+        self.find(volume).is_some_and(|mounted| mounted.relabel)
+    }
+
+    fn find(&self, volume: &str) -> Option<&Mounted> {
+        self.mounted.iter().find(|(name, _)| name == volume).map(|(_, mounted)| mounted)
     }
 }
 
@@ -181,14 +186,10 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
             Some(mounted) => mounted?,
             None => mount(&target, volume, &mut sources)?,
         };
-        volumes.mounted.insert(volume.name.clone(), mounted);
+        volumes.mounted.push((volume.name.clone(), mounted));
     }
-    let mut budget = payload::Budget::new(refresh::page_size());
-    for source in &sources {
-        let failed = |reason| VolumeError::SetUp { volume: source.volume().to_owned(), reason };
-        source.write(ctx, pod, &mut budget).await.map_err(failed)?;
-    }
-    refresh::watch(ctx, pod, sources);
+    let written = refresh::write(ctx, pod, sources).await?;
+    refresh::watch(ctx, pod, written);
     Ok(volumes)
 }
 

@@ -159,13 +159,14 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         };
         while let Some(event) = events.next().await {
             let Some(state) = state.upgrade() else { return };
-            ShimMonitor { state }.handle(&connection, event).await;
+            // On the heap, as the other work below: each pod has a monitor, which waits for most of its life.
+            Box::pin(ShimMonitor { state }.handle(&connection, event)).await;
         }
         if matches!(shim.closed().await, Closed::Died) {
             break;
         }
         warn!(sandbox = sandbox.id, "the connection to a live shim ended");
-        let Some(next) = connect_again(&state, &sandbox, &shim, &mut backoff).await else {
+        let Some(next) = Box::pin(connect_again(&state, &sandbox, &shim, &mut backoff)).await else {
             // The death can take time: the kernel may wait for a disk to close the shim's files.
             shim.ended().await;
             break;
@@ -173,7 +174,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         shim = next;
     }
     let Some(state) = state.upgrade() else { return };
-    ShimMonitor { state }.sandbox_died(&sandbox).await;
+    Box::pin(ShimMonitor { state }.sandbox_died(&sandbox)).await;
 }
 
 /// Reconnects to a live shim and applies what happened meanwhile. None if the pod, the runtime or the shim is ending.
@@ -227,6 +228,15 @@ impl Acknowledgements {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_waiting_monitor_takes_little_memory() {
+        fn size<A, B, C, F: Future>(_: impl Fn(A, B, C) -> F) -> usize {
+            size_of::<F>()
+        }
+        let size = size(monitor);
+        assert!(size <= 1536, "each pod has a monitor of {size} bytes");
+    }
 
     #[test]
     fn a_slow_event_holds_back_the_acknowledgement_of_later_events() {

@@ -118,7 +118,13 @@ pub(super) fn inherit_cpusets(mount: &Path, below: &str) {
 
 /// Copies CPUs and memory nodes to each cpuset on the path that has none, from its parent.
 fn fill_cpusets(mount: &Path, below: &str) -> io::Result<()> {
-    let mut dir = mount.to_owned();
+    let mut dir = mount.join(below);
+    let has = |file| Ok::<_, io::Error>(!fs::read_to_string(dir.join(file))?.trim().is_empty());
+    // The values are a part of the parent's values, so all parents have some. New cpusets usually inherit them.
+    if has(CPUSET_FILES[0])? && has(CPUSET_FILES[1])? {
+        return Ok(());
+    }
+    dir = mount.to_owned();
     for name in below.split('/') {
         let parent = dir.clone();
         dir.push(name);
@@ -169,5 +175,10 @@ mod tests {
         fill_cpusets(mount.path(), "a/b").unwrap();
         let read = |file| fs::read_to_string(dir.join(file)).unwrap();
         assert_eq!((read("cpuset.cpus"), read("cpuset.mems")), ("0-3\n".into(), "1\n".into()));
+        // Parents of a cpuset with values are not read.
+        for file in CPUSET_FILES {
+            fs::remove_file(mount.path().join("a").join(file)).unwrap();
+        }
+        fill_cpusets(mount.path(), "a/b").unwrap();
     }
 }

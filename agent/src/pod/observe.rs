@@ -1,4 +1,4 @@
-//! Observation of one pod in the runtime. The status of ended containers and addresses of sandboxes are cached.
+//! Observation of one pod in the runtime.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,93 +12,74 @@ use super::resize::KernelLimits;
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
 use crate::runtime::{Runtime, RuntimeError};
 
-/// Observations that do not change.
-#[derive(Default)]
-pub(crate) struct Cache {
-    /// By container id.
-    containers: HashMap<String, ObservedContainer>,
-    /// Addresses by sandbox id.
-    ips: HashMap<String, Vec<String>>,
+/// Observes the pod with this uid. `known` is its last observation: the status of ended containers and the addresses of
+/// ready sandboxes do not change, so they are not requested again.
+pub(crate) async fn observe(
+    runtime: &dyn Runtime,
+    uid: &str,
+    known: &ObservedPod,
+) -> Result<ObservedPod, RuntimeError> {
+    let labels: HashMap<String, String> = [(POD_UID.to_owned(), uid.to_owned())].into();
+    let filter = cri::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
+    let sandboxes = cri::ListPodSandboxRequest { filter: Some(filter) };
+    let filter = cri::ContainerFilter { label_selector: labels, ..Default::default() };
+    let containers = cri::ListContainersRequest { filter: Some(filter) };
+    let (sandboxes, containers) =
+        futures::future::try_join(runtime.list_pod_sandbox(sandboxes), runtime.list_containers(containers))
+            .await?;
+    Ok(ObservedPod {
+        sandboxes: observe_sandboxes(runtime, sandboxes.items, known).await?,
+        containers: observe_containers(runtime, containers.containers, known).await?,
+    })
 }
 
-impl Cache {
-    /// Observes the pod with this uid.
-    pub(crate) async fn observe(
-        &mut self,
-        runtime: &dyn Runtime,
-        uid: &str,
-    ) -> Result<ObservedPod, RuntimeError> {
-        let labels: HashMap<String, String> = [(POD_UID.to_owned(), uid.to_owned())].into();
-        let filter = cri::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
-        let sandboxes = cri::ListPodSandboxRequest { filter: Some(filter) };
-        let filter = cri::ContainerFilter { label_selector: labels, ..Default::default() };
-        let containers = cri::ListContainersRequest { filter: Some(filter) };
-        let (sandboxes, containers) = futures::future::try_join(
-            runtime.list_pod_sandbox(sandboxes),
-            runtime.list_containers(containers),
-        )
-        .await?;
-        let observed = ObservedPod {
-            sandboxes: self.sandboxes(runtime, sandboxes.items).await?,
-            containers: self.containers(runtime, containers.containers).await?,
-        };
-        self.containers.retain(|id, _| observed.containers.iter().any(|c| c.id == *id));
-        self.ips.retain(|id, _| observed.sandboxes.iter().any(|s| s.id == *id));
-        Ok(observed)
-    }
-
-    async fn sandboxes(
-        &mut self,
-        runtime: &dyn Runtime,
-        mut listed: Vec<cri::PodSandbox>,
-    ) -> Result<Vec<ObservedSandbox>, RuntimeError> {
-        let attempt = |s: &cri::PodSandbox| s.metadata.as_ref().map_or(0, |m| m.attempt);
-        listed.sort_by_key(|s| std::cmp::Reverse((attempt(s), s.created_at)));
-        let mut observed = Vec::with_capacity(listed.len());
-        for sandbox in listed {
-            let ready = sandbox.state() == cri::PodSandboxState::SandboxReady;
-            if ready && !self.ips.contains_key(&sandbox.id) {
-                match ips(runtime, &sandbox.id).await {
-                    Ok(ips) => drop(self.ips.insert(sandbox.id.clone(), ips)),
-                    Err(RuntimeError::NotFound(_)) => continue,
-                    Err(error) => return Err(error),
-                }
-            }
-            observed.push(ObservedSandbox {
-                attempt: attempt(&sandbox),
-                ready,
-                ips: self.ips.get(&sandbox.id).cloned().unwrap_or_default(),
-                id: sandbox.id,
-            });
-        }
-        Ok(observed)
-    }
-
-    async fn containers(
-        &mut self,
-        runtime: &dyn Runtime,
-        listed: Vec<cri::Container>,
-    ) -> Result<Vec<ObservedContainer>, RuntimeError> {
-        let mut observed = Vec::with_capacity(listed.len());
-        for container in listed {
-            let state = container.state();
-            if let Some(known) = self.containers.get(&container.id).filter(|known| fresh(known, state)) {
-                observed.push(known.clone());
-                continue;
-            }
-            let request = cri::ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
-            let status = match runtime.container_status(request).await {
-                Ok(response) => response.status,
-                Err(RuntimeError::NotFound(_)) => None,
+async fn observe_sandboxes(
+    runtime: &dyn Runtime,
+    mut listed: Vec<cri::PodSandbox>,
+    known: &ObservedPod,
+) -> Result<Vec<ObservedSandbox>, RuntimeError> {
+    let attempt = |s: &cri::PodSandbox| s.metadata.as_ref().map_or(0, |m| m.attempt);
+    listed.sort_by_key(|s| std::cmp::Reverse((attempt(s), s.created_at)));
+    let mut observed = Vec::with_capacity(listed.len());
+    for sandbox in listed {
+        let ready = sandbox.state() == cri::PodSandboxState::SandboxReady;
+        let known = known.sandboxes.iter().find(|known| known.id == sandbox.id);
+        let ips = match known.filter(|known| known.ready || !ready) {
+            Some(known) => known.ips.clone(),
+            None if !ready => Vec::new(),
+            None => match ips(runtime, &sandbox.id).await {
+                Ok(ips) => ips,
+                Err(RuntimeError::NotFound(_)) => continue,
                 Err(error) => return Err(error),
-            };
-            let Some(status) = status else { continue };
-            let found = observed_container(&container.pod_sandbox_id, status);
-            self.containers.insert(container.id, found.clone());
-            observed.push(found);
-        }
-        Ok(observed)
+            },
+        };
+        observed.push(ObservedSandbox { attempt: attempt(&sandbox), ready, ips, id: sandbox.id });
     }
+    Ok(observed)
+}
+
+async fn observe_containers(
+    runtime: &dyn Runtime,
+    listed: Vec<cri::Container>,
+    known: &ObservedPod,
+) -> Result<Vec<ObservedContainer>, RuntimeError> {
+    let mut observed = Vec::with_capacity(listed.len());
+    for container in listed {
+        let state = container.state();
+        let known = known.containers.iter().find(|known| known.id == container.id);
+        if let Some(known) = known.filter(|known| fresh(known, state)) {
+            observed.push(known.clone());
+            continue;
+        }
+        let request = cri::ContainerStatusRequest { container_id: container.id, verbose: false };
+        let status = match runtime.container_status(request).await {
+            Ok(response) => response.status,
+            Err(RuntimeError::NotFound(_)) => None,
+            Err(error) => return Err(error),
+        };
+        observed.extend(status.map(|status| observed_container(&container.pod_sandbox_id, status)));
+    }
+    Ok(observed)
 }
 
 async fn ips(runtime: &dyn Runtime, id: &str) -> Result<Vec<String>, RuntimeError> {

@@ -11,6 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::NodeContext;
 use super::apply::{ApplyError, Job, Report};
 use super::events::Level;
-use super::observe::Cache;
+use super::observe::observe;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
@@ -34,6 +35,9 @@ use probes::Probes;
 
 /// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
 const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
+
+/// Delay of events while a job runs. Most of them are effects of the job, and its end starts a pass anyway.
+const JOB_PAUSE: Duration = Duration::from_millis(50);
 
 /// Arguments of [`run`].
 pub(crate) struct WorkerStart {
@@ -52,14 +56,14 @@ struct Worker {
     uid: String,
     desired: watch::Receiver<DesiredPod>,
     state: WorkerState,
-    cache: Cache,
     observed: ObservedPod,
     volumes: Option<Volumes>,
     pulls: HashMap<String, PullTask>,
     /// Ids of containers whose preStop hook has run.
     pre_stop_done: HashSet<String>,
-    /// The status that was sent last. None once the API has it, because the desired pod contains it then.
-    reported: Option<PodStatus>,
+    /// The status that was sent last. None once the API has it, because the desired pod contains it then. In a box: it is
+    /// None for most of the time.
+    reported: Option<Box<PodStatus>>,
     /// Whether the API has the status that was sent last.
     is_in_api: bool,
     probes: Probes,
@@ -70,6 +74,14 @@ struct Worker {
     /// No job starts before this time.
     not_before: Option<Timestamp>,
     finished: bool,
+}
+
+/// What starts a pass, besides a change of the desired pod, the end of a job, and time.
+enum Event {
+    Report(Report),
+    Finding(Finding),
+    /// A container event, or a request of pod sync.
+    Woken,
 }
 
 /// Both ends of an unbounded queue: jobs and probes hold clones of the sender. An empty queue of tokio would take 2 to 4 kB
@@ -102,21 +114,30 @@ pub(crate) async fn run(start: WorkerStart) {
     let mut worker = Worker::new(start);
     let mut job: Option<RunningJob> = None;
     while !worker.finished {
-        let desired = worker.desired.borrow_and_update().clone();
-        let plan = worker.observe_and_plan(&desired, job.is_some()).await;
-        match &mut job {
-            Some(job) => job.shorten_grace(desired.ending()),
-            None => job = worker.start_job(&desired, &plan),
-        }
-        let due = [plan.wake, worker.not_before].into_iter().flatten().min();
+        let due = {
+            let desired = worker.desired.borrow_and_update().clone();
+            // On the heap: each pod has a worker, which waits for most of its life.
+            let plan = Box::pin(worker.observe_and_plan(&desired, job.is_some())).await;
+            match &mut job {
+                Some(job) => job.shorten_grace(desired.ending()),
+                None => job = worker.start_job(&desired, &plan),
+            }
+            [plan.wake, worker.not_before].into_iter().flatten().min()
+        };
+        let has_job = job.is_some();
         // Every arm is cancel-safe: channels and notifications keep what is not taken, and `job` keeps its future.
         tokio::select! {
             result = job_end(&mut job) => {
                 job = None;
                 worker.job_ended(result);
             }
-            Some(report) = worker.reports.receiver.next() => worker.apply_report(report),
-            Some(finding) = worker.findings.receiver.next() => worker.apply_finding(finding),
+            event = next_event(&mut worker.reports.receiver, &mut worker.findings.receiver, &wake, has_job) => {
+                match event {
+                    Event::Report(report) => worker.apply_report(report),
+                    Event::Finding(finding) => worker.apply_finding(finding),
+                    Event::Woken => {}
+                }
+            }
             changed = worker.desired.changed() => match changed {
                 Ok(()) => {
                     worker.not_before = None;
@@ -125,13 +146,29 @@ pub(crate) async fn run(start: WorkerStart) {
                 // Pod sync has ended: the agent is stopping.
                 Err(_closed) => return,
             },
-            () = wake.notified() => {}
             () = sleep_until(due) => {}
         }
         worker.not_before = worker.not_before.filter(|at| *at > Timestamp::now());
         while let Ok(report) = worker.reports.receiver.try_recv() {
             worker.apply_report(report);
         }
+    }
+}
+
+/// The next event besides the end of a job. Cancel safe: nothing is taken before the function returns.
+async fn next_event(
+    reports: &mut mpsc::UnboundedReceiver<Report>,
+    findings: &mut mpsc::UnboundedReceiver<Finding>,
+    wake: &Notify,
+    has_job: bool,
+) -> Event {
+    if has_job {
+        tokio::time::sleep(JOB_PAUSE).await;
+    }
+    tokio::select! {
+        Some(report) = reports.next() => Event::Report(report),
+        Some(finding) = findings.next() => Event::Finding(finding),
+        () = wake.notified() => Event::Woken,
     }
 }
 
@@ -158,9 +195,9 @@ fn probe_results(status: Option<&PodStatus>) -> HashMap<String, Probed> {
 
 async fn sleep_until(due: Option<Timestamp>) {
     let Some(due) = due else { return std::future::pending().await };
-    let left = std::time::Duration::try_from(due - Timestamp::now()).unwrap_or_default();
+    let left = Duration::try_from(due - Timestamp::now()).unwrap_or_default();
     // The margin makes sure that the plan finds the deadline reached.
-    tokio::time::sleep(left + std::time::Duration::from_millis(2)).await;
+    tokio::time::sleep(left + Duration::from_millis(2)).await;
 }
 
 // === impl Queue ===
@@ -209,7 +246,6 @@ impl Worker {
             uid: start.uid,
             desired: start.desired,
             state,
-            cache: Cache::default(),
             observed: ObservedPod::default(),
             volumes: None,
             pulls: HashMap::new(),
@@ -227,7 +263,7 @@ impl Worker {
 
     /// Observes the runtime, plans, and reports the pod's status to the API.
     async fn observe_and_plan(&mut self, desired: &DesiredPod, has_job: bool) -> Plan {
-        match self.cache.observe(&*self.node.runtime, &self.uid).await {
+        match observe(&*self.node.runtime, &self.uid, &self.observed).await {
             Ok(observed) => self.observed = observed,
             Err(error) => {
                 tracing::warn!(
@@ -335,7 +371,7 @@ impl Worker {
             pod,
             observed: &self.observed,
             state: &self.state,
-            last: self.reported.as_ref().or(self.is_in_api.then_some(&api)),
+            last: self.reported.as_deref().or(self.is_in_api.then_some(&api)),
             host_ips: &self.node.host_ips(),
             runtime_name: &self.node.runtime_name,
             now,
@@ -350,19 +386,19 @@ impl Worker {
         }
         let status = status::status(&facts);
         let known =
-            self.reported.as_ref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
+            self.reported.as_deref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {
             self.node.pods.report(&self.uid, None);
-        } else if self.reported.as_ref() != Some(&status) {
+        } else if self.reported.as_deref() != Some(&status) {
             self.node.pods.report(&self.uid, Some(status.clone()));
         }
         // An API status that equals an older one is outdated: a later status is being written.
-        if api == status && self.reported.as_ref().is_none_or(|reported| *reported == status) {
+        if api == status && self.reported.as_deref().is_none_or(|reported| *reported == status) {
             (self.reported, self.is_in_api) = (None, true);
             return;
         }
         if *known == status {
-            self.reported = Some(status);
+            self.reported = Some(Box::new(status));
             return;
         }
         let change = StatusChange { known: known.clone(), status, delete: false };
@@ -379,7 +415,7 @@ impl Worker {
             status: change.status.clone(),
             delete: change.delete,
         });
-        self.reported = Some(change.status);
+        self.reported = Some(Box::new(change.status));
     }
 
     /// Whether the pod has ended for good, by its containers or by the plan.
@@ -392,5 +428,32 @@ impl Worker {
             .as_ref()
             .is_some_and(|spec| plan::ended(desired.pod(), &super::state::Shape::of(spec), &facts));
         ended || plan.actions.contains(&Action::Finish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn events_wait_for_the_end_of_a_running_job_for_a_moment() {
+        let (mut reports, mut findings, wake) = (Queue::new(), Queue::new(), Notify::new());
+        wake.notify_one();
+        let begin = std::time::Instant::now();
+        let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, true).await;
+        assert!(matches!(event, Event::Woken) && begin.elapsed() >= JOB_PAUSE);
+        wake.notify_one();
+        // At once: ready at the first poll.
+        let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, false);
+        assert!(futures::FutureExt::now_or_never(event).is_some());
+    }
+
+    #[test]
+    fn a_waiting_worker_takes_little_memory() {
+        fn size<A, F: Future>(_: impl Fn(A) -> F) -> usize {
+            size_of::<F>()
+        }
+        let size = size(run);
+        assert!(size <= 4096, "each pod has a worker of {size} bytes");
     }
 }

@@ -3,19 +3,19 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use coracle_error_chain::chain;
-use futures::future::{FutureExt, select_all};
+use futures::future::{BoxFuture, FutureExt, select_all};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::error::SetUpError;
+use super::error::{SetUpError, VolumeError};
 use super::objects::Object;
 use super::payload::{self, Budget, Part, Payload, Projection};
-use super::{Target, VolumeContext, atomic, lock, ownership};
+use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
 
 /// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(30);
@@ -52,8 +52,42 @@ impl Refreshing {
     }
 }
 
+/// When files must be written again.
+struct Outdated {
+    /// Each ends with a change of a used object.
+    changes: Vec<BoxFuture<'static, ()>>,
+    /// Time until the next token is due.
+    renew_in: Option<Duration>,
+}
+
+/// The volumes of a pod with their files written.
+pub(super) struct Written {
+    sources: Vec<Source>,
+    outdated: Outdated,
+}
+
+/// Writes the files of new volumes.
+///
+/// # Errors
+/// Of the first volume that fails.
+pub(super) async fn write(
+    ctx: &VolumeContext,
+    pod: &Pod,
+    sources: Vec<Source>,
+) -> Result<Written, VolumeError> {
+    let mut outdated = Outdated::subscribe(&sources);
+    let mut budget = Budget::new(page_size());
+    for source in &sources {
+        let failed = |reason| VolumeError::SetUp { volume: source.volume.clone(), reason };
+        let due = source.write(ctx, pod, &mut budget).await.map_err(failed)?;
+        outdated.renew_in = outdated.renew_in.into_iter().chain(due).min();
+    }
+    Ok(Written { sources, outdated })
+}
+
 /// Starts the pod's task, or replaces the one of an older version of the pod.
-pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
+pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
+    let Written { sources, mut outdated } = written;
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let mut refreshing = lock(&ctx.shared.refreshing);
     if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| have_same_files(&held.pod.borrow(), pod))
@@ -68,24 +102,36 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
     let task = tokio::spawn(async move {
         if let Some(old) = old {
             old.stop().await;
+            // The old task may have written files of the older version in the meantime.
+            let Some(next) = write_again(&weak, &mut of, &sources).await else { return };
+            outdated = next;
         }
         loop {
-            // Subscribed before writing, so that a change during the write wakes the task.
-            let changes: Vec<_> = sources.iter().flat_map(Source::changes).collect();
-            let Some(shared) = weak.upgrade() else { return };
-            let pod = Arc::clone(&of.borrow_and_update());
-            // On the heap: requests for tokens take kilobytes, and the task waits for most of its life.
-            let renew_in = Box::pin(refresh(&VolumeContext { shared }, &pod, &sources)).await;
-            // The task holds no version of the pod while it waits.
-            drop(pod);
             tokio::select! {
                 // Both arms are cancel-safe: they only wait.
-                () = wait(changes, renew_in) => {}
+                () = outdated.wait() => {}
                 changed = of.changed() => if changed.is_err() { return },
             }
+            let Some(next) = write_again(&weak, &mut of, &sources).await else { return };
+            outdated = next;
         }
     });
     refreshing.insert(uid, Refreshing { pod: newest, reads_pod_fields, task });
+}
+
+/// Writes the files for the pod's newest version. None if the agent is ending.
+async fn write_again(
+    ctx: &Weak<Shared>,
+    pod: &mut watch::Receiver<Arc<Pod>>,
+    sources: &[Source],
+) -> Option<Outdated> {
+    let outdated = Outdated::subscribe(sources);
+    let ctx = VolumeContext { shared: ctx.upgrade()? };
+    // The task holds no version of the pod while it waits.
+    let pod = Arc::clone(&pod.borrow_and_update());
+    // On the heap: requests for tokens take kilobytes, and the task waits for most of its life.
+    let renew_in = Box::pin(refresh(&ctx, &pod, sources)).await;
+    Some(Outdated { renew_in, ..outdated })
 }
 
 /// Passes a newer version of the pod to its task. The task is woken if a file of a volume contains a changed field. The
@@ -109,7 +155,7 @@ fn have_same_files(a: &Pod, b: &Pod) -> bool {
 }
 
 /// The kernel's page size in bytes: 4 KiB, on arm64 up to 64 KiB.
-pub(super) fn page_size() -> usize {
+fn page_size() -> usize {
     let found = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
     found.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes > 0).unwrap_or(4096)
 }
@@ -133,23 +179,35 @@ async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<D
     next
 }
 
-async fn wait(changes: Vec<impl Future<Output = ()> + Send>, renew_in: Option<Duration>) {
-    let due = async {
-        match renew_in {
-            Some(renew_in) => tokio::time::sleep(renew_in.max(Duration::from_secs(1))).await,
-            None => std::future::pending().await,
+// === impl Outdated ===
+
+impl Outdated {
+    /// Begins to watch the objects. Called before the files are written, so that a change during the write is noticed.
+    fn subscribe(sources: &[Source]) -> Self {
+        let changes = sources.iter().flat_map(Source::changes).map(FutureExt::boxed).collect();
+        Self { changes, renew_in: None }
+    }
+
+    /// Waits for a change or a due token. Cancel safe.
+    async fn wait(&mut self) {
+        let Self { changes, renew_in } = self;
+        let due = async {
+            match renew_in {
+                Some(renew_in) => tokio::time::sleep((*renew_in).max(Duration::from_secs(1))).await,
+                None => std::future::pending().await,
+            }
+        };
+        let changed = async {
+            if changes.is_empty() {
+                std::future::pending::<()>().await;
+            }
+            select_all(changes).await;
+        };
+        tokio::select! {
+            // Both arms are cancel-safe: they only wait.
+            () = due => {}
+            () = changed => {}
         }
-    };
-    let changed = async {
-        if changes.is_empty() {
-            std::future::pending::<()>().await;
-        }
-        select_all(changes.into_iter().map(FutureExt::boxed)).await;
-    };
-    tokio::select! {
-        // Both arms are cancel-safe: they only wait.
-        () = due => {}
-        () = changed => {}
     }
 }
 
@@ -172,11 +230,6 @@ impl Source {
         }
     }
 
-    /// Name of the volume.
-    pub(super) fn volume(&self) -> &str {
-        &self.volume
-    }
-
     fn reads_pod_fields(&self) -> bool {
         self.projection.parts.iter().any(|part| matches!(part, Part::Downward(_)))
     }
@@ -191,7 +244,7 @@ impl Source {
     }
 
     /// Updates the files; time until their next token is due.
-    pub(super) async fn write(
+    async fn write(
         &self,
         ctx: &VolumeContext,
         pod: &Pod,

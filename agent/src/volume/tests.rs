@@ -1,6 +1,6 @@
 //! Volumes of a pod, in a mount namespace of the test, with a small API that the test changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -365,6 +365,29 @@ fn an_older_version_of_a_pod_is_not_kept_in_memory() {
             .await
             .expect("the older version is no longer held");
         unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
+
+#[test]
+fn files_of_a_new_pod_are_written_once() {
+    apart(async {
+        let machine = Machine::new("once");
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        let ctx = machine.context();
+        let mut second = pod(json!([{"name": "v", "configMap": {"name": "c"}}]));
+        mount_all(&ctx, &second).await.expect("mounted");
+        // The object is known now: its first answer is no change for this pod.
+        second.metadata.uid = Some("u2".to_owned());
+        let volumes = mount_all(&ctx, &second).await.expect("mounted");
+        let file = volumes.host_path("v").expect("a volume").join("key");
+        fs::write(&file, "marked").expect("a mark");
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(content(&volumes, "v", "key").as_deref(), Some("marked"));
+        for uid in ["u1", "u2"] {
+            unmount_all(&ctx, uid).await.expect("removed");
+        }
     });
 }
 

@@ -3,13 +3,12 @@
 //! Events of one component about one object: 25 at once, then one every 5 minutes. Events that differ only in their
 //! message: after 10 of them within 10 minutes, all further ones count as repeats of one combined event.
 
-use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, RandomState};
 
 use jiff::Timestamp;
 
-use crate::event::{Key, Record};
+use crate::event::Record;
 
 /// Maximum number of events about one object at once.
 const BURST: f64 = 25.0;
@@ -22,11 +21,27 @@ const SIMILAR_SECONDS: f64 = 600.0;
 /// Capacity of the tables of objects and of groups of similar events.
 const KEPT_MAX: usize = 4096;
 
+/// A digest of an event's identity. The tables have one entry for each event of the last pods, so texts as keys would take
+/// most of a kilobyte for each. The hash functions have random keys, so that authors of messages cannot find collisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Digest(u64, u64);
+
+/// An event that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Admitted {
+    /// Events with the same digest are repeats.
+    pub(crate) digest: Digest,
+    /// Whether it is combined with events that have other messages.
+    pub(crate) is_combined: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct Correlator {
+    hashers: [RandomState; 2],
     /// By component and uid.
-    quotas: HashMap<(Cow<'static, str>, String), Quota>,
-    similar: HashMap<Key, Similar>,
+    quotas: HashMap<Digest, Quota>,
+    /// By the identity without message.
+    similar: HashMap<Digest, Similar>,
 }
 
 #[derive(Clone, Copy)]
@@ -36,46 +51,51 @@ struct Quota {
 }
 
 struct Similar {
-    /// Hashes of messages.
-    messages: HashSet<u64>,
+    /// Hashes of messages, at most [`SIMILAR_MAX`].
+    messages: Vec<u64>,
     last: Timestamp,
 }
 
 // === impl Correlator ===
 
 impl Correlator {
-    /// The key under which an event is counted. None if it exceeds the limit of its object. Changes the message of a
-    /// combined event.
-    pub(crate) fn admit(&mut self, record: &mut Record) -> Option<Key> {
-        let key = self.aggregate(record);
-        self.has_quota(&key, record.at).then_some(key)
+    /// The digest under which an event is counted. None if the event exceeds the limit of its object. Changes the message
+    /// of a combined event.
+    pub(crate) fn admit(&mut self, record: &mut Record) -> Option<Admitted> {
+        let admitted = self.aggregate(record);
+        self.has_quota(record).then_some(admitted)
     }
 
-    fn aggregate(&mut self, record: &mut Record) -> Key {
-        let own = record.key();
-        let group = Key { message: String::new(), ..own.clone() };
+    fn aggregate(&mut self, record: &mut Record) -> Admitted {
+        let group = self.digest(&record.group());
+        let message = self.hashers[0].hash_one(&record.event.message);
         keep_newest(&mut self.similar, KEPT_MAX, |similar| similar.last);
-        let new = Similar { messages: HashSet::new(), last: record.at };
-        let similar = self.similar.entry(group.clone()).or_insert(new);
+        let new = Similar { messages: Vec::new(), last: record.at };
+        let similar = self.similar.entry(group).or_insert(new);
         if seconds(similar.last, record.at) > SIMILAR_SECONDS {
             similar.messages.clear();
         }
         similar.last = record.at;
-        let mut hasher = DefaultHasher::new();
-        own.message.hash(&mut hasher);
-        let hash = hasher.finish();
-        if similar.messages.contains(&hash) || similar.messages.len() < SIMILAR_MAX {
-            similar.messages.insert(hash);
-            return own;
+        let is_known = similar.messages.contains(&message);
+        if !is_known && similar.messages.len() < SIMILAR_MAX {
+            // Most events have one message.
+            similar.messages.reserve_exact(1);
+            similar.messages.push(message);
+        } else if !is_known {
+            record.event.message.insert_str(0, "(combined from similar events): ");
+            return Admitted { digest: group, is_combined: true };
         }
-        record.event.message.insert_str(0, "(combined from similar events): ");
-        group
+        Admitted { digest: self.digest(&(group, &record.event.message)), is_combined: false }
     }
 
-    fn has_quota(&mut self, key: &Key, now: Timestamp) -> bool {
+    fn has_quota(&mut self, record: &Record) -> bool {
         keep_newest(&mut self.quotas, KEPT_MAX, |quota| quota.at);
-        let object = (key.component.clone(), key.uid.clone());
-        self.quotas.entry(object).or_insert(Quota { left: BURST, at: now }).take(now)
+        let object = self.digest(&(&record.component, record.uid()));
+        self.quotas.entry(object).or_insert(Quota { left: BURST, at: record.at }).take(record.at)
+    }
+
+    fn digest(&self, of: &impl Hash) -> Digest {
+        Digest(self.hashers[0].hash_one(of), self.hashers[1].hash_one(of))
     }
 }
 
@@ -112,6 +132,8 @@ impl Quota {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use k8s_openapi::api::core::v1::ObjectReference;
 
     use super::*;
@@ -145,6 +167,14 @@ mod tests {
         assert_eq!(admit("at 99".to_owned(), 1).1, "(combined from similar events): at 99");
         assert_eq!(admit("at 5".to_owned(), 1).1, "at 5", "an event that is known is counted up");
         assert_eq!(admit("late".to_owned(), 700).1, "late");
+    }
+
+    #[test]
+    fn an_entry_of_the_tables_is_small() {
+        assert!(size_of::<(Digest, crate::Sent)>() + size_of::<(Digest, Similar)>() <= 128);
+        let mut correlator = Correlator::default();
+        correlator.admit(&mut record("u", "x", 0));
+        assert!(correlator.similar.values().all(|similar| similar.messages.capacity() == 1));
     }
 
     #[test]

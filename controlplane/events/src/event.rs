@@ -1,6 +1,7 @@
 //! Events as recorded and as the API has them.
 
 use std::borrow::Cow;
+use std::hash::Hash;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as ApiEvent, EventSource, ObjectReference};
@@ -38,16 +39,6 @@ pub(crate) struct Record {
     pub(crate) at: Timestamp,
 }
 
-/// The identity of an event: events with the same key are repeats.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
-    pub(crate) component: Cow<'static, str>,
-    pub(crate) uid: String,
-    pub(crate) path: String,
-    pub(crate) reason: &'static str,
-    pub(crate) message: String,
-}
-
 // === impl EventType ===
 
 impl EventType {
@@ -76,23 +67,28 @@ impl Event {
 // === impl Record ===
 
 impl Record {
-    pub(crate) fn key(&self) -> Key {
-        Key {
-            component: self.component.clone(),
-            uid: self.about.uid.clone().unwrap_or_default(),
-            path: self.about.field_path.clone().unwrap_or_default(),
-            reason: self.event.reason,
-            message: self.event.message.clone(),
-        }
+    /// The uid of the event's object; empty if absent.
+    pub(crate) fn uid(&self) -> &str {
+        self.about.uid.as_deref().unwrap_or_default()
+    }
+
+    /// The identity of the event without its message. Events with equal identities and messages are repeats.
+    pub(crate) fn group(&self) -> impl Hash + '_ {
+        let path = self.about.field_path.as_deref().unwrap_or_default();
+        (&*self.component, self.uid(), path, self.event.reason)
+    }
+
+    /// The name of the Event object whose first occurrence was at this time.
+    pub(crate) fn object_name(&self, first: Timestamp) -> String {
+        format!("{}.{:x}", self.about.name.as_deref().unwrap_or_default(), first.as_nanosecond())
     }
 
     /// The Event object of the first occurrence.
     pub(crate) fn to_api(&self, host: &str) -> ApiEvent {
         let at = Timestamp::from_second(self.at.as_second()).unwrap_or(self.at);
-        let object = self.about.name.as_deref().unwrap_or_default();
         ApiEvent {
             metadata: ObjectMeta {
-                name: Some(format!("{object}.{:x}", self.at.as_nanosecond())),
+                name: Some(self.object_name(self.at)),
                 namespace: Some(self.about.namespace.clone().unwrap_or_else(|| "default".to_owned())),
                 ..ObjectMeta::default()
             },
@@ -126,6 +122,8 @@ mod tests {
             Record { about, component: "kubelet".into(), event: Event::warning("Failed", "x\x1b"), at };
         let event = serde_json::to_value(record.to_api("node")).unwrap();
         assert_eq!(event["metadata"], serde_json::json!({"name": "a.59682f00", "namespace": "default"}));
+        let repeat = Record { at: Timestamp::from_nanosecond(1_700_000_000).unwrap(), ..record.clone() };
+        assert_eq!(event["metadata"]["name"], repeat.object_name(at));
         assert_eq!(event["source"], serde_json::json!({"component": "kubelet", "host": "node"}));
         assert_eq!((&event["type"], &event["count"]), (&"Warning".into(), &1.into()));
         assert_eq!(

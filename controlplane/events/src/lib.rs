@@ -21,8 +21,8 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use correlator::Correlator;
-use event::{Key, Record};
+use correlator::{Admitted, Correlator, Digest};
+use event::Record;
 
 pub use event::{Event, EventType};
 pub use printable::printable;
@@ -49,13 +49,14 @@ pub struct Sender {
     queue: mpsc::Receiver<Record>,
     /// The node that the events come from; empty for the control plane.
     host: Arc<str>,
-    sent: HashMap<Key, Sent>,
+    sent: HashMap<Digest, Sent>,
     correlator: Correlator,
 }
 
 /// An Event object that was sent.
 struct Sent {
-    name: String,
+    /// When the first occurrence was recorded: the object's name follows from it.
+    first: Timestamp,
     count: i32,
     last: Timestamp,
 }
@@ -101,16 +102,16 @@ impl Sender {
     /// Sends events until all recorders are dropped.
     pub async fn run(mut self) {
         while let Some(mut record) = self.queue.recv().await {
-            if let Some(key) = self.correlator.admit(&mut record) {
-                self.deliver(&key, &record).await;
+            if let Some(admitted) = self.correlator.admit(&mut record) {
+                self.deliver(admitted, &record).await;
             }
         }
     }
 
     /// Sends an event, and retries until the API server is available.
-    async fn deliver(&mut self, key: &Key, record: &Record) {
+    async fn deliver(&mut self, admitted: Admitted, record: &Record) {
         let mut pause = FIRST_PAUSE;
-        while let Err(error) = self.send(key, record).await {
+        while let Err(error) = self.send(admitted, record).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "cannot send an event");
             if !is_unavailable(&error) {
                 return;
@@ -121,16 +122,17 @@ impl Sender {
     }
 
     /// Counts a repeat in its Event object, or creates a new one.
-    async fn send(&mut self, key: &Key, record: &Record) -> Result<(), kube::Error> {
+    async fn send(&mut self, admitted: Admitted, record: &Record) -> Result<(), kube::Error> {
         let namespace = record.about.namespace.as_deref().unwrap_or("default");
         let api: Api<ApiEvent> = Api::namespaced(self.client.clone(), namespace);
-        if let Some(sent) = self.sent.get_mut(key) {
+        if let Some(sent) = self.sent.get_mut(&admitted.digest) {
             let count = sent.count + 1;
             let mut patch = json!({"count": count, "lastTimestamp": Time(record.at)});
-            if key.message != record.event.message {
+            if admitted.is_combined {
                 patch["message"] = printable(&record.event.message, MESSAGE_MAX).into();
             }
-            match api.patch(&sent.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            let name = record.object_name(sent.first);
+            match api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
                 // The object has expired: a new one is created.
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 Err(error) => return Err(error),
@@ -141,10 +143,9 @@ impl Sender {
             }
         }
         let event = record.to_api(&self.host);
-        let name = event.metadata.name.clone().unwrap_or_default();
         api.create(&PostParams::default(), &event).await?;
         correlator::keep_newest(&mut self.sent, SENT_MAX, |sent| sent.last);
-        self.sent.insert(key.clone(), Sent { name, count: 1, last: record.at });
+        self.sent.insert(admitted.digest, Sent { first: record.at, count: 1, last: record.at });
         Ok(())
     }
 }
