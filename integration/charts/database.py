@@ -74,4 +74,6 @@ class Database(Part):
         rows = int(done.stdout) if done.stdout.strip().isdigit() else 0
         check(f"it has the {self.rows} rows of the former release", rows >= self.rows, output(done))
         succeeds("it is uninstalled again", self.helm("uninstall", self.chart, "--wait", "--timeout", "3m"))
+        # The pod of a test outlives the release, and protects the claim that it used.
+        succeeds("the pod of the tests is deleted", self.kubectl("delete", "pod", "restore", "--timeout=60s"))
         self.delete_claims(["backups", "data-database-0"])
