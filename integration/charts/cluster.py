@@ -114,7 +114,7 @@ class Cluster:
                 except ProcessLookupError:
                     pass
             time.sleep(0.1)
-        check(f"all {count} processes of {node} are killed", count > 3 and not left, left)
+        check(f"all {count} processes of {node} are killed", count > 2 and not left, left)
 
     def delete(self):
         """Deletes the cluster, and checks that nothing of it is left."""
