@@ -94,10 +94,10 @@ class Ingress(Part):
 
         becomes(f"all answers are {wanted}", answers)
 
-    def victim(self):
+    def victims(self):
         """A node with a pod of Traefik, and without the control plane."""
         pods = self.get("pods", "-l", "app=traefik").get("items", [])
-        return sorted(pod["spec"]["nodeName"] for pod in pods)[-1]
+        return sorted(pod["spec"]["nodeName"] for pod in pods)[-1:]
 
     def while_down(self, node):
         others = [other for other in self.cluster.nodes() if other != node]

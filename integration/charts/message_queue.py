@@ -34,11 +34,11 @@ class Queue(Part):
             done = self.exec(f"queue-{number}", "wget", "-qO-", "http://127.0.0.1:8222/varz")
             check(f"queue-{number} has max_payload {wanted}", re.search(rf'"max_payload": {wanted}\b', done.stdout), output(done)[-300:])
 
-    def victim(self):
-        """A node with a server, and without the producer, whose log has the acknowledged messages."""
+    def victims(self):
+        """A node with a server, and without the producer, whose log shows what the others acknowledge."""
         pods = self.get("pods", "-l", "app=producer").get("items", [{}])
         other = pods[0].get("spec", {}).get("nodeName")
-        return next(node for node in (self.node_of(f"queue-{number}") for number in range(3)) if node and node != other)
+        return [node for node in (self.node_of(f"queue-{number}") for number in range(3)) if node != other][:1]
 
     def while_down(self, node):
         before = len(self.acknowledged())

@@ -67,8 +67,8 @@ class Metrics(Part):
         available = ("wait", "prometheus/main", "--for=condition=Available", "--timeout=120s")
         succeeds("the operator reports that Prometheus is available", self.kubectl(*available))
 
-    def victim(self):
-        return self.node_of(POD)
+    def victims(self):
+        return [self.node_of(POD)]
 
     def uninstalled(self):
         def ended():

@@ -29,8 +29,9 @@ class Part:
     def upgraded(self, is_upgraded):
         """Checks that the upgraded values apply, or the first ones."""
 
-    def victim(self):
-        """The node to kill."""
+    def victims(self):
+        """The nodes to kill, one after the other."""
+        return []
 
     def while_down(self, node):
         """Checks while the node does not run."""
@@ -67,8 +68,9 @@ class Part:
         succeeds(release + "upgrades it", self.upgrade())
         self.upgraded(True)
         self.verify("the upgrade")
-        self.fail_node()
-        self.verify("the failure of a node")
+        for node in self.victims():
+            self.fail_node(node)
+            self.verify("the failure of " + node)
         succeeds(release + "rolls it back", self.roll_back())
         self.upgraded(False)
         self.verify("the rollback")
@@ -76,8 +78,7 @@ class Part:
         self.uninstalled()
         succeeds("the namespace is deleted", self.cluster.kubectl("delete", "namespace", self.chart, "--timeout=120s"))
 
-    def fail_node(self):
-        node = self.victim()
+    def fail_node(self, node):
         before = self.containers(node)
         self.cluster.kill(node)
         self.while_down(node)
@@ -87,7 +88,7 @@ class Part:
             """Whether each container of the node was replaced and is ready."""
             now = self.containers(node)
             kept = {key for key, state in now.items() if before.get(key, ("", ""))[0] == state[0]}
-            ready = bool(now) and all(state[1] for state in now.values())
+            ready = (bool(now) or not before) and all(state[1] for state in now.values())
             return ready and not kept, f"before: {before}\nnow: {now}"
 
         becomes(f"the pods of {node} run again", restarted, seconds=240)
