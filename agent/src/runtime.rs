@@ -113,6 +113,10 @@ calls!(
         container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
         /// Usage of all containers that a filter selects.
         list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;
+        /// Names, help texts and labels of the runtime's metrics.
+        list_metric_descriptors(ListMetricDescriptorsRequest) -> ListMetricDescriptorsResponse;
+        /// Metrics of all pods and their containers.
+        list_pod_sandbox_metrics(ListPodSandboxMetricsRequest) -> ListPodSandboxMetricsResponse;
     }
 );
 

@@ -8,6 +8,7 @@
 mod access;
 mod authorize;
 mod backend;
+mod cadvisor;
 mod config;
 pub(crate) mod logs;
 mod respond;
@@ -176,6 +177,7 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
         Route::StatsSummary => stats::summary(backend).await,
         Route::Metrics => stats::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
+        Route::MetricsCadvisor => cadvisor::metrics(backend).await,
     }
 }
 

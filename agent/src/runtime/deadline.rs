@@ -40,6 +40,8 @@ limited!(
     ReopenContainerLogRequest,
     ContainerStatsRequest,
     ListContainerStatsRequest,
+    ListMetricDescriptorsRequest,
+    ListPodSandboxMetricsRequest,
     ExecRequest,
     AttachRequest,
     PortForwardRequest,

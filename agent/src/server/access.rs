@@ -81,7 +81,7 @@ impl RequiredPermission {
             Some(Route::Configz) => (verb, &["configz", "proxy"]),
             Some(Route::Pods) => (verb, &["pods", "proxy"]),
             Some(Route::StatsSummary) => (verb, &["stats"]),
-            Some(Route::Metrics | Route::MetricsResource) => (verb, &["metrics"]),
+            Some(Route::Metrics | Route::MetricsResource | Route::MetricsCadvisor) => (verb, &["metrics"]),
             Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
             Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
         };

@@ -15,6 +15,7 @@ pub(super) enum Route {
     StatsSummary,
     Metrics,
     MetricsResource,
+    MetricsCadvisor,
 }
 
 /// A container by its pod's name. If `uid` is set, the pod must have it.
@@ -60,6 +61,7 @@ impl Route {
             ["stats"] | ["stats", "summary"] => Route::StatsSummary,
             ["metrics"] => Route::Metrics,
             ["metrics", "resource"] => Route::MetricsResource,
+            ["metrics", "cadvisor"] => Route::MetricsCadvisor,
             _ => return None,
         })
     }

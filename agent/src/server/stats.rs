@@ -151,7 +151,8 @@ pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
     exposition(out)
 }
 
-fn exposition(text: String) -> Response<Body> {
+/// A response in Prometheus' text format.
+pub(super) fn exposition(text: String) -> Response<Body> {
     typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text.into())
 }
 

@@ -204,6 +204,7 @@ async fn tokens_and_other_certificates_are_reviewed() {
     let scraper = |path: &'static str| server.status(path, Some(server.authority.issue("scraper", "x")));
     assert_eq!(scraper("/pods").await.as_deref(), Some("403"));
     assert_ne!(scraper("/metrics/resource").await.as_deref(), Some("403"));
+    assert_ne!(scraper("/metrics/cadvisor").await.as_deref(), Some("403"));
 }
 
 #[tokio::test]

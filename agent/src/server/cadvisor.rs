@@ -1,0 +1,206 @@
+//! `/metrics/cadvisor`: the runtime's metrics of pods and containers in Prometheus' text format.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+use std::time::Duration;
+
+use coracle_proto::cri::{
+    ContainerStats, ListContainerStatsRequest, ListMetricDescriptorsRequest, ListPodSandboxMetricsRequest,
+    Metric, MetricDescriptor, MetricType, PodSandboxMetrics,
+};
+use http::Response;
+
+use super::backend::Backend;
+use super::respond::Refused;
+use super::stats::exposition;
+use crate::runtime::Body;
+
+/// Nanoseconds of a millisecond, the unit of timestamps in the format.
+const NANOS_PER_MILLI: i64 = 1_000_000;
+/// The metric whose values CRI rounds to seconds, which is too coarse for rates of mostly idle containers.
+const CPU_USAGE: &str = "container_cpu_usage_seconds_total";
+
+/// A sample, and its value with fractions if it is known.
+type Sample<'a> = (&'a Metric, Option<f64>);
+
+/// Answers a scrape.
+pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
+    let descriptors = backend.runtime.list_metric_descriptors(ListMetricDescriptorsRequest {}).await;
+    let pods = backend.runtime.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).await;
+    let stats = backend.runtime.list_container_stats(ListContainerStatsRequest::default()).await;
+    match descriptors.and_then(|descriptors| Ok((descriptors.descriptors, pods?.pod_metrics, stats?.stats))) {
+        Ok((descriptors, pods, stats)) => exposition(render(&descriptors, &pods, &cpu_seconds(&stats))),
+        Err(status) => Refused::by_runtime(&status).answer(),
+    }
+}
+
+/// Processor time of containers by their ids, with fractions of seconds.
+fn cpu_seconds(stats: &[ContainerStats]) -> HashMap<&str, f64> {
+    let seconds = |stats: &ContainerStats| {
+        let nanos = stats.cpu.as_ref()?.usage_core_nano_seconds.as_ref()?.value;
+        Some(Duration::from_nanos(nanos).as_secs_f64())
+    };
+    stats.iter().filter_map(|stats| Some((stats.attributes.as_ref()?.id.as_str(), seconds(stats)?))).collect()
+}
+
+/// The samples, grouped by metric as the format requires. As in the kubelet, a sample is left out if it has no
+/// descriptor, or another number of labels than its descriptor.
+fn render(descriptors: &[MetricDescriptor], pods: &[PodSandboxMetrics], cpu: &HashMap<&str, f64>) -> String {
+    let valid = descriptors.iter().filter(|descriptor| is_valid(descriptor));
+    let known: HashMap<&str, &MetricDescriptor> =
+        valid.map(|descriptor| (descriptor.name.as_str(), descriptor)).collect();
+    let mut families: BTreeMap<&str, Vec<Sample<'_>>> = BTreeMap::new();
+    for (metric, exact) in pods.iter().flat_map(|pod| samples(pod, cpu)) {
+        let descriptor = known.get(metric.name.as_str());
+        if descriptor.is_some_and(|known| known.label_keys.len() == metric.label_values.len()) {
+            families.entry(metric.name.as_str()).or_default().push((metric, exact));
+        }
+    }
+    let mut out = String::new();
+    for (name, samples) in families {
+        if let (Some(descriptor), Some((first, _))) = (known.get(name), samples.first()) {
+            family(&mut out, descriptor, first.metric_type());
+            samples.into_iter().for_each(|one| sample(&mut out, descriptor, one));
+        }
+    }
+    out
+}
+
+/// The samples of a pod and its containers.
+fn samples<'a>(pod: &'a PodSandboxMetrics, cpu: &'a HashMap<&str, f64>) -> impl Iterator<Item = Sample<'a>> {
+    let of_containers = pod.container_metrics.iter().flat_map(|container| {
+        let seconds = cpu.get(container.container_id.as_str()).copied();
+        container.metrics.iter().map(move |metric| (metric, seconds.filter(|_| metric.name == CPU_USAGE)))
+    });
+    pod.metrics.iter().map(|metric| (metric, None)).chain(of_containers)
+}
+
+/// Whether a descriptor's names are valid in the format. Another runtime may send any text.
+fn is_valid(descriptor: &MetricDescriptor) -> bool {
+    let is_name = |name: &String| {
+        name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+            && name.chars().all(|other| other.is_ascii_alphanumeric() || other == '_')
+    };
+    is_name(&descriptor.name) && descriptor.label_keys.iter().all(is_name)
+}
+
+fn family(out: &mut String, descriptor: &MetricDescriptor, kind: MetricType) {
+    let kind = match kind {
+        MetricType::Counter => "counter",
+        MetricType::Gauge => "gauge",
+    };
+    let (name, help) = (&descriptor.name, descriptor.help.replace('\\', "\\\\").replace('\n', "\\n"));
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn sample(out: &mut String, descriptor: &MetricDescriptor, (metric, exact): Sample<'_>) {
+    out.push_str(&metric.name);
+    for (at, (key, value)) in descriptor.label_keys.iter().zip(&metric.label_values).enumerate() {
+        let _ = write!(out, "{}{key}=\"", if at == 0 { '{' } else { ',' });
+        value.chars().for_each(|other| match other {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            _ => out.push(other),
+        });
+        out.push('"');
+    }
+    if !descriptor.label_keys.is_empty() {
+        out.push('}');
+    }
+    let whole = || metric.value.map_or(0, |value| value.value).to_string();
+    let value = exact.map_or_else(whole, |exact| exact.to_string());
+    let _ = match metric.timestamp {
+        0 => writeln!(out, " {value}"),
+        nanos => writeln!(out, " {value} {}", nanos / NANOS_PER_MILLI),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::cri::{ContainerAttributes, ContainerMetrics, CpuUsage, UInt64Value};
+
+    use super::*;
+
+    fn descriptor(name: &str, label_keys: &[&str]) -> MetricDescriptor {
+        let label_keys = label_keys.iter().map(|key| (*key).to_owned()).collect();
+        MetricDescriptor { name: name.to_owned(), help: format!("Help of {name}."), label_keys }
+    }
+
+    fn metric(name: &str, values: &[&str], kind: MetricType, value: u64) -> Metric {
+        Metric {
+            name: name.to_owned(),
+            timestamp: 1_700_000_000_123_456_789,
+            metric_type: kind.into(),
+            label_values: values.iter().map(|value| (*value).to_owned()).collect(),
+            value: Some(UInt64Value { value }),
+        }
+    }
+
+    #[test]
+    fn samples_are_grouped_by_metric_with_their_labels() {
+        let descriptors =
+            [descriptor("container_b_total", &["container", "pod"]), descriptor("container_a", &["pod"])];
+        let of = |pod: &str, value| PodSandboxMetrics {
+            metrics: vec![metric("container_a", &[pod], MetricType::Gauge, value)],
+            container_metrics: vec![ContainerMetrics {
+                metrics: vec![metric("container_b_total", &["c", pod], MetricType::Counter, value)],
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let wanted = "# HELP container_a Help of container_a.\n# TYPE container_a gauge\n\
+                      container_a{pod=\"p\"} 1 1700000000123\ncontainer_a{pod=\"q\"} 2 1700000000123\n\
+                      # HELP container_b_total Help of container_b_total.\n# TYPE container_b_total counter\n\
+                      container_b_total{container=\"c\",pod=\"p\"} 1 1700000000123\n\
+                      container_b_total{container=\"c\",pod=\"q\"} 2 1700000000123\n";
+        assert_eq!(render(&descriptors, &[of("p", 1), of("q", 2)], &HashMap::new()), wanted);
+    }
+
+    #[test]
+    fn processor_time_of_containers_has_fractions() {
+        let descriptors = [descriptor(CPU_USAGE, &["container"]), descriptor("other", &["container"])];
+        let cpu = CpuUsage {
+            usage_core_nano_seconds: Some(UInt64Value { value: 1_250_000_000 }),
+            ..Default::default()
+        };
+        let attributes = Some(ContainerAttributes { id: "i".to_owned(), ..Default::default() });
+        let stats =
+            [ContainerStats { attributes, cpu: Some(cpu), ..Default::default() }, ContainerStats::default()];
+        let pod = PodSandboxMetrics {
+            metrics: vec![metric(CPU_USAGE, &[""], MetricType::Counter, 2)],
+            container_metrics: vec![ContainerMetrics {
+                container_id: "i".to_owned(),
+                metrics: ["other", CPU_USAGE]
+                    .map(|name| metric(name, &["c"], MetricType::Counter, 1))
+                    .to_vec(),
+            }],
+            ..Default::default()
+        };
+        let rendered = render(&descriptors, &[pod], &cpu_seconds(&stats));
+        let values: Vec<&str> = rendered
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| line.split(' ').nth(1))
+            .collect();
+        assert_eq!(values, ["2", "1.25", "1"], "{rendered}");
+    }
+
+    #[test]
+    fn text_of_a_runtime_cannot_forge_samples() {
+        let descriptors =
+            [descriptor("a", &["image"]), descriptor("x 1\ny", &[]), descriptor("b", &["k=\"\"} 1\nz{l"])];
+        let metrics = vec![
+            metric("a", &["i\"} 1\nforged 2 \\"], MetricType::Gauge, 3),
+            metric("a", &[], MetricType::Gauge, 4),
+            metric("x 1\ny", &[], MetricType::Gauge, 5),
+            metric("b", &["v"], MetricType::Gauge, 6),
+            metric("unknown", &[], MetricType::Gauge, 7),
+        ];
+        let rendered =
+            render(&descriptors, &[PodSandboxMetrics { metrics, ..Default::default() }], &HashMap::new());
+        let lines: Vec<&str> = rendered.lines().collect();
+        assert_eq!(lines[2..], ["a{image=\"i\\\"} 1\\nforged 2 \\\\\"} 3 1700000000123"], "{rendered}");
+    }
+}
