@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use coracle_proto::cri;
 use k8s_openapi::jiff::Timestamp;
-use nix::sys::statvfs::statvfs;
+use rustix::fs::statvfs;
 use tokio::time::{Instant, sleep_until};
 
 use crate::pod::Pods;
@@ -83,7 +83,7 @@ enum Failed {
     Look {
         path: PathBuf,
         #[source]
-        source: nix::Error,
+        source: rustix::io::Errno,
     },
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
@@ -272,10 +272,10 @@ impl ImageGc {
 fn read_disk(directory: &Path) -> Result<Disk, Failed> {
     let found = statvfs(directory).map_err(|source| Failed::Look { path: directory.to_owned(), source })?;
     let disk = Disk {
-        capacity: found.blocks() * found.fragment_size(),
-        available: found.blocks_available() * found.fragment_size(),
-        inodes: found.files(),
-        inodes_free: found.files_available(),
+        capacity: found.f_blocks * found.f_frsize,
+        available: found.f_bavail * found.f_frsize,
+        inodes: found.f_files,
+        inodes_free: found.f_favail,
     };
     if disk.capacity == 0 { Err(Failed::NoCapacity) } else { Ok(disk) }
 }

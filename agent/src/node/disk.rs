@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nix::sys::statvfs::statvfs;
+use rustix::fs::statvfs;
 
 use super::EvictionThresholds;
 
@@ -26,15 +26,10 @@ pub(crate) enum Resource {
 /// determined.
 pub(crate) fn disk_shortage(state_dir: &Path, thresholds: &EvictionThresholds) -> Option<Shortage> {
     let found = statvfs(state_dir).ok()?;
-    let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
+    let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     let checks = [
-        (
-            Resource::Bytes,
-            thresholds.nodefs_available,
-            bytes(found.blocks_available()),
-            bytes(found.blocks()),
-        ),
-        (Resource::Inodes, thresholds.nodefs_inodes_free, found.files_available(), found.files()),
+        (Resource::Bytes, thresholds.nodefs_available, bytes(found.f_bavail), bytes(found.f_blocks)),
+        (Resource::Inodes, thresholds.nodefs_inodes_free, found.f_favail, found.f_files),
     ];
     let short =
         checks.into_iter().find(|(_, threshold, available, total)| threshold.exceeds(*available, *total));

@@ -8,8 +8,8 @@ use std::path::Path;
 use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use nix::sys::statvfs::statvfs;
 use nix::unistd::{SysconfVar, sysconf};
+use rustix::fs::statvfs;
 
 use super::address;
 use super::config::{NodeConfig, NodeError};
@@ -90,11 +90,11 @@ fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quant
     Ok(capacity)
 }
 
-fn storage_kib(dir: &Path) -> nix::Result<u64> {
+fn storage_kib(dir: &Path) -> rustix::io::Result<u64> {
     // The directory may not exist yet: its nearest ancestor is on the same file system.
     let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let found = statvfs(there)?;
-    Ok(found.blocks() * found.fragment_size() / 1024)
+    Ok(found.f_blocks * found.f_frsize / 1024)
 }
 
 /// A line of meminfo, in KiB.

@@ -28,6 +28,8 @@ const PROJECT: libc::c_int = 2;
 const GET_QUOTA: libc::c_int = 0x80_0007;
 const SET_QUOTA: libc::c_int = 0x80_0008;
 const GET_STATE: libc::c_int = 0x5805;
+/// `SYS_quotactl_fd`, which `libc` does not have for all architectures. The number is the same on all.
+const QUOTACTL_FD: libc::c_long = 443;
 const VALID_BLOCK_LIMITS: u32 = 1;
 /// `FS_QUOTA_PDQ_ENFD`: limits of projects are enforced.
 const ENFORCED: u16 = 1 << 5;
@@ -187,7 +189,7 @@ unsafe fn quota(
 ) -> Result<(), Errno> {
     let command = (command << 8) | PROJECT;
     // SAFETY: the caller passes the data of the command.
-    let done = unsafe { libc::syscall(libc::SYS_quotactl_fd, dir.as_raw_fd(), command, id, data) };
+    let done = unsafe { libc::syscall(QUOTACTL_FD, dir.as_raw_fd(), command, id, data) };
     Errno::result(done).map(drop)
 }
 

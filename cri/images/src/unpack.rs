@@ -14,8 +14,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
-use nix::sys::stat::{FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmodat, futimens, utimensat};
-use nix::sys::time::TimeSpec;
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat};
 use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::archive::{Archive, ArchiveError, Entry, Kind, Mtime, Segment};
@@ -27,6 +26,7 @@ mod decompress;
 mod links;
 mod recipe;
 mod root;
+mod times;
 
 use attributes::{MakeError, set_attributes, set_extended};
 use decompress::Decompressed;
@@ -313,8 +313,7 @@ impl Writer {
             }
         }
         set_attributes(&file, entry).map_err(|cannot| cannot_make(path, cannot))?;
-        let time = time_spec(entry.mtime);
-        futimens(&file, &time, &time).map_err(cannot)?;
+        times::set(&file, entry.mtime).map_err(cannot)?;
         let stored = sparse.map_or(size, |segments| segments.iter().map(|s| s.length).sum());
         self.bytes += stored.next_multiple_of(BLOCK);
         self.inodes += 1;
@@ -374,8 +373,7 @@ impl Writer {
         // The setter does not follow the last component, and the prefix is an open directory.
         let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
         set_extended(at, entry, |attribute, value| xattr::set(&path, attribute, value))?;
-        let time = time_spec(entry.mtime);
-        utimensat(at, name, &time, &time, UtimensatFlags::NoFollowSymlink)?;
+        times::set_at(at, name, entry.mtime)?;
         Ok(())
     }
 
@@ -384,11 +382,10 @@ impl Writer {
         let links = std::mem::take(&mut self.waiting).finish(&self.root)?;
         for (path, mtime) in std::mem::take(&mut self.times) {
             // A later entry of the archive may have replaced the directory.
-            if let Ok(directory) = self.root.existing_directory(&path) {
-                let time = time_spec(mtime);
-                if let Err(error) = futimens(&directory, &time, &time) {
-                    tracing::debug!(path = path.display(), %error, "cannot set a directory's time");
-                }
+            if let Ok(directory) = self.root.existing_directory(&path)
+                && let Err(error) = times::set(&directory, mtime)
+            {
+                tracing::debug!(path = path.display(), %error, "cannot set a directory's time");
             }
         }
         let implied = self.root.take_implied();
@@ -425,10 +422,6 @@ fn copy_data<I: BufRead>(
     archive.get_mut().set_content(false);
     archive.get_mut().record_content(path, range.offset, copied);
     Ok(())
-}
-
-fn time_spec(mtime: Mtime) -> TimeSpec {
-    TimeSpec::new(mtime.seconds, mtime.nanoseconds.into())
 }
 
 fn cannot_write(path: &PlainPath, source: Errno) -> UnpackError {

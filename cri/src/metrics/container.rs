@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nix::sys::statvfs::statvfs;
+use rustix::fs::{StatVfs, statvfs};
 
 use super::builder::MetricBuilder;
 use super::descriptor as names;
@@ -77,12 +77,12 @@ impl Collector {
 impl Layers {
     fn read(dir: &Path) -> Self {
         let found = statvfs(dir).ok();
-        let of = |value: fn(&nix::sys::statvfs::Statvfs) -> u64| found.as_ref().map_or(0, value);
+        let of = |value: fn(&StatVfs) -> u64| found.as_ref().map_or(0, value);
         Self {
             device: device::of_file(dir),
-            bytes: of(|found| found.blocks().saturating_mul(found.fragment_size())),
-            inodes: of(nix::sys::statvfs::Statvfs::files),
-            inodes_free: of(nix::sys::statvfs::Statvfs::files_free),
+            bytes: of(|found| found.f_blocks.saturating_mul(found.f_frsize)),
+            inodes: of(|found| found.f_files),
+            inodes_free: of(|found| found.f_ffree),
         }
     }
 }

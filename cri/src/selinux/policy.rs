@@ -13,7 +13,8 @@ use super::label::{Defaults, Label};
 /// Mount point of selinuxfs, fixed by selinux(8) and all tools.
 const MOUNT: &str = "/sys/fs/selinux";
 /// `SELINUX_MAGIC` of statfs(2).
-const MAGIC: FsType = FsType(0xf97c_ff8c);
+// The type of the field depends on the architecture and the C library.
+const MAGIC: FsType = FsType(0xf97c_ff8c_u32 as _);
 /// File with the name of the policy.
 const CONFIG: &str = "/etc/selinux/config";
 /// File with the labels of containers: of container-selinux, and in the policy's own directory.

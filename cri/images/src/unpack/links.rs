@@ -8,13 +8,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::sys::stat::{fstat, futimens};
-use nix::sys::time::TimeSpec;
 use serde::{Deserialize, Serialize};
 use xattr::FileExt as _;
 
 use super::root::{PlainPath, Root, errno, is_directory};
-use super::{TooLarge, UnpackError};
+use super::{TooLarge, UnpackError, times};
+use crate::archive::Mtime;
 use crate::config::Limits;
 
 /// Attribute with the number of the link that a placeholder file stands for. Images cannot set `trusted.`
@@ -62,7 +61,7 @@ struct LinkMaker {
     bytes: u64,
     max_bytes: u64,
     /// Times of directories that get links: a link must not change them.
-    times: BTreeMap<Vec<u8>, TimeSpec>,
+    times: BTreeMap<Vec<u8>, Mtime>,
 }
 
 // === impl Link ===
@@ -140,9 +139,9 @@ impl LinkMaker {
         }
         let (parent, _) = path.split();
         if !self.times.contains_key(parent.as_bytes()) {
-            let time = self.root.existing_directory(&parent).and_then(|directory| fstat(&directory));
+            let time = self.root.existing_directory(&parent).and_then(times::get);
             let time = time.map_err(|e| link.failed(e))?;
-            self.times.insert(parent.as_bytes().to_owned(), TimeSpec::new(time.st_mtime, time.st_mtime_nsec));
+            self.times.insert(parent.as_bytes().to_owned(), time);
         }
         self.root.make_hard_link(&path, &target).map_err(|e| link.failed(e))
     }
@@ -151,7 +150,7 @@ impl LinkMaker {
         for (path, time) in &self.times {
             let Some(path) = PlainPath::new(path) else { continue };
             let directory = self.root.existing_directory(&path);
-            if let Err(error) = directory.and_then(|directory| futimens(&directory, time, time)) {
+            if let Err(error) = directory.and_then(|directory| times::set(&directory, *time)) {
                 tracing::debug!(path = path.display(), %error, "cannot set a directory's time");
             }
         }

@@ -128,7 +128,9 @@ impl Root {
 
     /// Opens a file for reading.
     pub(super) fn existing_file(&self, path: &PlainPath) -> Result<File, Errno> {
-        self.open_in_root(path.as_path(), OFlag::O_RDONLY | OFlag::O_NOFOLLOW).map(File::from)
+        // On 32-bit machines openat2(2) opens files above 2 GiB only with this flag.
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_LARGEFILE;
+        self.open_in_root(path.as_path(), flags).map(File::from)
     }
 
     /// The metadata at a path. A link in any component is an error.

@@ -223,22 +223,28 @@ pub(crate) fn create_request(dir: &Path, id: &str, spec: &Value) -> CreateContai
             read_only: false,
         }),
         log_path: dir.join(format!("{id}.log")).to_string_lossy().into_owned(),
-        seccomp_program: without_rmdir(),
+        seccomp_program: without_chroot(),
         ..Default::default()
     }
 }
 
-/// The seccomp program of the profile in [`spec`]: rmdir(2) fails with ENOSYS, all other calls are allowed.
-fn without_rmdir() -> Vec<u8> {
-    let rmdir = u32::try_from(libc::SYS_rmdir).unwrap();
-    // Load the call's number; rmdir: return ENOSYS; else: allow.
-    [(0x20_u16, 0_u8, 0_u8, 0_u32), (0x15, 0, 1, rmdir), (0x06, 0, 0, 0x0005_0026), (0x06, 0, 0, 0x7fff_0000)]
-        .into_iter()
-        .flat_map(|(code, then, otherwise, value)| {
-            let (code, value) = (code.to_ne_bytes(), value.to_ne_bytes());
-            [code[0], code[1], then, otherwise, value[0], value[1], value[2], value[3]]
-        })
-        .collect()
+/// The seccomp program of the profile in [`spec`]: chroot(2), which all architectures have, fails with ENOSYS. All other
+/// calls are allowed.
+fn without_chroot() -> Vec<u8> {
+    let chroot = u32::try_from(libc::SYS_chroot).unwrap();
+    // Load the call's number; chroot: return ENOSYS; else: allow.
+    [
+        (0x20_u16, 0_u8, 0_u8, 0_u32),
+        (0x15, 0, 1, chroot),
+        (0x06, 0, 0, 0x0005_0026),
+        (0x06, 0, 0, 0x7fff_0000),
+    ]
+    .into_iter()
+    .flat_map(|(code, then, otherwise, value)| {
+        let (code, value) = (code.to_ne_bytes(), value.to_ne_bytes());
+        [code[0], code[1], then, otherwise, value[0], value[1], value[2], value[3]]
+    })
+    .collect()
 }
 
 pub(crate) fn spec(shim: i32, cgroup: &str, script: &str) -> Value {
@@ -272,8 +278,7 @@ pub(crate) fn spec(shim: i32, cgroup: &str, script: &str) -> Value {
             ],
             "seccomp": {
                 "defaultAction": "SCMP_ACT_ALLOW",
-                "architectures": ["SCMP_ARCH_X86_64"],
-                "syscalls": [{ "names": ["rmdir"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38 }],
+                "syscalls": [{ "names": ["chroot"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38 }],
             },
         },
     })
