@@ -137,7 +137,7 @@ fn layout(transaction: &mut Transaction<'_>, bridge: &str, max: u32) {
         let name = Key::default().interface(bridge);
         let rule = Rule::default().meta(Meta::InInterface, R0).equal(R0, name.as_bytes());
         let rule = rule.family(number).begins_connection().source(number == IPV4, R0);
-        transaction.rule(CHAIN, &rule.clone().inside(&paused).drop());
+        transaction.rule(CHAIN, &rule.clone().in_set(&paused).drop());
         transaction.rule(CHAIN, &rule.more_connections_than(&counted, max).update(&paused).drop());
     }
 }
