@@ -324,11 +324,11 @@ mod tests {
         assert!(forbidden.is_complete);
         assert_eq!(forbidden.refused_pause, MIN_REFUSED_PAUSE * 2);
         for _ in 0..20 {
-            forbidden.learn_definition(Err(refused(403)), &client, &mut model);
+            forbidden.apply_definition_event(Err(refused(403)), &client, &mut model);
         }
         assert_eq!(forbidden.refused_pause, MAX_REFUSED_PAUSE);
         let definition = definition_of(forbidden.kind);
-        forbidden.learn_definition(Ok(Event::Apply(definition)), &client, &mut model);
+        forbidden.apply_definition_event(Ok(Event::Apply(definition)), &client, &mut model);
         assert_eq!(forbidden.refused_pause, MIN_REFUSED_PAUSE, "a later refusal is repeated soon");
         let mut defined = new();
         let definition = definition_of(defined.kind);
