@@ -70,9 +70,17 @@ fn render(descriptors: &[MetricDescriptor], pods: &[PodSandboxMetrics], cpu: &Ha
 fn samples<'a>(pod: &'a PodSandboxMetrics, cpu: &'a HashMap<&str, f64>) -> impl Iterator<Item = Sample<'a>> {
     let of_containers = pod.container_metrics.iter().flat_map(|container| {
         let seconds = cpu.get(container.container_id.as_str()).copied();
-        container.metrics.iter().map(move |metric| (metric, seconds.filter(|_| metric.name == CPU_USAGE)))
+        container
+            .metrics
+            .iter()
+            .map(move |metric| (metric, seconds.filter(|_| is_total_of_processors(metric))))
     });
     pod.metrics.iter().map(|metric| (metric, None)).chain(of_containers)
+}
+
+/// Whether a sample is the processor time on all processors together. Another runtime may have one for each processor.
+fn is_total_of_processors(metric: &Metric) -> bool {
+    metric.name == CPU_USAGE && metric.label_values.last().is_some_and(|cpu| cpu == "total")
 }
 
 /// Whether a descriptor's names are valid in the format. Another runtime may send any text.
@@ -160,7 +168,7 @@ mod tests {
 
     #[test]
     fn processor_time_of_containers_has_fractions() {
-        let descriptors = [descriptor(CPU_USAGE, &["container"]), descriptor("other", &["container"])];
+        let descriptors = [descriptor(CPU_USAGE, &["cpu"]), descriptor("other", &["cpu"])];
         let cpu = CpuUsage {
             usage_core_nano_seconds: Some(UInt64Value { value: 1_250_000_000 }),
             ..Default::default()
@@ -172,8 +180,8 @@ mod tests {
             metrics: vec![metric(CPU_USAGE, &[""], MetricType::Counter, 2)],
             container_metrics: vec![ContainerMetrics {
                 container_id: "i".to_owned(),
-                metrics: ["other", CPU_USAGE]
-                    .map(|name| metric(name, &["c"], MetricType::Counter, 1))
+                metrics: [("other", "total"), (CPU_USAGE, "total"), (CPU_USAGE, "cpu00")]
+                    .map(|(name, cpu)| metric(name, &[cpu], MetricType::Counter, 1))
                     .to_vec(),
             }],
             ..Default::default()
@@ -184,7 +192,7 @@ mod tests {
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| line.split(' ').nth(1))
             .collect();
-        assert_eq!(values, ["2", "1.25", "1"], "{rendered}");
+        assert_eq!(values, ["2", "1.25", "1", "1"], "{rendered}");
     }
 
     #[test]

@@ -88,6 +88,18 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     if kind.is("", "PersistentVolume") {
         storage::set_transition_time(new, old);
     }
+    if kind.is("resource.k8s.io", "ResourceClaim") {
+        drop_deallocated_devices(new);
+    }
+}
+
+/// Removes the status of devices from a claim without an allocation. Source: `dropDeallocatedStatusDevices`.
+fn drop_deallocated_devices(claim: &mut Value) {
+    if claim["status"]["allocation"].is_null()
+        && let Some(status) = claim.get_mut("status").and_then(Value::as_object_mut)
+    {
+        status.remove("devices");
+    }
 }
 
 /// Keeps the QoS class of a pod if a client omits it. Source: `podStatusStrategy.PrepareForUpdate`.

@@ -46,7 +46,7 @@ impl Admit for ClaimStatus {
         let (old, new) = (&old["status"], &object["status"]);
         let mut causes = Causes::default();
         binding(admission, attributes, (old, new), &mut causes).await;
-        // Without an allocation the status has no devices.
+        // Without an allocation the status has no devices: `kinds::strategy` removes them.
         if !new["allocation"].is_null() {
             devices(admission, attributes, (old, new), &mut causes).await;
         }

@@ -58,7 +58,8 @@ impl Authorizer for Rbac {
 fn allows(policies: &Policies, attributes: &AccessAttributes<'_>) -> bool {
     let namespace = attributes.info.resource.as_ref().map_or("", |resource| &resource.namespace);
     let policy = policies.current(attributes.cache);
-    policy.rules(attributes.user, namespace).any(|rule| rule.allows(attributes.verb, attributes.info))
+    let name = attributes.info.object_name();
+    policy.rules(attributes.user, namespace).any(|rule| rule.allows(attributes.verb, attributes.info, &name))
 }
 
 fn kind(resource: &str) -> Option<&'static Arc<Resource>> {

@@ -65,8 +65,9 @@ impl Rule {
         fields.map(|(field, list)| (field.to_owned(), json!(list))).collect::<Map<_, _>>().into()
     }
 
-    /// Whether the rule allows a request.
-    pub(crate) fn allows(&self, verb: &str, info: &RequestInfo) -> bool {
+    /// Whether the rule allows a request. `name` is the request's [`RequestInfo::object_name`], which is parsed once for
+    /// all rules.
+    pub(crate) fn allows(&self, verb: &str, info: &RequestInfo, name: &str) -> bool {
         let any = |list: &[String], word: &str| has(list, word) || has(list, "*");
         if !any(&self.verbs, verb) {
             return false;
@@ -74,7 +75,7 @@ impl Rule {
         let Some(resource) = &info.resource else { return self.has_url(&info.path) };
         any(&self.groups, &resource.group)
             && self.has_resource(&resource.resource, &resource.subresource)
-            && (self.names.is_empty() || has(&self.names, &info.object_name()))
+            && (self.names.is_empty() || has(&self.names, name))
     }
 
     fn has_resource(&self, resource: &str, sub: &str) -> bool {
@@ -202,7 +203,7 @@ mod tests {
 
     fn allows(rule: &Rule, method: Method, uri: &str) -> bool {
         let info = RequestInfo::parse(&method, &uri.parse().unwrap());
-        rule.allows(info.verb, &info)
+        rule.allows(info.verb, &info, &info.object_name())
     }
 
     #[test]

@@ -83,6 +83,10 @@ async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
     driver.extra.insert("authentication.kubernetes.io/node-name".to_owned(), node("m"));
     grant(&server, &scheduler, ("patch", "status"), None).await;
     grant(&server, &driver, ("patch", "status"), None).await;
+    // The status of devices needs an allocation: otherwise a later allocation would get what it did not authorize.
+    let early = json!({"devices": [{"driver": "other.example.com", "pool": "p", "device": "d"}]});
+    let early = merge_status(&server, &driver, early).await;
+    assert_eq!((early.code, &early.body["status"]["devices"]), (200, &Value::Null), "{}", early.body);
     let device = json!({"request": "r", "driver": "d.example.com", "pool": "p", "device": "d"});
     let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]});
     let allocation = json!({"devices": {"results": [device]}, "nodeSelector": {"nodeSelectorTerms": [term]}});
