@@ -144,39 +144,81 @@ fn layout(transaction: &mut Transaction<'_>, bridge: &str, max: u32) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::net::{IpAddr, UdpSocket};
+    use std::os::fd::AsRawFd as _;
     use std::process::Command;
+
+    use nix::sched::{CloneFlags, setns, unshare};
 
     use super::*;
 
-    /// Sends one datagram to each of ten sockets. Returns the number that arrive; those that are not dropped have arrived
-    /// when the call to send returns, because the loopback interface delivers them in the same call.
-    fn arrived(address: IpAddr) -> usize {
-        let receivers: Vec<_> = (0..10).map(|_| UdpSocket::bind((address, 0)).unwrap()).collect();
-        let sender = UdpSocket::bind((address, 0)).unwrap();
-        for receiver in &receivers {
-            sender.send_to(b"x", receiver.local_addr().unwrap()).unwrap();
-            receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    /// Two network namespaces with a veth pair: the thread is in that of `v0`, and `peer` is that of `v1`.
+    struct Pair {
+        peer: File,
+    }
+
+    impl Pair {
+        fn new() -> Self {
+            unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let peer = File::open("/proc/thread-self/ns/net").unwrap();
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let path = format!("/proc/{}/fd/{}", std::process::id(), peer.as_raw_fd());
+            let inside = format!("--net={path}");
+            run(&["ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1"]);
+            run(&["ip", "link", "set", "v1", "netns", &path]);
+            run(&["ip", "address", "add", "10.9.0.1/24", "dev", "v0"]);
+            run(&["ip", "address", "add", "fd09::1/64", "dev", "v0", "nodad"]);
+            run(&["ip", "link", "set", "v0", "up"]);
+            for address in ["10.9.0.2/24", "10.9.0.3/24", "fd09::2/64"] {
+                let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
+                let add = ["nsenter", &inside, "ip", "address", "add", address, "dev", "v1"];
+                run(&[&add, nodad].concat());
+            }
+            run(&["nsenter", &inside, "ip", "link", "set", "v1", "up"]);
+            Self { peer }
         }
-        receivers.iter().filter(|receiver| receiver.recv(&mut [0; 1]).is_ok()).count()
+
+        /// Sends one datagram from an address of the peer to each of ten sockets. Returns the number that arrive.
+        fn arrived(&self, from: &str) -> usize {
+            let from: IpAddr = from.parse().unwrap();
+            let to = if from.is_ipv4() { "10.9.0.1" } else { "fd09::1" };
+            let bind = |_| UdpSocket::bind((to.parse::<IpAddr>().unwrap(), 0)).unwrap();
+            let receivers: Vec<_> = (0..10).map(bind).collect();
+            let addresses: Vec<_> = receivers.iter().map(|one| one.local_addr().unwrap()).collect();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    setns(&self.peer, CloneFlags::CLONE_NEWNET).unwrap();
+                    let sender = UdpSocket::bind((from, 0)).unwrap();
+                    addresses.iter().for_each(|to| assert_eq!(sender.send_to(b"x", to).unwrap(), 1));
+                });
+            });
+            // Long enough for the resolution of addresses on a slow machine; datagrams that are dropped never arrive.
+            std::thread::sleep(Duration::from_millis(500));
+            receivers.iter().for_each(|one| one.set_nonblocking(true).unwrap());
+            receivers.iter().filter(|one| one.recv(&mut [0; 1]).is_ok()).count()
+        }
+    }
+
+    fn run(command: &[&str]) {
+        let status = Command::new(command[0]).args(&command[1..]).status();
+        assert!(status.unwrap().success(), "{command:?}");
     }
 
     #[test]
     fn an_address_begins_only_so_many_connections() {
         let tested = std::thread::spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
-            assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+            let pair = Pair::new();
             let limit = ConnectionLimit::beside("test");
             limit.set(5);
             limit.make("other");
-            assert_eq!(arrived("127.0.0.1".parse().unwrap()), 10);
-            limit.make("lo");
-            for address in ["127.0.0.1", "127.0.0.2", "::1"] {
-                assert_eq!(arrived(address.parse().unwrap()), 5, "{address}");
+            assert_eq!(pair.arrived("10.9.0.2"), 10);
+            limit.make("v0");
+            for address in ["10.9.0.2", "10.9.0.3", "fd09::2"] {
+                assert_eq!(pair.arrived(address), 5, "{address}");
             }
-            assert_eq!(arrived("127.0.0.1".parse().unwrap()), 0);
             limit.clear().unwrap();
-            assert_eq!(arrived("127.0.0.1".parse().unwrap()), 10);
+            assert_eq!(pair.arrived("10.9.0.2"), 10);
         });
         tested.join().unwrap();
     }

@@ -78,7 +78,11 @@ fn watch_nearest(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
     while let Some(nearest) = ancestors.next() {
         match inotify.add_watch(nearest, within | moved | itself) {
             // It may have been created before its parent was watched.
-            Ok(_) if below.is_some_and(Path::is_dir) => (below, ancestors) = (None, dir.ancestors()),
+            Ok(parent) if below.is_some_and(Path::is_dir) => {
+                // An error means that the parent has ended meanwhile.
+                let _ = inotify.rm_watch(parent);
+                (below, ancestors) = (None, dir.ancestors());
+            }
             Ok(watched) => return Ok(watched),
             Err(Errno::ENOENT | Errno::ENOTDIR) => below = Some(nearest),
             Err(error) => return Err(error.into()),

@@ -152,6 +152,9 @@ pub(crate) async fn run(start: WorkerStart) {
         while let Ok(report) = worker.reports.receiver.try_recv() {
             worker.apply_report(report);
         }
+        while let Ok(finding) = worker.findings.receiver.try_recv() {
+            worker.apply_finding(finding);
+        }
     }
 }
 

@@ -79,7 +79,13 @@ async fn read(ends: Weak<ContainerEnds>, mut events: Events) {
         match event {
             Some(Ok(event)) if !matches!(event.container_event_type, STOPPED | DELETED) => {}
             Some(Ok(event)) => drop(ends.state().awaited.remove(&event.container_id)),
-            Some(Err(_)) | None => return ends.state().awaited.clear(),
+            Some(Err(_)) | None => {
+                let mut state = ends.state();
+                state.awaited.clear();
+                // The next follower subscribes.
+                state.task = None;
+                return;
+            }
         }
     }
 }

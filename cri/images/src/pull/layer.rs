@@ -1,9 +1,11 @@
 //! Fetches one layer: from the registry through a channel to the thread that unpacks it.
 
 use std::io::{self, BufRead, Read};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::{Pull, PullError};
 use crate::config::Limits;
@@ -124,11 +126,20 @@ impl Pull {
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
         let mut blob = self.registry.blob(layer.descriptor);
-        let mut earlier = 0;
+        let (mut earlier, mut reached, mut idle) = (0, 0, Duration::ZERO);
         loop {
             let turn = self.turn(layer.is_alone, earlier).await?;
+            let begun = Instant::now();
             match self.fetch_in_turn(layer, &mut blob, &turn, reported).await {
-                Err(PullError::TurnOver) => blob.reset(),
+                Err(PullError::TurnOver) => {
+                    // The turns are shorter than the time limit for a registry that does not send.
+                    match blob.progress_since(reached) {
+                        Some(offset) => (reached, idle) = (offset, Duration::ZERO),
+                        None => idle += begun.elapsed(),
+                    }
+                    blob.check_idle(idle)?;
+                    blob.reset();
+                }
                 fetched => return fetched,
             }
             earlier += 1;
@@ -191,11 +202,15 @@ impl Pull {
         }
     }
 
-    /// The spool for a layer that is large enough, or that needs several turns.
+    /// The spool for a layer that is large enough, or that needs several turns. Each owner has its own, so that none can
+    /// occupy or change that of another.
     fn spool(&self, descriptor: &Descriptor, turn: &Turn) -> Option<Spool> {
         let inner = &self.images.inner;
         let spool = (descriptor.size >= inner.config.resume_from || turn.earlier > 0)
-            .then(|| inner.layers.spools.take(descriptor.digest))
+            .then(|| {
+                let name = format!("{}\n{}", self.owner, descriptor.digest);
+                inner.layers.spools.take(Digest::of(name.as_bytes()))
+            })
             .flatten();
         if spool.is_some() {
             self.images.schedule_sweep();
@@ -228,7 +243,7 @@ impl Pull {
         sent?;
         let (unpack_dir, unpacked) = match unpacked? {
             Ok(unpacked) => unpacked,
-            Err(error) => return Err(refused(blob, descriptor, error).await),
+            Err(error) => return Err(refused(blob, turn, descriptor, error).await),
         };
         if unpacked.diff_id != expected {
             let (digest, actual) = (descriptor.digest.into(), unpacked.diff_id.into());
@@ -301,13 +316,18 @@ impl Turn {
 }
 
 /// The error of a layer that could not be unpacked. The content may be wrong at one host only, not in the
-/// image.
-async fn refused(blob: &mut Blob<'_>, descriptor: &Descriptor, error: UnpackError) -> PullError {
+/// image. The rest is not checked to its end if the turn is over.
+async fn refused(blob: &mut Blob<'_>, turn: &Turn, descriptor: &Descriptor, error: UnpackError) -> PullError {
     let is_window = matches!(error, UnpackError::TooLarge(TooLarge::Window(_)));
     if is_window || !matches!(unpack_kind(&error), ErrorKind::Corrupt | ErrorKind::Rejected) {
         return PullError::Unpack { digest: descriptor.digest.into(), source: error };
     }
-    match blob.check_rest(io::Error::other(report(&error))).await {
+    // Not cancel-safe: the blob is not used any more after the turn.
+    let rest = tokio::select! {
+        rest = blob.check_rest(io::Error::other(report(&error))) => rest,
+        () = turn.over() => Ok(()),
+    };
+    match rest {
         Ok(()) => PullError::Unpack { digest: descriptor.digest.into(), source: error },
         Err(error) => error.into(),
     }

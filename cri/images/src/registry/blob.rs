@@ -29,6 +29,9 @@ const FAILURES_MAX: u32 = 5;
 /// Bytes that count as progress.
 const PROGRESS: u64 = 64 << 10;
 
+/// Maximum fetches from the start because spooled data seems to be damaged. After that the host is at fault.
+const DAMAGED_MAX: u32 = 2;
+
 /// Maximum bytes of an unusable blob that are read only to check its digest. The sender states the length.
 const CHECKED_REST_MAX: u64 = 8 << 30;
 
@@ -60,6 +63,8 @@ pub(crate) struct Blob<'a> {
     senders: BTreeSet<Host>,
     /// Some data comes from a spool.
     kept: bool,
+    /// Fetches from the start because spooled data seemed to be damaged.
+    damaged: u32,
     /// Hosts of the next requests, each for the complete blob, because the joint data was wrong.
     left: Option<VecDeque<Host>>,
     /// Errors of earlier hosts.
@@ -94,6 +99,7 @@ impl<'a> Blob<'a> {
             foreign,
             senders: BTreeSet::new(),
             kept: false,
+            damaged: 0,
             left: None,
             refused: Vec::new(),
             whole: false,
@@ -141,6 +147,17 @@ impl<'a> Blob<'a> {
         self.kept = true;
     }
 
+    /// The present offset, if it is so far after an earlier one that it counts as progress.
+    pub(crate) fn progress_since(&self, offset: u64) -> Option<u64> {
+        (self.offset >= offset + PROGRESS).then_some(self.offset)
+    }
+
+    /// An error if the hosts have made no progress for the time limit, over several attempts.
+    pub(crate) fn check_idle(&self, idle: Duration) -> Result<(), RegistryError> {
+        let timeout = self.registry.timeouts.progress;
+        if idle < timeout { Ok(()) } else { Err(RegistryError::NoProgress { url: self.url(), timeout }) }
+    }
+
     /// Reads a small blob completely.
     pub(crate) async fn read_all(mut self) -> Result<Vec<u8>, RegistryError> {
         loop {
@@ -173,7 +190,9 @@ impl<'a> Blob<'a> {
     /// error with those of the other hosts.
     pub(crate) fn start_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         let wrong = matches!(error, RegistryError::Digest { .. });
-        if matches!(error, RegistryError::Kept { .. }) || (self.kept && wrong) {
+        let is_of_spool = matches!(error, RegistryError::Kept { .. }) || (self.kept && wrong);
+        if is_of_spool && self.damaged < DAMAGED_MAX {
+            self.damaged += 1;
             tracing::info!(digest = %self.digest, "spooled data of a layer is damaged: fetching it again");
             self.reset();
             return Ok(());
