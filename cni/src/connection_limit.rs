@@ -19,6 +19,7 @@ use coracle_nft::{
 use tracing::warn;
 
 use crate::error::Error;
+use crate::nft;
 
 /// After connection tracking, before the destination is translated.
 const PRIORITY: i32 = -150;
@@ -112,13 +113,7 @@ impl ConnectionLimit {
         transaction: Transaction<'_>,
         action: &'static str,
     ) -> Result<(), Error> {
-        let channel = match &mut state.channel {
-            Some(channel) => channel,
-            none => {
-                let wrong = |source| Error::Socket { action: "open an nftables socket", source };
-                none.insert(Channel::open().map_err(wrong)?)
-            }
-        };
+        let channel = nft::open_once(&mut state.channel)?;
         let refused = |source| Error::Firewall { action, table: self.table.clone(), source };
         channel.commit(transaction.finish()).map_err(refused)
     }

@@ -77,13 +77,7 @@ impl State {
     }
 
     fn channel(&mut self) -> Result<&mut Channel, Error> {
-        match &mut self.channel {
-            Some(channel) => Ok(channel),
-            none => {
-                let wrong = |source| Error::Socket { action: "open an nftables socket", source };
-                Ok(none.insert(Channel::open().map_err(wrong)?))
-            }
-        }
+        nft::open_once(&mut self.channel)
     }
 }
 

@@ -27,6 +27,7 @@ use coracle_nft::{
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
+use crate::error::Error;
 use crate::portmap::condition::Condition;
 use crate::ports::Protocol;
 use element::octets;
@@ -472,6 +473,17 @@ fn interface(name: &str) -> [u8; 16] {
         *to = from;
     }
     padded
+}
+
+/// The socket of a table's owner, opened at the first change of the table.
+pub(crate) fn open_once(channel: &mut Option<Channel>) -> Result<&mut Channel, Error> {
+    match channel {
+        Some(channel) => Ok(channel),
+        none => {
+            let failed = |source| Error::Socket { action: "open an nftables socket", source };
+            Ok(none.insert(Channel::open().map_err(failed)?))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use coracle_nft::{
 };
 
 use crate::error::Error;
+use crate::nft;
 
 const CHAIN: &str = "ports";
 const GUARDED: &str = "guarded";
@@ -176,13 +177,7 @@ impl SourceGuard {
         transaction: Transaction<'_>,
         action: &'static str,
     ) -> Result<(), Error> {
-        let channel = match &mut state.channel {
-            Some(channel) => channel,
-            none => {
-                let wrong = |source| Error::Socket { action: "open an nftables socket", source };
-                none.insert(Channel::open().map_err(wrong)?)
-            }
-        };
+        let channel = nft::open_once(&mut state.channel)?;
         channel.commit(transaction.finish()).map_err(|source| {
             state.is_unsupported = is_unsupported(&source);
             Error::Firewall { action, table: self.table.clone(), source }
