@@ -109,6 +109,11 @@ impl Access {
         Self { client, node, tokens: Cache::new(), decisions: Cache::new(), places: Semaphore::new(REVIEWS) }
     }
 
+    /// The name of this node in the API.
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
     /// The user of a token for the API server's audience. A token for another audience is unknown.
     pub(super) async fn authenticate(&self, token: &str) -> Result<User, Refused> {
         let unauthorized = || Refused(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned());
