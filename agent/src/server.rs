@@ -178,6 +178,7 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
         Route::Metrics => stats::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,
+        Route::MetricsProbes => stats::exposition(backend.pods.probes()),
     }
 }
 

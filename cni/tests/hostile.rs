@@ -318,19 +318,34 @@ fn neighbours(mac: [u8; 6]) -> String {
     ip("neigh show").lines().filter(|line| line.contains(&text)).collect::<Vec<_>>().join("\n")
 }
 
+/// Number of addresses that the node believes to be at this hardware address, other than the pod's own.
+fn claimed_by(mac: [u8; 6]) -> usize {
+    neighbours(mac).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count()
+}
+
+/// Entries of the node's neighbour table, so that an accepted frame changes them.
+fn add_victims() {
+    ip("addr add fd99::1/64 dev coracle0 nodad");
+    for address in ["10.99.0.77", "fd99::77"] {
+        ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev coracle0 nud stale"));
+    }
+    // The kernel ignores a claim within a second (neigh/locktime) of the entry's last change.
+    std::thread::sleep(Duration::from_millis(1200));
+}
+
+/// Removes the rules that check sources.
+fn disable_guard() {
+    let flushed = Command::new("nft").args(["flush", "chain", "bridge", "coracle", "ports"]).status();
+    assert!(flushed.unwrap().success());
+}
+
 #[test]
 fn a_pod_sends_only_from_its_own_addresses() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
         until_taken(&pod);
         let own = pod.mac();
-        // The entries exist, so that an accepted frame changes them.
-        ip("addr add fd99::1/64 dev coracle0 nodad");
-        for address in ["10.99.0.77", "fd99::77"] {
-            ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev coracle0 nud stale"));
-        }
-        // The kernel ignores a claim within a second (neigh/locktime) of the entry's last change.
-        std::thread::sleep(Duration::from_millis(1200));
+        add_victims();
         let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
         let claimed: Ipv6Addr = "fd99::77".parse().unwrap();
         let inner = bound("10.99.0.1:7001");
@@ -349,17 +364,11 @@ fn a_pod_sends_only_from_its_own_addresses() {
         ];
         attacks.iter().for_each(|frame| pod.send(frame.clone()));
         until_taken(&pod);
-        assert_eq!(neighbours(own).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count(), 0);
+        assert_eq!(claimed_by(own), 0);
         assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
         assert_eq!(solicited(), 0);
         // The frames are valid: without the table each has its effect.
-        assert!(
-            Command::new("nft")
-                .args(["flush", "chain", "bridge", "coracle", "ports"])
-                .status()
-                .unwrap()
-                .success()
-        );
+        disable_guard();
         eventually("the forged frames have their effect without the rules", 20, || {
             attacks.iter().for_each(|frame| pod.send(frame.clone()));
             until_taken(&pod);
@@ -375,5 +384,49 @@ fn a_pod_sends_only_from_its_own_addresses() {
             !String::from_utf8_lossy(&Command::new("nft").args(["list", "tables"]).output().unwrap().stdout)
                 .contains("coracle")
         );
+    });
+}
+
+/// A program for scapy that claims addresses by ARP and neighbour discovery, and sends from a foreign IP address.
+const SPOOF: &str = r#"
+import sys
+from scapy.all import ARP, Ether, ICMPv6ND_NA, ICMPv6NDOptDstLLAddr, IP, IPv6, UDP, get_if_hwaddr, sendp
+own, everyone = get_if_hwaddr("eth0"), "ff:ff:ff:ff:ff:ff"
+claim = ICMPv6ND_NA(tgt="fd99::77", R=0, S=0, O=1) / ICMPv6NDOptDstLLAddr(lladdr=own)
+sendp([
+    Ether(dst=everyone) / ARP(op=2, hwsrc=own, psrc="10.99.0.77", hwdst=everyone, pdst="10.99.0.77"),
+    Ether(dst="33:33:00:00:00:01") / IPv6(src="fd99::77", dst="ff02::1") / claim,
+    Ether(dst=sys.argv[1]) / IP(src="10.99.0.9", dst="10.99.0.1") / UDP(sport=1, dport=7001) / b"forged",
+], iface="eth0", verbose=False)
+"#;
+
+/// Finding A4 of the first audit: ARP, NDP and IP spoofing with a tool of attackers.
+#[test]
+fn spoofing_with_a_real_tool_has_no_effect() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let (own, bridge) = (pod.mac(), mac_of(BRIDGE).map(|byte| format!("{byte:02x}")).join(":"));
+        add_victims();
+        let inner = bound("10.99.0.1:7001");
+        inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let spoof = || {
+            let bridge = bridge.clone();
+            let run = move || Command::new("/usr/bin/python3").args(["-c", SPOOF, &bridge]).output().unwrap();
+            let done = pod.within(run);
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        };
+        spoof();
+        until_taken(&pod);
+        assert_eq!(claimed_by(own), 0);
+        assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
+        disable_guard();
+        eventually("the forged frames have their effect without the rules", 20, || {
+            spoof();
+            until_taken(&pod);
+            neighbours(own).contains("10.99.0.77") && neighbours(own).contains("fd99::77")
+        });
+        assert!(inner.recv(&mut [0; 64]).is_ok());
+        network.remove().await.unwrap();
     });
 }

@@ -15,6 +15,8 @@ mod backup;
 mod clients;
 mod config;
 mod error;
+#[cfg(test)]
+mod fault_tests;
 mod host_name;
 mod kubeconfig;
 mod leader;

@@ -1,5 +1,9 @@
-//! The kernel's table after random changes and foreign flushes equals that of a fresh start.
+//! The kernel's table after random changes and foreign flushes equals that of a fresh start, and random packets go where
+//! a model of services sends them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+#[path = "property/packets.rs"]
+mod packets;
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -114,7 +118,9 @@ fn changes() -> usize {
 #[test]
 fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
     const CHECK_EVERY: usize = 50;
+    const PACKETS: usize = 40;
     alone(|| {
+        packets::add_links();
         let mut random = SmallRng::seed_from_u64(7);
         let mut states: BTreeMap<Key, State> = BTreeMap::new();
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -140,6 +146,8 @@ fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
                     table()
                 });
                 assert_eq!(table(), fresh, "after {step} changes");
+                let all: Vec<State> = states.values().cloned().collect();
+                packets::check(&mut random, &all, PACKETS);
             }
         }
     });

@@ -26,6 +26,8 @@ pub struct NodeFacts {
     pub capacity: BTreeMap<String, Quantity>,
     /// Resources for pods.
     pub allocatable: BTreeMap<String, Quantity>,
+    /// Size of the file system with the local volumes, in KiB. None: it cannot be read.
+    pub local_volume_kib: Option<u64>,
     /// Kernel, system and version.
     pub info: NodeSystemInfo,
 }
@@ -69,7 +71,14 @@ pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let held_back = eviction_reserve(&capacity, &config.eviction);
     let allocatable = allocatable(&capacity, &config.reserved, &held_back)?;
     let ips = if config.ips.is_empty() { address::find() } else { config.ips.clone() };
-    Ok(NodeFacts { name: config.name.clone(), ips, capacity, allocatable, info: info(config, &meminfo) })
+    Ok(NodeFacts {
+        name: config.name.clone(),
+        ips,
+        capacity,
+        allocatable,
+        local_volume_kib: storage_kib(&config.local_volume_dir).ok(),
+        info: info(config, &meminfo),
+    })
 }
 
 fn read(path: &str) -> Result<String, NodeError> {
@@ -288,6 +297,7 @@ mod tests {
         assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);
         assert!(!facts.info.kernel_version.is_empty() && !facts.info.boot_id.is_empty());
         assert!(facts.ip().is_some());
+        assert_eq!(facts.local_volume_kib, storage_kib(Path::new("/var/lib")).ok(), "of an ancestor");
         assert_eq!(os_image("NAME=Debian\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
     }
 }

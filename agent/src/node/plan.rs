@@ -47,12 +47,13 @@ pub(super) struct Pressure {
 /// The Node object for registration.
 pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, current_state: &CurrentState) -> Node {
     let taints = config.taints.clone();
-    let (name, directory) = local_volumes(config);
     Node {
         metadata: ObjectMeta {
             name: Some(config.name.clone()),
             labels: Some(labels(config)),
-            annotations: Some([(name.to_owned(), directory)].into()),
+            annotations: Some(
+                local_volumes(config, facts).map(|(name, value)| (name.to_owned(), value)).collect(),
+            ),
             ..ObjectMeta::default()
         },
         spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
@@ -74,14 +75,18 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
     config.labels.clone().into_iter().chain(own).collect()
 }
 
-/// The annotation with the directory of local volumes, by which the control plane provisions them.
-fn local_volumes(config: &NodeConfig) -> (&'static str, String) {
-    ("coracle.dev/local-volumes", config.local_volume_dir.to_string_lossy().into_owned())
+/// The annotations with the directory of local volumes and the size of its file system, by which the control plane
+/// provisions them.
+fn local_volumes(config: &NodeConfig, facts: &NodeFacts) -> impl Iterator<Item = (&'static str, String)> {
+    let directory = config.local_volume_dir.to_string_lossy().into_owned();
+    let size = facts.local_volume_kib.map(|kib| ("coracle.dev/local-volumes-disk", format!("{kib}Ki")));
+    std::iter::once(("coracle.dev/local-volumes", directory)).chain(size)
 }
 
 /// The merge patch of missing labels and of outdated overlay annotations.
 pub(super) fn metadata_patch(
     config: &NodeConfig,
+    facts: &NodeFacts,
     announced: Option<&(PeerKind, Vec<End>)>,
     seen: &Node,
 ) -> Option<Value> {
@@ -100,9 +105,10 @@ pub(super) fn metadata_patch(
         None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };
-    let (name, directory) = local_volumes(config);
-    if held.get(name) != Some(&directory) {
-        missing.insert(name, directory.into());
+    for (name, value) in local_volumes(config, facts) {
+        if held.get(name) != Some(&value) {
+            missing.insert(name, value.into());
+        }
     }
     if !missing.is_empty() {
         patch.insert("annotations".to_owned(), json!(missing));
@@ -327,6 +333,7 @@ mod tests {
             ips: vec!["192.0.2.1".parse().expect("address")],
             allocatable: capacity.clone(),
             capacity,
+            local_volume_kib: Some(1000),
             info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
         }
     }
@@ -412,7 +419,7 @@ mod tests {
         node.metadata.annotations.get_or_insert_default().extend(annotations);
         let gone = json!({"flannel.alpha.coreos.com/backend-type": null, "flannel.alpha.coreos.com/public-ip": null});
         assert_eq!(
-            metadata_patch(&config(), None, &node),
+            metadata_patch(&config(), &facts(), None, &node),
             Some(json!({"metadata": {"annotations": gone}})),
             "foreign fields stay"
         );
@@ -431,17 +438,27 @@ mod tests {
         held.iter_mut().filter(|one| one.type_ == UNAVAILABLE).for_each(|one| {
             one.reason = Some("FlannelIsUp".to_owned());
         });
-        assert_eq!(metadata_patch(&config(), None, &node), None);
+        assert_eq!(metadata_patch(&config(), &facts(), None, &node), None);
         assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node), None);
+    }
+
+    #[test]
+    fn a_node_has_the_size_of_the_disk_with_its_local_volumes() {
+        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let name = "coracle.dev/local-volumes-disk";
+        let annotations = node.metadata.annotations.as_mut().expect("annotations");
+        assert_eq!(annotations.insert(name.to_owned(), "5Ki".to_owned()).as_deref(), Some("1000Ki"));
+        let patch = metadata_patch(&config(), &facts(), None, &node);
+        assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: "1000Ki"}}})), "a larger disk");
     }
 
     #[test]
     fn an_adopted_node_gets_only_the_labels_it_lacks() {
         let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
-        assert_eq!(metadata_patch(&config(), None, &node), None);
+        assert_eq!(metadata_patch(&config(), &facts(), None, &node), None);
         node.metadata.labels.as_mut().expect("labels").remove("kubernetes.io/os");
         assert_eq!(
-            metadata_patch(&config(), None, &node),
+            metadata_patch(&config(), &facts(), None, &node),
             Some(json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}}}))
         );
     }

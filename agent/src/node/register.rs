@@ -118,7 +118,7 @@ fn record_status(agent: &NodeAgent, held: &NodeStatus, written: &Node) {
 async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     let Some(mut node) = agent.node.borrow().clone() else { return Ok(()) };
     let announced = agent.overlay_state.borrow().announced.clone();
-    if let Some(patch) = plan::metadata_patch(&agent.config, announced.as_ref(), &node) {
+    if let Some(patch) = plan::metadata_patch(&agent.config, &agent.facts, announced.as_ref(), &node) {
         let patched = api.patch(&agent.config.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         node = Arc::new(patched);
         agent.node.send_replace(Some(node.clone()));

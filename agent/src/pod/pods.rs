@@ -11,6 +11,7 @@ use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
 use crate::pod::admit::{HostPort, Taken, host_ports};
 use crate::pod::eviction::is_limited;
+use crate::pod::probe::metrics::ProbeMetrics;
 use crate::pod::state::has_ended;
 use crate::server::PodView;
 
@@ -18,6 +19,7 @@ use crate::server::PodView;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pods {
     state: Arc<RwLock<State>>,
+    probes: ProbeMetrics,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +75,11 @@ impl Pods {
             },
             ports: others.flat_map(|(_, ports)| ports).cloned().collect(),
         }
+    }
+
+    /// Counts of the pods' probes.
+    pub(crate) fn probe_metrics(&self) -> &ProbeMetrics {
+        &self.probes
     }
 
     /// Host ports of all pods that have not ended.
@@ -141,6 +148,10 @@ impl PodView for Pods {
 
     fn status(&self, uid: &str) -> Option<PodStatus> {
         self.read().statuses.get(uid).cloned()
+    }
+
+    fn probes(&self) -> String {
+        self.probes.render()
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod grpc;
 pub(crate) mod http;
+pub(crate) mod metrics;
 pub(crate) mod outcome;
 mod schedule;
 mod target;
@@ -15,11 +16,13 @@ use coracle_proto::cri;
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::NodeContext;
 use super::events::{ContainerRef, Level, MESSAGE_MAX};
 use super::state::Probed;
 use crate::runtime::RuntimeError;
+use metrics::ContainerCounts;
 use outcome::Outcome;
 use schedule::{Attempt, Schedule};
 use target::port;
@@ -52,6 +55,7 @@ pub(crate) struct Watched {
     /// Results of an earlier task.
     pub(crate) before: Probed,
     pub(crate) findings: mpsc::UnboundedSender<Finding>,
+    pub(crate) counts: Arc<ContainerCounts>,
 }
 
 /// Whether a container has any probe.
@@ -61,11 +65,24 @@ pub(crate) fn wanted(container: &Container) -> bool {
         || container.startup_probe.is_some()
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Startup,
     Readiness,
     Liveness,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// The name in events and metrics.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Startup => "Startup",
+            Self::Readiness => "Readiness",
+            Self::Liveness => "Liveness",
+        }
+    }
 }
 
 /// Consecutive results, compared with the thresholds.
@@ -165,13 +182,17 @@ impl Watched {
         let (mut streak, mut attempt) = (Streak::default(), Attempt::Regular);
         tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
         loop {
+            let begin = Instant::now();
             let outcome = self.probe(probe).await;
+            let took = begin.elapsed();
             let Some(good) = outcome.passed() else {
+                self.counts.add(kind, &outcome, took);
                 self.record(kind, outcome);
                 tokio::time::sleep(schedule.retry()).await;
                 continue;
             };
             if good || attempt == Attempt::Regular {
+                self.counts.add(kind, &outcome, took);
                 self.record(kind, outcome);
                 if let Some(reached) = streak.count(good, probe)
                     && let ControlFlow::Break(end) = decide(reached)
@@ -196,11 +217,7 @@ impl Watched {
 
     /// Records an event for the outcome, unless it is a plain success.
     fn record(&self, kind: Kind, outcome: Outcome) {
-        let name = match kind {
-            Kind::Startup => "Startup",
-            Kind::Readiness => "Readiness",
-            Kind::Liveness => "Liveness",
-        };
+        let name = kind.name();
         let (reason, message) = match outcome {
             Outcome::Success => return,
             Outcome::Warning(what) => ("ProbeWarning", format!("{name} probe warning: {what}")),

@@ -81,7 +81,9 @@ impl RequiredPermission {
             Some(Route::Configz) => (verb, &["configz", "proxy"]),
             Some(Route::Pods) => (verb, &["pods", "proxy"]),
             Some(Route::StatsSummary) => (verb, &["stats"]),
-            Some(Route::Metrics | Route::MetricsResource | Route::MetricsCadvisor) => (verb, &["metrics"]),
+            Some(Route::Metrics | Route::MetricsResource | Route::MetricsCadvisor | Route::MetricsProbes) => {
+                (verb, &["metrics"])
+            }
             Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
             Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
         };
@@ -105,6 +107,11 @@ impl Access {
     pub fn new(client: kube::Client, node: &str) -> Self {
         let node = node.to_owned();
         Self { client, node, tokens: Cache::new(), decisions: Cache::new(), places: Semaphore::new(REVIEWS) }
+    }
+
+    /// The name of this node in the API.
+    pub(super) fn node(&self) -> &str {
+        &self.node
     }
 
     /// The user of a token for the API server's audience. A token for another audience is unknown.

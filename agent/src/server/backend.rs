@@ -25,6 +25,11 @@ pub trait PodView: Send + Sync + 'static {
     fn status(&self, _uid: &str) -> Option<PodStatus> {
         None
     }
+
+    /// Counts of the pods' probes in Prometheus' text format.
+    fn probes(&self) -> String {
+        String::new()
+    }
 }
 
 /// The sources of responses.

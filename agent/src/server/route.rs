@@ -16,6 +16,7 @@ pub(super) enum Route {
     Metrics,
     MetricsResource,
     MetricsCadvisor,
+    MetricsProbes,
 }
 
 /// A container by its pod's name. If `uid` is set, the pod must have it.
@@ -62,6 +63,7 @@ impl Route {
             ["metrics"] => Route::Metrics,
             ["metrics", "resource"] => Route::MetricsResource,
             ["metrics", "cadvisor"] => Route::MetricsCadvisor,
+            ["metrics", "probes"] => Route::MetricsProbes,
             _ => return None,
         })
     }

@@ -42,23 +42,25 @@ pub(super) async fn summary(backend: &Backend) -> Response<Body> {
         Ok(all) => all,
         Err(refused) => return refused.answer(),
     };
+    json(&summary_of(backend.access.node(), &all, &Node::now(), &Timestamp::now().to_string()))
+}
+
+fn summary_of(node_name: &str, all: &[ContainerUsage], node: &Node, time: &str) -> Value {
     let mut pods: BTreeMap<&[String; 3], Vec<Value>> = BTreeMap::new();
-    for used in &all {
+    for used in all {
         pods.entry(&used.pod).or_default().push(container(used));
     }
     let pods = pods.into_iter().map(|([namespace, name, uid], containers)| {
         json!({"podRef": {"name": name, "namespace": namespace, "uid": uid}, "containers": containers})
     });
-    let node = Node::now();
-    let time = Timestamp::now().to_string();
-    json(&json!({
+    json!({
         "node": {
-            "nodeName": nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+            "nodeName": node_name,
             "cpu": {"time": time, "usageCoreNanoSeconds": node.cpu_nanos},
             "memory": {"time": time, "availableBytes": node.memory_available, "workingSetBytes": node.memory_used},
         },
         "pods": pods.collect::<Vec<_>>(),
-    }))
+    })
 }
 
 fn container(used: &ContainerUsage) -> Value {
@@ -193,6 +195,23 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_summary_has_the_name_of_the_node_and_the_containers_of_each_pod() {
+        let usage = |name: &str| ContainerUsage {
+            pod: ["n", "p", "u"].map(str::to_owned),
+            container: name.to_owned(),
+            stats: ContainerStats::default(),
+        };
+        let node = Node { cpu_nanos: 1, memory_available: 2, memory_used: 3 };
+        let summary = summary_of("node-7", &[usage("a"), usage("b")], &node, "2026-01-01T00:00:00Z");
+        assert_eq!(summary["node"]["nodeName"], "node-7");
+        assert_eq!(summary["node"]["memory"]["workingSetBytes"], 3);
+        assert_eq!(summary["pods"][0]["podRef"], json!({"namespace": "n", "name": "p", "uid": "u"}));
+        let names = ["a", "b"].map(|name| json!(name));
+        let containers = summary["pods"][0]["containers"].as_array().unwrap();
+        assert!(containers.iter().map(|container| &container["name"]).eq(&names), "{summary}");
+    }
 
     #[test]
     fn usage_of_the_machine_is_read_from_its_files() {

@@ -16,6 +16,10 @@ impl PodView for Pods {
     fn pods(&self) -> Vec<Arc<Pod>> {
         self.0.clone()
     }
+
+    fn probes(&self) -> String {
+        "prober_probe_total 1\n".to_owned()
+    }
 }
 
 /// An API server that allows the token `good` to get `nodes/pods`, and the certificate of `scraper` to get
@@ -205,6 +209,9 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(scraper("/pods").await.as_deref(), Some("403"));
     assert_ne!(scraper("/metrics/resource").await.as_deref(), Some("403"));
     assert_ne!(scraper("/metrics/cadvisor").await.as_deref(), Some("403"));
+    assert_eq!(bearer("/metrics/probes", "good").await, "403");
+    let probes = server.get("/metrics/probes", Some(server.authority.issue("scraper", "x"))).await;
+    assert_eq!(probes.expect("an answer").1, "prober_probe_total 1\n");
 }
 
 #[tokio::test]

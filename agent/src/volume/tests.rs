@@ -164,6 +164,7 @@ impl Machine {
             ips: Vec::new(),
             capacity: BTreeMap::new(),
             allocatable: BTreeMap::new(),
+            local_volume_kib: None,
             info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
         };
         VolumeContext::open(config, configs, recorder, Arc::new(node)).expect("root, to mount")

@@ -11,7 +11,7 @@ use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
     Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, IPAddress, Job, Lease, Namespace, Node,
     Object, PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, ResourceClaim,
-    Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
+    Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass, VolumeAttributesClass,
 };
 use crate::watch;
 
@@ -58,6 +58,8 @@ pub(crate) struct Caches {
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
     /// [`Caches::synced`] does not wait for these caches. Only their own controller reads them, and it waits itself.
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
+    /// [`Caches::synced`] does not wait for these, because servers of earlier versions do not have the kind.
+    pub(crate) attributes_classes: Arc<Cache<VolumeAttributesClass>>,
     /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
 }
@@ -96,6 +98,7 @@ impl Caches {
             cluster_roles: Arc::new(Cache::new()),
             service_cidrs: Arc::new(Cache::new()),
             ip_addresses: Arc::new(Cache::new()),
+            attributes_classes: Arc::new(Cache::new()),
             autoscalers: Arc::new(Cache::new()),
             resource_claims: Arc::new(Cache::new()),
         }
@@ -138,6 +141,7 @@ impl Caches {
             feed(client, &self.cluster_roles, all()),
             feed(client, &self.service_cidrs, all()),
             feed(client, &self.ip_addresses, all()),
+            feed(client, &self.attributes_classes, all()),
             feed(client, &self.autoscalers, all()),
             feed(client, &self.resource_claims, all()),
         ]

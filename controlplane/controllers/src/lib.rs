@@ -14,6 +14,7 @@ mod account_token;
 mod address_pool;
 mod annotation;
 mod api_kind;
+mod attributes_class_protection;
 mod bootstrap_signer;
 mod cache;
 mod caches;

@@ -48,7 +48,9 @@ pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use networking::{IPAddress, ServiceCIDR};
 pub(crate) use rbac::ClusterRole;
 use storage::claim_volumes;
-pub(crate) use storage::{Claim, ClaimSource, PersistentVolume, PodVolume, StorageClass};
+pub(crate) use storage::{
+    Claim, ClaimSource, PersistentVolume, PodVolume, StorageClass, VolumeAttributesClass,
+};
 use tolerations::tolerations;
 pub(crate) use workload::{ControllerRevision, DaemonSet, ReplicationController, StatefulSet, pinned_node};
 

@@ -16,13 +16,13 @@ use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::replica_set::counts::PodCounts;
 use crate::{
-    account_token, address_pool, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving,
-    csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring,
-    endpoints, ephemeral_volume, garbage, ip_address, job, job::orphan as job_orphan, local_volume,
-    namespace, node_balancer, node_lifecycle, pod_autoscaler, pod_cidr, pod_gc, replica_set,
-    replication_controller, resource_claim, resource_claim::release as claim_release, root_ca,
-    service_account, service_cidr, stale_disruption, stateful_set, taint_eviction, token_cleaner,
-    ttl_after_finished, volume_binding, volume_protection,
+    account_token, address_pool, attributes_class_protection, bootstrap_signer, cluster_role_aggregation,
+    cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice,
+    endpoint_slice_mirroring, endpoints, ephemeral_volume, garbage, ip_address, job,
+    job::orphan as job_orphan, local_volume, namespace, node_balancer, node_lifecycle, pod_autoscaler,
+    pod_cidr, pod_gc, replica_set, replication_controller, resource_claim,
+    resource_claim::release as claim_release, root_ca, service_account, service_cidr, stale_disruption,
+    stateful_set, taint_eviction, token_cleaner, ttl_after_finished, volume_binding, volume_protection,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -111,6 +111,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         volume_binding "volume-binding" 1,
         local_volume "local-volume" 1,
         volume_protection "volume-protection" 1,
+        attributes_class_protection "attributes-class-protection" 1,
         ephemeral_volume "ephemeral-volume" 1,
         resource_claim "resource-claim" 1,
         claim_release "resource-claim-release" 1,

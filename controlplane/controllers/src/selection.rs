@@ -39,6 +39,7 @@ const NAMES: &[(&str, &str)] = &[
     ("volume-binding", "persistentvolume-binder-controller"),
     ("local-volume", "local-volume-controller"),
     ("volume-protection", "persistentvolume-protection-controller"),
+    ("attributes-class-protection", "volumeattributesclass-protection-controller"),
     ("ephemeral-volume", "ephemeral-volume-controller"),
     ("node-lifecycle", "node-lifecycle-controller"),
     ("garbage", "garbage-collector-controller"),

@@ -7,6 +7,7 @@ use futures::channel::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::pod::NodeContext;
+use crate::pod::probe::metrics::CountedContainer;
 use crate::pod::probe::{Finding, Watched, wanted};
 use crate::pod::state::{DesiredPod, ObservedPod, Probed, Shape, is_sidecar};
 
@@ -18,10 +19,12 @@ pub(super) struct ProbedPod<'a> {
     pub(super) results: &'a HashMap<String, Probed>,
 }
 
-/// Probe tasks by container id; dropping one ends it.
 #[derive(Default)]
 pub(super) struct Probes {
+    /// Probe tasks by container id. Dropping one ends it.
     tasks: HashMap<String, AbortOnDropHandle<()>>,
+    /// Counts of the probes by container name.
+    counted: HashMap<String, CountedContainer>,
 }
 
 impl Probes {
@@ -36,6 +39,7 @@ impl Probes {
         let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.running());
         if desired.ending().is_some() {
             self.tasks.clear();
+            self.counted.clear();
             return;
         }
         self.tasks.retain(|id, _| running(id));
@@ -52,6 +56,9 @@ impl Probes {
                 .cloned()
                 .or_else(|| node.host_ips().into_iter().next())
                 .unwrap_or_default();
+            let counted = self.counted.entry(container.name.clone());
+            let counted =
+                counted.or_insert_with(|| node.pods.probe_metrics().register(desired.pod(), container));
             let watched = Watched {
                 node: Arc::clone(node),
                 pod: Arc::clone(desired.pod()),
@@ -60,6 +67,7 @@ impl Probes {
                 ip,
                 before: results.get(&current.id).copied().unwrap_or_default(),
                 findings: findings.clone(),
+                counts: counted.counts(),
             };
             let task = AbortOnDropHandle::new(tokio::spawn(watched.run()));
             self.tasks.insert(current.id.clone(), task);

@@ -13,6 +13,7 @@ use crate::error::{ApiError, Result};
 const GROUP: &str = "storage.k8s.io";
 const CLAIM: &str = "PersistentVolumeClaim";
 const VOLUME: &str = "PersistentVolume";
+const ATTRIBUTES_CLASS: &str = "VolumeAttributesClass";
 /// Annotations of the default class; the second one is the older form.
 const IS_DEFAULT: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
@@ -56,6 +57,8 @@ impl Admit for InUseProtection {
             "kubernetes.io/pvc-protection"
         } else if attributes.is(Operation::Create, VOLUME) {
             "kubernetes.io/pv-protection"
+        } else if attributes.operation == Operation::Create && attributes.kind.is(GROUP, ATTRIBUTES_CLASS) {
+            "kubernetes.io/vac-protection"
         } else {
             return Ok(());
         };

@@ -1,8 +1,9 @@
 //! The plan of a claim: the volume to create, or the reason why none is created.
 
+use coracle_values::Quantity;
 use serde_json::{Value, json};
 
-use super::{DIRECTORY, FINALIZER, NODE, PROVISIONER_NAME};
+use super::{DIRECTORY, DISK, FINALIZER, NODE, PROVISIONER_NAME};
 use crate::object::{Claim, Node, ObjectExt, PersistentVolume, StorageClass};
 use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
 
@@ -48,7 +49,21 @@ pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>
     if selected.len() > 63 {
         return Provision::Reschedule(format!("the name of node \"{selected}\" is too long for a label"));
     }
-    Provision::Create(Box::new(volume(claim, class, (selected, hostname, directory))))
+    match exceeds_disk(claim, node) {
+        Some(why) => Provision::Reschedule(why),
+        None => Provision::Create(Box::new(volume(claim, class, (selected, hostname, directory)))),
+    }
+}
+
+/// Why the disk of a node cannot have a volume of the size that the claim requests. Nodes of earlier versions do not
+/// report the size of their disk.
+pub(crate) fn exceeds_disk(claim: &Claim, node: &Node) -> Option<String> {
+    let disk = node.metadata.annotations.as_ref()?.get(DISK)?;
+    let requested = &claim.requested()?.0;
+    let is_larger = Quantity::parse(requested).ok()? > Quantity::parse(disk).ok()?;
+    is_larger.then(|| {
+        format!("the claim requests {requested}, and the disk of node \"{}\" has {disk}", node.name())
+    })
 }
 
 fn unsupported(claim: &Claim, class: &StorageClass) -> Option<String> {
@@ -104,9 +119,9 @@ fn volume(claim: &Claim, class: &StorageClass, (node, hostname, directory): (&st
 /// The size that a bound claim requests, if it is larger than its volume.
 pub(crate) fn expansion(claim: &Claim, volume: &PersistentVolume) -> Option<String> {
     let requested = claim.requested()?;
-    let size = coracle_values::Quantity::parse(&requested.0).ok()?;
+    let size = Quantity::parse(&requested.0).ok()?;
     let capacity = claim.status.capacity.as_ref().and_then(|all| all.get("storage"));
-    let current = capacity.and_then(|text| coracle_values::Quantity::parse(&text.0).ok());
+    let current = capacity.and_then(|text| Quantity::parse(&text.0).ok());
     let grows = volume.size().is_some_and(|own| own < size) || current.is_some_and(|own| own < size);
     (claim.status.phase.as_deref() == Some("Bound") && volume.is_for(claim) && grows)
         .then(|| requested.0.clone())
@@ -176,6 +191,19 @@ mod tests {
         assert!(matches!(provision(&selected, &class(), Some(&foreign)), Provision::Reschedule(_)));
         let bound = claim(json!({"volumeName": "v"}), Some("a"));
         assert_eq!(provision(&bound, &class(), Some(&foreign)), Provision::Nothing);
+    }
+
+    #[test]
+    fn a_claim_larger_than_the_disk_gets_no_volume_on_it() {
+        let on = |disk: &str| node(json!({DIRECTORY: "/data", DISK: disk}));
+        let selected = claim(json!({}), Some("a"));
+        let why = "the claim requests 2Gi, and the disk of node \"a\" has 2097151Ki";
+        let refused = provision(&selected, &class(), Some(&on("2097151Ki")));
+        assert_eq!(refused, Provision::Reschedule(why.to_owned()));
+        for disk in ["2097152Ki", "unknown"] {
+            let created = provision(&selected, &class(), Some(&on(disk)));
+            assert!(matches!(created, Provision::Create(_)), "{disk}");
+        }
     }
 
     #[test]

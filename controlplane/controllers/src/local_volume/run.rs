@@ -106,6 +106,11 @@ async fn provision(context: &Context, claim: &Claim) -> Result<(), Error> {
 /// Gives a volume and its claim the requested size. Admission has checked that the class allows it.
 async fn grow(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Result<(), Error> {
     let Some(size) = plan::expansion(claim, volume) else { return Ok(()) };
+    let node = plan::node_of(volume).and_then(|node| context.caches.nodes.get(&Key::new("", node)));
+    if let Some(why) = node.and_then(|node| plan::exceeds_disk(claim, &node)) {
+        context.record(claim, COMPONENT, Event::warning("VolumeResizeFailed", why));
+        return Ok(());
+    }
     let capacity = json!({"storage": size});
     let patch = json!({"metadata": {"uid": volume.uid()}, "spec": {"capacity": capacity}});
     context.writer(&context.caches.volumes).merge(&volume.key(), Part::Main, patch).await?;

@@ -65,6 +65,13 @@ pub(crate) struct StorageClass {
     pub(crate) mount_options: Option<Vec<String>>,
 }
 
+/// A class of attributes that volumes can change to.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct VolumeAttributesClass {
+    pub(crate) metadata: ObjectMeta,
+}
+
 /// A volume of a pod that uses a claim.
 #[derive(Clone, Debug)]
 pub(crate) struct PodVolume {
@@ -225,7 +232,9 @@ macro_rules! kind {
 kind!(Claim, "PersistentVolumeClaim", "", "persistentvolumeclaims", NamespaceResourceScope);
 resource!(PersistentVolume, "", "persistentvolumes", ClusterResourceScope);
 resource!(StorageClass, "storage.k8s.io", "storageclasses", ClusterResourceScope);
+resource!(VolumeAttributesClass, "storage.k8s.io", "volumeattributesclasses", ClusterResourceScope);
 
 impl Object for Claim {}
 impl Object for PersistentVolume {}
 impl Object for StorageClass {}
+impl Object for VolumeAttributesClass {}

@@ -67,7 +67,12 @@ async fn is_used_now(context: &Context, claim: &Key) -> Result<bool, Error> {
     Ok(listed.items.iter().any(|pod| plan::uses(pod, &claim.name)))
 }
 
-async fn set<K: Object>(writer: Writer<'_, K>, object: &K, wanted: Option<Vec<String>>) -> Result<(), Error> {
+/// Writes the finalizers of an object. None: they stay.
+pub(crate) async fn set<K: Object>(
+    writer: Writer<'_, K>,
+    object: &K,
+    wanted: Option<Vec<String>>,
+) -> Result<(), Error> {
     let Some(finalizers) = wanted else { return Ok(()) };
     let patch = json!({"metadata": {
         "uid": object.uid(), "resourceVersion": object.meta().resource_version, "finalizers": finalizers,

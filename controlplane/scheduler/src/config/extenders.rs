@@ -22,13 +22,22 @@ pub(super) struct FileExtender {
     prioritize_verb: String,
     weight: i64,
     bind_verb: String,
-    #[serde(rename = "enableHTTPS")]
+    /// The file `Policy` has `enableHttps`.
+    #[serde(rename = "enableHTTPS", alias = "enableHttps")]
     enable_https: bool,
     tls_config: FileTls,
-    http_timeout: Option<kube::core::Duration>,
+    http_timeout: Option<Timeout>,
     node_cache_capable: bool,
     managed_resources: Vec<ManagedResource>,
     ignorable: bool,
+}
+
+/// A time limit in a configuration (text such as `5s`), or in the file `Policy` (a number of nanoseconds).
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Timeout {
+    Text(kube::core::Duration),
+    Nanoseconds(i64),
 }
 
 #[derive(Default, Deserialize)]
@@ -95,8 +104,10 @@ fn extender(file: FileExtender) -> Result<Extender, String> {
     }
     let timeout = match file.http_timeout {
         None => DEFAULT_TIMEOUT,
-        Some(timeout) if timeout.is_negative() => return Err("httpTimeout: must not be negative".to_owned()),
-        Some(timeout) => Some(Duration::from(timeout)).filter(|it| !it.is_zero()).unwrap_or(DEFAULT_TIMEOUT),
+        Some(timeout) => {
+            let timeout = timeout.duration().ok_or("httpTimeout: must not be negative")?;
+            Some(timeout).filter(|timeout| !timeout.is_zero()).unwrap_or(DEFAULT_TIMEOUT)
+        }
     };
     Ok(Extender {
         url: file.url_prefix,
@@ -111,6 +122,16 @@ fn extender(file: FileExtender) -> Result<Extender, String> {
         resources: file.managed_resources.into_iter().map(|resource| resource.name).collect(),
         ignorable: file.ignorable,
     })
+}
+
+impl Timeout {
+    /// None if it is negative.
+    fn duration(self) -> Option<Duration> {
+        match self {
+            Self::Text(text) => (!text.is_negative()).then(|| text.into()),
+            Self::Nanoseconds(number) => u64::try_from(number).ok().map(Duration::from_nanos),
+        }
+    }
 }
 
 fn tls(file: FileTls, enable_https: bool) -> Result<Tls, String> {
@@ -189,6 +210,10 @@ mod tests {
         let same = format!("[{{urlPrefix: 'http://x', {resource}}}, {{urlPrefix: 'http://y', {resource}}}]");
         assert!(error(&same).contains("another extender"));
         assert!(error("[{urlPrefix: 'http://x', colour: red}]").contains("colour"));
+        for timeout in ["-1s", "-1"] {
+            let text = format!("[{{urlPrefix: 'http://x', httpTimeout: {timeout}}}]");
+            assert_eq!(error(&text), "extenders[0]: httpTimeout: must not be negative");
+        }
         assert!(error("[{urlPrefix: 'https://x', tlsConfig: {caFile: /missing/ca}}]").contains("caFile"));
         assert!(error("[{urlPrefix: 'https://x', tlsConfig: {certData: eA==}}]").contains("needs its key"));
         assert!(error("[{urlPrefix: 'https://x', tlsConfig: {caData: eA==}}]").contains("no certificate"));

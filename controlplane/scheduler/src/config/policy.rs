@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::extenders::{self, FileExtender};
 use super::plugins::{FILTERS, set_weight};
 use super::weights::{FitShape, Point, ResourceWeight, points, resources};
 use super::{Profile, SchedulerConfig, Strategy, Weights};
@@ -16,6 +17,8 @@ struct Policy {
     predicates: Option<Vec<Predicate>>,
     priorities: Option<Vec<Priority>>,
     hard_pod_affinity_symmetric_weight: Option<i64>,
+    #[serde(default)]
+    extenders: Vec<FileExtender>,
     /// Accepted without effect: the scheduler always reports all reasons of a filter.
     #[serde(rename = "alwaysCheckAllPredicates")]
     _check_all: Option<bool>,
@@ -75,7 +78,9 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
         }
         profile.affinity.required_weight = weight;
     }
-    Ok(SchedulerConfig { profiles: vec![profile], ..SchedulerConfig::default() })
+    let mut config = SchedulerConfig { profiles: vec![profile], ..SchedulerConfig::default() };
+    extenders::apply(policy.extenders, &mut config)?;
+    Ok(config)
 }
 
 /// The plugins that replace a predicate.
@@ -175,6 +180,20 @@ hardPodAffinitySymmetricWeight: 7
     }
 
     #[test]
+    fn extenders_have_the_names_and_units_of_the_older_form() {
+        let text = "apiVersion: v1
+kind: Policy
+extenders:
+- {urlPrefix: 'https://127.0.0.1:8000/x', filterVerb: filter, weight: 1, enableHttps: true, httpTimeout: 30000000000,
+  managedResources: [{name: x.io/gpu, ignoredByScheduler: true}]}
+";
+        let config = parse(text).unwrap();
+        assert_eq!(config.extenders[0].timeout, std::time::Duration::from_secs(30));
+        assert!(config.extenders[0].tls.insecure, "enableHttps without authorities");
+        assert!(config.profiles[0].fit.ignores("x.io/gpu"));
+    }
+
+    #[test]
     fn unknown_names_are_refused() {
         let error = |rest: &str| with(rest).unwrap_err();
         assert_eq!(error("predicates: [{name: X}]"), "predicates: this scheduler has no predicate X");
@@ -183,7 +202,8 @@ hardPodAffinitySymmetricWeight: 7
             "priorities: this scheduler has no priority X"
         );
         assert!(error("priorities: [{name: EqualPriority, weight: 0}]").contains("weight"));
-        assert!(error("extenders: []").contains("extenders"));
+        assert!(error("extenders: [{urlPrefix: 'file:///x'}]").contains("extenders[0]: urlPrefix"));
+        assert!(error("colour: red").contains("colour"));
         let twice = "priorities: [{name: LeastRequestedPriority, weight: 1}, {name: MostRequestedPriority, weight: 1}]";
         assert!(error(twice).contains("same plugin"));
     }

@@ -104,3 +104,18 @@ async fn an_ingress_gets_the_default_class() {
     let made = server.post("/apis/networking.k8s.io/v1/namespaces/default/ingresses", ingress).await;
     assert_eq!(made.body["spec"]["ingressClassName"], "usual", "{}", made.body);
 }
+
+#[tokio::test]
+async fn objects_of_storage_that_may_be_in_use_are_protected_from_their_creation() {
+    let server = Fixture::new().await;
+    let volume = json!({"metadata": {"name": "v"}, "spec": {"capacity": {"storage": "1Mi"},
+        "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}}});
+    let class = json!({"metadata": {"name": "c"}, "driverName": "d", "parameters": {"a": "b"}});
+    for (path, object, finalizer) in [
+        ("/api/v1/persistentvolumes", volume, "kubernetes.io/pv-protection"),
+        ("/apis/storage.k8s.io/v1/volumeattributesclasses", class, "kubernetes.io/vac-protection"),
+    ] {
+        let made = server.post(path, object).await;
+        assert_eq!(made.body["metadata"]["finalizers"], json!([finalizer]), "{}", made.body);
+    }
+}

@@ -1,0 +1,203 @@
+//! Random packets of the node, and a model of what happens to them. The kernel's answer is its conntrack entry, or the
+//! error of the socket.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::Command;
+
+use coracle_service_proxy::State;
+use coracle_services::{AddressType, EndpointSlice};
+use k8s_openapi::api::core::v1::Service;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt, send, socket,
+    sockopt,
+};
+use rand::RngExt as _;
+use rand::rngs::SmallRng;
+
+/// The node's own addresses.
+const OWN: [&str; 2] = ["10.42.0.1", "fd42::1"];
+
+/// The end of a packet.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// It went to this address.
+    Sent(SocketAddr),
+    Rejected,
+    Dropped,
+    /// Rejected or dropped: a TCP socket learns of a rejection only after a second.
+    Refused,
+}
+
+#[derive(Debug)]
+struct Packet {
+    to: SocketAddr,
+    is_udp: bool,
+}
+
+/// Gives the namespace addresses, and routes for all packets.
+pub(super) fn add_links() {
+    for line in [
+        "link set lo up",
+        "link add name uplink0 type veth peer name uplink1",
+        "link set uplink1 up",
+        "link set uplink0 up",
+        "addr add 10.42.0.1/24 dev uplink0",
+        "addr add fd42::1/64 dev uplink0 nodad",
+        "route add default dev uplink0",
+        "-6 route add default dev uplink0",
+    ] {
+        let done = Command::new("ip").args(line.split(' ')).status().unwrap();
+        assert!(done.success(), "ip {line}");
+    }
+}
+
+/// Sends random packets, and compares the fate of each with the model.
+pub(super) fn check(random: &mut SmallRng, states: &[State], count: usize) {
+    for _ in 0..count {
+        let packet = packet(random, states);
+        let expected = model(&packet, states);
+        let fate = packet.send();
+        assert!(expected.contains(&fate), "{packet:?}: {fate:?} instead of {expected:?}");
+    }
+}
+
+/// A packet to a cluster IP, used or not, or to a node port.
+fn packet(random: &mut SmallRng, states: &[State]) -> Packet {
+    let number = random.random_range(1..20u8);
+    let is_ipv4 = random.random_bool(0.6);
+    let cluster_ip = if is_ipv4 { format!("10.43.0.{number}") } else { format!("fd43::{number:x}") };
+    let to: IpAddr = cluster_ip.parse().unwrap();
+    let port = if random.random_ratio(1, 8) { 81 } else { 80 };
+    let is_udp = random.random_bool(0.5);
+    let state = states.iter().find(|(key, _)| key.name == format!("s{number}"));
+    let service = state.and_then(|(_, state)| state.as_ref()).map(|(service, _)| &**service);
+    let node_port = service.filter(|service| has_node_port(service, to));
+    match node_port {
+        Some(service) if random.random_bool(0.5) => Packet {
+            to: SocketAddr::new(OWN[usize::from(!is_ipv4)].parse().unwrap(), 30_000 + u16::from(number)),
+            is_udp: protocol(service) == "UDP",
+        },
+        _ => Packet { to: SocketAddr::new(to, port), is_udp },
+    }
+}
+
+fn protocol(service: &Service) -> &str {
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref()).unwrap();
+    ports[0].protocol.as_deref().unwrap()
+}
+
+fn has_address(service: &Service, address: IpAddr) -> bool {
+    let listed = service.spec.as_ref().and_then(|spec| spec.cluster_ips.as_ref()).unwrap();
+    listed.iter().any(|listed| listed.parse() == Ok(address))
+}
+
+fn has_node_port(service: &Service, address: IpAddr) -> bool {
+    let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref());
+    kind == Some("NodePort") && has_address(service, address)
+}
+
+/// The ready endpoints of a family: all of them, or those of this node.
+fn ready(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, only_here: bool) -> Vec<SocketAddr> {
+    let family = if is_ipv4 { AddressType::IPv4 } else { AddressType::IPv6 };
+    let endpoints = slices.iter().filter(|slice| slice.address_type == family).flat_map(|slice| &slice.endpoints);
+    let usable = endpoints.filter(|endpoint| {
+        endpoint.conditions.is_ready() && (!only_here || endpoint.node_name.as_deref() == Some("here"))
+    });
+    usable.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address?, 8080))).collect()
+}
+
+/// All permitted fates of a packet.
+fn model(packet: &Packet, states: &[State]) -> Vec<Fate> {
+    let Packet { to, is_udp } = packet;
+    let refused = |fate: Fate| vec![if *is_udp { fate } else { Fate::Refused }];
+    let mut all = states.iter().filter_map(|(_, state)| state.as_ref());
+    let is_node_port = to.port() >= 30_000;
+    let is_of = |service: &Service| {
+        let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref()).unwrap();
+        let has_port = ports[0].node_port == Some(i32::from(to.port()));
+        if is_node_port { has_port } else { has_address(service, to.ip()) }
+    };
+    let Some((service, slices)) = all.find(|(service, _)| is_of(service)) else {
+        return vec![Fate::Sent(*to)];
+    };
+    let is_served = (protocol(service) == "UDP") == *is_udp && (is_node_port || to.port() == 80);
+    if !is_served {
+        return refused(Fate::Rejected);
+    }
+    let policy = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref());
+    let is_local = policy == Some("Local") && !is_node_port;
+    let everywhere = ready(slices, to.is_ipv4(), false);
+    let targets = if is_local { ready(slices, to.is_ipv4(), true) } else { everywhere.clone() };
+    match (targets.is_empty(), everywhere.is_empty()) {
+        (false, _) => targets.into_iter().map(Fate::Sent).collect(),
+        (true, true) => refused(Fate::Rejected),
+        // Another node has endpoints.
+        (true, false) => refused(Fate::Dropped),
+    }
+}
+
+// === impl Packet ===
+
+impl Packet {
+    fn send(&self) -> Fate {
+        loop {
+            let (socket, port) = self.socket();
+            // An earlier packet from this port decided already.
+            if tracked(port, self.to).is_none() {
+                return self.send_from(&socket, port);
+            }
+        }
+    }
+
+    /// A socket, and its own port.
+    fn socket(&self) -> (OwnedFd, u16) {
+        let family = if self.to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let kind = if self.is_udp { SockType::Datagram } else { SockType::Stream };
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let socket = socket(family, kind, flags, None).unwrap();
+        let any = if self.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(any, 0))).unwrap();
+        let own: SockaddrStorage = getsockname(socket.as_raw_fd()).unwrap();
+        let v4 = own.as_sockaddr_in().map(|own| own.port());
+        let port = v4.or_else(|| Some(own.as_sockaddr_in6()?.port())).unwrap();
+        (socket, port)
+    }
+
+    fn send_from(&self, socket: &OwnedFd, port: u16) -> Fate {
+        let connected = connect(socket.as_raw_fd(), &SockaddrStorage::from(self.to));
+        assert!(matches!(connected, Ok(()) | Err(Errno::EINPROGRESS | Errno::ECONNREFUSED)), "{connected:?}");
+        if self.is_udp {
+            // A refused packet is an error of the call, too.
+            let _ = send(socket.as_raw_fd(), b"x", MsgFlags::empty());
+        }
+        if let Some(target) = tracked(port, self.to) {
+            return Fate::Sent(target);
+        }
+        let error = getsockopt(socket, sockopt::SocketError).unwrap();
+        match self.is_udp {
+            true if error == Errno::ECONNREFUSED as i32 => Fate::Rejected,
+            true => Fate::Dropped,
+            false => Fate::Refused,
+        }
+    }
+}
+
+/// The end that answers a connection from a port of this machine, as conntrack has it.
+fn tracked(from: u16, to: SocketAddr) -> Option<SocketAddr> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap();
+    table.lines().find_map(|line| {
+        let values = |name: &'static str| {
+            line.split_whitespace().filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
+        };
+        // The first direction is the client's, the second one that of the answers.
+        let ends: Vec<SocketAddr> = values("dst")
+            .zip(values("dport"))
+            .chain(values("src").zip(values("sport")))
+            .filter_map(|(address, port)| Some(SocketAddr::new(address.parse().ok()?, port.parse().ok()?)))
+            .collect();
+        let [wanted, _, client, answering] = ends[..] else { return None };
+        (wanted == to && client.port() == from).then_some(answering)
+    })
+}

@@ -1,0 +1,49 @@
+//! Adds and removes the finalizers of VolumeAttributesClasses.
+
+use std::sync::Arc;
+
+use super::plan;
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Key, ObjectExt};
+use crate::queue::{Next, Queue};
+use crate::volume_protection::plan::finalizers;
+use crate::volume_protection::run::set;
+
+/// Queues changed classes, and the classes that changed or deleted claims and volumes used before. Few claims have a
+/// class, so most changes queue nothing.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.attributes_classes.on_change(move |change| {
+        if let Some(class) = change.new {
+            own.add(class.key());
+        }
+    });
+    let own = queue.clone();
+    context.caches.claims.on_change(move |change| {
+        let before = change.old.into_iter().flat_map(|claim| plan::classes_of_claim(claim));
+        before.for_each(|class| own.add(Key::new("", class)));
+    });
+    let own = queue.clone();
+    context.caches.volumes.on_change(move |change| {
+        let before = change.old.and_then(|volume| plan::class_of_volume(volume));
+        before.into_iter().for_each(|class| own.add(Key::new("", class)));
+    });
+}
+
+/// Reconciles one class.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let caches = &context.caches;
+    let Some(class) = caches.attributes_classes.get(&key) else { return Ok(Next::Wait) };
+    let in_use = || {
+        caches.claims.all().iter().any(|claim| plan::classes_of_claim(claim).any(|name| name == key.name))
+            || caches
+                .volumes
+                .all()
+                .iter()
+                .any(|volume| plan::class_of_volume(volume) == Some(key.name.as_str()))
+    };
+    let wanted = finalizers(&class.metadata, plan::FINALIZER, in_use);
+    set(context.writer(&caches.attributes_classes), &*class, wanted).await?;
+    Ok(Next::Wait)
+}

@@ -1,0 +1,243 @@
+//! A control plane whose controllers and scheduler die at their writes, with simulated nodes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use coracle_controllers::ControllersConfig;
+use futures::{StreamExt as _, TryStreamExt as _};
+use http::{Method, Request, header};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{WatchEvent, WatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::chance::Chance;
+use super::fault::{Fault, Point};
+use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, SchedulerConfig};
+
+/// Maximum time until the objects have the expected state.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// An hour: the simulated nodes write no heartbeats.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A pod that was created, ever.
+#[derive(Clone, Debug)]
+pub(super) struct CreatedPod {
+    pub(super) namespace: String,
+    /// Kind and name of the controller.
+    pub(super) owner: String,
+}
+
+/// Pods by uid, including deleted ones.
+type Created = Arc<Mutex<BTreeMap<String, CreatedPod>>>;
+
+/// An API server, two simulated nodes, and a control plane that is killed and started again and again.
+pub(super) struct Cluster {
+    admin: Client,
+    created: Created,
+    deaths: Arc<AtomicUsize>,
+    shutdown: CancellationToken,
+    plane: ControlPlane,
+    _tasks: Vec<AbortOnDropHandle<()>>,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Starts all. A process dies at one of its first `steps` writes.
+    pub(super) async fn start(dir: &Path, seed: u64, steps: u64) -> Self {
+        let mut config = ControlPlaneConfig::new(dir);
+        config.listen = ([127, 0, 0, 1], 0).into();
+        config.controllers = ControllerSelection::parse(vec!["-*".to_owned()]).expect("no controller");
+        config.run_scheduler = false;
+        let shutdown = CancellationToken::new();
+        let plane = crate::start(config, shutdown.clone()).await.expect("the API server starts");
+        let admin = plane.client("admin", &["system:masters"]);
+        let (created, deaths) = (Created::default(), Arc::new(AtomicUsize::new(0)));
+        let nodes = run_nodes(admin.clone(), Arc::clone(&created));
+        let processes = run_processes(admin.clone(), Chance::new(seed), steps, Arc::clone(&deaths));
+        let tasks = vec![
+            AbortOnDropHandle::new(tokio::spawn(nodes)),
+            AbortOnDropHandle::new(tokio::spawn(processes)),
+        ];
+        let cluster = Self { admin, created, deaths, shutdown, plane, _tasks: tasks };
+        for name in ["node-a", "node-b"] {
+            cluster.create("/api/v1/nodes", node(name)).await;
+        }
+        cluster
+    }
+
+    /// Number of processes that died.
+    pub(super) fn deaths(&self) -> usize {
+        self.deaths.load(SeqCst)
+    }
+
+    /// Number of pods that this owner (`Kind/name`) ever had.
+    pub(super) fn created_of(&self, namespace: &str, owner: &str) -> usize {
+        let created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        created.values().filter(|pod| pod.namespace == namespace && pod.owner == owner).count()
+    }
+
+    pub(super) async fn create(&self, path: &str, object: Value) {
+        call(&self.admin, Method::POST, path, Some(object)).await.expect("the object is valid");
+    }
+
+    /// Applies a merge patch.
+    pub(super) async fn patch(&self, path: &str, patch: Value) {
+        call(&self.admin, Method::PATCH, path, Some(patch)).await.expect("the patch is valid");
+    }
+
+    pub(super) async fn delete(&self, path: &str) {
+        call(&self.admin, Method::DELETE, path, None).await.expect("the object exists");
+    }
+
+    /// The object, or null.
+    pub(super) async fn get(&self, path: &str) -> Value {
+        match call(&self.admin, Method::GET, path, None).await {
+            Ok(found) => found,
+            Err(kube::Error::Api(status)) if status.code == 404 => Value::Null,
+            Err(error) => panic!("cannot get {path}: {error}"),
+        }
+    }
+
+    pub(super) async fn list(&self, path: &str) -> Vec<Value> {
+        self.get(path).await["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until the check finds no difference.
+    pub(super) async fn until(&self, check: impl AsyncFn(&Self) -> Option<String>) {
+        let begin = Instant::now();
+        while let Some(difference) = check(self).await {
+            assert!(begin.elapsed() < PATIENCE, "after {} deaths: {difference}", self.deaths());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub(super) async fn stop(self) {
+        self.shutdown.cancel();
+        self.plane.stopped().await;
+    }
+}
+
+fn node(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node",
+    "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name},
+        "annotations": {"coracle.dev/local-volumes": "/data"}},
+    "status": {
+        "capacity": {"cpu": "64", "memory": "64Gi", "pods": "500"},
+        "allocatable": {"cpu": "64", "memory": "64Gi", "pods": "500"},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
+    }})
+}
+
+async fn call(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Option<Value>,
+) -> Result<Value, kube::Error> {
+    let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+    let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
+    let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, kind).body(body);
+    client.request(request.expect("a valid request")).await
+}
+
+/// Runs controllers and scheduler. Each process dies at one of its first writes; then the next one starts.
+async fn run_processes(admin: Client, mut chance: Chance, steps: u64, deaths: Arc<AtomicUsize>) {
+    loop {
+        let step = usize::try_from(chance.below(steps)).unwrap_or_default() + 1;
+        // A process that dies before its first write would make no progress.
+        let is_before = step > 1 && chance.below(2) == 0;
+        let fault = Fault::new(if is_before { Point::Before(step) } else { Point::After(step) });
+        let client = fault.client(&admin);
+        let config = ControllersConfig {
+            node_monitor_grace: HOUR,
+            node_startup_grace: HOUR,
+            cluster_cidrs: vec!["10.42.0.0/16".parse().expect("a range")],
+            root_ca_pem: Some("authority".to_owned()),
+            ..ControllersConfig::default()
+        };
+        let token = CancellationToken::new();
+        let controllers = coracle_controllers::run(client.clone(), config, token.clone());
+        let scheduler = coracle_scheduler::run(client, SchedulerConfig::default(), token.clone());
+        tokio::select! {
+            _ended = async { tokio::join!(controllers, scheduler) } => panic!("a process ended by itself"),
+            () = fault.died() => {}
+        }
+        deaths.fetch_add(1, SeqCst);
+    }
+}
+
+/// Does what the kubelets would do: pods of jobs succeed, all others run until they are deleted.
+async fn run_nodes(admin: Client, created: Created) {
+    let pods: Api<Pod> = Api::all(admin.clone());
+    let mut number = 0_u16;
+    loop {
+        let Ok(events) = pods.watch(&WatchParams::default(), "0").await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let mut events = events.boxed();
+        while let Ok(Some(event)) = events.try_next().await {
+            let (WatchEvent::Added(pod) | WatchEvent::Modified(pod)) = event else { continue };
+            record(&created, &pod);
+            number = number.wrapping_add(1);
+            advance(&admin, &pod, number).await;
+        }
+    }
+}
+
+fn record(created: &Created, pod: &Pod) {
+    let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    let owner = owner.map(|owner| format!("{}/{}", owner.kind, owner.name)).unwrap_or_default();
+    let found = CreatedPod { namespace: pod.namespace().unwrap_or_default(), owner };
+    let mut created = created.lock().unwrap_or_else(PoisonError::into_inner);
+    created.entry(pod.uid().unwrap_or_default()).or_insert(found);
+}
+
+/// The next step of a pod on its node.
+async fn advance(admin: &Client, pod: &Pod, number: u16) {
+    let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
+        return;
+    }
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
+    // The object may be gone or have another uid by now.
+    if pod.metadata.deletion_timestamp.is_some() {
+        let now = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
+            "preconditions": {"uid": pod.uid()}});
+        let _ = call(admin, Method::DELETE, &path, Some(now)).await;
+    } else if phase == "Pending" {
+        let is_of_job = pod.owner_references().iter().any(|owner| owner.kind == "Job");
+        let status = status(is_of_job, number);
+        let patch = json!({"metadata": {"uid": pod.uid()}, "status": status});
+        let _ = call(admin, Method::PATCH, &format!("{path}/status"), Some(patch)).await;
+    }
+}
+
+fn status(is_of_job: bool, number: u16) -> Value {
+    let now = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time").to_string();
+    let state = if is_of_job {
+        json!({"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}})
+    } else {
+        json!({"running": {"startedAt": now}})
+    };
+    let ready = if is_of_job { "False" } else { "True" };
+    let condition =
+        |kind: &str, status: &str| json!({"type": kind, "status": status, "lastTransitionTime": now});
+    let [high, low] = number.to_be_bytes();
+    let ip = format!("10.42.{high}.{low}");
+    json!({
+        "phase": if is_of_job { "Succeeded" } else { "Running" },
+        "podIP": ip, "podIPs": [{"ip": ip}], "startTime": now,
+        "conditions": [condition("PodScheduled", "True"), condition("Initialized", "True"),
+            condition("ContainersReady", ready), condition("Ready", ready)],
+        "containerStatuses": [{"name": "c", "image": "i", "imageID": "i", "restartCount": 0,
+            "ready": !is_of_job, "started": !is_of_job, "state": state}],
+    })
+}
