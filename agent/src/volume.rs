@@ -38,6 +38,7 @@ use k8s_openapi::api::core::v1::{Pod, Volume};
 pub use error::{SetUpError, VolumeError};
 use ownership::make_parent;
 pub(crate) use ownership::make_private;
+use sub_path::MissingPart;
 
 use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;
@@ -86,6 +87,8 @@ struct Mounted {
     read_only: bool,
     /// Whether the files belong to the pod and may get its SELinux label.
     relabel: bool,
+    /// Whether the node writes the files, into memory that all pods share.
+    by_node: bool,
 }
 
 // === impl VolumeContext ===
@@ -159,6 +162,15 @@ impl Volumes {
     /// node writes.
     pub fn read_only(&self, volume: &str) -> bool {
         self.find(volume).is_some_and(|mounted| mounted.read_only)
+    }
+
+    /// What to mount in place of a part that the volume does not have.
+    pub fn missing_part(&self, volume: &str) -> MissingPart {
+        match self.find(volume) {
+            Some(Mounted { by_node: true, .. }) => MissingPart::EmptyDirectory,
+            Some(Mounted { read_only: true, .. }) => MissingPart::Nothing,
+            _ => MissingPart::NewDirectory,
+        }
     }
 
     /// Whether the volume's files belong to the pod and may get its SELinux label. Upstream's rule.
@@ -269,7 +281,8 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
     };
     let path = target.volume_dir(nfs::PLUGIN, &volume.name);
     let mounted = nfs::mount(&export, &path).await;
-    let mounted = mounted.map(|()| Mounted { path, read_only: export.read_only, relabel: false });
+    let mounted =
+        mounted.map(|()| Mounted { path, read_only: export.read_only, relabel: false, by_node: false });
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }
 
@@ -281,15 +294,15 @@ fn mount(
     let failed = |reason| VolumeError::SetUp { volume: volume.name.clone(), reason };
     if let Some(empty) = &volume.empty_dir {
         let path = empty_dir::mount(target, &volume.name, empty).map_err(failed)?;
-        return Ok(Mounted { path, read_only: false, relabel: true });
+        return Ok(Mounted { path, read_only: false, relabel: true, by_node: false });
     }
     if let Some(host) = &volume.host_path {
         let path = host_path::mount(host).map_err(failed)?;
-        return Ok(Mounted { path, read_only: false, relabel: false });
+        return Ok(Mounted { path, read_only: false, relabel: false, by_node: false });
     }
     if volume.image.is_some() {
         // The runtime mounts an image volume in each container.
-        return Ok(Mounted { path: PathBuf::new(), read_only: true, relabel: false });
+        return Ok(Mounted { path: PathBuf::new(), read_only: true, relabel: false, by_node: false });
     }
     let Some(projection) = payload::Projection::of(volume) else {
         return Err(VolumeError::Unsupported { volume: volume.name.clone(), kind: kind(volume) });
@@ -297,7 +310,7 @@ fn mount(
     let source = refresh::Source::new(target, &volume.name, projection);
     let path = source.dir().to_owned();
     sources.push(source);
-    Ok(Mounted { path, read_only: true, relabel: true })
+    Ok(Mounted { path, read_only: true, relabel: true, by_node: true })
 }
 
 /// The name of the field that is set in an unsupported volume.

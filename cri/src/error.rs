@@ -69,6 +69,12 @@ pub enum Error {
         /// The limit.
         mebibytes: usize,
     },
+    /// The pods of a namespace have too many forwarded connections.
+    #[error(
+        "cannot forward the connection: this namespace has as many forwarded connections as this node permits; close \
+         some of them"
+    )]
+    ForwardLimit,
     /// An attached client reads more slowly than the container writes.
     #[error(
         "this client reads the container's output too slowly and was disconnected; the container continues to run"

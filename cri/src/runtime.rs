@@ -37,7 +37,7 @@ use crate::services::status::StatusService;
 use crate::shim_monitor::{self, ShimMonitor};
 use crate::shim_program::ShimProgram;
 use crate::stats::StatsService;
-use crate::stream::{self, BoxBody, StreamService, Tokens};
+use crate::stream::{self, BoxBody, Forwarder, StreamService, Tokens};
 use crate::tables::Tables;
 use crate::undo::UndoContext;
 
@@ -331,6 +331,7 @@ impl Components {
         StreamService {
             tables: self.tables.clone(),
             execs: execs.clone(),
+            forwarder: Forwarder::new(self.tables.clone()),
             tokens: Arc::new(Tokens::default()),
             url: self.config.stream_url.as_str().into(),
             idle_limit: self.config.stream_idle_limit,

@@ -8,9 +8,11 @@ mod attach;
 mod client;
 mod command;
 mod forward;
+mod forward_limit;
 mod idle;
 mod open;
 mod pump;
+mod queue;
 mod spdy;
 mod spdy_command;
 mod spdy_forward;
@@ -36,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::client::Client;
+pub(crate) use self::forward::Forwarder;
 use self::idle::Connection;
 use self::spdy::Session;
 use self::spdy_command::expected_streams;
@@ -72,6 +75,7 @@ const CONNECTIONS: usize = 4 << 10;
 pub(crate) struct StreamService {
     pub(crate) tables: Arc<Tables>,
     pub(crate) execs: ExecService,
+    pub(crate) forwarder: Forwarder,
     pub(crate) tokens: Arc<Tokens>,
     /// Base URL of streams, without a trailing slash.
     pub(crate) url: Arc<str>,
@@ -124,14 +128,14 @@ impl StreamService {
     async fn serve_stream(&self, ticket: StreamRequest, transport: Transport, connection: Connection) {
         match (ticket, transport.protocol()) {
             (StreamRequest::PortForward(request), Protocol::WebSocketChannels(_)) => {
-                websocket::forward(&self.tables, request, websocket::accept(connection).await).await;
+                websocket::forward(&self.forwarder, request, websocket::accept(connection).await).await;
             }
             (StreamRequest::PortForward(request), Protocol::WebSocketSpdy) => {
                 let tunnel = websocket::tunnel(websocket::accept(connection).await);
-                spdy_forward::forward(&self.tables, &request, Session::open(tunnel)).await;
+                spdy_forward::forward(&self.forwarder, &request, Session::open(tunnel)).await;
             }
             (StreamRequest::PortForward(request), Protocol::Spdy) => {
-                spdy_forward::forward(&self.tables, &request, Session::open(connection)).await;
+                spdy_forward::forward(&self.forwarder, &request, Session::open(connection)).await;
             }
             (command, Protocol::Spdy) => {
                 let (session, wanted) = (Session::open(connection), expected_streams(&command));

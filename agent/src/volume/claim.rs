@@ -182,11 +182,11 @@ async fn mount_source(
         if !read_only {
             local::give_to_group(target.pod, &path).await.map_err(failed)?;
         }
-        return Ok(Mounted { path, read_only, relabel: true });
+        return Ok(Mounted { path, read_only, relabel: true, by_node: false });
     }
     if let Some(host) = &spec.host_path {
         let path = host_path::mount(host).map_err(failed)?;
-        return Ok(Mounted { path, read_only, relabel: false });
+        return Ok(Mounted { path, read_only, relabel: false, by_node: false });
     }
     if let Some(source) = &spec.nfs {
         let export = nfs::Export {
@@ -197,7 +197,7 @@ async fn mount_source(
         };
         let path = target.volume_dir(nfs::PLUGIN, volume);
         nfs::mount(&export, &path).await.map_err(failed)?;
-        return Ok(Mounted { path, read_only: export.read_only, relabel: false });
+        return Ok(Mounted { path, read_only: export.read_only, relabel: false, by_node: false });
     }
     let kind = if spec.csi.is_some() { "csi" } else { "of the persistent volume" };
     Err(VolumeError::Unsupported { volume: volume.to_owned(), kind })

@@ -101,6 +101,12 @@ pub enum SetUpError {
         /// The limit.
         mebibytes: usize,
     },
+    /// The path of a file has too many directories.
+    #[error("the path of a file has more than {most} names")]
+    TooDeep {
+        /// The limit.
+        most: usize,
+    },
     /// The API server did not issue a token.
     #[error("failed to fetch token: {0}")]
     Token(String),

@@ -16,6 +16,8 @@ const DEFAULT_MODE: u32 = 0o644;
 /// Maximum bytes of the files that the node writes for one pod. A key can be projected to many files, which are in
 /// memory and do not count for the pod's memory limit.
 const POD_MAX: usize = 64 << 20;
+/// Maximum names in the path of a file. Directories are removed and compared with an open descriptor for each level.
+const DEPTH_MAX: usize = 64;
 
 /// The bytes that remain for files of a pod.
 pub(super) struct Budget {
@@ -77,12 +79,18 @@ impl Budget {
         Self { left: POD_MAX, page }
     }
 
-    /// Takes the bytes of one file.
+    /// Takes the bytes of one file, and a page for each directory of its path.
     ///
     /// # Errors
-    /// When the pod's files are too large.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<(), SetUpError> {
-        let left = self.left.checked_sub(bytes.max(1).next_multiple_of(self.page));
+    /// When the pod's files are too large, or the path is too deep.
+    pub(super) fn take(&mut self, path: &str, bytes: usize) -> Result<(), SetUpError> {
+        let depth = path.split('/').count();
+        if depth > DEPTH_MAX {
+            return Err(SetUpError::TooDeep { most: DEPTH_MAX });
+        }
+        let directories = (depth - 1) * self.page;
+        let needed = bytes.max(1).next_multiple_of(self.page).checked_add(directories);
+        let left = needed.and_then(|needed| self.left.checked_sub(needed));
         self.left = left.ok_or(SetUpError::TooLarge { mebibytes: POD_MAX >> 20 })?;
         Ok(())
     }
@@ -179,8 +187,8 @@ impl ObjectPart {
         default: u32,
         budget: &mut Budget,
     ) -> Result<Payload, SetUpError> {
-        let mut file = |value: &Vec<u8>, mode: Option<i32>| {
-            budget.take(value.len())?;
+        let mut file = |path: &str, value: &Vec<u8>, mode: Option<i32>| {
+            budget.take(path, value.len())?;
             let mode = mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default);
             Ok::<_, SetUpError>(File { data: value.clone(), mode, owner: None })
         };
@@ -192,13 +200,13 @@ impl ObjectPart {
             };
         };
         if self.items.is_empty() {
-            return data.iter().map(|(key, value)| Ok((key.clone(), file(value, None)?))).collect();
+            return data.iter().map(|(key, value)| Ok((key.clone(), file(key, value, None)?))).collect();
         }
         let mut files = Payload::new();
         for item in &self.items {
             match data.get(&item.key) {
                 Some(value) => {
-                    files.insert(item.path.clone(), file(value, item.mode)?);
+                    files.insert(item.path.clone(), file(&item.path, value, item.mode)?);
                 }
                 None if self.optional => {}
                 None => return Err(SetUpError::NoKey { kind: self.kind.name(), key: item.key.clone() }),
@@ -219,7 +227,7 @@ pub(super) fn downward_files(
     let mut files = Payload::new();
     for item in items {
         let data = downward::content(pod, node, item)?.into_bytes();
-        budget.take(data.len())?;
+        budget.take(&item.path, data.len())?;
         let mode = item.mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default);
         files.insert(item.path.clone(), File { data, mode, owner: None });
     }
@@ -259,9 +267,19 @@ mod tests {
     fn a_file_takes_a_page_of_the_machine_at_least() {
         for page in [4 << 10, 64 << 10] {
             let mut budget = Budget::new(page);
-            assert!((0..POD_MAX / page).all(|_| budget.take(1).is_ok()), "{page}");
-            assert!(budget.take(1).is_err(), "{page}");
+            assert!((0..POD_MAX / page).all(|_| budget.take("f", 1).is_ok()), "{page}");
+            assert!(budget.take("f", 1).is_err(), "{page}");
         }
+    }
+
+    #[test]
+    fn the_directories_of_a_path_take_memory_and_their_depth_is_limited() {
+        let mut budget = Budget::new(4096);
+        let deepest = ["d"; DEPTH_MAX].join("/");
+        let count = (0..).take_while(|_| budget.take(&deepest, 1).is_ok()).count();
+        assert_eq!(count, POD_MAX / 4096 / DEPTH_MAX);
+        let deeper = Budget::new(4096).take(&format!("{deepest}/f"), 1).expect_err("too deep");
+        assert!(matches!(deeper, SetUpError::TooDeep { .. }), "{deeper}");
     }
 
     #[test]

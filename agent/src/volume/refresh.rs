@@ -276,7 +276,7 @@ impl Source {
                 (Part::Token(wanted), _) => {
                     let written = self.dir.join("..data").join(&wanted.path);
                     let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;
-                    budget.take(token.token.len())?;
+                    budget.take(&wanted.path, token.token.len())?;
                     let (owner, group) = (ownership::fs_user(pod), ownership::fs_group(pod));
                     all.insert(wanted.path.clone(), payload::token_file(token.token, mode, owner, group));
                     renew_in = renew_in.into_iter().chain([token.renew_in]).min();

@@ -4,6 +4,7 @@
 //! is bind-mounted at a path of the pod's directory. No name is resolved twice, so a container that replaces a
 //! directory by a symlink while another one starts gains nothing.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,6 +28,9 @@ pub enum SubPathError {
     /// The path leads out of the volume.
     #[error("subPath {0:?} leads out of its volume")]
     Escape(String),
+    /// The path does not exist in a volume that the pod uses read-only.
+    #[error("subPath {0:?} does not exist, and the volume is read-only")]
+    Missing(String),
     /// The volume's file system does not respond.
     #[error("failed to prepare subPath {path:?}")]
     Blocked {
@@ -47,6 +51,17 @@ pub enum SubPathError {
     },
 }
 
+/// What to mount in place of a part that a volume does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingPart {
+    /// A directory that is made in the volume.
+    NewDirectory,
+    /// An empty directory outside of the volume: the node writes the volume, into memory that all pods share.
+    EmptyDirectory,
+    /// Nothing: the pod uses the volume read-only.
+    Nothing,
+}
+
 /// A part of a volume, for one mount of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct SubPath<'a> {
@@ -62,9 +77,11 @@ pub struct SubPath<'a> {
     pub index: usize,
     /// Path in the volume, with expressions expanded.
     pub path: &'a str,
+    /// What to mount if the volume does not have the path.
+    pub missing: MissingPart,
 }
 
-/// Creates the part if it is missing, and returns the host path to mount in a container.
+/// Creates the part as a directory if it is missing and may be created, and returns the host path to mount in a container.
 ///
 /// It stays mounted until [`super::unmount_all`]. For a restarted container it is mounted again, because the path may
 /// name another file then.
@@ -77,38 +94,89 @@ pub async fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, S
     let dir = ctx.pod_dir(part.uid).join("volume-subpaths").join(part.volume).join(part.container);
     let at = dir.join(part.index.to_string());
     let (root, path, place) = (part.host_path.to_owned(), part.path.to_owned(), at.clone());
-    let mounted = blocking::run(&at, move |abandoned| mount_at(&root, &path, &place, abandoned));
+    let missing = part.missing;
+    let mounted = blocking::run(&at, move |abandoned| {
+        let found = match missing {
+            MissingPart::NewDirectory => Some(open_beneath(&root, &path)?),
+            MissingPart::EmptyDirectory => open_existing(&root, &path)?,
+            MissingPart::Nothing => {
+                let found = open_existing(&root, &path)?;
+                Some(found.ok_or_else(|| SubPathError::Missing(path.clone()))?)
+            }
+        };
+        mount_at(found, &path, &place, abandoned)
+    });
     mounted.await.map_err(|source| SubPathError::Blocked { path: part.path.to_owned(), source })??;
     Ok(at)
 }
 
-/// Mounts a part of the volume `root`.
-fn mount_at(root: &Path, path: &str, at: &Path, abandoned: &Abandoned) -> Result<(), SubPathError> {
+/// Mounts the opened part of a volume. Without one, the mount point itself is the part.
+fn mount_at(
+    found: Option<OwnedFd>,
+    path: &str,
+    at: &Path,
+    abandoned: &Abandoned,
+) -> Result<(), SubPathError> {
     let failed = |source: io::Error| SubPathError::Io { path: path.to_owned(), source };
-    let found = open_beneath(root, path)?;
     mounts::unmount_below(at).map_err(failed)?;
     // The pod may be gone, and with it its directory.
     if abandoned.is_set() {
         return Err(failed(io::ErrorKind::TimedOut.into()));
     }
     at.parent().map_or(Ok(()), super::make_private).map_err(failed)?;
-    let is_dir = SFlag::from_bits_truncate(fstat(&found).map_err(|e| failed(e.into()))?.st_mode)
-        & SFlag::S_IFMT
-        == SFlag::S_IFDIR;
-    let made = match (is_dir, at.symlink_metadata().is_ok_and(|m| m.is_dir())) {
-        (true, _) => fs::create_dir_all(at),
+    let kind =
+        |found: &OwnedFd| fstat(found).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
+    let kind = found.as_ref().map_or(Ok(SFlag::S_IFDIR), kind).map_err(|errno| failed(errno.into()))?;
+    let made = match (kind == SFlag::S_IFDIR, at.symlink_metadata().is_ok_and(|m| m.is_dir())) {
+        (true, true) => Ok(()),
+        (true, false) => remove_file(at).and_then(|()| fs::create_dir_all(at)),
         (false, true) => fs::remove_dir(at).and_then(|()| fs::write(at, "")),
         (false, false) => fs::write(at, ""),
     };
-    made.and_then(|()| mounts::bind_fd(&found, at)).map_err(failed)
+    let mounted = made.and_then(|()| match &found {
+        Some(found) => mounts::bind_fd(found, at),
+        // Containers run as any user.
+        None => super::ownership::chmod(at, 0o755),
+    });
+    mounted.map_err(failed)
+}
+
+/// Removes the mount point of an earlier start, at which the part was a file.
+fn remove_file(at: &Path) -> io::Result<()> {
+    match fs::remove_file(at) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Opens a path below a directory, and creates missing directories.
 fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
-    let failed = |errno: Errno| match errno {
-        Errno::EXDEV | Errno::ELOOP => SubPathError::Escape(path.to_owned()),
-        other => SubPathError::Io { path: path.to_owned(), source: other.into() },
-    };
+    let failed = |errno| error_of(path, errno);
+    let parts = parts(path)?;
+    let base = open_volume(root).map_err(failed)?;
+    let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o7777);
+    match beneath(&base, &relative(&parts)) {
+        Err(Errno::ENOENT) => without_umask(|| make_beneath(&base, &parts, mode)).map_err(failed),
+        found => found.map_err(failed),
+    }
+}
+
+/// Opens a path below a directory. None if it does not exist.
+fn open_existing(root: &Path, path: &str) -> Result<Option<OwnedFd>, SubPathError> {
+    let parts = parts(path)?;
+    match open_volume(root).and_then(|base| beneath(&base, &relative(&parts))) {
+        Err(Errno::ENOENT) => Ok(None),
+        found => found.map(Some).map_err(|errno| error_of(path, errno)),
+    }
+}
+
+/// Opens the directory of a volume. Its own path belongs to the node and may contain a symlink.
+fn open_volume(root: &Path) -> nix::Result<OwnedFd> {
+    open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+}
+
+/// The names in a path.
+fn parts(path: &str) -> Result<Vec<&OsStr>, SubPathError> {
     let mut parts = Vec::new();
     for part in Path::new(path).components() {
         match part {
@@ -117,13 +185,18 @@ fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
             _ => return Err(SubPathError::Path(path.to_owned())),
         }
     }
-    // The volume's own path belongs to the node and may contain a symlink.
-    let base = open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed)?;
-    let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o7777);
-    let relative: PathBuf = if parts.is_empty() { PathBuf::from(".") } else { parts.iter().collect() };
-    match beneath(&base, &relative) {
-        Err(Errno::ENOENT) => without_umask(|| make_beneath(&base, &parts, mode)).map_err(failed),
-        found => found.map_err(failed),
+    Ok(parts)
+}
+
+/// The path of these names.
+fn relative(parts: &[&OsStr]) -> PathBuf {
+    if parts.is_empty() { PathBuf::from(".") } else { parts.iter().collect() }
+}
+
+fn error_of(path: &str, errno: Errno) -> SubPathError {
+    match errno {
+        Errno::EXDEV | Errno::ELOOP => SubPathError::Escape(path.to_owned()),
+        other => SubPathError::Io { path: path.to_owned(), source: other.into() },
     }
 }
 
@@ -164,7 +237,7 @@ fn without_umask<T: Send>(make: impl FnOnce() -> nix::Result<T> + Send) -> nix::
 }
 
 /// Creates the missing directories with the volume's mode.
-fn make_beneath(base: &OwnedFd, parts: &[&std::ffi::OsStr], mode: Mode) -> nix::Result<OwnedFd> {
+fn make_beneath(base: &OwnedFd, parts: &[&OsStr], mode: Mode) -> nix::Result<OwnedFd> {
     let mut at = openat(base, ".", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut walked = PathBuf::new();
     for part in parts {

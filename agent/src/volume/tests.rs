@@ -283,6 +283,7 @@ fn a_sub_path_is_mounted_for_its_container_and_removed_with_the_pod() {
             container: "a",
             index: 0,
             path: "part",
+            missing: volumes.missing_part("disk"),
         };
         let mounted = sub_path::mount(&ctx, &part).await.expect("sub path");
         assert_eq!(fs::read_to_string(mounted.join("file")).ok().as_deref(), Some("x"));
@@ -290,6 +291,45 @@ fn a_sub_path_is_mounted_for_its_container_and_removed_with_the_pod() {
         assert_eq!(machine.mounts().len(), before.len() + 1);
         unmount_all(&ctx, "u1").await.expect("removed");
         assert_eq!(machine.mounts(), before);
+    });
+}
+
+#[test]
+fn a_missing_part_of_a_volume_that_the_node_writes_takes_no_shared_memory() {
+    apart(async {
+        let machine = Machine::new("missing-part");
+        let ctx = machine.context();
+        let volumes = json!([{"name": "info", "downwardAPI": {"items": [
+            {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}}]);
+        let volumes = mount_all(&ctx, &pod(volumes)).await.expect("mounted");
+        let root = volumes.host_path("info").expect("a volume");
+        let count = || fs::read_dir(root).expect("volume").count();
+        let (before, deep) = (count(), ["d"; 1000].join("/"));
+        let mut part = sub_path::SubPath {
+            uid: "u1",
+            volume: "info",
+            host_path: root,
+            container: "a",
+            index: 0,
+            path: &deep,
+            missing: volumes.missing_part("info"),
+        };
+        let empty = sub_path::mount(&ctx, &part).await.expect("an empty directory");
+        assert_eq!((fs::read_dir(&empty).expect("directory").count(), count()), (0, before));
+        // The next start of the container finds the file.
+        part.path = "name";
+        assert_eq!(sub_path::mount(&ctx, &part).await.expect("a file"), empty);
+        assert!(empty.is_file());
+        part.path = "gone";
+        assert!(sub_path::mount(&ctx, &part).await.expect("a directory").is_dir());
+        part.path = "../other";
+        assert!(sub_path::mount(&ctx, &part).await.is_err());
+        // A volume that the pod uses read-only.
+        (part.path, part.missing) = ("new", sub_path::MissingPart::Nothing);
+        let refused = sub_path::mount(&ctx, &part).await.expect_err("it does not exist");
+        assert!(matches!(refused, sub_path::SubPathError::Missing(_)), "{refused}");
+        assert_eq!(count(), before);
+        unmount_all(&ctx, "u1").await.expect("removed");
     });
 }
 

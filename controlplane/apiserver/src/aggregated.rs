@@ -42,7 +42,8 @@ pub(crate) async fn run(
     let request = Request::builder().method(arrived.method.clone()).uri(uri).body(Full::new(arrived.body));
     let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
     *request.headers_mut() = forwarded(arrived.headers, &info.path);
-    let mut answer = state.forwarder().send(remote, arrived.user, request).await?;
+    let permit = state.in_flight.proxied(arrived.user)?;
+    let mut answer = state.forwarder().send(remote, arrived.user, request, permit).await?;
     check_switch(arrived.headers, answer.status())?;
     if is_redirect(&answer) {
         return Ok(reply::text(

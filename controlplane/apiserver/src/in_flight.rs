@@ -1,5 +1,5 @@
 //! Limits on the requests of one user, separate for reads and writes, on the bytes of all bodies, and on the connections
-//! to each kubelet.
+//! to each kubelet and to other servers of the cluster.
 //!
 //! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One user
 //! gets at most half of the server's requests, whichever priority level they have. `flow_control` limits all requests
@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use coracle_connections::Limits;
 
 use crate::{
     authn::User,
@@ -32,6 +34,12 @@ const PER_FREE_BYTE: usize = 3;
 /// Maximum connections to one kubelet, for logs, streams and proxied requests. A kubelet accepts a limited number from the
 /// API server, and one user must not close those of others.
 const MAX_STREAMS_OF_NODE: usize = 512;
+/// Share of the process's descriptors for connections to pods, Services and aggregated servers: one in this many.
+const PROXIED_SHARE: u64 = 8;
+/// Maximum of these connections, whatever the descriptor limit.
+const MAX_PROXIED: usize = 2 << 10;
+/// Key of these connections among those to kubelets. No node has an empty name.
+const PROXIED: &str = "";
 /// Bytes of a body that are always accepted.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
@@ -42,11 +50,12 @@ pub(crate) struct InFlight {
     counts: Arc<Mutex<Counts>>,
     bodies: SharedMemory,
     responses: SharedMemory,
-    /// The connections to each kubelet that has any.
+    /// The connections to each kubelet that has any, and those to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedMemory>>>,
+    max_proxied: usize,
 }
 
-/// A connection to the kubelet of a node; it ends when this is dropped. None: the user has no limit.
+/// A connection to a server of the cluster; it ends when this is dropped. None: the user has no limit.
 #[derive(Default)]
 pub(crate) struct StreamPermit {
     _stream: Option<OwnedStream>,
@@ -108,7 +117,8 @@ impl InFlight {
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedMemory::new);
-        Self { of_user, counts: Arc::default(), bodies, responses, streams: Arc::default() }
+        let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
+        Self { of_user, counts: Arc::default(), bodies, responses, streams: Arc::default(), max_proxied }
     }
 
     /// Counts a request, or refuses it when its user has too many.
@@ -142,11 +152,20 @@ impl InFlight {
 
     /// A connection to the kubelet of a node, unless the user has most of them.
     pub(crate) fn stream(&self, user: &User, node: &str) -> Result<StreamPermit> {
+        self.connection(user, node, MAX_STREAMS_OF_NODE)
+    }
+
+    /// A connection to a pod, a Service or an aggregated server, unless the user has most of them.
+    pub(crate) fn proxied(&self, user: &User) -> Result<StreamPermit> {
+        self.connection(user, PROXIED, self.max_proxied)
+    }
+
+    fn connection(&self, user: &User, node: &str, most: usize) -> Result<StreamPermit> {
         if user.is_in("system:masters") {
             return Ok(StreamPermit::default());
         }
         let mut nodes = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || SharedMemory::new(MAX_STREAMS_OF_NODE);
+        let new = || SharedMemory::new(most);
         let owner = owner(&user.name);
         if !nodes.entry(node.to_owned()).or_insert_with(new).take(owner, 1) {
             return Err(ApiError::too_many_requests());
@@ -319,6 +338,21 @@ mod tests {
         assert!(!of_account.is_empty() && limits.stream(&account("b"), "n1").is_err());
         assert!(limits.stream(&root, "n1").is_ok());
         drop((held, of_bob, of_account));
+        assert!(limits.streams.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn one_user_does_not_get_all_connections_through_proxies() {
+        let limits = InFlight { max_proxied: 16, ..InFlight::new(MAX_IN_FLIGHT) };
+        let of = |user: &str| -> Vec<StreamPermit> {
+            let user = User::new(user, &[]);
+            std::iter::from_fn(|| limits.proxied(&user).ok()).collect()
+        };
+        let (eve, bob) = (of("eve"), of("bob"));
+        assert_eq!((eve.len(), bob.len()), (12, 3));
+        assert!(limits.stream(&User::new("eve", &[]), "n1").is_ok(), "connections to kubelets are apart");
+        assert!(limits.proxied(&User::new("root", &["system:masters"])).is_ok());
+        drop((eve, bob));
         assert!(limits.streams.lock().unwrap().is_empty());
     }
 

@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use coracle_connections::SlotStream;
 use coracle_kinds::kind::by_resource;
 use http::{Request, Response};
 use http_body_util::Full;
@@ -122,15 +123,16 @@ impl Endpoint {
             .ok_or_else(|| ApiError::bad_request("address not allowed"))
     }
 
-    /// Sends a request. A server with TLS may have any certificate.
+    /// Sends a request. A server with TLS may have any certificate. The connection keeps the permit.
     pub(crate) async fn send(
         &self,
         is_tls: bool,
         request: Request<Full<bytes::Bytes>>,
         limit: Duration,
+        permit: impl Send + Unpin + 'static,
     ) -> Result<Response<Incoming>> {
         let target = self.to_string();
-        let stream = self.connect().await?;
+        let stream = SlotStream::new(self.connect().await?, permit);
         if !is_tls {
             return exchange(stream, request, (&target, limit)).await;
         }
@@ -153,7 +155,7 @@ impl Endpoint {
     /// Sends a request over TLS on a connection.
     pub(crate) async fn send_tls(
         &self,
-        stream: TcpStream,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         (tls, name): (Arc<rustls::ClientConfig>, ServerName<'static>),
         request: Request<Full<bytes::Bytes>>,
         limit: Duration,

@@ -269,6 +269,7 @@ pub(crate) fn unpack_kind(error: &UnpackError) -> ErrorKind {
         | UnpackError::TooLarge(_)
         | UnpackError::WhiteoutName { .. }
         | UnpackError::WhiteoutDevice { .. }
+        | UnpackError::DeviceNumber { .. }
         | UnpackError::LinkTarget { .. }
         | UnpackError::LinkOrder { .. } => ErrorKind::Rejected,
         UnpackError::Attribute { .. } => ErrorKind::Unsupported,

@@ -40,6 +40,9 @@ const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Prefix of other whiteout names, which aufs uses for its own bookkeeping.
 const AUFS: &[u8] = b".wh..wh.";
+/// Largest numbers of a device. mknod(2) ignores higher bits, so that a larger number could become 0:0, a whiteout.
+const MAJOR_MAX: u32 = (1 << 12) - 1;
+const MINOR_MAX: u32 = (1 << 20) - 1;
 const BUFFER: usize = 128 * 1024;
 const BLOCK: u64 = 4096;
 /// Maximum bytes of names that are kept until the layer ends: about ten times what the largest images need.
@@ -92,6 +95,10 @@ pub(crate) enum UnpackError {
     WhiteoutName { path: String },
     #[error("the layer is refused: the device {path:?} would act as a whiteout")]
     WhiteoutDevice { path: String },
+    #[error(
+        "the layer is refused: the device {path:?} has the number {major}:{minor}, which Linux does not have"
+    )]
+    DeviceNumber { path: String, major: u32, minor: u32 },
     #[error("the layer is refused: the link {path:?} leads to {target:?}, which cannot be linked")]
     LinkTarget { path: String, target: String },
     #[error(
@@ -257,6 +264,11 @@ impl Writer {
             Kind::HardLink(target) => self.hard_link(&path, target),
             // overlayfs creates no such device for a container, and layers may not contain one either.
             Kind::Char(0, 0) => Err(UnpackError::WhiteoutDevice { path: path.display() }),
+            Kind::Char(major, minor) | Kind::Block(major, minor)
+                if *major > MAJOR_MAX || *minor > MINOR_MAX =>
+            {
+                Err(UnpackError::DeviceNumber { path: path.display(), major: *major, minor: *minor })
+            }
             _ => self.special(entry, &path).map_err(|cannot| cannot_make(&path, cannot)),
         }
     }

@@ -5,22 +5,16 @@ use coracle_proto::nri::ContainerAdjustment;
 
 use crate::error::Error;
 use crate::sandbox::namespaces;
+use crate::sandbox::sysctls::{self, OwnNamespaces};
 
 /// Refuses sysctls that affect more than the pod.
 pub(super) fn check(adjustment: &ContainerAdjustment, pod: &PodSandboxConfig) -> Result<(), Error> {
     let linux = adjustment.linux.as_ref();
-    for name in linux.iter().flat_map(|linux| linux.sysctl.keys()) {
-        let name = name.replace('/', ".");
-        let of_network = name.starts_with("net.");
-        let of_ipc = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."]
-            .iter()
-            .any(|prefix| name.starts_with(prefix));
-        let own = (of_network && namespaces::own_network(pod)) || (of_ipc && namespaces::own_ipc(pod));
-        // A removal has no effect: containers have no sysctls of their own.
-        if !own && !name.starts_with('-') {
-            let why = format!("NRI adjustment of sysctl: {name} does not belong to a namespace of the pod");
-            return Err(Error::invalid("NRI", why));
-        }
+    let own = OwnNamespaces { network: namespaces::own_network(pod), ipc: namespaces::own_ipc(pod) };
+    // A removal has no effect: containers have no sysctls of their own.
+    for name in linux.iter().flat_map(|linux| linux.sysctl.keys()).filter(|name| !name.starts_with('-')) {
+        sysctls::check(name, own)
+            .map_err(|why| Error::invalid("NRI", format!("NRI adjustment of sysctl: {why}")))?;
     }
     Ok(())
 }
@@ -45,7 +39,9 @@ mod tests {
         {
             check(&asks(name), &pod).expect(name);
         }
-        for name in ["vm.swappiness", "kernel.hostname", "kernel.panic", "netx"] {
+        for name in
+            ["vm.swappiness", "kernel.hostname", "netx", "net/../vm/swappiness", "kernel.shm/../panic"]
+        {
             assert!(check(&asks(name), &pod).is_err(), "{name}");
         }
         let mut host = PodSandboxConfig::default();

@@ -4,6 +4,11 @@ use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use super::queue::{QueueMemory, QueueReceiver, QueueSender, Size, queue};
+
+/// Memory in bytes of a client's messages that wait for its command. A larger message waits alone.
+const INPUT_MEMORY: u32 = 256 << 10;
+
 /// A message from a client. The channel closes when the client disconnects.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Input {
@@ -23,8 +28,24 @@ pub(super) enum Output {
 /// The channels between a transport and a command.
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) input: mpsc::Receiver<Input>,
+    pub(super) input: QueueReceiver<Input>,
     pub(super) output: mpsc::Sender<Output>,
+}
+
+/// The queue of a client's messages to its command.
+pub(super) fn input_queue() -> (QueueSender<Input>, QueueReceiver<Input>) {
+    queue(&QueueMemory::new(INPUT_MEMORY))
+}
+
+// === impl Input ===
+
+impl Size for Input {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Stdin(bytes) => bytes.len(),
+            Self::StdinClosed | Self::Resize { .. } => 0,
+        }
+    }
 }
 
 /// The status of a command that exited.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use coracle_proto::cri;
-use tokio::sync::mpsc;
 
 use super::client::{Client, Input, Output, exited, failed};
 use super::pump::{End, Pipes, Session, Streams, Target};
+use super::queue::{QueueReceiver, Size as _};
 use crate::container::Container;
 use crate::error::Error;
 use crate::services::execs::{Exec, ExecService, StartTask, exit_code, shim_lost};
@@ -16,6 +16,8 @@ use crate::shim_client::ExecStdio;
 
 /// Maximum messages of a client that are kept until its command starts.
 const MAX_EARLY_MESSAGES: usize = 16;
+/// Bytes of kept messages from which on no further ones are kept.
+const MAX_EARLY_BYTES: usize = 64 << 10;
 
 /// A command that has not started. If this is dropped before the start, the command is killed when it starts: its client
 /// has disconnected.
@@ -104,7 +106,7 @@ impl Starting {
     }
 
     /// Waits until the command has started. None if the client disconnects first.
-    async fn wait(mut self, input: &mut mpsc::Receiver<Input>) -> Option<StartedCommand> {
+    async fn wait(mut self, input: &mut QueueReceiver<Input>) -> Option<StartedCommand> {
         let mut early = Vec::new();
         let started = {
             let task = self.task.as_mut()?;
@@ -136,11 +138,15 @@ impl Drop for Starting {
     }
 }
 
-/// Returns when the client has disconnected. Keeps its messages until then, up to a limit.
-async fn client_gone(input: &mut mpsc::Receiver<Input>, early: &mut Vec<Input>) {
-    while early.len() < MAX_EARLY_MESSAGES {
+/// Returns when the client has disconnected. Keeps its messages until then, up to limits.
+async fn client_gone(input: &mut QueueReceiver<Input>, early: &mut Vec<Input>) {
+    let mut bytes = 0;
+    while early.len() < MAX_EARLY_MESSAGES && bytes < MAX_EARLY_BYTES {
         match input.recv().await {
-            Some(message) => early.push(message),
+            Some(message) => {
+                bytes += message.bytes();
+                early.push(message);
+            }
             None => return,
         }
     }

@@ -9,13 +9,23 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::sleep;
 
+use super::forward_limit::{ForwardLimit, ForwardPermit};
+use super::queue::{QueueMemory, QueueReceiver, QueueSender, queue};
 use crate::error::Error;
 use crate::tables::Tables;
 
 const READ_SIZE: usize = 32 << 10;
-const BACKLOG: usize = 16;
+/// Memory in bytes of the data of one client that waits for ports, for all of its connections.
+pub(super) const FORWARD_MEMORY: u32 = 1 << 20;
 /// Time for the pod to read the rest of the data of a client that has disconnected.
 const LINGER: Duration = Duration::from_secs(5);
+
+/// Forwards connections of all clients to pods, within a common limit.
+#[derive(Clone, Debug)]
+pub(crate) struct Forwarder {
+    tables: Arc<Tables>,
+    limit: ForwardLimit,
+}
 
 /// Messages from a pod's port.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,15 +51,37 @@ pub(super) struct Forward<K> {
     pub(super) _permit: Option<OwnedSemaphorePermit>,
 }
 
+// === impl Forwarder ===
+
+impl Forwarder {
+    pub(crate) fn new(tables: Arc<Tables>) -> Self {
+        Self { tables, limit: ForwardLimit::default() }
+    }
+
+    /// Connects to a TCP port in a pod.
+    async fn connect(&self, sandbox_id: &str, port: u16) -> Result<(TcpStream, ForwardPermit), Error> {
+        let sandbox = self.tables.sandbox(sandbox_id)?;
+        let metadata = sandbox.config().metadata.as_ref();
+        let namespace = metadata.map(|metadata| metadata.namespace.as_str()).unwrap_or_default();
+        let permit = self.limit.take(namespace).ok_or(Error::ForwardLimit)?;
+        let shim = sandbox.shim()?;
+        let connection = shim.connect_port(port).await.map_err(Error::shim("connect inside the pod"))?;
+        let kernel = |source| Error::Kernel { doing: "register a connection", source };
+        connection.set_nonblocking(true).map_err(kernel)?;
+        Ok((TcpStream::from_std(connection).map_err(kernel)?, permit))
+    }
+}
+
 // === impl Forward ===
 
 impl<K: Copy + Send + Sync + 'static> Forward<K> {
     /// Connects in a task. Returns the sender for the client's data; dropping it is the client's end of file.
-    pub(super) fn open(self, tables: &Arc<Tables>) -> mpsc::Sender<Bytes> {
-        let (sender, receiver) = mpsc::channel(BACKLOG);
-        let tables = Arc::clone(tables);
+    /// The data waits in the client's `memory`.
+    pub(super) fn open(self, forwarder: &Forwarder, memory: &QueueMemory) -> QueueSender<Bytes> {
+        let (sender, receiver) = queue(memory);
+        let forwarder = forwarder.clone();
         tokio::spawn(async move {
-            if let Err(error) = self.run(&tables, receiver).await {
+            if let Err(error) = self.run(&forwarder, receiver).await {
                 self.send(PortMessage::Failed(format!("port {}: {}", self.port, error.chain()))).await;
             }
             self.send(PortMessage::Closed).await;
@@ -57,9 +89,9 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
         sender
     }
 
-    async fn run(&self, tables: &Tables, input: mpsc::Receiver<Bytes>) -> Result<(), Error> {
+    async fn run(&self, forwarder: &Forwarder, input: QueueReceiver<Bytes>) -> Result<(), Error> {
         let broken = |source| Error::Kernel { doing: "forward a connection", source };
-        let connection = connect(tables, &self.sandbox_id, self.port).await?;
+        let (connection, _permit) = forwarder.connect(&self.sandbox_id, self.port).await?;
         let (mut from_pod, to_pod) = connection.into_split();
         let answers = async {
             let mut buffer = BytesMut::new();
@@ -106,13 +138,4 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
     async fn send(&self, message: PortMessage) -> bool {
         self.back.send((self.key, message)).await.is_ok()
     }
-}
-
-/// Connects to a TCP port in a pod.
-async fn connect(tables: &Tables, sandbox_id: &str, port: u16) -> Result<TcpStream, Error> {
-    let shim = tables.sandbox(sandbox_id)?.shim()?;
-    let connection = shim.connect_port(port).await.map_err(Error::shim("connect inside the pod"))?;
-    let kernel = |source| Error::Kernel { doing: "register a connection", source };
-    connection.set_nonblocking(true).map_err(kernel)?;
-    TcpStream::from_std(connection).map_err(kernel)
 }

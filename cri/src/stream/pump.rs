@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::client::{Client, Input, Output};
+use super::queue::QueueReceiver;
 use crate::descriptor::{Descriptor, set_window};
 use crate::error::Error;
 use crate::tables::Tables;
@@ -122,7 +123,7 @@ impl Session<'_> {
 
 impl Target<'_> {
     /// Handles the client's messages until the client disconnects.
-    async fn feed(&self, early: Vec<Input>, mut later: mpsc::Receiver<Input>, mut stdin: Option<Writer>) {
+    async fn feed(&self, early: Vec<Input>, mut later: QueueReceiver<Input>, mut stdin: Option<Writer>) {
         for input in early {
             self.handle(input, &mut stdin).await;
         }

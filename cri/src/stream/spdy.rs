@@ -16,9 +16,12 @@ use tracing::debug;
 
 use self::frame::{Frame, decode, encode};
 use self::headers::{Deflater, Headers, Inflater};
+use super::queue::{QueueMemory, QueueReceiver, QueueSender, Size, queue};
 
-/// Maximum queued frames per direction.
+/// Maximum queued frames to the client.
 const BACKLOG: usize = 16;
+/// Memory in bytes of queued events of the client. A larger frame waits alone.
+const EVENT_MEMORY: u32 = 256 << 10;
 /// Time for the client to close the connection after the last frame.
 const LINGER: Duration = Duration::from_secs(5);
 const READ_SIZE: usize = 32 << 10;
@@ -41,7 +44,7 @@ pub(crate) enum Event {
 /// A connection: the client's events, and a writer. Dropping both closes it after all data is sent.
 #[derive(Debug)]
 pub(crate) struct Session {
-    pub(crate) events: mpsc::Receiver<Event>,
+    pub(super) events: QueueReceiver<Event>,
     pub(crate) writer: Writer,
 }
 
@@ -49,6 +52,21 @@ pub(crate) struct Session {
 #[derive(Debug, Clone)]
 pub(crate) struct Writer {
     frames: mpsc::Sender<Frame>,
+}
+
+// === impl Event ===
+
+impl Size for Event {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Opened { headers, .. } => headers
+                .iter()
+                .map(|(name, value)| name.len() + value.len() + size_of::<(String, String)>())
+                .sum(),
+            Self::Data { bytes, .. } => bytes.len(),
+            Self::Reset { .. } => 0,
+        }
+    }
 }
 
 // === impl Writer ===
@@ -83,7 +101,7 @@ impl Session {
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let (event_sender, events) = mpsc::channel(BACKLOG);
+        let (event_sender, events) = queue(&QueueMemory::new(EVENT_MEMORY));
         let (frames, frame_receiver) = mpsc::channel(BACKLOG);
         let reader = Reader {
             buffer: BytesMut::new(),
@@ -140,7 +158,7 @@ async fn write<I: AsyncWrite>(
 struct Reader {
     buffer: BytesMut,
     inflater: Inflater,
-    events: mpsc::Sender<Event>,
+    events: QueueSender<Event>,
     replies: mpsc::WeakSender<Frame>,
 }
 
@@ -247,6 +265,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unhandled_frames_take_bounded_memory() {
+        let (server, io) = tokio::io::duplex(4096);
+        let _session = Session::open(server);
+        let deflater = Deflater::new().expect("dictionary");
+        let mut peer = Peer { io, deflater, buffer: BytesMut::new() };
+        let frame = Frame::Data { id: 3, fin: false, bytes: Bytes::from(vec![0; 64 << 10]) };
+        let mut sent = 0;
+        while sent < 100 && timeout(LINGER, peer.send(&frame)).await.is_ok() {
+            sent += 1;
+        }
+        // One frame waits for room, and another one is being written.
+        let queued = EVENT_MEMORY / (64 << 10);
+        assert!((queued..queued + 3).contains(&sent), "{sent}");
     }
 
     #[tokio::test]

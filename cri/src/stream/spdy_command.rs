@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::client::{self, Client, Input, Output};
+use super::queue::{QueueReceiver, QueueSender};
 use super::spdy::{Event, Session, Writer, header};
 use super::token::StreamRequest;
 
@@ -16,7 +17,7 @@ use super::token::StreamRequest;
 const OPEN_TIME: Duration = Duration::from_secs(30);
 const BACKLOG: usize = 16;
 /// Maximum bytes that a client may send before all streams are open. Real clients open them first.
-const MAX_EARLY_BYTES: usize = 1 << 20;
+const MAX_EARLY_BYTES: usize = 256 << 10;
 const MAX_EARLY_EVENTS: usize = 1024;
 
 /// The streams that a client will open in addition to the error stream.
@@ -73,7 +74,7 @@ pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl Asy
     let mut early = Vec::new();
     let Ok(Some(opened)) = timeout(OPEN_TIME, open(&mut session, wanted, &mut early)).await else { return };
     let Session { events, writer } = session;
-    let (input_sender, input) = mpsc::channel(BACKLOG);
+    let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
     let receiving = tokio::spawn(receive(events, early, opened.clone(), input_sender));
     let sending = tokio::spawn(send(writer, opened, output_receiver));
@@ -106,10 +107,10 @@ async fn open(session: &mut Session, wanted: &[&str], early: &mut Vec<Event>) ->
 }
 
 async fn receive(
-    mut events: mpsc::Receiver<Event>,
+    mut events: QueueReceiver<Event>,
     early: Vec<Event>,
     opened: Opened,
-    input: mpsc::Sender<Input>,
+    input: QueueSender<Input>,
 ) {
     let mut early = early.into_iter();
     let mut sizes = BytesMut::new();

@@ -8,13 +8,15 @@ use bytes::Bytes;
 use coracle_proto::cri;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::forward::{Forward, PortMessage};
+use super::forward::{FORWARD_MEMORY, Forward, Forwarder, PortMessage};
+use super::queue::{QueueMemory, QueueSender};
 use super::spdy::{Event, Session, Writer, header};
-use crate::tables::Tables;
 
 const BACKLOG: usize = 16;
 /// Maximum connections of a client. Each has two streams, a descriptor of ours, and one in the pod.
 const MAX_CONNECTIONS: usize = 512;
+/// Maximum bytes of a request id, which is kept until the second stream is open. Clients use decimal numbers.
+const MAX_REQUEST_ID: usize = 128;
 
 /// The streams of all connections.
 #[derive(Debug)]
@@ -24,7 +26,7 @@ struct Connections {
     /// Error streams that wait for their data stream, by request id.
     errors: HashMap<String, (u32, OwnedSemaphorePermit)>,
     /// The senders for the client's data, by data stream.
-    inputs: HashMap<u32, mpsc::Sender<Bytes>>,
+    inputs: HashMap<u32, QueueSender<Bytes>>,
 }
 
 /// Data stream and error stream of a connection.
@@ -37,13 +39,14 @@ enum Opened {
     Half,
     /// The second stream of a connection, with the port.
     Whole { pair: Pair, port: u16, place: OwnedSemaphorePermit },
-    /// Above the connection limit, or invalid.
+    /// Above a limit, or invalid.
     Refused,
 }
 
 /// Serves a client until it disconnects.
-pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequest, mut session: Session) {
+pub(super) async fn forward(forwarder: &Forwarder, request: &cri::PortForwardRequest, mut session: Session) {
     let (back, mut answers) = mpsc::channel(BACKLOG);
+    let memory = QueueMemory::new(FORWARD_MEMORY);
     let writer = session.writer.clone();
     let answering = async {
         while let Some((pair, what)) = answers.recv().await {
@@ -60,7 +63,7 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequ
                         let sandbox_id = request.pod_sandbox_id.clone();
                         let back = back.clone();
                         let forward = Forward { sandbox_id, port, key: pair, back, _permit: Some(place) };
-                        connections.inputs.insert(pair.0, forward.open(tables));
+                        connections.inputs.insert(pair.0, forward.open(forwarder, &memory));
                     }
                     Opened::Refused => drop(session.writer.refuse(id).await),
                 },
@@ -101,6 +104,9 @@ impl Connections {
         // Removes closed connections, even if the client has not ended its stream.
         self.inputs.retain(|_, input| !input.is_closed());
         let request = header(headers, "requestid").to_owned();
+        if request.len() > MAX_REQUEST_ID {
+            return Opened::Refused;
+        }
         if header(headers, "streamtype") == "error" {
             let Ok(place) = self.places.clone().try_acquire_owned() else { return Opened::Refused };
             self.errors.insert(request, (id, place));
@@ -119,7 +125,7 @@ impl Connections {
     async fn data(&mut self, id: u32, bytes: Bytes, fin: bool) {
         if !bytes.is_empty()
             && let Some(input) = self.inputs.get(&id)
-            && input.send(bytes).await.is_err()
+            && !input.send(bytes).await
         {
             self.inputs.remove(&id);
         }
@@ -131,6 +137,11 @@ impl Connections {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::super::queue::queue;
     use super::*;
 
     fn headers(kind: &str, request: &str) -> Vec<(String, String)> {
@@ -170,5 +181,42 @@ mod tests {
         assert!(matches!(connections.opened(13, &headers("error", "5")), Opened::Refused));
         drop(whole);
         assert!(matches!(connections.opened(15, &headers("error", "6")), Opened::Half));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_does_not_read_takes_bounded_memory() {
+        let memory = QueueMemory::new(FORWARD_MEMORY);
+        let mut connections = Connections::new(9);
+        let mut ports = Vec::new();
+        for id in [1, 3] {
+            let (input, port) = queue(&memory);
+            connections.inputs.insert(id, input);
+            ports.push(port);
+        }
+        let mut sent = 0;
+        for id in [1, 3].into_iter().cycle().take(100) {
+            let data = connections.data(id, Bytes::from(vec![0; 64 << 10]), false);
+            if timeout(Duration::from_secs(1), data).await.is_err() {
+                break;
+            }
+            sent += 64 << 10;
+        }
+        assert_eq!(sent, FORWARD_MEMORY);
+        // A closed connection does not wait, and releases what it holds.
+        ports.remove(0);
+        connections.data(1, Bytes::from(vec![0; 64 << 10]), false).await;
+        assert!(!connections.inputs.contains_key(&1));
+        connections.data(3, Bytes::from(vec![0; 64 << 10]), false).await;
+        assert!(connections.inputs.contains_key(&3));
+    }
+
+    #[test]
+    fn request_ids_take_little_memory() {
+        let mut connections = Connections::new(9);
+        let id = "1".repeat(MAX_REQUEST_ID);
+        assert!(matches!(connections.opened(1, &headers("error", &id)), Opened::Half));
+        let longer = format!("{id}1");
+        assert!(matches!(connections.opened(3, &headers("error", &longer)), Opened::Refused));
+        assert_eq!(connections.errors.len(), 1);
     }
 }

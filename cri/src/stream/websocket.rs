@@ -7,8 +7,6 @@ use std::io;
 use std::time::Duration;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use std::sync::Arc;
-
 use bytes::{Bytes, BytesMut};
 use coracle_proto::cri;
 use futures::stream::{SplitSink, SplitStream};
@@ -23,10 +21,10 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 use super::client::{self, Client, Input, Output};
-use super::forward::{Forward, PortMessage};
+use super::forward::{FORWARD_MEMORY, Forward, Forwarder, PortMessage};
 use super::idle::Connection;
+use super::queue::{QueueMemory, QueueSender};
 use super::upgrade::Codec;
-use crate::tables::Tables;
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
@@ -59,7 +57,7 @@ fn limits() -> WebSocketConfig {
 /// Serves the client of a command.
 pub(super) async fn command(socket: Socket, codec: Codec, run: impl AsyncFnOnce(Client)) {
     let (sink, source) = socket.split();
-    let (input_sender, input) = mpsc::channel(BACKLOG);
+    let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
     let receiving = tokio::spawn(receive(source, codec, input_sender));
     let sending = tokio::spawn(send(sink, codec, output_receiver));
@@ -72,7 +70,7 @@ pub(super) async fn command(socket: Socket, codec: Codec, run: impl AsyncFnOnce(
     }
 }
 
-async fn receive(mut source: Receiver, codec: Codec, input: mpsc::Sender<Input>) {
+async fn receive(mut source: Receiver, codec: Codec, input: QueueSender<Input>) {
     while let Some(Ok(message)) = source.next().await {
         match message {
             Message::Binary(bytes) => {
@@ -118,7 +116,8 @@ fn decode(codec: Codec, message: &Bytes) -> Option<Input> {
     }
     let (channel, rest) = message.split_first()?;
     match (*channel, rest) {
-        (STDIN, _) => Some(Input::Stdin(message.slice(1..))),
+        // A copy: a slice would keep the read buffer, of which a message may be a small part.
+        (STDIN, data) => Some(Input::Stdin(Bytes::copy_from_slice(data))),
         (RESIZE, size) => client::resize(size),
         (CLOSE, [STDIN]) => Some(Input::StdinClosed),
         _ => None,
@@ -163,9 +162,10 @@ pub(crate) const MAX_PORTS: usize = 128;
 
 /// Forwards the requested ports, which were validated. Port n has channels 2n (data) and 2n + 1 (errors). Each channel begins
 /// with the port number as two bytes, little-endian.
-pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardRequest, socket: Socket) {
+pub(super) async fn forward(forwarder: &Forwarder, request: cri::PortForwardRequest, socket: Socket) {
     let (mut sink, mut source) = socket.split();
     let (back, mut answers) = mpsc::channel(BACKLOG);
+    let memory = QueueMemory::new(FORWARD_MEMORY);
     let mut inputs = Vec::new();
     let ports = request.port.iter().take(MAX_PORTS).filter_map(|port| u16::try_from(*port).ok());
     for (channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
@@ -176,7 +176,7 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardReque
         }
         let sandbox_id = request.pod_sandbox_id.clone();
         let forward = Forward { sandbox_id, port, key: channel, back: back.clone(), _permit: None };
-        inputs.push(forward.open(tables));
+        inputs.push(forward.open(forwarder, &memory));
     }
     drop(back);
     let sending = async {
@@ -195,11 +195,11 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardReque
     let receiving = async {
         while let Some(Ok(message)) = source.next().await {
             let Message::Binary(bytes) = message else { continue };
-            let Some((channel, _)) = bytes.split_first() else { continue };
+            let Some((channel, data)) = bytes.split_first() else { continue };
             if channel % 2 == 0
                 && let Some(input) = inputs.get(usize::from(channel / 2))
             {
-                let _ended = input.send(bytes.slice(1..)).await;
+                let _ended = input.send(Bytes::copy_from_slice(data)).await;
             }
         }
     };

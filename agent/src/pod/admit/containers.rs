@@ -1,4 +1,4 @@
-//! Limit of the containers of a pod.
+//! Limits of the containers, volumes and sub paths of a pod.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
@@ -9,17 +9,30 @@ use crate::pod::state::Verdict;
 /// memory in the node while the pod exists.
 const MAX_CONTAINERS: usize = 500;
 
-/// Rejects a pod with too many containers.
+/// Maximum volumes of a pod, and mounts with a sub path. Each can be a mount of the node, whose mount namespace has at most
+/// 100,000 (`fs.mount-max`) for all pods.
+const MAX_VOLUMES: usize = 500;
+
+/// Rejects a pod with too many containers, volumes or mounts with a sub path.
 pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
-    let count = pod
-        .spec
-        .as_ref()
-        .map_or(0, |spec| spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len));
-    if count <= MAX_CONTAINERS {
-        return Ok(());
+    let Some(spec) = &pod.spec else { return Ok(()) };
+    let inits = spec.init_containers.iter().flatten();
+    let containers = spec.containers.len() + inits.clone().count();
+    let mounts = inits.chain(&spec.containers).flat_map(|container| container.volume_mounts.iter().flatten());
+    let is_set = |path: &Option<String>| path.as_ref().is_some_and(|path| !path.is_empty());
+    let sub_paths = mounts.filter(|mount| is_set(&mount.sub_path) || is_set(&mount.sub_path_expr)).count();
+    let volumes = spec.volumes.as_ref().map_or(0, Vec::len);
+    for (count, most, reason, what) in [
+        (containers, MAX_CONTAINERS, "TooManyContainers", "containers"),
+        (volumes, MAX_VOLUMES, "TooManyVolumes", "volumes"),
+        (sub_paths, MAX_VOLUMES, "TooManySubPaths", "mounts with a sub path"),
+    ] {
+        if count > most {
+            let limit = format!("this node accepts at most {most} in a pod");
+            return Err(refuse(reason, format!("Pod was rejected: it has {count} {what}, and {limit}")));
+        }
     }
-    let limit = format!("this node runs at most {MAX_CONTAINERS} in a pod");
-    Err(refuse("TooManyContainers", format!("Pod was rejected: it has {count} containers, and {limit}")))
+    Ok(())
 }
 
 /// Rejects an ephemeral container above the limit of them. The pod continues without it.
@@ -50,6 +63,16 @@ mod tests {
         };
         assert!(check(&pod(100, 400)).is_ok());
         assert_eq!(check(&pod(100, 401)).unwrap_err().reason, "TooManyContainers");
+        let volumes = |count: usize, sub_path: &str| {
+            let list: Vec<_> = (0..count).map(|n| json!({"name": format!("v{n}")})).collect();
+            let mount = json!({"name": "v0", "mountPath": "/v", "subPath": sub_path});
+            let container = json!({"name": "c", "volumeMounts": vec![mount; 501]});
+            let spec = json!({"containers": [container], "volumes": list});
+            check(&serde_json::from_value(json!({"spec": spec})).unwrap()).map_err(|refused| refused.reason)
+        };
+        assert_eq!(volumes(500, ""), Ok(()));
+        assert_eq!(volumes(501, ""), Err("TooManyVolumes".into()));
+        assert_eq!(volumes(500, "s"), Err("TooManySubPaths".into()));
         let spec = json!({"containers": [], "ephemeralContainers": list(501)});
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
         assert!(check_added(&spec, "c499").is_ok() && check_added(&spec, "c500").is_err());

@@ -110,6 +110,7 @@ impl Job {
                     container: &container.name,
                     index,
                     path: &sub,
+                    missing: volumes.missing_part(&mount.name),
                 };
                 sub_path::mount(&self.node.volumes, &part).await.map_err(|source| MountError::SubPath {
                     volume: mount.name.clone(),

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use coracle_connections::SlotStream;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -67,7 +68,7 @@ impl Forwarder {
         }
         let request = request.body(Full::default()).map_err(|error| error.to_string())?;
         let aggregator = User::new("system:kube-aggregator", &["system:masters"]);
-        let answer = self.send(remote, &aggregator, request).await.map_err(|error| error.message)?;
+        let answer = self.send(remote, &aggregator, request, ()).await.map_err(|error| error.message)?;
         let status = answer.status();
         if wanted.tag.is_some() && status == StatusCode::NOT_MODIFIED {
             return Ok(None);
@@ -81,12 +82,13 @@ impl Forwarder {
         Ok(Some(Fetched { headers: head.headers, body }))
     }
 
-    /// Sends a request of a user.
+    /// Sends a request of a user. The connection keeps the permit.
     pub(crate) async fn send(
         &self,
         remote: &Remote,
         user: &User,
         mut request: Request<Full<bytes::Bytes>>,
+        permit: impl Send + Unpin + 'static,
     ) -> Result<http::Response<Incoming>> {
         identify(request.headers_mut(), user)?;
         let (namespace, name, port) = &remote.service;
@@ -96,7 +98,7 @@ impl Forwarder {
         let server = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
         let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
         request.headers_mut().insert(header::HOST, host);
-        let stream = endpoint.connect().await?;
+        let stream = SlotStream::new(endpoint.connect().await?, permit);
         endpoint.send_tls(stream, (tls, server), request, self.timeout).await
     }
 }

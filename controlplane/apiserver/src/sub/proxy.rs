@@ -197,7 +197,8 @@ async fn send(
 ) -> Result<Response<Incoming>> {
     let host = HeaderValue::from_str(&endpoint.to_string()).map_err(ApiError::internal)?;
     request.headers_mut().insert(header::HOST, host);
-    endpoint.send(is_tls, request, call.state.request_timeout).await
+    let permit = call.state.in_flight.proxied(&call.user)?;
+    endpoint.send(is_tls, request, call.state.request_timeout, permit).await
 }
 
 #[cfg(test)]

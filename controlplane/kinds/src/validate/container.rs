@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::file_path::relative;
 use super::volume::Volumes;
@@ -10,6 +10,18 @@ use super::{Causes, Path, env, format, items, probe, resources, security, text};
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+/// Fields that an ephemeral container cannot have.
+const NOT_EPHEMERAL: [&str; 9] = [
+    "ports",
+    "resources",
+    "resizePolicy",
+    "restartPolicy",
+    "restartPolicyRules",
+    "livenessProbe",
+    "readinessProbe",
+    "startupProbe",
+    "lifecycle",
+];
 
 /// Every container of a spec.
 pub(super) fn all(causes: &mut Causes, path: &Path, spec: &Value, volumes: &Volumes<'_>) {
@@ -25,10 +37,11 @@ pub(super) fn all(causes: &mut Causes, path: &Path, spec: &Value, volumes: &Volu
                 causes.duplicate(&here.field("name"), &item["name"]);
             }
             container(causes, &here, item, volumes);
+            security::container(causes, &here.field("securityContext"), item, spec);
             match list {
                 "containers" => ordinary(causes, &here, item),
                 "initContainers" => init(causes, &here, item),
-                _ => ephemeral(causes, &here, item),
+                _ => ephemeral(causes, &here, item, spec),
             }
         }
     }
@@ -61,7 +74,6 @@ fn container(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volu
     env::all(causes, path, container);
     mounts(causes, path, container, volumes);
     resources::container(causes, &path.field("resources"), &container["resources"]);
-    security::container(causes, &path.field("securityContext"), &container["securityContext"]);
 }
 
 fn ordinary(causes: &mut Causes, path: &Path, container: &Value) {
@@ -84,14 +96,27 @@ fn init(causes: &mut Causes, path: &Path, container: &Value) {
     }
 }
 
-fn ephemeral(causes: &mut Causes, path: &Path, container: &Value) {
-    for name in ["ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"] {
-        if !container[name].is_null() {
-            causes.forbidden(&path.field(name), "cannot be set for an Ephemeral Container");
+fn ephemeral(causes: &mut Causes, path: &Path, container: &Value, spec: &Value) {
+    let forbidden = "cannot be set for an Ephemeral Container";
+    let target = text(&container["targetContainerName"]);
+    let mut others = items(&spec["containers"]).chain(items(&spec["initContainers"]));
+    if !target.is_empty() && !others.any(|(_, other)| other["name"] == target) {
+        causes.not_found(&path.field("targetContainerName"), &target.into());
+    }
+    for name in NOT_EPHEMERAL {
+        let value = &container[name];
+        // Upstream's `resources` is a struct: an empty one is not set.
+        let is_set = !value.is_null() && (name != "resources" || *value != json!({}));
+        if is_set {
+            causes.forbidden(&path.field(name), forbidden);
         }
     }
-    if container["resources"].as_object().is_some_and(|resources| !resources.is_empty()) {
-        causes.forbidden(&path.field("resources"), "cannot be set for an Ephemeral Container");
+    for (index, mount) in items(&container["volumeMounts"]) {
+        for name in ["subPath", "subPathExpr"] {
+            if !text(&mount[name]).is_empty() {
+                causes.forbidden(&path.field("volumeMounts").index(index).field(name), forbidden);
+            }
+        }
     }
 }
 

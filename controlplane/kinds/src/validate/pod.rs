@@ -57,6 +57,7 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     causes.in_range(&path.field("activeDeadlineSeconds"), deadline, 1..=i64::from(i32::MAX));
     names(causes, path, spec);
     security::pod(causes, &path.field("securityContext"), &spec["securityContext"]);
+    security::namespaces(causes, path, spec);
     scheduling::spec(causes, path, spec);
     host_network(causes, path, spec);
     if spec["os"].is_object() {

@@ -36,8 +36,26 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     }
 }
 
-/// Checks the security context of a container.
-pub(super) fn container(causes: &mut Causes, path: &Path, context: &Value) {
+/// Checks the namespaces of the node that a pod uses: none of them together with an own user namespace, and not the pid
+/// namespace together with a shared one.
+pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
+    if spec["hostPID"] == true && spec["shareProcessNamespace"] == true {
+        let here = path.field("securityContext").field("shareProcessNamespace");
+        causes.invalid(&here, &true.into(), "ShareProcessNamespace and HostPID cannot both be enabled");
+    }
+    if spec["hostUsers"] != false {
+        return;
+    }
+    for name in ["hostNetwork", "hostPID", "hostIPC"] {
+        if spec[name] == true {
+            causes.forbidden(&path.field(name), "when `hostUsers` is false");
+        }
+    }
+}
+
+/// Checks the security context of a container in a pod with this spec.
+pub(super) fn container(causes: &mut Causes, path: &Path, container: &Value, spec: &Value) {
+    let context = &container["securityContext"];
     for name in ["runAsUser", "runAsGroup"] {
         causes.in_range(&path.field(name), &context[name], 0..=MAX_ID);
     }
@@ -46,6 +64,10 @@ pub(super) fn container(causes: &mut Causes, path: &Path, context: &Value) {
     let mount = &context["procMount"];
     if !mount.is_null() && !matches!(text(mount), "Default" | "Unmasked") {
         causes.unsupported(&path.field("procMount"), mount, &["Default", "Unmasked"]);
+    }
+    if mount == "Unmasked" && spec["hostUsers"] != false {
+        let detail = "`hostUsers` must be false to use `Unmasked`";
+        causes.invalid(&path.field("procMount"), mount, detail);
     }
     if context["allowPrivilegeEscalation"] == false {
         if context["privileged"] == true {

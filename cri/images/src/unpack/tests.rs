@@ -277,6 +277,16 @@ fn invalid_whiteouts_and_entries_are_refused() {
         let (_into, error) = refused(TestTar::new().file(name, b""));
         assert!(matches!(error, UnpackError::WhiteoutName { .. }), "{name}: {error}");
     }
+    let device = |kind: u8, number: &str| {
+        refused(TestTar::new().with(kind, "device", number, attributes(0o666, (0, 0), 0))).1
+    };
+    assert!(matches!(device(b'3', "0:0"), UnpackError::WhiteoutDevice { .. }));
+    for number in ["4096:0", "0:1048576", "4097:3"] {
+        for kind in [b'3', b'4'] {
+            let error = device(kind, number);
+            assert!(matches!(error, UnpackError::DeviceNumber { .. }), "{number}: {error}");
+        }
+    }
     let (_into, error) = refused(TestTar::new().file("f", b"").file("f/g", b""));
     assert!(matches!(error, UnpackError::Write { .. }), "{error}");
     let (_into, error) = refused(TestTar::new().entry(b'M', "multi-volume", "", b""));

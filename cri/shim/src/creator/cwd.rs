@@ -20,6 +20,9 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
     let deepest = enclosing.max_by_key(|mount| mount.destination().components().count());
     match deepest {
         None => Some((root, cwd.to_owned())),
+        // Its source can be writable for the node: nothing is made that the container could not make. The library reports
+        // the missing directory.
+        Some(mount) if is_read_only(mount) => None,
         Some(mount) if is_bind(mount) => {
             let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();
             mount.source().as_deref().map(|source| (source, below))
@@ -30,9 +33,15 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
 }
 
 fn is_bind(mount: &Mount) -> bool {
-    let options = mount.options().as_deref().unwrap_or_default();
-    mount.typ().as_deref() == Some("bind")
-        || options.iter().any(|option| option == "bind" || option == "rbind")
+    mount.typ().as_deref() == Some("bind") || has_option(mount, &["bind", "rbind"])
+}
+
+fn is_read_only(mount: &Mount) -> bool {
+    has_option(mount, &["ro", "rro"])
+}
+
+fn has_option(mount: &Mount, any_of: &[&str]) -> bool {
+    mount.options().iter().flatten().any(|option| any_of.contains(&option.as_str()))
 }
 
 /// Makes the missing directories of the path. Links resolve as they do inside the container.
@@ -94,6 +103,8 @@ mod tests {
             "mounts": [
                 { "destination": "/data", "type": "bind", "source": "/vol/a", "options": ["rbind"] },
                 { "destination": "/data/tmp", "type": "tmpfs", "source": "tmpfs" },
+                { "destination": "/ro", "type": "bind", "source": "/vol/b", "options": ["rbind", "ro"] },
+                { "destination": "/rro", "type": "bind", "source": "/vol/c", "options": ["rbind", "rro"] },
             ],
         }));
         let place = |cwd: &str| {
@@ -102,6 +113,7 @@ mod tests {
         assert_eq!(place("/srv/x"), Some(("/root-of-it".into(), "/srv/x".into())));
         assert_eq!(place("/data/x"), Some(("/vol/a".into(), "x".into())));
         assert_eq!(place("/data/tmp/x"), None);
+        assert_eq!((place("/ro/x"), place("/rro/x")), (None, None));
         assert_eq!(place("/database"), Some(("/root-of-it".into(), "/database".into())));
     }
 

@@ -60,7 +60,9 @@ pub(super) fn decode(buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError>
         return Ok(None);
     }
     buffer.advance(HEADER);
-    let body = buffer.split_to(length).freeze();
+    // A copy: a part of the buffer would keep all of it, and a frame may be a small part.
+    let body = Bytes::copy_from_slice(&buffer[..length]);
+    buffer.advance(length);
     let fin = flags & FIN != 0;
     if word >> 31 == 0 {
         return Ok(Some(Frame::Data { id: word, fin, bytes: body }));

@@ -338,3 +338,68 @@ fn huge_pages_are_whole_and_come_with_cpu_or_memory() {
         ],
     );
 }
+
+#[test]
+fn ephemeral_containers_target_a_container_of_the_pod_and_have_no_fields_of_workloads() {
+    let added = |fields: Value| {
+        let mut pod = good("Pod");
+        pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        defaults::apply(kind("Pod"), &mut pod);
+        let old = pod.clone();
+        let mut container = json!({"name": "debug", "image": "x"});
+        container.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+        pod["spec"]["ephemeralContainers"] = json!([container]);
+        defaults::apply(kind("Pod"), &mut pod);
+        texts(ephemeral_containers(&pod, &old))
+    };
+    let mount = |fields: Value| {
+        let mut mount = json!({"name": "v", "mountPath": "/v"});
+        mount.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+        json!({"volumeMounts": [mount]})
+    };
+    for fields in [json!({}), json!({"targetContainerName": "a", "resources": {}}), mount(json!({}))] {
+        assert_eq!(added(fields), Vec::<String>::new());
+    }
+    let at = "spec.ephemeralContainers[0]";
+    for (fields, field, why) in [
+        (json!({"targetContainerName": "debug"}), "targetContainerName", "Not found: \"debug\""),
+        (json!({"restartPolicy": "Always"}), "restartPolicy", "Forbidden: cannot be set"),
+        (json!({"resources": {"limits": {"cpu": "1"}}}), "resources", "Forbidden: cannot be set"),
+        (mount(json!({"subPath": "s"})), "volumeMounts[0].subPath", "Forbidden: cannot be set"),
+        (mount(json!({"subPathExpr": "$(A)"})), "volumeMounts[0].subPathExpr", "Forbidden: cannot be set"),
+    ] {
+        let found = added(fields);
+        assert!(
+            matches!(found.as_slice(), [one] if one.starts_with(&format!("{at}.{field}: {why}"))),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_user_namespace_excludes_namespaces_of_the_node_and_is_needed_for_an_unmasked_proc() {
+    let containers = |context: Value| json!([{"name": "a", "image": "x", "securityContext": context}]);
+    let spec = |fields: Value, context: Value| {
+        let mut spec = json!({"containers": containers(context)});
+        spec.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+        spec
+    };
+    let unmasked = || json!({"procMount": "Unmasked"});
+    check("Pod", "/spec", spec(json!({"hostUsers": false}), unmasked()), &[]);
+    let need = "spec.containers[0].securityContext.procMount: Invalid value: \"Unmasked\": `hostUsers` must be false to use `Unmasked`";
+    check("Pod", "/spec", spec(json!({}), unmasked()), &[need]);
+    check("Pod", "/spec", spec(json!({"hostUsers": true}), unmasked()), &[need]);
+    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+        let both = json!({"hostUsers": false, field: true});
+        let refused = format!("spec.{field}: Forbidden: when `hostUsers` is false");
+        check("Pod", "/spec", spec(both, json!({})), &[&refused]);
+    }
+    check(
+        "Pod",
+        "/spec",
+        spec(json!({"hostPID": true, "shareProcessNamespace": true}), json!({})),
+        &[
+            "spec.securityContext.shareProcessNamespace: Invalid value: true: ShareProcessNamespace and HostPID cannot both be enabled",
+        ],
+    );
+}

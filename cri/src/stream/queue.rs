@@ -1,0 +1,148 @@
+//! A queue of a client's data that is bounded by messages and by bytes: a message has up to a megabyte, and the command or
+//! port that should read it may never do so.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// Maximum messages of a queue.
+const MESSAGES: usize = 16;
+
+/// Memory in bytes that one or more queues of a client share.
+#[derive(Clone, Debug)]
+pub(super) struct QueueMemory {
+    bytes: u32,
+    free: Arc<Semaphore>,
+}
+
+/// The sending end of a queue.
+#[derive(Debug)]
+pub(super) struct QueueSender<T> {
+    memory: QueueMemory,
+    sender: mpsc::Sender<Queued<T>>,
+}
+
+/// The receiving end of a queue.
+#[derive(Debug)]
+pub(super) struct QueueReceiver<T> {
+    receiver: mpsc::Receiver<Queued<T>>,
+}
+
+/// A queued message. Its memory is released when it is received or dropped.
+#[derive(Debug)]
+struct Queued<T> {
+    message: T,
+    _memory: OwnedSemaphorePermit,
+}
+
+/// Messages that a queue counts by their bytes.
+pub(super) trait Size {
+    /// Bytes that the message holds.
+    fn bytes(&self) -> usize;
+}
+
+/// A queue in this memory.
+pub(super) fn queue<T>(memory: &QueueMemory) -> (QueueSender<T>, QueueReceiver<T>) {
+    let (sender, receiver) = mpsc::channel(MESSAGES);
+    (QueueSender { memory: memory.clone(), sender }, QueueReceiver { receiver })
+}
+
+impl Size for Bytes {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+// === impl QueueMemory ===
+
+impl QueueMemory {
+    pub(super) fn new(bytes: u32) -> Self {
+        Self { bytes, free: Arc::new(Semaphore::new(bytes as usize)) }
+    }
+
+    /// Waits until the memory has room for that many bytes. A larger message takes all of it.
+    async fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, self.bytes);
+        self.free.clone().acquire_many_owned(bytes).await.ok()
+    }
+}
+
+// === impl QueueSender ===
+
+impl<T: Size> QueueSender<T> {
+    /// Queues a message, and waits while the queue or its memory is full. Returns false if the receiver is gone.
+    pub(super) async fn send(&self, message: T) -> bool {
+        let memory = tokio::select! {
+            // Cancel safe: an incomplete acquisition holds nothing.
+            () = self.sender.closed() => return false,
+            memory = self.memory.take(message.bytes()) => memory,
+        };
+        let Some(memory) = memory else { return false };
+        self.sender.send(Queued { message, _memory: memory }).await.is_ok()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+}
+
+// === impl QueueReceiver ===
+
+impl<T> QueueReceiver<T> {
+    /// The next message. None after the last one, when the sender is gone. Cancel safe.
+    pub(super) async fn recv(&mut self) -> Option<T> {
+        self.receiver.recv().await.map(|queued| queued.message)
+    }
+
+    /// Whether the sender is gone. Messages may be left.
+    pub(super) fn is_closed(&self) -> bool {
+        self.receiver.is_closed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    impl Size for Vec<u8> {
+        fn bytes(&self) -> usize {
+            self.len()
+        }
+    }
+
+    async fn is_full(sender: &QueueSender<Vec<u8>>, bytes: usize) -> bool {
+        timeout(Duration::from_secs(1), sender.send(vec![0; bytes])).await.is_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn queues_of_a_client_share_a_bounded_memory() {
+        let memory = QueueMemory::new(100);
+        let ((first, mut received), (second, other)) = (queue(&memory), queue(&memory));
+        assert!(!is_full(&first, 60).await && !is_full(&second, 40).await);
+        assert!(is_full(&first, 1).await && is_full(&second, 0).await, "an empty message needs memory, too");
+        assert_eq!(received.recv().await.map(|message| message.len()), Some(60));
+        assert!(!is_full(&second, 60).await);
+        // Dropped messages release their memory, and a closed queue does not wait for any.
+        drop(other);
+        assert!(!second.send(vec![0; 100]).await);
+        assert!(!is_full(&first, 1_000).await, "a larger message waits for all of the memory");
+        assert!(is_full(&first, 1).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_messages_is_bounded_and_the_end_is_seen_after_the_last_one() {
+        let (sender, mut receiver) = queue(&QueueMemory::new(1 << 20));
+        for _ in 0..MESSAGES {
+            assert!(!is_full(&sender, 1).await);
+        }
+        assert!(is_full(&sender, 1).await && !receiver.is_closed());
+        drop(sender);
+        assert!(receiver.is_closed() && receiver.recv().await.is_some());
+        while receiver.recv().await.is_some() {}
+    }
+}
