@@ -22,6 +22,11 @@ const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";
 const IMPAIRED: &str = "PodNetworkImpaired";
 
+/// Features of upstream's kubelet that the API server lets pods use only on nodes which declare them, sorted: changes of
+/// the resources of a pod as a whole, and of init containers.
+const DECLARED_FEATURES: [&str; 2] =
+    ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"];
+
 /// The node's state that changes while it runs.
 #[derive(Clone, Debug)]
 pub(super) struct CurrentState {
@@ -58,6 +63,18 @@ pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, current_state: &Curre
         },
         spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
         status: Some(status(config, facts, current_state, &NodeStatus::default())),
+    }
+}
+
+fn declared_features() -> Vec<String> {
+    DECLARED_FEATURES.map(str::to_owned).to_vec()
+}
+
+/// Completes the response to a patch of the status: a server before v1.35 drops the declared features. They count as
+/// written, so that the node does not send them again and again.
+pub(super) fn keep_declared_features(written: &mut Node) {
+    if let Some(status) = &mut written.status {
+        status.declared_features.get_or_insert_with(declared_features);
     }
 }
 
@@ -131,6 +148,7 @@ pub(super) fn status_patch(
     put(&mut patch, "allocatable", &held.allocatable, &want.allocatable);
     put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
     put(&mut patch, "nodeInfo", &held.node_info, &want.node_info);
+    put(&mut patch, "declaredFeatures", &held.declared_features, &want.declared_features);
     // The API returns an empty list as an absent one.
     put(&mut patch, "images", &Some(held.images.unwrap_or_default()), &want.images);
     if held.addresses != want.addresses {
@@ -181,6 +199,7 @@ fn status(
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }),
         }),
+        declared_features: Some(declared_features()),
         images: current_state.images.clone(),
         node_info: Some(facts.info.clone()),
         ..NodeStatus::default()
@@ -358,6 +377,16 @@ mod tests {
     fn a_status_that_differs_in_times_only_is_not_written() {
         let node = node(&config(), &facts(), &current_state(Ok(()), 1));
         assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 99), &node), None);
+    }
+
+    #[test]
+    fn features_are_declared_once_even_if_the_server_drops_them() {
+        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        node.status.as_mut().expect("status").declared_features = None;
+        let patch = status_patch(&config(), &facts(), &current_state(Ok(()), 1), &node);
+        assert_eq!(patch, Some(json!({"status": {"declaredFeatures": DECLARED_FEATURES}})));
+        keep_declared_features(&mut node);
+        assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 1), &node), None);
     }
 
     #[test]

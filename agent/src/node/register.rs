@@ -127,7 +127,8 @@ async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
         return Ok(());
     };
     match api.patch_status(&agent.config.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
-        Ok(written) => {
+        Ok(mut written) => {
+            plan::keep_declared_features(&mut written);
             record_status(agent, node.status.as_ref().unwrap_or(&NodeStatus::default()), &written);
             agent.node.send_replace(Some(Arc::new(written)));
             Ok(())

@@ -104,7 +104,7 @@ settings! {
     leader_elect_renew_deadline: Age = default "10s", "DURATION";
     /// Pause between attempts to take or to renew the lease.
     leader_elect_retry_period: Age = default "2s", "DURATION";
-    /// Configuration of the PodSecurity admission plugin: defaults and exemptions, as for kube-apiserver.
+    /// Configurations of admission plugins: an AdmissionConfiguration, as for kube-apiserver.
     admission_control_config_file: Option<PathBuf> = unset "", "FILE";
     /// Admission plugins that run besides the default ones, by upstream's names.
     enable_admission_plugins: Vec<String> = default "", "NAME";

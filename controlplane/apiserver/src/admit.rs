@@ -5,6 +5,7 @@
 mod bootstrap_token;
 mod certificate;
 mod claim_status;
+mod config;
 mod default_tolerations;
 mod device_admin_access;
 mod escalation;
@@ -17,6 +18,7 @@ mod node_restriction;
 mod node_taints;
 mod optional;
 mod plugins;
+mod pod_groups;
 mod pod_resize;
 mod pod_security;
 mod policy;
@@ -37,8 +39,8 @@ use crate::{
     audit::Record, authn::User, authz::Authorizers, cache::Cache, error::Result, in_flight::InFlight,
     metrics::Metrics, registry::Registry, request::ResourceInfo, warnings::Warnings,
 };
+pub(crate) use config::PluginConfigs;
 pub use plugins::PluginSelection;
-pub(crate) use pod_security::PodSecurityConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
@@ -113,6 +115,11 @@ pub(crate) trait Admit: Send + Sync {
     fn is_local(&self) -> bool {
         true
     }
+
+    /// Whether the plugin also handles subresources with an object of their own, as `pods/binding`.
+    fn handles_own_objects(&self) -> bool {
+        !self.is_local()
+    }
 }
 
 /// Creates the namespaces that are missing. Admission does not know the write pipeline that uses it.
@@ -122,8 +129,13 @@ pub(crate) trait CreateNamespace: Send + Sync {
     async fn create(&self, name: &str) -> Result<()>;
 }
 
-/// The plugins that run, in order.
-pub(crate) struct Plugins(Vec<Box<dyn Admit>>);
+/// The plugins that run.
+pub(crate) struct Plugins {
+    /// The chain, in order.
+    members: Vec<Box<dyn Admit>>,
+    /// Whether requests are charged to the quotas of their namespace.
+    pub(crate) charges_quota: bool,
+}
 
 /// The chain of plugins, and the services that they use.
 pub(crate) struct Admission {
@@ -168,16 +180,16 @@ impl<'a> Attributes<'a> {
 
 impl Plugins {
     /// # Errors
-    /// The name of an unknown plugin.
+    /// The name of an unknown plugin, or an invalid configuration.
     pub(crate) fn new(
-        pod_security: PodSecurityConfig,
+        configs: PluginConfigs,
         selection: &PluginSelection,
     ) -> std::result::Result<Self, String> {
-        plugins::chain(pod_security, selection).map(Self)
+        plugins::chain(configs, selection)
     }
 
     fn all(&self) -> impl Iterator<Item = &dyn Admit> {
-        self.0.iter().map(|plugin| &**plugin)
+        self.members.iter().map(|plugin| &**plugin)
     }
 }
 
@@ -200,16 +212,16 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs policies and webhooks for a subresource that has an object of its own. Returns the object.
+    /// Runs policies, webhooks and a few plugins for a subresource that has an object of its own. Returns the object.
     pub(crate) async fn admit_subresource(
         &self,
         attributes: &Attributes<'_>,
         mut object: Value,
     ) -> Result<Value> {
-        for plugin in self.plugins.all().filter(|plugin| !plugin.is_local()) {
+        for plugin in self.plugins.all().filter(|plugin| plugin.handles_own_objects()) {
             plugin.mutate(self, attributes, &mut object).await?;
         }
-        for plugin in self.plugins.all().filter(|plugin| !plugin.is_local()) {
+        for plugin in self.plugins.all().filter(|plugin| plugin.handles_own_objects()) {
             plugin.validate(self, attributes, &object).await?;
         }
         Ok(object)

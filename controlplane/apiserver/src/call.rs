@@ -112,7 +112,7 @@ impl Call {
         }
     }
 
-    /// Runs policies and webhooks for a subresource that has an object of its own. Returns the object.
+    /// Runs admission for a subresource that has an object of its own. Returns the object.
     pub(crate) async fn admit_subresource(&self, operation: Operation, object: Value) -> Result<Value> {
         let attributes = self.attributes(operation, &self.resource.name, None);
         self.state.admission.admit_subresource(&attributes, object).await

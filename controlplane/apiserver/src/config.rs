@@ -110,8 +110,8 @@ pub enum OpenError {
         /// The invalid field, or the read error.
         reason: String,
     },
-    /// The selection of admission plugins is invalid.
-    #[error("cannot select the admission plugins: {0}")]
+    /// The selection of admission plugins, or the configuration of one, is invalid.
+    #[error("cannot set up the admission plugins: {0}")]
     AdmissionPlugins(String),
     /// The audit policy cannot be read.
     #[error("cannot read the audit policy {path}")]

@@ -163,6 +163,18 @@ impl ApiError {
         error
     }
 
+    /// A rate that the client exceeds. The client may retry after a second. Source: `NewTooManyRequestsError`.
+    pub(crate) fn rate_limited(why: &str) -> Self {
+        let mut error = Self::too_many_requests();
+        error.message = format!("Too many requests: {why}");
+        error
+    }
+
+    /// A refusal by an admission plugin whose error has no code or reason upstream.
+    pub(crate) fn without_reason(message: impl Into<String>) -> Self {
+        Self::new(500, "", message)
+    }
+
     pub(crate) fn unsupported_media_type(message: impl Into<String>) -> Self {
         Self::new(415, "UnsupportedMediaType", message)
     }

@@ -32,6 +32,9 @@ pub(crate) async fn charge(
 ) -> Result<QuotaLock> {
     let namespace = call.namespace();
     let quotas = &call.state.cache.quotas;
+    if !call.state.admission.plugins.charges_quota {
+        return Ok(None);
+    }
     if namespace.is_empty() || !quotas.lock().has(namespace) || !is_charged(&call.kind, object, old) {
         return Ok(None);
     }

@@ -29,6 +29,8 @@ pub(crate) struct Remote {
     credential: Credential,
     calls: Semaphore,
     timeout: Duration,
+    /// The pauses before each retry.
+    pauses: Vec<Duration>,
 }
 
 /// Credential of this API server besides a client certificate.
@@ -63,7 +65,15 @@ impl Remote {
             .build()
             .map_err(|error| error.to_string())?;
         let calls = Semaphore::new(MAX_CONCURRENT_CALLS);
-        Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout })
+        let pauses = PAUSES.to_vec();
+        Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout, pauses })
+    }
+
+    /// The server with four retries, each after one and a half times the pause of the former, as upstream. The timeout
+    /// stays.
+    pub(crate) fn with_retry_backoff(self, first: Duration) -> Self {
+        let pauses = std::iter::successors(Some(first), |pause| Some(*pause * 3 / 2)).take(4).collect();
+        Self { pauses, ..self }
     }
 
     /// Posts JSON and returns the response.
@@ -85,7 +95,7 @@ impl Remote {
         let deadline = Instant::now() + self.timeout;
         let attempts = async {
             let _turn = self.calls.acquire().await;
-            let mut pauses = PAUSES.iter();
+            let mut pauses = self.pauses.iter();
             loop {
                 match (self.attempt(text.clone()).await, pauses.next()) {
                     (Ok(answer), _) => return Ok(answer),

@@ -187,7 +187,7 @@ pub(crate) fn new_pod(pod: &mut Value) {
 }
 
 /// The quality-of-service class of a pod spec.
-pub(crate) fn qos_class(spec: &Value) -> QosClass {
+pub fn qos_class(spec: &Value) -> QosClass {
     let part = |owner: &Value| {
         let list = |list: &str| CpuAndMemory::read(|name| owner["resources"][list][name].as_str());
         let (requests, limits) = (list("requests"), list("limits"));

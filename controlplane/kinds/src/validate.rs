@@ -155,6 +155,15 @@ pub fn binding(binding: &Value) -> Vec<Cause> {
     if binding["target"]["name"].as_str().unwrap_or_default().is_empty() {
         causes.required(&target.field("name"), "");
     }
+    // The pod gets the labels of its binding without another validation.
+    meta::labels(&mut causes, &Path::root("metadata").field("labels"), &binding["metadata"]["labels"]);
+    causes.into_list()
+}
+
+/// Validates the tolerations of a configuration file. `field` is their field.
+pub fn tolerations(field: &str, list: &Value) -> Vec<Cause> {
+    let mut causes = Causes::default();
+    scheduling::tolerations(&mut causes, &Path::root(field), list);
     causes.into_list()
 }
 

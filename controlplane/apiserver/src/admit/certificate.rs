@@ -24,7 +24,17 @@ const GROUP: &str = "certificates.k8s.io";
 pub(super) const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub(super) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 
-pub(super) struct Certificates;
+/// Sets the fields of requests that the server owns.
+pub(super) struct Requests;
+
+/// The plugin CertificateApproval.
+pub(super) struct Approval;
+
+/// The plugin CertificateSigning.
+pub(super) struct Signing;
+
+/// The plugin CertificateSubjectRestriction.
+pub(super) struct SubjectRestriction;
 
 /// Certificates of signers of this domain are valid for this API server.
 const OUR_DOMAIN: &str = "kubernetes.io/";
@@ -37,7 +47,7 @@ pub(super) struct Subject {
 }
 
 #[async_trait]
-impl Admit for Certificates {
+impl Admit for Requests {
     async fn mutate(
         &self,
         _admission: &Admission,
@@ -54,27 +64,65 @@ impl Admit for Certificates {
         }
         Ok(())
     }
+}
 
+#[async_trait]
+impl Admit for Approval {
     async fn validate(
         &self,
         admission: &Admission,
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        if !is_request(attributes) {
-            return Ok(());
-        }
-        let signer = attributes.old.unwrap_or(object)["spec"]["signerName"].as_str().unwrap_or_default();
-        let old = attributes.old.unwrap_or(&Value::Null);
-        let signs = old["status"]["certificate"] != object["status"]["certificate"]
-            || old["status"]["conditions"] != object["status"]["conditions"];
-        match (attributes.operation, attributes.subresource) {
-            (Operation::Create, _) => subject_is_restricted(attributes, object),
-            (Operation::Update, "approval") => may(admission, attributes, "approve", signer).await,
-            (Operation::Update, "status") if signs => may(admission, attributes, "sign", signer).await,
-            _ => Ok(()),
+        if is_update_of(attributes, "approval") {
+            may(admission, attributes, "approve", signer(attributes, object)).await
+        } else {
+            Ok(())
         }
     }
+}
+
+#[async_trait]
+impl Admit for Signing {
+    async fn validate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
+        let old = attributes.old.unwrap_or(&Value::Null);
+        let is_same = |field: &str| old["status"][field] == object["status"][field];
+        if !is_update_of(attributes, "status") || (is_same("certificate") && is_same("conditions")) {
+            return Ok(());
+        }
+        may(admission, attributes, "sign", signer(attributes, object)).await
+    }
+}
+
+#[async_trait]
+impl Admit for SubjectRestriction {
+    async fn validate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
+        if is_request(attributes) && attributes.operation == Operation::Create {
+            subject_is_restricted(attributes, object)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn is_update_of(attributes: &Attributes<'_>, subresource: &str) -> bool {
+    let is_update = attributes.operation == Operation::Update && attributes.subresource == subresource;
+    is_update && is_request(attributes)
+}
+
+/// The signer of a request. An update cannot change it.
+fn signer<'a>(attributes: &Attributes<'a>, object: &'a Value) -> &'a str {
+    attributes.old.unwrap_or(object)["spec"]["signerName"].as_str().unwrap_or_default()
 }
 
 pub(super) fn is_request(attributes: &Attributes<'_>) -> bool {

@@ -1,23 +1,35 @@
 //! Small admission plugins, most of which are off by default. Each plugin has its own file.
 
+mod always;
 mod always_pull_images;
 mod default_ingress_class;
 mod deny_service_external_ips;
+mod event_rate_limit;
 mod extended_resource_toleration;
 mod hard_anti_affinity;
+mod image_policy;
 mod namespaces;
+mod node_declared_features;
 mod owner_references;
 mod pod_node_selector;
+mod pod_toleration_restriction;
+mod pod_topology_labels;
 mod security_context_deny;
 
+pub(super) use always::{AlwaysAdmit, AlwaysDeny};
 pub(super) use always_pull_images::AlwaysPullImages;
 pub(super) use default_ingress_class::DefaultIngressClass;
 pub(super) use deny_service_external_ips::DenyServiceExternalIps;
+pub(super) use event_rate_limit::EventRateLimit;
 pub(super) use extended_resource_toleration::ExtendedResourceToleration;
 pub(super) use hard_anti_affinity::HardAntiAffinity;
+pub(super) use image_policy::ImagePolicyWebhook;
 pub(super) use namespaces::{NamespaceAutoProvision, NamespaceExists};
+pub(super) use node_declared_features::NodeDeclaredFeatures;
 pub(super) use owner_references::OwnerReferences;
 pub(super) use pod_node_selector::PodNodeSelector;
+pub(super) use pod_toleration_restriction::PodTolerationRestriction;
+pub(super) use pod_topology_labels::PodTopologyLabels;
 pub(super) use security_context_deny::SecurityContextDeny;
 
 use serde_json::Value;

@@ -1,10 +1,10 @@
 //! The selection of admission plugins: upstream's default set, changed by the flags of kube-apiserver.
 
 use super::{
-    Admit, PodSecurityConfig, bootstrap_token, certificate, claim_status, default_tolerations,
+    Admit, PluginConfigs, Plugins, bootstrap_token, certificate, claim_status, default_tolerations,
     device_admin_access, escalation, limit_ranger, mountable_secrets, namespace_lifecycle, node_restriction,
-    node_taints, optional, pod_resize, pod_security, policy, priority, runtime_class, service_account,
-    storage, webhook,
+    node_taints, optional, pod_groups, pod_resize, pod_security, policy, priority, runtime_class,
+    service_account, storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -17,61 +17,137 @@ pub struct PluginSelection {
 }
 
 /// A member of the chain with the plugin's name and whether it runs by default. A member without a name always runs: it
-/// belongs to a kind and is not a plugin.
+/// belongs to a kind and is not a plugin. A plugin may have several members.
 type Row = (&'static str, bool, Box<dyn Admit>);
 
-/// Names of plugins that run as parts of others here.
-const INCLUDED: [(&str, &str); 2] =
-    [("CertificateSigning", "CertificateApproval"), ("CertificateSubjectRestriction", "CertificateApproval")];
+/// The plugin that charges quotas. It is a stage of the write pipeline (`quota.rs`), not a member of the chain.
+const QUOTA: &str = "ResourceQuota";
 
-/// The members that run, in order.
-///
-/// # Errors
-/// The name of an unknown plugin, or of one that is both enabled and disabled.
-pub(super) fn chain(
-    pod_security: PodSecurityConfig,
-    selection: &PluginSelection,
-) -> Result<Vec<Box<dyn Admit>>, String> {
-    let rows = rows(pod_security);
-    let known = |name: &String| {
-        rows.iter().any(|row| row.0 == name) || INCLUDED.iter().any(|(included, _)| included == name)
-    };
-    for name in selection.enabled.iter().chain(&selection.disabled) {
-        if name.is_empty() || !known(name) {
-            let names: Vec<&str> = rows.iter().map(|row| row.0).filter(|name| !name.is_empty()).collect();
-            return Err(format!("unknown admission plugin {name:?}; known are {}", names.join(", ")));
-        }
-        if selection.enabled.contains(name) && selection.disabled.contains(name) {
-            return Err(format!("the admission plugin {name} is both enabled and disabled"));
-        }
-    }
-    let has = |list: &[String], name: &str| {
-        list.iter().any(|one| one == name || INCLUDED.contains(&(one.as_str(), name)))
-    };
-    let runs = |row: &Row| {
-        let (name, by_default, _) = row;
-        name.is_empty()
-            || has(&selection.enabled, name)
-            || (*by_default && !selection.disabled.iter().any(|one| one == name))
-    };
-    Ok(rows.into_iter().filter(runs).map(|row| row.2).collect())
+/// Plugins of kube-apiserver 1.36 that do not exist here, and why. They cannot be enabled.
+const ABSENT: [(&str, &str); 2] = [
+    ("ClusterTrustBundleAttest", "the kind ClusterTrustBundle is not served"),
+    ("PodGroupProtection", "no controller removes the finalizer that it adds to PodGroups"),
+];
+
+/// Plugins that upstream keeps for old command lines.
+const DEPRECATED: [&str; 2] = ["AlwaysAdmit", "AlwaysDeny"];
+
+/// The plugins with a configuration.
+struct Configured {
+    pod_security: pod_security::PodSecurity,
+    node_selector: optional::PodNodeSelector,
+    toleration_restriction: optional::PodTolerationRestriction,
+    event_rate_limit: optional::EventRateLimit,
+    image_policy: optional::ImagePolicyWebhook,
 }
 
-fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
+/// The plugins that run, in order.
+///
+/// # Errors
+/// The name of an unknown or absent plugin, or of one that is both enabled and disabled; or a configuration that the
+/// plugin cannot use.
+pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> Result<Plugins, String> {
+    let rows = rows(Configured::read(&mut configs, selection)?);
+    for plugin in configs.left() {
+        tracing::warn!(plugin, "the configuration of an admission plugin that does not run is ignored");
+    }
+    selection.check(&rows)?;
+    let members = rows.into_iter().filter(|row| selection.runs(row.0, row.1)).map(|row| row.2).collect();
+    Ok(Plugins { members, charges_quota: selection.runs(QUOTA, true) })
+}
+
+// === impl PluginSelection ===
+
+impl PluginSelection {
+    fn runs(&self, name: &str, by_default: bool) -> bool {
+        let has = |list: &[String]| list.iter().any(|one| one == name);
+        name.is_empty() || has(&self.enabled) || (by_default && !has(&self.disabled))
+    }
+
+    /// Checks the names.
+    fn check(&self, rows: &[Row]) -> Result<(), String> {
+        let named = rows.iter().map(|row| row.0).filter(|name| !name.is_empty());
+        let known: std::collections::BTreeSet<&str> = named.chain([QUOTA]).collect();
+        for name in self.enabled.iter().chain(&self.disabled).map(String::as_str) {
+            let absent = ABSENT.iter().find(|(absent, _)| *absent == name);
+            if !known.contains(name) && absent.is_none() {
+                let known: Vec<&str> = known.into_iter().collect();
+                return Err(format!("unknown admission plugin {name:?}; known are {}", known.join(", ")));
+            }
+            let is_enabled = self.enabled.iter().any(|enabled| enabled == name);
+            if is_enabled && self.disabled.iter().any(|disabled| disabled == name) {
+                return Err(format!("the admission plugin {name} is both enabled and disabled"));
+            }
+            if let (true, Some((_, why))) = (is_enabled, absent) {
+                return Err(format!("the admission plugin {name} cannot be enabled: {why}"));
+            }
+            if is_enabled && DEPRECATED.contains(&name) {
+                tracing::warn!(
+                    plugin = name,
+                    "the admission plugin is deprecated; remove it from the settings"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+// === impl Configured ===
+
+impl Configured {
+    /// Reads the configurations of the plugins that run.
+    fn read(configs: &mut PluginConfigs, selection: &PluginSelection) -> Result<Self, String> {
+        Ok(Self {
+            pod_security: configured(("PodSecurity", true), selection, || {
+                pod_security::PodSecurityConfig::read(configs).map(pod_security::PodSecurity)
+            })?,
+            node_selector: configured(("PodNodeSelector", false), selection, || {
+                optional::PodNodeSelector::read(configs)
+            })?,
+            toleration_restriction: configured(("PodTolerationRestriction", false), selection, || {
+                optional::PodTolerationRestriction::read(configs)
+            })?,
+            event_rate_limit: configured(("EventRateLimit", false), selection, || {
+                optional::EventRateLimit::read(configs)
+            })?,
+            image_policy: configured(("ImagePolicyWebhook", false), selection, || {
+                optional::ImagePolicyWebhook::read(configs)
+            })?,
+        })
+    }
+}
+
+/// A plugin with its configuration, if it runs.
+fn configured<P: Default>(
+    (name, by_default): (&str, bool),
+    selection: &PluginSelection,
+    read: impl FnOnce() -> Result<P, String>,
+) -> Result<P, String> {
+    if !selection.runs(name, by_default) {
+        return Ok(P::default());
+    }
+    read().map_err(|why| format!("the configuration of {name}: {why}"))
+}
+
+fn rows(configured: Configured) -> Vec<Row> {
     vec![
+        ("AlwaysAdmit", false, Box::new(optional::AlwaysAdmit)),
         ("NamespaceAutoProvision", false, Box::new(optional::NamespaceAutoProvision)),
         ("NamespaceLifecycle", true, Box::new(namespace_lifecycle::NamespaceLifecycle)),
         ("NamespaceExists", false, Box::new(optional::NamespaceExists)),
         ("SecurityContextDeny", false, Box::new(optional::SecurityContextDeny)),
         ("LimitPodHardAntiAffinityTopology", false, Box::new(optional::HardAntiAffinity)),
-        ("PodNodeSelector", false, Box::new(optional::PodNodeSelector)),
+        ("PodNodeSelector", false, Box::new(configured.node_selector)),
         ("AlwaysPullImages", false, Box::new(optional::AlwaysPullImages)),
+        ("ImagePolicyWebhook", false, Box::new(configured.image_policy)),
         ("ServiceAccount", true, Box::new(service_account::ServiceAccount)),
-        ("", true, Box::new(mountable_secrets::MountableSecrets)),
+        ("ServiceAccount", true, Box::new(mountable_secrets::MountableSecrets)),
         ("LimitRanger", true, Box::new(limit_ranger::LimitRanger)),
         ("Priority", true, Box::new(priority::Priority)),
         ("RuntimeClass", true, Box::new(runtime_class::RuntimeClass)),
         ("DefaultTolerationSeconds", true, Box::new(default_tolerations::DefaultTolerations)),
+        ("PodTolerationRestriction", false, Box::new(configured.toleration_restriction)),
+        ("EventRateLimit", false, Box::new(configured.event_rate_limit)),
         ("DefaultStorageClass", true, Box::new(storage::DefaultStorageClass)),
         ("PersistentVolumeClaimResize", true, Box::new(storage::ClaimResize)),
         ("StorageObjectInUseProtection", true, Box::new(storage::InUseProtection)),
@@ -81,16 +157,25 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("OwnerReferencesPermissionEnforcement", false, Box::new(optional::OwnerReferences)),
         ("TaintNodesByCondition", true, Box::new(node_taints::NodeTaints)),
         ("NodeRestriction", true, Box::new(node_restriction::NodeRestriction)),
-        ("CertificateApproval", true, Box::new(certificate::Certificates)),
+        ("", true, Box::new(certificate::Requests)),
+        ("CertificateApproval", true, Box::new(certificate::Approval)),
+        ("CertificateSigning", true, Box::new(certificate::Signing)),
+        ("CertificateSubjectRestriction", true, Box::new(certificate::SubjectRestriction)),
         ("", true, Box::new(bootstrap_token::BootstrapToken)),
         ("", true, Box::new(escalation::Escalation)),
-        ("PodSecurity", true, Box::new(pod_security::PodSecurity(pod_security))),
+        ("PodSecurity", true, Box::new(configured.pod_security)),
+        ("PodTopologyLabels", true, Box::new(optional::PodTopologyLabels)),
+        ("PodGroupWorkloadExists", true, Box::new(pod_groups::WorkloadExists)),
+        ("NodeDeclaredFeatureValidator", true, Box::new(optional::NodeDeclaredFeatures)),
+        ("JobValidation", true, Box::new(pod_groups::JobValidation)),
         ("PodResizeValidator", true, Box::new(pod_resize::PodResize)),
         ("MutatingAdmissionPolicy", true, Box::new(policy::MutatingPolicies::new())),
+        ("MutatingAdmissionWebhook", true, Box::new(webhook::MutatingWebhooks::new())),
         ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
-        ("", true, Box::new(webhook::Webhooks::new())),
+        ("ValidatingAdmissionWebhook", true, Box::new(webhook::ValidatingWebhooks::new())),
         ("", true, Box::new(device_admin_access::DeviceAdminAccess)),
         ("", true, Box::new(claim_status::ClaimStatus)),
+        ("AlwaysDeny", false, Box::new(optional::AlwaysDeny)),
     ]
 }
 
@@ -98,10 +183,63 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
 mod tests {
     use super::*;
 
-    fn chain_of(enabled: &[&str], disabled: &[&str]) -> Result<usize, String> {
+    /// `AllOrderedPlugins` of kube-apiserver 1.36 (`pkg/kubeapiserver/options/plugins.go`).
+    const UPSTREAM: [&str; 41] = [
+        "AlwaysAdmit",
+        "NamespaceAutoProvision",
+        "NamespaceLifecycle",
+        "NamespaceExists",
+        "LimitPodHardAntiAffinityTopology",
+        "LimitRanger",
+        "ServiceAccount",
+        "NodeRestriction",
+        "TaintNodesByCondition",
+        "AlwaysPullImages",
+        "ImagePolicyWebhook",
+        "PodSecurity",
+        "PodNodeSelector",
+        "Priority",
+        "DefaultTolerationSeconds",
+        "PodTolerationRestriction",
+        "EventRateLimit",
+        "ExtendedResourceToleration",
+        "DefaultStorageClass",
+        "StorageObjectInUseProtection",
+        "PodGroupProtection",
+        "OwnerReferencesPermissionEnforcement",
+        "PersistentVolumeClaimResize",
+        "RuntimeClass",
+        "CertificateApproval",
+        "CertificateSigning",
+        "ClusterTrustBundleAttest",
+        "CertificateSubjectRestriction",
+        "DefaultIngressClass",
+        "DenyServiceExternalIPs",
+        "PodTopologyLabels",
+        "PodGroupWorkloadExists",
+        "NodeDeclaredFeatureValidator",
+        "JobValidation",
+        "PodResizeValidator",
+        "MutatingAdmissionPolicy",
+        "MutatingAdmissionWebhook",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionWebhook",
+        "ResourceQuota",
+        "AlwaysDeny",
+    ];
+
+    fn plugins_of(enabled: &[&str], disabled: &[&str]) -> Result<Plugins, String> {
         let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let selection = PluginSelection { enabled: own(enabled), disabled: own(disabled) };
-        chain(PodSecurityConfig::default(), &selection).map(|chain| chain.len())
+        chain(PluginConfigs::default(), &selection)
+    }
+
+    fn chain_of(enabled: &[&str], disabled: &[&str]) -> Result<usize, String> {
+        plugins_of(enabled, disabled).map(|plugins| plugins.members.len())
+    }
+
+    fn refusal(enabled: &[&str], disabled: &[&str]) -> String {
+        chain_of(enabled, disabled).unwrap_err()
     }
 
     #[test]
@@ -110,8 +248,28 @@ mod tests {
         assert_eq!(chain_of(&["AlwaysPullImages", "Priority"], &[]), Ok(by_default + 1));
         assert_eq!(chain_of(&[], &["PodSecurity", "LimitRanger"]), Ok(by_default - 2));
         assert_eq!(chain_of(&["CertificateSigning"], &[]), Ok(by_default));
-        assert!(chain_of(&["Nothing"], &[]).unwrap_err().contains("known are NamespaceAutoProvision"));
-        assert!(chain_of(&["Priority"], &["Priority"]).unwrap_err().contains("both enabled and disabled"));
+        assert_eq!(chain_of(&[], &["CertificateSigning", "MutatingAdmissionWebhook"]), Ok(by_default - 2));
+        // The plugin has two members.
+        assert_eq!(chain_of(&[], &["ServiceAccount"]), Ok(by_default - 2));
+        assert!(refusal(&["Nothing"], &[]).contains("known are AlwaysAdmit, AlwaysDeny, AlwaysPullImages"));
+        assert!(refusal(&["Priority"], &["Priority"]).contains("both enabled and disabled"));
         assert!(chain_of(&[""], &[]).is_err());
+    }
+
+    #[test]
+    fn every_name_of_upstream_is_known() {
+        for name in UPSTREAM {
+            assert!(chain_of(&[], &[name]).is_ok(), "{name}");
+            let Err(why) = chain_of(&[name], &[]) else { continue };
+            let says = match name {
+                "ClusterTrustBundleAttest" | "PodGroupProtection" => "cannot be enabled: ",
+                "EventRateLimit" => "the configuration of EventRateLimit: limits: ",
+                "ImagePolicyWebhook" => "the configuration of ImagePolicyWebhook: no config specified",
+                _ => "no error",
+            };
+            assert!(why.contains(says), "{name}: {why}");
+        }
+        assert!(plugins_of(&[], &[]).unwrap().charges_quota);
+        assert!(!plugins_of(&[], &["ResourceQuota"]).unwrap().charges_quota);
     }
 }

@@ -14,11 +14,12 @@ use serde_json::Value;
 
 use super::{Admission, Admit, Attributes, Operation};
 use crate::error::{ApiError, Result};
-pub(crate) use config::PodSecurityConfig;
+pub(super) use config::PodSecurityConfig;
 
 /// Subresources of pods that do not change fields of the checks. All others are checked.
 const IGNORED: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
+#[derive(Default)]
 pub(super) struct PodSecurity(pub(super) PodSecurityConfig);
 
 #[async_trait]

@@ -39,21 +39,21 @@ struct Hooks {
     parsed: RwLock<(u64, Arc<[Hook]>)>,
 }
 
-/// Calls mutating and validating webhooks.
-pub(super) struct Webhooks {
-    mutating: Hooks,
-    validating: Hooks,
-}
+/// Calls mutating webhooks.
+pub(super) struct MutatingWebhooks(Hooks);
+
+/// Calls validating webhooks.
+pub(super) struct ValidatingWebhooks(Hooks);
 
 #[async_trait]
-impl Admit for Webhooks {
+impl Admit for MutatingWebhooks {
     async fn mutate(
         &self,
         admission: &Admission,
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let hooks = self.mutating.current(admission);
+        let hooks = self.0.current(admission);
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
@@ -78,13 +78,20 @@ impl Admit for Webhooks {
         Ok(())
     }
 
+    fn is_local(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait]
+impl Admit for ValidatingWebhooks {
     async fn validate(
         &self,
         admission: &Admission,
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let hooks = self.validating.current(admission);
+        let hooks = self.0.current(admission);
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
@@ -232,11 +239,19 @@ pub(super) async fn objects(attributes: &Attributes<'_>, kind: &Resource, object
     Ok(Objects { new, old })
 }
 
-// === impl Webhooks ===
+// === impl MutatingWebhooks ===
 
-impl Webhooks {
+impl MutatingWebhooks {
     pub(super) fn new() -> Self {
-        Self { mutating: Hooks::new(MUTATING), validating: Hooks::new(VALIDATING) }
+        Self(Hooks::new(MUTATING))
+    }
+}
+
+// === impl ValidatingWebhooks ===
+
+impl ValidatingWebhooks {
+    pub(super) fn new() -> Self {
+        Self(Hooks::new(VALIDATING))
     }
 }
 

@@ -24,6 +24,8 @@ struct Spaces<V> {
 }
 
 struct Entries<V> {
+    /// Maximum number of entries.
+    max: usize,
     by_key: HashMap<Key, (V, Instant)>,
     /// Keys in the order in which they were added.
     order: VecDeque<Key>,
@@ -51,7 +53,12 @@ pub(crate) fn key(parts: &[&[u8]]) -> Key {
 
 impl<V: Clone> ResponseCache<V> {
     pub(crate) fn new() -> Self {
-        Self { spaces: Mutex::new(Spaces { accepted: Entries::new(), refused: Entries::new() }) }
+        Self::with_max_entries(MAX_ENTRIES)
+    }
+
+    /// A cache with at most so many acceptances, and refusals.
+    pub(crate) fn with_max_entries(max: usize) -> Self {
+        Self { spaces: Mutex::new(Spaces { accepted: Entries::new(max), refused: Entries::new(max) }) }
     }
 
     /// The response, unless it has expired.
@@ -79,8 +86,8 @@ impl<V: Clone> ResponseCache<V> {
 }
 
 impl<V: Clone> Entries<V> {
-    fn new() -> Self {
-        Self { by_key: HashMap::new(), order: VecDeque::new() }
+    fn new(max: usize) -> Self {
+        Self { max, by_key: HashMap::new(), order: VecDeque::new() }
     }
 
     fn get(&self, key: &Key) -> Option<V> {
@@ -92,7 +99,7 @@ impl<V: Clone> Entries<V> {
         if self.by_key.insert(key, entry).is_none() {
             self.order.push_back(key);
         }
-        while self.order.len() > MAX_ENTRIES {
+        while self.order.len() > self.max {
             let Some(oldest) = self.order.pop_front() else { return };
             self.by_key.remove(&oldest);
         }

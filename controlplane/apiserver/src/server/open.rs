@@ -15,7 +15,7 @@ use super::{
     reload::{self, AuthenticationFile},
 };
 use crate::{
-    admit::{Admission, Plugins, PodSecurityConfig},
+    admit::{Admission, PluginConfigs, Plugins},
     aggregation::Remotes,
     allocate::Allocator,
     authn::{
@@ -107,13 +107,12 @@ fn authenticators(
 
 /// The admission plugins that run.
 fn plugins(config: &ApiserverConfig) -> Result<Plugins, OpenError> {
-    let pod_security = match &config.admission_file {
-        Some(path) => PodSecurityConfig::read(path)
+    let configs = match &config.admission_file {
+        Some(path) => PluginConfigs::read(path)
             .map_err(|reason| OpenError::AdmissionFile { path: path.clone(), reason })?,
-        // The default level is privileged, without exemptions.
-        None => PodSecurityConfig::default(),
+        None => PluginConfigs::default(),
     };
-    Plugins::new(pod_security, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)
+    Plugins::new(configs, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)
 }
 
 /// All services.

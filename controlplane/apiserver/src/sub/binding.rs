@@ -27,6 +27,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
     check(&call.kind, name, &binding)?;
     let binding = call.admit_subresource(Operation::Create, binding).await?;
+    // Admission may have changed it.
+    check(&call.kind, name, &binding)?;
     bind(call, &binding).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
@@ -111,8 +113,10 @@ fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
         // The update compares it with the pod's.
         metadata.insert("uid".into(), uid.clone());
     }
-    for (key, value) in binding["metadata"]["annotations"].as_object().into_iter().flatten() {
-        new["metadata"]["annotations"][key] = value.clone();
+    for field in ["annotations", "labels"] {
+        for (key, value) in binding["metadata"][field].as_object().into_iter().flatten() {
+            new["metadata"][field][key] = value.clone();
+        }
     }
     new["spec"]["nodeName"] = binding["target"]["name"].clone();
     set_scheduled(&mut new);

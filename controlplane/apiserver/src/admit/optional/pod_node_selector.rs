@@ -1,21 +1,41 @@
-//! The pods of a namespace run on nodes with labels that an annotation of the namespace names.
+//! The pods of a namespace run on nodes with labels that an annotation of the namespace names. The plugin's
+//! configuration has the labels of namespaces without annotation, and the labels that the pods of a namespace may name.
 //!
-//! Source: `plugin/pkg/admission/podnodeselector`. The plugin's configuration file is not supported: the annotation alone
-//! decides.
+//! Source: `plugin/pkg/admission/podnodeselector`.
+
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{forbidden, writes_pod};
 use crate::{
-    admit::{Admission, Admit, Attributes, Operation},
+    admit::{Admission, Admit, Attributes, Operation, config::PluginConfigs},
     error::Result,
 };
 
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 
-pub(in crate::admit) struct PodNodeSelector;
+/// The key of the configuration that is no namespace.
+const CLUSTER_DEFAULT: &str = "clusterDefaultNodeSelector";
+
+type Labels = Map<String, Value>;
+
+#[derive(Default)]
+pub(in crate::admit) struct PodNodeSelector {
+    /// The labels for pods of namespaces without annotation.
+    cluster_default: Labels,
+    /// The labels that the pods of a namespace may name.
+    whitelists: BTreeMap<String, Labels>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Config {
+    pod_node_selector_plugin_config: BTreeMap<String, String>,
+}
 
 #[async_trait]
 impl Admit for PodNodeSelector {
@@ -28,7 +48,7 @@ impl Admit for PodNodeSelector {
         if !attributes.is(Operation::Create, "Pod") {
             return Ok(());
         }
-        let wanted = wanted(admission, attributes)?;
+        let wanted = self.wanted(admission, attributes)?;
         merge(object, &wanted).map_err(|why| forbidden(attributes, why))
     }
 
@@ -42,32 +62,69 @@ impl Admit for PodNodeSelector {
             return Ok(());
         }
         let mut copy = object.clone();
-        merge(&mut copy, &wanted(admission, attributes)?).map_err(|why| forbidden(attributes, why))
+        let checked = merge(&mut copy, &self.wanted(admission, attributes)?);
+        let checked =
+            checked.and_then(|()| self.check(attributes.namespace, &object["spec"]["nodeSelector"]));
+        checked.map_err(|why| forbidden(attributes, why))
     }
 }
 
-/// The labels that the namespace's annotation names.
-fn wanted(admission: &Admission, attributes: &Attributes<'_>) -> Result<Map<String, Value>> {
-    let Some(kind) = by_resource("", "v1", "namespaces") else { return Ok(Map::new()) };
-    let Some(namespace) = admission.cache.get(kind, "", attributes.namespace) else { return Ok(Map::new()) };
-    let namespace = namespace.value();
-    let text = namespace["metadata"]["annotations"][ANNOTATION].as_str().unwrap_or_default();
-    parse(text).map_err(|why| forbidden(attributes, why))
+// === impl PodNodeSelector ===
+
+impl PodNodeSelector {
+    /// # Errors
+    /// The configuration is invalid.
+    pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {
+        let Some(config) = configs.take::<Config>("PodNodeSelector")? else { return Ok(Self::default()) };
+        let mut whitelists = BTreeMap::new();
+        for (namespace, text) in config.pod_node_selector_plugin_config {
+            let labels =
+                parse(&text).map_err(|why| format!("podNodeSelectorPluginConfig.{namespace}: {why}"))?;
+            whitelists.insert(namespace, labels);
+        }
+        Ok(Self { cluster_default: whitelists.remove(CLUSTER_DEFAULT).unwrap_or_default(), whitelists })
+    }
+
+    /// The labels that the namespace's annotation names, or else those of the configuration.
+    fn wanted(&self, admission: &Admission, attributes: &Attributes<'_>) -> Result<Labels> {
+        let Some(kind) = by_resource("", "v1", "namespaces") else { return Ok(Map::new()) };
+        let Some(namespace) = admission.cache.get(kind, "", attributes.namespace) else {
+            return Ok(Map::new());
+        };
+        let namespace = namespace.part(&[&["metadata", "annotations"]]);
+        let Some(text) = namespace["metadata"]["annotations"][ANNOTATION].as_str() else {
+            return Ok(self.cluster_default.clone());
+        };
+        let parsed = parse(text).map_err(|why| format!("the namespace's annotation {ANNOTATION}: {why}"));
+        parsed.map_err(|why| forbidden(attributes, why))
+    }
+
+    /// Checks a pod's node selector against the whitelist of its namespace. An empty whitelist allows all.
+    fn check(&self, namespace: &str, selector: &Value) -> std::result::Result<(), String> {
+        let Some(whitelist) = self.whitelists.get(namespace).filter(|labels| !labels.is_empty()) else {
+            return Ok(());
+        };
+        let mut labels = selector.as_object().into_iter().flatten();
+        if labels.all(|(key, value)| whitelist.get(key) == Some(value)) {
+            return Ok(());
+        }
+        Err("pod node label selector labels conflict with its namespace whitelist".to_owned())
+    }
 }
 
 /// Reads `key=value,key=value`.
-fn parse(text: &str) -> std::result::Result<Map<String, Value>, String> {
+fn parse(text: &str) -> std::result::Result<Labels, String> {
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     parts
         .map(|part| match part.split_once('=') {
             Some((key, value)) => Ok((key.trim().to_owned(), value.trim().into())),
-            None => Err(format!("the namespace's annotation {ANNOTATION} has an invalid label {part:?}")),
+            None => Err(format!("invalid label {part:?}")),
         })
         .collect()
 }
 
 /// Adds the labels to the pod's node selector. A different value there is an error.
-fn merge(pod: &mut Value, wanted: &Map<String, Value>) -> std::result::Result<(), String> {
+fn merge(pod: &mut Value, wanted: &Labels) -> std::result::Result<(), String> {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut).filter(|_| !wanted.is_empty()) else {
         return Ok(());
     };
@@ -87,7 +144,24 @@ fn merge(pod: &mut Value, wanted: &Map<String, Value>) -> std::result::Result<()
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    #[test]
+    fn the_configuration_has_a_default_and_whitelists() {
+        let read = |text: &str| PodNodeSelector::read(&mut PluginConfigs::parse(text, Path::new(""))?);
+        let text = "podNodeSelectorPluginConfig: {clusterDefaultNodeSelector: env=test, a: 'env=test,zone=a', b: ''}";
+        let plugin = read(text).unwrap();
+        assert_eq!(json!(plugin.cluster_default), json!({"env": "test"}));
+        assert!(plugin.check("a", &json!({"zone": "a"})).is_ok() && plugin.check("a", &Value::Null).is_ok());
+        for other in [json!({"zone": "b"}), json!({"disk": "ssd"})] {
+            assert!(plugin.check("a", &other).unwrap_err().contains("namespace whitelist"), "{other}");
+            assert!(plugin.check("b", &other).is_ok() && plugin.check("c", &other).is_ok());
+        }
+        let refused = read("podNodeSelectorPluginConfig: {a: env}").err().unwrap();
+        assert_eq!(refused, "podNodeSelectorPluginConfig.a: invalid label \"env\"");
+    }
 
     #[test]
     fn labels_of_the_namespace_are_added_and_cannot_be_changed() {

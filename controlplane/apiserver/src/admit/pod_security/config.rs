@@ -1,12 +1,9 @@
-//! Defaults and exemptions of Pod Security, from upstream's `AdmissionConfiguration` file.
-
-use std::path::Path;
+//! Defaults and exemptions of Pod Security.
 
 use coracle_kinds::pod_security::{Level, LevelVersion, Policy, Version};
 use serde::Deserialize;
 
-/// Maximum bytes of a configuration file.
-const LIMIT: u64 = 1 << 20;
+use crate::admit::config::{PluginConfigs, expect};
 
 /// Configuration of Pod Security by the cluster's administrator.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -17,24 +14,6 @@ pub(crate) struct PodSecurityConfig {
     pub(super) usernames: Vec<String>,
     pub(super) namespaces: Vec<String>,
     pub(super) runtime_classes: Vec<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct AdmissionFile {
-    api_version: String,
-    kind: String,
-    #[serde(default)]
-    plugins: Vec<Plugin>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Plugin {
-    name: String,
-    #[serde(default)]
-    path: String,
-    configuration: Option<PluginConfig>,
 }
 
 #[derive(Deserialize)]
@@ -70,34 +49,12 @@ struct Exemptions {
 // === impl PodSecurityConfig ===
 
 impl PodSecurityConfig {
-    /// Reads the configuration from a file.
+    /// The configuration in the file. The default level is privileged, without exemptions.
     ///
     /// # Errors
-    /// The file cannot be read, or is invalid.
-    pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        Self::parse(&text(path)?, path.parent())
-    }
-
-    fn parse(text: &str, directory: Option<&Path>) -> Result<Self, String> {
-        let file: AdmissionFile = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
-        expect("apiVersion", &file.api_version, "apiserver.config.k8s.io/v1")?;
-        expect("kind", &file.kind, "AdmissionConfiguration")?;
-        let mut plugins = file.plugins.into_iter();
-        let Some(plugin) = plugins.next() else { return Ok(Self::default()) };
-        expect("plugins[0].name", &plugin.name, "PodSecurity")?;
-        if let Some(second) = plugins.next() {
-            return Err(format!("plugins[1]: {:?}: only PodSecurity, once, is supported", second.name));
-        }
-        let config = match (plugin.configuration, plugin.path.as_str()) {
-            (Some(config), "") => config,
-            (None, "") => return Ok(Self::default()),
-            (None, path) => {
-                let text = self::text(&directory.unwrap_or(Path::new("")).join(path))?;
-                serde_yaml_ng::from_str(&text).map_err(|error| format!("{path}: {error}"))?
-            }
-            (Some(_), _) => return Err("plugins[0]: both path and configuration are set".to_owned()),
-        };
-        Self::of(config)
+    /// The configuration is invalid.
+    pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> Result<Self, String> {
+        configs.take("PodSecurity")?.map_or_else(|| Ok(Self::default()), Self::of)
     }
 
     fn of(config: PluginConfig) -> Result<Self, String> {
@@ -127,18 +84,6 @@ impl PodSecurityConfig {
     }
 }
 
-fn text(path: &Path) -> Result<String, String> {
-    use std::io::Read as _;
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let mut text = String::new();
-    file.take(LIMIT).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    Ok(text)
-}
-
-fn expect(field: &str, found: &str, expected: &str) -> Result<(), String> {
-    if found == expected { Ok(()) } else { Err(format!("{field}: {found:?} is not {expected:?}")) }
-}
-
 fn mode(name: &str, level: &str, version: &str) -> Result<LevelVersion, String> {
     let failed = |rule: &str| format!("defaults.{name}: {rule}");
     Ok(LevelVersion {
@@ -153,7 +98,13 @@ fn mode(name: &str, level: &str, version: &str) -> Result<LevelVersion, String> 
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    fn parse(text: &str) -> Result<PodSecurityConfig, String> {
+        PodSecurityConfig::read(&mut PluginConfigs::parse(text, Path::new("")).unwrap())
+    }
 
     const HEAD: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n\
         - name: PodSecurity\n  configuration:\n    apiVersion: pod-security.admission.config.k8s.io/v1\n    \
@@ -163,7 +114,7 @@ mod tests {
     fn defaults_and_exemptions_are_read() {
         let rest = "    defaults: {enforce: baseline, enforce-version: v1.30}\n    exemptions: {usernames: [ann], \
             namespaces: [kube-system], runtimeClasses: [kata]}\n";
-        let config = PodSecurityConfig::parse(&format!("{HEAD}{rest}"), None).unwrap();
+        let config = parse(&format!("{HEAD}{rest}")).unwrap();
         assert_eq!(config.defaults.enforce.to_string(), "baseline:v1.30");
         assert_eq!(config.defaults.audit, LevelVersion::PRIVILEGED);
         assert_eq!((config.usernames, config.namespaces), (vec!["ann".into()], vec!["kube-system".into()]));
@@ -177,11 +128,9 @@ mod tests {
             ("    defaults: {enforced: baseline}\n", "unknown field"),
             ("    exemptions: {users: [ann]}\n", "unknown field"),
             ("    exemptions: {usernames: [a, a]}\n", "duplicate"),
-            ("- name: ImagePolicyWebhook\n", "only PodSecurity"),
         ] {
-            let refused = PodSecurityConfig::parse(&format!("{HEAD}{rest}"), None).unwrap_err();
+            let refused = parse(&format!("{HEAD}{rest}")).unwrap_err();
             assert!(refused.contains(says), "{rest}: {refused}");
         }
-        assert!(PodSecurityConfig::parse("kind: PodSecurityConfiguration", None).is_err());
     }
 }

@@ -1,15 +1,210 @@
 //! Admission plugins that are off by default.
 
+use futures::future::join_all;
+
 use super::*;
 
+const BINDINGS: &str = "/api/v1/namespaces/default/pods/p/binding";
+const ZONE: &str = "topology.kubernetes.io/zone";
+
 async fn with(enabled: &[&str]) -> Fixture {
+    with_config((enabled, &[]), "").await
+}
+
+/// A server with these plugins enabled and disabled, and the `plugins` of the configuration file.
+async fn with_config((enabled, disabled): (&[&str], &[&str]), plugins: &str) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
-    let enabled = enabled.iter().map(|&name| name.to_owned()).collect();
-    let selection = PluginSelection { enabled, disabled: Vec::new() };
-    let api = open_with(directory.path(), |config| config.admission_plugins = selection).await;
+    let selection = selection(enabled, disabled);
+    let file = directory.path().join("admission.yaml");
+    let head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:";
+    std::fs::write(&file, format!("{head} [{plugins}]\n")).unwrap();
+    let configure = |config: &mut ApiserverConfig| {
+        config.admission_plugins = selection;
+        config.admission_file = Some(file);
+    };
+    let api = open_with(directory.path(), configure).await;
     let server = Fixture { api, directory };
     server.post("/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
     server
+}
+
+fn selection(enabled: &[&str], disabled: &[&str]) -> PluginSelection {
+    let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    PluginSelection { enabled: own(enabled), disabled: own(disabled) }
+}
+
+fn message(answer: &Answer) -> &str {
+    answer.body["message"].as_str().unwrap_or_default()
+}
+
+fn event(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "reason": "R", "type": "Normal", "source": {"component": "c"},
+        "involvedObject": {"kind": "Pod", "namespace": "default", "name": "p", "uid": "1"}})
+}
+
+/// A node in the zone `a` that declares these features.
+async fn add_node(server: &Fixture, features: Value) {
+    let node = json!({"metadata": {"name": "n", "labels": {ZONE: "a", "disk": "ssd"}},
+        "status": {"allocatable": {"cpu": "4", "memory": "4Gi"}, "declaredFeatures": features}});
+    let made = server.post("/api/v1/nodes", node).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+}
+
+#[tokio::test]
+async fn events_above_the_rate_are_refused_and_the_client_learns_when_to_retry() {
+    let limits = "{name: EventRateLimit, configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, \
+        kind: Configuration, limits: [{type: User, qps: 1, burst: 2}]}}";
+    let server = with_config((&["EventRateLimit"], &[]), limits).await;
+    let path = "/api/v1/namespaces/default/events";
+    // A dry run does not count.
+    assert_eq!(server.post(&format!("{path}?dryRun=All"), event("e")).await.code, 201);
+    let names: Vec<String> = (0..20).map(|number| format!("e{number}")).collect();
+    let answers = join_all(names.iter().map(|name| server.post(path, event(name)))).await;
+    let (accepted, refused): (Vec<Answer>, Vec<Answer>) =
+        answers.into_iter().partition(|answer| answer.code == 201);
+    assert!(accepted.len() >= 2, "{}", accepted.len());
+    let refused = refused.into_iter().next().unwrap();
+    assert_eq!(refused.code, 429, "{}", refused.body);
+    assert_eq!(message(&refused), "Too many requests: limit reached on type User for key admin");
+    assert_eq!(refused.headers["retry-after"], "1");
+    // Another user has another bucket, and other kinds are not limited.
+    let request = Request::post(path).header("content-type", "application/json");
+    let request = request.body(Full::from(event("other").to_string())).unwrap();
+    assert_eq!(server.send(User::new("ann", &["system:masters"]), request).await.code, 201);
+    assert_eq!(server.post(CONFIG_MAPS, config_map("a", json!({}))).await.code, 201);
+}
+
+#[tokio::test]
+async fn a_webhook_decides_on_the_images_of_pods() {
+    let hook = crate::remote::tests::Hook::start(|review| {
+        let images = review["spec"]["containers"].as_array().unwrap();
+        let bad = images.iter().find(|container| container["image"] == "bad");
+        let reason = bad.map(|_| "it is bad").unwrap_or_default();
+        (200, json!({"status": {"allowed": bad.is_none(), "reason": reason}}).to_string())
+    })
+    .await;
+    let config = format!(
+        "{{name: ImagePolicyWebhook, configuration: {{imagePolicy: {{kubeConfigFile: {:?}}}}}}}",
+        hook.file()
+    );
+    let server = with_config((&["ImagePolicyWebhook"], &[]), &config).await;
+    let mut refused = pod("q");
+    refused["spec"]["containers"][0]["image"] = "bad".into();
+    let refused = server.post(PODS, refused).await;
+    let why = "pods \"q\" is forbidden: image policy webhook backend denied one or more images: it is bad";
+    assert_eq!((refused.code, message(&refused)), (403, why));
+    assert_eq!(server.post(PODS, pod("p")).await.code, 201);
+    let debug = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "bad"}]}});
+    let path = format!("{PODS}/p/ephemeralcontainers");
+    let refused = server.call("PATCH", &path, "application/strategic-merge-patch+json", Some(debug)).await;
+    assert_eq!(refused.code, 403, "{}", refused.body);
+    assert_eq!(hook.count(), 3);
+}
+
+#[tokio::test]
+async fn tolerations_come_from_the_namespace_and_are_those_that_it_allows() {
+    let config = "{name: PodTolerationRestriction, configuration: {kind: Configuration, \
+        apiVersion: podtolerationrestriction.admission.k8s.io/v1alpha1, default: [{key: cluster, operator: Exists}]}}";
+    let server = with_config((&["PodTolerationRestriction"], &["DefaultTolerationSeconds"]), config).await;
+    let made = server.post(PODS, pod("p")).await;
+    let cluster = json!([{"key": "cluster", "operator": "Exists"}]);
+    assert_eq!(made.body["spec"]["tolerations"], cluster, "{}", made.body);
+    let annotations = json!({
+        "scheduler.alpha.kubernetes.io/defaultTolerations": r#"[{"key": "own", "operator": "Exists"}]"#,
+        "scheduler.alpha.kubernetes.io/tolerationsWhitelist":
+            r#"[{"key": "own", "operator": "Exists"}, {"key": "node.kubernetes.io/memory-pressure", "operator": "Exists"}]"#,
+    });
+    server.merge("/api/v1/namespaces/default", json!({"metadata": {"annotations": annotations}})).await;
+    let mut burstable = pod("q");
+    burstable["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
+    let made = server.post(PODS, burstable).await;
+    let pressure =
+        json!({"key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule"});
+    let expected = json!([{"key": "own", "operator": "Exists"}, pressure]);
+    assert_eq!(made.body["spec"]["tolerations"], expected, "{}", made.body);
+    let mut other = pod("r");
+    other["spec"]["tolerations"] = cluster;
+    let refused = server.post(PODS, other).await;
+    let why = "pod tolerations (possibly merged with namespace default tolerations) conflict with its namespace whitelist";
+    assert_eq!((refused.code, message(&refused)), (500, why));
+    let mut many = pod("s");
+    many["spec"]["tolerations"] =
+        (0..1001).map(|number| json!({"key": format!("k{number}"), "operator": "Exists"})).collect();
+    let refused = server.post(PODS, many).await;
+    assert_eq!(refused.code, 403);
+    assert!(message(&refused).ends_with("the pod has 1001 tolerations, more than 1000"), "{}", refused.body);
+}
+
+#[tokio::test]
+async fn a_pod_gets_the_zone_of_its_node() {
+    let server = Fixture::new().await;
+    add_node(&server, json!([])).await;
+    let mut placed = pod("placed");
+    placed["spec"]["nodeName"] = "n".into();
+    placed["metadata"]["labels"] = json!({"app": "x"});
+    let made = server.post(PODS, placed).await;
+    assert_eq!(made.body["metadata"]["labels"], json!({"app": "x", ZONE: "a"}), "{}", made.body);
+    server.post(PODS, pod("p")).await;
+    let binding = |labels: Value| json!({"metadata": {"name": "p", "labels": labels}, "target": {"kind": "Node", "name": "n"}});
+    // The labels reach the pod without another validation.
+    assert_eq!(server.post(BINDINGS, binding(json!({"a b": "c"}))).await.code, 422);
+    let bound = server.post(BINDINGS, binding(json!({"own": "b", ZONE: "wrong"}))).await;
+    assert_eq!(bound.code, 201, "{}", bound.body);
+    let labels = server.get(&format!("{PODS}/p")).await.body["metadata"]["labels"].clone();
+    assert_eq!(labels, json!({"own": "b", ZONE: "a"}));
+}
+
+#[tokio::test]
+async fn a_resize_needs_the_features_of_the_node() {
+    const FEATURE: &str = "InPlacePodLevelResourcesVerticalScaling";
+    let server = Fixture::new().await;
+    add_node(&server, json!([])).await;
+    let mut whole = pod("p");
+    whole["spec"]["resources"] = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "1"}});
+    whole["spec"]["nodeName"] = "n".into();
+    let made = server.post(PODS, whole).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let patch = json!({"spec": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}}}});
+    let resize = async || server.merge(&format!("{PODS}/p/resize"), patch.clone()).await;
+    let refused = resize().await;
+    let why = format!("pod update requires features {FEATURE} which are not available on node \"n\"");
+    assert_eq!((refused.code, message(&refused)), (403, &*format!("pods \"p\" is forbidden: {why}")));
+    let declared = json!({"status": {"declaredFeatures": [FEATURE]}});
+    assert_eq!(server.merge("/api/v1/nodes/n/status", declared).await.code, 200);
+    assert_eq!(resize().await.code, 200);
+}
+
+#[tokio::test]
+async fn quotas_can_be_switched_off() {
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}});
+    for (disabled, code) in [(&[][..], 403), (&["ResourceQuota"][..], 201)] {
+        let server = with_config((&[], disabled), "").await;
+        server.post("/api/v1/namespaces/default/resourcequotas", quota.clone()).await;
+        assert_eq!(server.post(PODS, pod("p")).await.code, code, "{disabled:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_denies_everything_starts_and_reads() {
+    let server = with(&["AlwaysDeny", "AlwaysAdmit"]).await;
+    let refused = server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    let why = "configmaps \"a\" is forbidden: admission control is denying all modifications";
+    assert_eq!((refused.code, message(&refused)), (403, why));
+    let refused = server.delete("/api/v1/namespaces/kube-node-lease", json!({})).await;
+    assert!(
+        message(&refused).ends_with("admission control is denying all modifications"),
+        "{}",
+        refused.body
+    );
+    assert_eq!(server.get("/api/v1/namespaces/kube-node-lease").await.code, 200);
+    // Subresources with their own object are denied, too.
+    let server = server.again().await;
+    server.post("/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
+    assert_eq!(server.post(PODS, pod("p")).await.code, 201);
+    let denied = |config: &mut ApiserverConfig| config.admission_plugins = selection(&["AlwaysDeny"], &[]);
+    let server = server.again_with(denied).await;
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    assert_eq!(server.post(BINDINGS, binding).await.code, 403);
 }
 
 #[tokio::test]

@@ -1,0 +1,100 @@
+//! Copies the zone and the region of a node to its pods: at the binding, and if a new pod names its node.
+//!
+//! Source: `plugin/pkg/admission/podtopologylabels`.
+
+use async_trait::async_trait;
+use coracle_kinds::kind::by_resource;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    admit::{Admission, Admit, Attributes, Operation},
+    error::Result,
+};
+
+const LABELS: [&str; 2] = ["topology.kubernetes.io/zone", "topology.kubernetes.io/region"];
+
+pub(in crate::admit) struct PodTopologyLabels;
+
+#[async_trait]
+impl Admit for PodTopologyLabels {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        if attributes.operation != Operation::Create || !attributes.kind.is("", "Pod") {
+            return Ok(());
+        }
+        let Some(node) = node_name(attributes.subresource, object) else { return Ok(()) };
+        let copied = labels_of(admission, node);
+        add(object, copied);
+        Ok(())
+    }
+
+    /// The labels of a binding are those of its pod.
+    fn handles_own_objects(&self) -> bool {
+        true
+    }
+}
+
+/// The node of a pod or of a binding, if there is one.
+fn node_name<'a>(subresource: &str, object: &'a Value) -> Option<&'a str> {
+    let name = match subresource {
+        "" => &object["spec"]["nodeName"],
+        "binding" if object["target"]["kind"] == "Node" => &object["target"]["name"],
+        _ => return None,
+    };
+    name.as_str().filter(|name| !name.is_empty())
+}
+
+/// The topology labels of a node. A node that does not exist has none.
+fn labels_of(admission: &Admission, node: &str) -> Map<String, Value> {
+    let kind = by_resource("", "v1", "nodes");
+    let Some(node) = kind.and_then(|kind| admission.cache.get(kind, "", node)) else { return Map::new() };
+    let mut node = node.part(&[&["metadata", "labels"]]);
+    let labels = node["metadata"]["labels"].take();
+    let labels = if let Value::Object(labels) = labels { labels } else { Map::new() };
+    labels.into_iter().filter(|(key, _)| LABELS.contains(&key.as_str())).collect()
+}
+
+/// Adds labels to an object. They replace those that the client chose.
+fn add(object: &mut Value, labels: Map<String, Value>) {
+    if labels.is_empty() {
+        return;
+    }
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let own = metadata.entry("labels").or_insert_with(|| json!({}));
+    match own {
+        Value::Object(own) => own.extend(labels),
+        other => *other = Value::Object(labels),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_and_a_binding_have_a_node() {
+        let pod = json!({"spec": {"nodeName": "n"}});
+        assert_eq!((node_name("", &pod), node_name("status", &pod)), (Some("n"), None));
+        assert_eq!(node_name("", &json!({"spec": {}})), None);
+        let binding = |kind: &str| json!({"target": {"kind": kind, "name": "n"}});
+        assert_eq!(node_name("binding", &binding("Node")), Some("n"));
+        assert_eq!(node_name("binding", &binding("Other")), None);
+    }
+
+    #[test]
+    fn the_labels_of_the_node_replace_those_of_the_client() {
+        let zone = || Map::from_iter([(LABELS[0].to_owned(), "a".into())]);
+        let mut pod = json!({"metadata": {"labels": {LABELS[0]: "b", "app": "x"}}});
+        add(&mut pod, zone());
+        assert_eq!(pod["metadata"]["labels"], json!({LABELS[0]: "a", "app": "x"}));
+        let mut plain = json!({"metadata": {"name": "p"}});
+        add(&mut plain, Map::new());
+        assert_eq!(plain, json!({"metadata": {"name": "p"}}));
+        add(&mut plain, zone());
+        assert_eq!(plain["metadata"]["labels"], json!({LABELS[0]: "a"}));
+    }
+}
