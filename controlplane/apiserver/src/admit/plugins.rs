@@ -2,9 +2,9 @@
 
 use super::{
     Admit, PodSecurityConfig, bootstrap_token, certificate, claim_status, default_tolerations,
-    device_admin_access, escalation, limit_ranger, mountable_secrets, namespace_lifecycle, node_restriction,
-    node_taints, optional, pod_resize, pod_security, policy, priority, runtime_class, service_account,
-    storage, webhook,
+    device_admin_access, escalation, initializers, limit_ranger, mountable_secrets, namespace_lifecycle,
+    node_restriction, node_taints, optional, pod_resize, pod_security, policy, priority, runtime_class,
+    service_account, storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -14,6 +14,15 @@ pub struct PluginSelection {
     pub enabled: Vec<String>,
     /// Plugins that do not run.
     pub disabled: Vec<String>,
+}
+
+// === impl PluginSelection ===
+
+impl PluginSelection {
+    /// Whether a plugin that is off by default runs.
+    pub(crate) fn enables(&self, name: &str) -> bool {
+        self.enabled.iter().any(|enabled| enabled == name)
+    }
 }
 
 /// A member of the chain with the plugin's name and whether it runs by default. A member without a name always runs: it
@@ -64,6 +73,7 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("NamespaceExists", false, Box::new(optional::NamespaceExists)),
         ("SecurityContextDeny", false, Box::new(optional::SecurityContextDeny)),
         ("LimitPodHardAntiAffinityTopology", false, Box::new(optional::HardAntiAffinity)),
+        ("InitialResources", false, Box::new(optional::InitialResources)),
         ("PodNodeSelector", false, Box::new(optional::PodNodeSelector)),
         ("AlwaysPullImages", false, Box::new(optional::AlwaysPullImages)),
         ("ServiceAccount", true, Box::new(service_account::ServiceAccount)),
@@ -89,6 +99,7 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("MutatingAdmissionPolicy", true, Box::new(policy::MutatingPolicies::new())),
         ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
         ("", true, Box::new(webhook::Webhooks::new())),
+        ("Initializers", false, Box::<initializers::Initializers>::default()),
         ("", true, Box::new(device_admin_access::DeviceAdminAccess)),
         ("", true, Box::new(claim_status::ClaimStatus)),
     ]
