@@ -223,3 +223,75 @@ async fn a_container_without_requests_gets_those_of_its_image() {
     assert_eq!(made.body["metadata"]["annotations"]["kubernetes.io/initial-resources"], note);
     assert_eq!(made.body["status"]["qosClass"], "Burstable");
 }
+
+#[tokio::test]
+async fn server_side_apply_and_policies_keep_the_initializers() {
+    let server = initializing("configmaps", &["a.example.com"]).await;
+    let apply = |name: &str, metadata: Value, query: &str| {
+        let mut config =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "b"}});
+        config["metadata"]["name"] = name.into();
+        let path = format!("{CONFIG_MAPS}/{name}?fieldManager=m&force=true&{query}");
+        let request = Request::patch(path).header("content-type", "application/apply-patch+yaml");
+        server.send(admin(), request.body(Full::from(config.to_string())).unwrap())
+    };
+    let made = apply("x", json!({}), ALL).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let late = apply("late", json!({}), "timeout=0s").await;
+    assert_eq!(late.code, 504, "{}", late.body);
+    let bypass = apply("bypass", json!({"initializers": {"pending": []}}), "timeout=0s").await;
+    assert_eq!(bypass.code, 201, "{}", bypass.body);
+    assert!(bypass.body["metadata"]["initializers"].is_null(), "{}", bypass.body);
+    let group = "/apis/admissionregistration.k8s.io/v1";
+    let rule = json!({"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]});
+    let expression = "Object{data: {'policy': 'yes'}}";
+    let policy = json!({"metadata": {"name": "p"}, "spec": {
+        "reinvocationPolicy": "Never", "matchConstraints": {"resourceRules": [rule]},
+        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}]}});
+    assert_eq!(server.post(&format!("{group}/mutatingadmissionpolicies"), policy).await.code, 201);
+    let binding = json!({"metadata": {"name": "b"}, "spec": {"policyName": "p"}});
+    assert_eq!(server.post(&format!("{group}/mutatingadmissionpolicybindings"), binding).await.code, 201);
+    let applied = apply("x", json!({"labels": {"l": "1"}}), "").await;
+    assert_eq!((applied.code, &applied.body["data"]["policy"]), (200, &json!("yes")), "{}", applied.body);
+    assert_eq!(applied.body["metadata"]["initializers"]["pending"][0]["name"], "a.example.com");
+}
+
+#[tokio::test]
+async fn quotas_count_what_an_initializer_adds() {
+    let server = initializing("pods", &["a.example.com"]).await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "1"}}});
+    assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
+    let containers =
+        |cpu: &str| json!([{"name": "c", "image": "busybox", "resources": {"requests": {"cpu": cpu}}}]);
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": containers("500m")}});
+    let made = server.post(&format!("{PODS}?{ALL}"), pod).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let patch =
+        |cpu: &str| json!({"metadata": {"initializers": null}, "spec": {"containers": containers(cpu)}});
+    let refused = server.merge(&format!("{PODS}/p"), patch("2")).await;
+    assert_eq!(refused.code, 403, "{}", refused.body);
+    assert_eq!(server.merge(&format!("{PODS}/p"), patch("1")).await.code, 200);
+}
+
+#[tokio::test]
+async fn an_uninitialized_binding_gives_no_rights() {
+    let server = with("Initializers").await;
+    let group = "rbac.authorization.k8s.io";
+    let rule = json!({"apiGroups": [group], "apiVersions": ["v1"], "resources": ["clusterrolebindings"]});
+    let initializers = json!([{"name": "a.example.com", "rules": [rule]}]);
+    server.post(CONFIGURATIONS, json!({"metadata": {"name": "a"}, "initializers": initializers})).await;
+    let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]);
+    let role = json!({"metadata": {"name": "reader"}, "rules": rules});
+    assert_eq!(server.post(&format!("/apis/{group}/v1/clusterroles"), role).await.code, 201);
+    let bindings = format!("/apis/{group}/v1/clusterrolebindings");
+    let binding = json!({"metadata": {"name": "b"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "reader"},
+        "subjects": [{"kind": "User", "apiGroup": group, "name": "ann"}]});
+    let made = server.post(&format!("{bindings}?{ALL}"), binding).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let ann = || User::new("ann", &[]);
+    assert_eq!(server.get_as(ann(), CONFIG_MAPS).await.code, 403);
+    let done = server.merge(&format!("{bindings}/b"), json!({"metadata": {"initializers": null}})).await;
+    assert_eq!(done.code, 200, "{}", done.body);
+    assert_eq!(server.get_as(ann(), CONFIG_MAPS).await.code, 200);
+}
