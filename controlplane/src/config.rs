@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_apiserver::{
-    AuditConfig, AuthorizationConfig, PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
+    AuditConfig, AuthorizationConfig, InitialResourcesOptions, PluginSelection, RequestHeaderConfig,
+    TokenWebhookConfig,
 };
 use coracle_controllers::ControllerSelection;
 use coracle_scheduler::SchedulerConfig;
@@ -74,6 +75,8 @@ pub struct ControlPlaneConfig {
     pub admission_file: Option<PathBuf>,
     /// The admission plugins that run.
     pub admission_plugins: PluginSelection,
+    /// Options of the admission plugin InitialResources.
+    pub initial_resources: InitialResourcesOptions,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The controllers that run.
@@ -140,6 +143,7 @@ impl ControlPlaneConfig {
             election: LeaderElection::default(),
             admission_file: None,
             admission_plugins: PluginSelection::default(),
+            initial_resources: InitialResourcesOptions::default(),
             audit: None,
             controllers: ControllerSelection::default(),
             run_scheduler: true,

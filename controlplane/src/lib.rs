@@ -29,8 +29,8 @@ pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
 pub use clients::{ExternalServer, run_clients};
 pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
-    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH, PluginSelection,
-    RequestHeaderConfig, TokenWebhookConfig,
+    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,
+    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
 };
 pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;

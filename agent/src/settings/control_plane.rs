@@ -13,7 +13,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::Age;
+use super::value::{Age, Percent};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -110,6 +110,10 @@ settings! {
     enable_admission_plugins: Vec<String> = default "", "NAME";
     /// Default admission plugins that do not run.
     disable_admission_plugins: Vec<String> = default "", "NAME";
+    /// Percentile of the usage that the admission plugin InitialResources takes as the request of a container.
+    ir_percentile: Percent = default "90", "PERCENT";
+    /// Whether InitialResources uses only the usage in the namespace of the pod.
+    ir_namespace_only: bool = default "false", "BOOL";
     /// Audit policy: a Policy of audit.k8s.io/v1. Needs audit-log-path or audit-webhook-config-file.
     audit_policy_file: Option<PathBuf> = unset "", "FILE";
     /// File of the audit log; - is the standard output. Needs audit-policy-file.

@@ -10,6 +10,7 @@ mod default_tolerations;
 mod device_admin_access;
 mod escalation;
 mod expression;
+mod initializers;
 mod limit_ranger;
 mod matching;
 mod mountable_secrets;
@@ -37,7 +38,8 @@ use serde_json::Value;
 
 use crate::{
     audit::Record, authn::User, authz::Authorizers, cache::Cache, error::Result, in_flight::InFlight,
-    metrics::Metrics, registry::Registry, request::ResourceInfo, warnings::Warnings,
+    initialization::Initialization, metrics::Metrics, registry::Registry, request::ResourceInfo,
+    usage_history::UsageHistory, warnings::Warnings,
 };
 pub(crate) use config::PluginConfigs;
 pub use plugins::PluginSelection;
@@ -76,6 +78,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) cost: &'a RequestCost,
     /// The audit record, if the request is recorded.
     pub(crate) audit: Option<&'a Record>,
+    /// Whether objects have `metadata.initializers`.
+    pub(crate) initializers: bool,
 }
 
 /// An admission plugin. `mutate` and `validate` do nothing by default.
@@ -146,6 +150,10 @@ pub(crate) struct Admission {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) namespaces: Box<dyn CreateNamespace>,
+    /// None without the plugin Initializers.
+    pub(crate) initialization: Option<Arc<Initialization>>,
+    /// None without the plugin InitialResources.
+    pub(crate) usage_history: Option<Arc<UsageHistory>>,
 }
 
 impl Operation {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use coracle_kinds::{
-    Resource, protobuf,
+    Resource, initializers, protobuf,
     schema::{self, FieldValidation, Parsed},
 };
 use http::HeaderMap;
@@ -30,6 +30,8 @@ pub(crate) struct Expected<'a> {
     api_version: &'a str,
     kind: &'a str,
     rules: Rules<'a>,
+    /// Whether `metadata.initializers` is a known field.
+    initializers: bool,
 }
 
 /// The rules for the fields of a body.
@@ -48,7 +50,7 @@ impl<'a> Expected<'a> {
     /// An object of a resource.
     pub(crate) fn of(resource: &'a Resource) -> Self {
         let rules = Rules::Resource(resource);
-        Self { api_version: resource.api_version(), kind: &resource.kind, rules }
+        Self { api_version: resource.api_version(), kind: &resource.kind, rules, initializers: false }
     }
 
     /// The configuration of a server-side apply.
@@ -58,7 +60,21 @@ impl<'a> Expected<'a> {
 
     /// A body with a built-in definition.
     pub(crate) fn defined(api_version: &'a str, kind: &'a str, definition: &'a str) -> Self {
-        Self { api_version, kind, rules: Rules::Definition(definition) }
+        Self { api_version, kind, rules: Rules::Definition(definition), initializers: false }
+    }
+
+    /// With `metadata.initializers` as a known field, if `are_known`.
+    pub(crate) fn with_initializers(self, are_known: bool) -> Self {
+        Self { initializers: are_known, ..self }
+    }
+
+    /// The error of a value that has the wrong type.
+    fn problem(&self, problem: String) -> ApiError {
+        let version = self.api_version.rsplit('/').next().unwrap_or_default();
+        let kind = self.kind;
+        ApiError::bad_request(format!(
+            "{kind} in version \"{version}\" cannot be handled as a {kind}: {problem}"
+        ))
     }
 }
 
@@ -185,10 +201,23 @@ pub(crate) fn check(
             }
         }
     }
+    let (taken, mut unknown) = match expected.initializers {
+        true => initializers::take(&mut parsed.value).map_err(|problem| expected.problem(problem))?,
+        false => (None, Vec::new()),
+    };
     let decoded = match expected.rules {
         Rules::Definition(name) => schema::decode(name, parsed, validation),
         Rules::Resource(resource) => resource.strategy().decode(parsed, validation),
         Rules::Config(resource) => resource.strategy().decode_config(parsed, validation),
     };
-    decoded.map_err(|error| ApiError::bad_request(error.to_string()))
+    let (mut object, mut notes) = decoded.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    initializers::set(&mut object, taken);
+    match validation {
+        FieldValidation::Ignore => {}
+        FieldValidation::Strict if !unknown.is_empty() => {
+            return Err(expected.problem(format!("strict decoding error: {}", unknown.join(", "))));
+        }
+        FieldValidation::Warn | FieldValidation::Strict => notes.append(&mut unknown),
+    }
+    Ok((object, notes))
 }

@@ -75,7 +75,20 @@ impl Call {
 
     /// The body as an object of the call's own kind, with warnings.
     pub(crate) fn object(&self) -> Result<(Value, Vec<String>)> {
-        self.decode(&Expected::of(&self.kind))
+        self.decode(&Expected::of(&self.kind).with_initializers(self.has_initializers()))
+    }
+
+    /// Whether objects have `metadata.initializers`: the plugin Initializers runs.
+    pub(crate) fn has_initializers(&self) -> bool {
+        self.state.admission.initialization.is_some()
+    }
+
+    /// Whether the request gets uninitialized objects. The controllers of this process count the pods that they have
+    /// created, and the garbage collector, which reads metadata only, finds all dependents.
+    pub(crate) fn includes_uninitialized(&self) -> bool {
+        let is_controller =
+            || self.kind.is("", "Pod") || self.form().is_ok_and(|form| matches!(form, Form::Partial));
+        self.info.query.flag("includeUninitialized") || (self.user.is_component() && is_controller())
     }
 
     /// The body as an object of an expected kind, with warnings.
@@ -109,6 +122,7 @@ impl Call {
             warnings: &self.warnings,
             cost: &self.cost,
             audit: self.audit.as_deref(),
+            initializers: self.has_initializers(),
         }
     }
 

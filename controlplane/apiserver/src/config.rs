@@ -14,6 +14,7 @@ use crate::authn::{AuthenticationConfig, RequestHeaderConfig, TokenWebhookConfig
 use crate::authz::AuthorizationConfig;
 use crate::error::ApiError;
 use crate::service_range::ServiceRanges;
+use crate::usage_history::InitialResourcesOptions;
 
 /// Maximum bytes of the configuration of authentication.
 const MAX_AUTHENTICATION: u64 = 1 << 20;
@@ -48,6 +49,8 @@ pub struct ApiserverConfig {
     pub admission_file: Option<PathBuf>,
     /// The admission plugins that run.
     pub admission_plugins: PluginSelection,
+    /// Options of the admission plugin InitialResources, which is off by default.
+    pub initial_resources: InitialResourcesOptions,
     /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The identity of this server towards aggregated servers.

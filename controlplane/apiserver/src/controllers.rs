@@ -4,4 +4,6 @@ pub(crate) mod aggregation;
 mod api_services;
 pub(crate) mod custom_resources;
 pub(crate) mod flow_control;
+pub(crate) mod initialization;
 pub(crate) mod quota_status;
+pub(crate) mod usage_history;

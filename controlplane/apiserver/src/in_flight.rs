@@ -182,7 +182,7 @@ impl InFlight {
 
 /// The owner of what a user takes. The service accounts of a namespace are one owner, because a user who may create one may
 /// create many.
-fn owner(user: &str) -> &str {
+pub(crate) fn owner(user: &str) -> &str {
     let of_account = user.starts_with("system:serviceaccount:").then(|| user.rsplit_once(':')).flatten();
     of_account.map_or(user, |(namespace, _name)| namespace)
 }

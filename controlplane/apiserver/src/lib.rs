@@ -14,7 +14,7 @@
 //! | handlers | `verb`, `sub`, `usage`, `aggregated`, `documents`, `health`, `backup` |
 //! | write pipeline | `write`, and its stages `field_manager`, `quota` |
 //! | request | `call`: one request, with the services (`state`) |
-//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `flow_control`, `in_flight`, `metrics` |
+//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
 //! | storage | `registry`, `convert`, `cache` |
 //! | values | `error`, `media`, `object_meta`, `pod_references`, `request` |
 //!
@@ -51,6 +51,7 @@ mod freshness;
 pub mod fuzz;
 mod health;
 mod in_flight;
+mod initialization;
 #[cfg(test)]
 mod layers;
 mod list_body;
@@ -76,6 +77,7 @@ mod stored;
 mod sub;
 mod target;
 mod usage;
+mod usage_history;
 mod usage_samples;
 mod verb;
 mod warnings;
@@ -97,3 +99,4 @@ pub use reply::Body;
 pub use request::BACKUP_PATH;
 pub use server::Apiserver;
 pub use service_range::{ServiceRange, ServiceRanges};
+pub use usage_history::InitialResourcesOptions;

@@ -12,6 +12,7 @@
 
 use coracle_kinds::{
     Resource,
+    initializers::is_pending,
     quota::{growth, is_terminating, missing_requests},
 };
 use serde_json::Value;
@@ -48,7 +49,8 @@ fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> b
     let Some((old, part)) = old else { return true };
     match (&*kind.group, &*kind.plural, part) {
         ("", "pods", Part::Resize) => true,
-        ("", "pods", Part::Main) => is_terminating(old) != is_terminating(object),
+        // An initializer may change the resources of a pod.
+        ("", "pods", Part::Main) => is_terminating(old) != is_terminating(object) || is_pending(old),
         ("", "persistentvolumeclaims", _) | ("", "services", Part::Main) => true,
         ("resource.k8s.io", "resourceclaims", Part::Main) => true,
         _ => false,

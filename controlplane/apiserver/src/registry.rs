@@ -85,7 +85,7 @@ impl Registry {
     /// Removes all versions of a custom resource. Its watches end; stored objects stay in the store.
     pub(crate) async fn remove(&self, cache: &Cache, group: &str, plural: &str) {
         let _changing = self.changing.lock().await;
-        if resource::built_in().find_stored(group, plural).is_some() {
+        if self.load().find_stored(group, plural).is_some_and(|known| known.is_built_in()) {
             return;
         }
         self.publish(self.load().without(group, plural));

@@ -21,7 +21,9 @@ use crate::{
     media::Form,
     offload::{self, MIN_OFFLOADED_BYTES},
     reply::{self, Reply},
+    state::State,
     sub::kubelet,
+    usage_history::UsageHistory,
     usage_samples::{FAILURE_BACKOFF, LastResult, MAX_WINDOW, NodeSamples, Pair, Rate, Sample},
     verb::list,
 };
@@ -77,18 +79,68 @@ fn list_reply(call: &Call, form: Form, items: Vec<Value>) -> Reply {
     )
 }
 
+/// The node with the usage of a node or pod. None for a pod that does not run.
+fn node_of(call: &Call, object: &Value) -> Option<String> {
+    let is_pod = call.kind.namespaced;
+    if is_pod && object["status"]["phase"] != "Running" {
+        return None;
+    }
+    let name = if is_pod { &object["spec"]["nodeName"] } else { &object["metadata"]["name"] };
+    name.as_str().filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
 /// The usage of nodes or pods. Objects without usage are left out: their node does not answer, or they do not run.
 async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
-    let is_pod = call.kind.namespaced;
-    let node_of = |object: &Value| -> Option<String> {
-        if is_pod && object["status"]["phase"] != "Running" {
-            return None;
+    let pairs = samples_of(call, &objects).await;
+    let measured = objects.iter().filter_map(|object| {
+        let (earlier, later) = pairs.get(&node_of(call, object)?)?;
+        match call.kind.namespaced {
+            true => pod(call, object, (earlier, later)),
+            false => node(call, object, (earlier, later)),
         }
-        let name = if is_pod { &object["spec"]["nodeName"] } else { &object["metadata"]["name"] };
-        name.as_str().filter(|name| !name.is_empty()).map(str::to_owned)
+    });
+    measured.collect()
+}
+
+/// Counts the usage of all containers that run in the history.
+pub(crate) async fn record(state: &Arc<State>, history: &UsageHistory) {
+    let (Some(pods), Some(usage)) =
+        (resource::by_resource("", "v1", "pods"), resource::by_resource(GROUP, "v1beta1", "pods"))
+    else {
+        return;
     };
+    let call = Call::internal(state, usage.clone(), &json!({}));
+    let fields: [&[&str]; 5] = [
+        &["metadata", "namespace"],
+        &["metadata", "uid"],
+        &["spec", "nodeName"],
+        &["spec", "containers"],
+        &["status", "phase"],
+    ];
+    let objects: Vec<Value> = state.cache.list(pods, "").iter().map(|object| object.part(&fields)).collect();
+    let pairs = samples_of(&call, &objects).await;
+    let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
+    for object in &objects {
+        let Some(pair) = node_of(&call, object).and_then(|node| pairs.get(&node)) else { continue };
+        for (image, rate) in images(object, pair) {
+            let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
+            history.record((namespace, image), rate.container_usage(), now);
+        }
+    }
+}
+
+/// The images of a pod's containers, with their usage.
+fn images<'a>(object: &'a Value, (earlier, later): &Pair) -> Vec<(&'a str, Rate)> {
+    let rates = later.pod_since(earlier, object["metadata"]["uid"].as_str().unwrap_or_default());
+    let containers = || object["spec"]["containers"].as_array().into_iter().flatten();
+    let image = |name: &str| containers().find(|one| one["name"] == name)?["image"].as_str();
+    rates.into_iter().filter_map(|(name, rate)| Some((image(name)?, rate))).collect()
+}
+
+/// Two samples of each node with one of the objects. Nodes that do not answer are left out.
+async fn samples_of(call: &Call, objects: &[Value]) -> HashMap<String, Pair> {
     call.state.usage.prune();
-    let nodes: BTreeSet<String> = objects.iter().filter_map(node_of).collect();
+    let nodes: BTreeSet<String> = objects.iter().filter_map(|object| node_of(call, object)).collect();
     let samples = futures::stream::iter(nodes).map(|node| async move {
         let pair = sampled(call, &node).await;
         (node, pair)
@@ -103,11 +155,7 @@ async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
             }
         }
     }
-    let measured = objects.iter().filter_map(|object| {
-        let (earlier, later) = pairs.get(&node_of(object)?)?;
-        if is_pod { pod(call, object, (earlier, later)) } else { node(call, object, (earlier, later)) }
-    });
-    measured.collect()
+    pairs
 }
 
 fn node(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Option<Value> {
@@ -224,6 +272,27 @@ async fn ask(call: &Call, node: &str) -> Result<Sample> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_usage_of_a_container_belongs_to_its_image() {
+        let sample = |time: &str, cpu: u64| {
+            let used = |name: &str| {
+                json!({"name": name, "cpu": {"time": time, "usageCoreNanoSeconds": cpu},
+                    "memory": {"workingSetBytes": 4096}})
+            };
+            let pod = json!({"podRef": {"uid": "1"}, "containers": [used("c"), used("unknown")]});
+            let summary = json!({"node": used(""), "pods": [pod]}).to_string();
+            Arc::new(Sample::parse(Instant::now(), summary.as_bytes()).unwrap())
+        };
+        let pair = (sample("2024-01-01T00:00:00Z", 0), sample("2024-01-01T00:00:10Z", 1_000_000_100));
+        let pod =
+            json!({"metadata": {"uid": "1"}, "spec": {"containers": [{"name": "c", "image": "web:1"}]}});
+        let found = images(&pod, &pair);
+        let [(image, rate)] = found.as_slice() else { panic!("{found:?}") };
+        let usage = rate.container_usage();
+        assert_eq!((*image, usage.cpu_millis, usage.memory_bytes), ("web:1", 101, 4096));
+        assert!(images(&json!({"metadata": {"uid": "2"}}), &pair).is_empty());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_never_answers_delays_concurrent_requests_once_and_later_ones_not() {

@@ -13,13 +13,15 @@
 //! | validate | `coracle_kinds::validate` |
 //! | quota | `quota`: charges the quotas of the namespace; the charge is held until the commit |
 //! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
+//! | initialize | `initialization`: a create waits for the initializers of its object, if there are any |
 
 mod identity;
+pub(crate) mod initialization;
 mod limits;
 
 use std::sync::Arc;
 
-use coracle_kinds::{Resource, defaults, strategy, validate};
+use coracle_kinds::{Resource, defaults, initializers, strategy, validate};
 use coracle_store::{Expect, Guard, Tier, Write};
 use serde_json::Value;
 
@@ -65,6 +67,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let identity = Identity::of(&object);
     call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;
+    let waiting = initialization::enter(call, &object)?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
     let generate = (!is_named && !base.is_empty()).then_some(base.as_str());
@@ -76,7 +79,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
             Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
             Err(Failed::Other(error)) => return Err(error),
-            Ok(stored) => return Ok(stored),
+            Ok(stored) => return initialization::finish(call, stored, waiting).await,
         }
     }
     Err(ApiError::modified(kind, &base))
@@ -187,7 +190,13 @@ pub(crate) async fn update(
         let expect = Expect::Revision(current.revision);
         let finished = is_finished(&new);
         let value = (!finished).then_some(&new);
-        match commit_held(call, reserved, &current.key, expect, value).await {
+        let committed = match value {
+            Some(new) if initialization::rejects(call, new) => {
+                initialization::reject(call, reserved, &current, new).await
+            }
+            _ => commit_held(call, reserved, &current.key, expect, value).await,
+        };
+        match committed {
             Ok(Some(object)) => return Ok(Stored::Committed(object)),
             Ok(None) => return Ok(Stored::DryRun(new)),
             Err(Failed::Conflict | Failed::Allocated) => {}
@@ -209,6 +218,10 @@ async fn prepared(
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
+    if part != Part::Main {
+        // A right to a subresource is none to initialize.
+        initializers::set(&mut new, old["metadata"].get("initializers").cloned());
+    }
     if part == Part::Internal {
         return Ok((new, Reservations::default()));
     }
@@ -235,6 +248,9 @@ async fn prepared(
     };
     call.state.admission.validate(&attributes, &new).await?;
     let causes = offload::run(is_large, || match part {
+        Part::Status if kind.is("", "Pod") && initializers::is_pending(old) => {
+            validate::uninitialized_status()
+        }
         Part::Status => validate::ratcheted(kind, &new, old, validate::status_update),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
         Part::Resize => validate::resize(kind, &new, old),

@@ -13,6 +13,7 @@ pub mod discovery;
 pub mod flow_control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
+pub mod initializers;
 pub mod kind;
 pub mod limit_range;
 pub mod openapi;

@@ -278,7 +278,12 @@ impl Resource {
 
     /// The built-in definition with the markers of strategic merge patches. None: such patches are not supported.
     pub fn patch_definition(&self) -> Option<&str> {
-        self.is_built_in.then_some(&*self.schema)
+        (self.is_built_in && self.definition.is_none()).then_some(&*self.schema)
+    }
+
+    /// Whether the resource is compiled in: no custom resource replaces it.
+    pub fn is_built_in(&self) -> bool {
+        self.is_built_in
     }
 
     /// The rules for objects.

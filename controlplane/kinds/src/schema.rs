@@ -5,6 +5,7 @@ mod check;
 pub(crate) mod model;
 mod order;
 mod parse;
+pub(crate) mod shape;
 
 use serde_json::Value;
 

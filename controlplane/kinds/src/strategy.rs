@@ -7,7 +7,7 @@ pub(crate) mod workload;
 
 use serde_json::{Map, Value, json};
 
-use crate::{Resource, defaults};
+use crate::{Resource, defaults, initializers};
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
 pub use resize::prepare_for_resize;
@@ -40,6 +40,10 @@ pub fn prepare_for_update(kind: &Resource, new: &mut Value, old: &Value) {
     keep_server_owned(new, old);
     if kind.has_status {
         take(new, old, "status");
+    }
+    if kind.is("", "Pod") && initializers::is_pending(old) && new["status"].is_object() {
+        // An initializer may change the resources of the containers.
+        new["status"]["qosClass"] = qos_class(&new["spec"]).as_str().into();
     }
     if kind.is("", "Namespace") || kind.is(CERTIFICATES, SIGNING_REQUEST) {
         // A namespace's finalizers change through /finalize only. The spec of a signing request never changes.

@@ -23,6 +23,7 @@ mod file_path;
 pub(crate) mod flow_control;
 pub(crate) mod format;
 mod immutable;
+pub mod initializers;
 mod meta;
 pub(crate) mod networking;
 pub(crate) mod node;
@@ -69,7 +70,9 @@ pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
-    kind.strategy().validate(&mut causes, new, Some(old));
+    // Initializers may change fields of a pod that are immutable later. Source: `isUpdatingUninitializedPod`, v1.9.
+    let is_changeable = kind.is("", "Pod") && crate::initializers::is_pending(old);
+    kind.strategy().validate(&mut causes, new, (!is_changeable).then_some(old));
     causes.into_list()
 }
 
@@ -79,6 +82,14 @@ pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
     kind.strategy().validate_status(&mut causes, new, old);
+    causes.into_list()
+}
+
+/// The violation of an update of the status of an uninitialized pod. Source: `podStatusStrategy` of upstream, v1.9.
+pub fn uninitialized_status() -> Vec<Cause> {
+    let mut causes = Causes::default();
+    let detail = "must not update status when the object is uninitialized";
+    causes.forbidden(&Path::root("status"), detail);
     causes.into_list()
 }
 

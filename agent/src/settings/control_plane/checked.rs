@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
+    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -40,6 +40,7 @@ pub(crate) struct ControlPlane {
     pub(crate) election: [Duration; 3],
     pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) admission_plugins: PluginSelection,
+    pub(crate) initial_resources: InitialResourcesOptions,
     pub(crate) audit: Option<AuditConfig>,
     pub(crate) controllers: ControllerSelection,
     pub(crate) scheduler: bool,
@@ -111,6 +112,10 @@ impl ControlPlaneSettings {
             admission_plugins: PluginSelection {
                 enabled: self.enable_admission_plugins,
                 disabled: self.disable_admission_plugins,
+            },
+            initial_resources: InitialResourcesOptions {
+                percentile: self.ir_percentile.0,
+                namespace_only: self.ir_namespace_only,
             },
             audit,
             controllers,

@@ -2,9 +2,9 @@
 
 use super::{
     Admit, PluginConfigs, Plugins, bootstrap_token, certificate, claim_status, default_tolerations,
-    device_admin_access, escalation, limit_ranger, mountable_secrets, namespace_lifecycle, node_restriction,
-    node_taints, optional, pod_groups, pod_resize, pod_security, policy, priority, runtime_class,
-    service_account, storage, webhook,
+    device_admin_access, escalation, initializers, limit_ranger, mountable_secrets, namespace_lifecycle,
+    node_restriction, node_taints, optional, pod_groups, pod_resize, pod_security, policy, priority,
+    runtime_class, service_account, storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -59,6 +59,11 @@ pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> 
 // === impl PluginSelection ===
 
 impl PluginSelection {
+    /// Whether a plugin that is off by default runs.
+    pub(crate) fn enables(&self, name: &str) -> bool {
+        self.enabled.iter().any(|enabled| enabled == name)
+    }
+
     fn runs(&self, name: &str, by_default: bool) -> bool {
         let has = |list: &[String]| list.iter().any(|one| one == name);
         name.is_empty() || has(&self.enabled) || (by_default && !has(&self.disabled))
@@ -137,6 +142,7 @@ fn rows(configured: Configured) -> Vec<Row> {
         ("NamespaceExists", false, Box::new(optional::NamespaceExists)),
         ("SecurityContextDeny", false, Box::new(optional::SecurityContextDeny)),
         ("LimitPodHardAntiAffinityTopology", false, Box::new(optional::HardAntiAffinity)),
+        ("InitialResources", false, Box::new(optional::InitialResources)),
         ("PodNodeSelector", false, Box::new(configured.node_selector)),
         ("AlwaysPullImages", false, Box::new(optional::AlwaysPullImages)),
         ("ImagePolicyWebhook", false, Box::new(configured.image_policy)),
@@ -173,6 +179,7 @@ fn rows(configured: Configured) -> Vec<Row> {
         ("MutatingAdmissionWebhook", true, Box::new(webhook::MutatingWebhooks::new())),
         ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
         ("ValidatingAdmissionWebhook", true, Box::new(webhook::ValidatingWebhooks::new())),
+        ("Initializers", false, Box::<initializers::Initializers>::default()),
         ("", true, Box::new(device_admin_access::DeviceAdminAccess)),
         ("", true, Box::new(claim_status::ClaimStatus)),
         ("AlwaysDeny", false, Box::new(optional::AlwaysDeny)),

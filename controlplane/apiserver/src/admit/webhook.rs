@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use coracle_kinds::{
-    Resource,
+    Resource, initializers,
     kind::{by_resource, schema_of},
     patch, scale,
     schema::{self, FieldValidation, Parsed},
@@ -169,8 +169,9 @@ async fn apply(
 pub(super) fn completed(
     attributes: &Attributes<'_>,
     kind: &Resource,
-    patched: Value,
+    mut patched: Value,
 ) -> std::result::Result<Value, String> {
+    let taken = if attributes.initializers { initializers::take(&mut patched)?.0 } else { None };
     let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
     if let Some(own) = attributes.own_object() {
         let schema = schema_of(&own.api_version(), &own.kind).ok_or("the kind has no schema")?;
@@ -179,6 +180,7 @@ pub(super) fn completed(
     }
     let decoded = kind.strategy().decode(parsed, FieldValidation::Ignore);
     let mut value = decoded.map_err(|error| error.to_string())?.0;
+    initializers::set(&mut value, taken);
     kind.strategy().default(&mut value);
     Ok(value)
 }

@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use coracle_kinds::{Resource, kind::by_resource};
+use coracle_kinds::{Resource, initializers::is_uninitialized, kind::by_resource};
 use serde_json::Value;
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision};
@@ -93,7 +93,8 @@ impl Policy {
                 Some(Ok(collection)) => collection.lock().under("").cloned().collect(),
                 _ => Vec::new(),
             };
-            all.iter().map(|object| object.value()).collect::<Vec<_>>()
+            let objects = all.iter().map(|object| object.value());
+            objects.filter(|object| !is_uninitialized(object)).collect::<Vec<_>>()
         };
         let [roles, cluster_roles, bindings, cluster_bindings] = RESOURCES.map(objects);
         Self::new(roles.iter().chain(&cluster_roles), bindings.iter().chain(&cluster_bindings))

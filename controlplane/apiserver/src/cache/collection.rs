@@ -59,6 +59,8 @@ pub(crate) struct Scope {
     pub(crate) prefix: String,
     pub(crate) labels: LabelSelector,
     pub(crate) fields: FieldSelector,
+    /// Whether uninitialized objects are hidden.
+    pub(crate) initialized_only: bool,
 }
 
 /// The collection's end of a watch.
@@ -115,14 +117,16 @@ impl Change {
 impl Scope {
     /// Whether the scope depends on keys only.
     pub(crate) fn is_plain(&self) -> bool {
-        self.labels.is_empty() && self.fields.is_empty()
+        self.labels.is_empty() && self.fields.is_empty() && !self.initialized_only
     }
 
-    /// Whether labels and fields match. The caller checks the prefix.
+    /// Whether labels, fields and initialization match. The caller checks the prefix.
     pub(crate) fn selects(&self, kind: &Resource, object: &Object) -> bool {
         self.is_plain() || {
             let facets = object.facets(kind.stored_as());
-            facets.match_labels(&self.labels) && self.fields.matches_facets(facets)
+            facets.match_labels(&self.labels)
+                && self.fields.matches_facets(facets)
+                && !(self.initialized_only && facets.is_uninitialized())
         }
     }
 
@@ -227,7 +231,7 @@ impl Collection {
     }
 
     /// The stored version of the resource.
-    pub(super) fn shared_kind(&self) -> Arc<Resource> {
+    pub(crate) fn shared_kind(&self) -> Arc<Resource> {
         self.kind.clone()
     }
 
@@ -507,6 +511,35 @@ mod tests {
         };
         assert_eq!(list(), (50, 100));
         assert_eq!(list(), (50, 0));
+    }
+
+    #[test]
+    fn an_object_appears_when_it_is_initialized() {
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
+        let commit = |revision: u64, initializers: serde_json::Value| {
+            let object = json!({"metadata": {"name": "a", "namespace": "ns", "initializers": initializers}});
+            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &object)));
+            Commit { key, revision, value, created: 1, guard_follows: false }
+        };
+        let shared = cache.of(kind).unwrap();
+        let watch = |initialized_only: bool| {
+            let scope = Scope { prefix: prefix_of(kind, "ns"), initialized_only, ..Scope::default() };
+            let (watcher, events) = Watcher::new(scope, false);
+            assert!(shared.lock().watch_from_now(watcher, 0).is_empty());
+            events
+        };
+        let (mut usual, mut all) = (watch(true), watch(false));
+        let pending = json!({"pending": [{"name": "a.example.com"}, {"name": "b.example.com"}]});
+        cache.apply(&commit(1, pending));
+        cache.apply(&commit(2, json!({"pending": [{"name": "b.example.com"}]})));
+        assert!(matches!(all.events.try_recv(), Ok(Event::Added(_))));
+        assert!(matches!(all.events.try_recv(), Ok(Event::Modified(_))));
+        assert!(usual.events.try_recv().is_err());
+        let scope = Scope { initialized_only: true, ..Scope::default() };
+        assert!(shared.lock().under("").all(|object| !scope.selects(kind, object)));
+        cache.apply(&commit(3, json!(null)));
+        assert!(matches!(usual.events.try_recv(), Ok(Event::Added(object)) if object.revision == 3));
+        assert!(matches!(all.events.try_recv(), Ok(Event::Modified(_))));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use coracle_kinds::initializers;
 use coracle_store::Store;
 use futures::future::BoxFuture;
 use http::StatusCode;
@@ -28,15 +29,18 @@ use crate::{
     bootstrap,
     cache::Cache,
     config::{ApiserverConfig, OpenError, open_audit},
-    controllers::{aggregation, custom_resources, flow_control, quota_status},
+    controllers::{aggregation, custom_resources, flow_control, initialization, quota_status, usage_history},
+    error::ApiError,
     flow_control::FlowControl,
     in_flight::InFlight,
+    initialization::Initialization,
     merged_openapi::Merged,
     metrics::Metrics,
     namespace_creator::NamespaceCreator,
     quota_locks::Locks,
     registry::Registry,
     state::State,
+    usage_history::UsageHistory,
     usage_samples::Samples,
 };
 
@@ -62,6 +66,7 @@ impl Apiserver {
         let files = reload::Files { authorization: config.authorization.file.clone(), authentication: file };
         let services = Services { store, cache, authorizers: Arc::new(authorizers), authenticators };
         let state = state(config, services, (stopping, shutdown))?;
+        serve_initializers(&state).await.map_err(OpenError::Bootstrap)?;
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
         start_controllers(&state, files).await;
         let weak = Arc::downgrade(&state);
@@ -122,6 +127,10 @@ fn state(
     (stopping, shutdown): (CancellationToken, CancellationToken),
 ) -> Result<Arc<State>, OpenError> {
     let plugins = plugins(&config)?;
+    let runs = |name: &str| config.admission_plugins.enables(name);
+    let initialization = runs("Initializers").then(Arc::<Initialization>::default);
+    let usage_history =
+        runs("InitialResources").then(|| Arc::new(UsageHistory::new(config.initial_resources)));
     let auditor = config.audit.map(open_audit).transpose()?;
     let Services { store, cache, authorizers, authenticators } = services;
     let registry = Arc::new(Registry::new());
@@ -136,6 +145,8 @@ fn state(
             in_flight: in_flight.clone(),
             metrics: metrics.clone(),
             namespaces: Box::new(NamespaceCreator(itself.clone())),
+            initialization,
+            usage_history,
         },
         allocator: Allocator::new(cache.clone(), config.service_ranges),
         store,
@@ -161,12 +172,28 @@ fn state(
     }))
 }
 
+/// Serves the kind InitializerConfiguration, if the plugin Initializers runs.
+async fn serve_initializers(state: &State) -> Result<(), ApiError> {
+    if state.admission.initialization.is_none() {
+        return Ok(());
+    }
+    let stores = (&*state.cache, &*state.store);
+    let added = state.registry.add(stores, &[Arc::new(initializers::configurations())]).await;
+    added.map_err(ApiError::internal)
+}
+
 /// Starts the controllers that are parts of the server.
 async fn start_controllers(state: &Arc<State>, files: reload::Files) {
     flow_control::start(state).await;
     custom_resources::start(state).await;
     aggregation::start(state);
     reload::start(state, files);
+    if state.admission.initialization.is_some() {
+        tokio::spawn(initialization::remove_all_rejected(state.clone()));
+    }
+    if let Some(history) = &state.admission.usage_history {
+        tokio::spawn(usage_history::record(Arc::downgrade(state), history.clone()));
+    }
 }
 
 /// Sends a request as the control plane's controllers.

@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
-    ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, KubeletTls, PluginSelection, ServiceRanges,
+    ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, InitialResourcesOptions, KubeletTls,
+    PluginSelection, ServiceRanges,
 };
 
 mod access;
@@ -23,6 +24,7 @@ mod devices;
 mod disruption;
 mod flow_control;
 mod impersonation;
+mod initializers;
 mod joining;
 mod list;
 mod load;
@@ -163,6 +165,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         kubelet: KubeletTls(Arc::new(kubelet)),
         admission_file: None,
         admission_plugins: PluginSelection::default(),
+        initial_resources: InitialResourcesOptions::default(),
         audit: None,
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,

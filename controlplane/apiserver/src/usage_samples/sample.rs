@@ -9,6 +9,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::usage_history::ContainerUsage;
+
 /// Usage of a node and its containers.
 #[derive(Debug)]
 pub(crate) struct Sample {
@@ -135,6 +137,11 @@ impl Rate {
     /// The usage as quantities, in the units of metrics-server.
     pub(crate) fn usage(&self) -> Value {
         json!({"cpu": format!("{}n", self.cpu_nanos), "memory": format!("{}Ki", self.memory / 1024)})
+    }
+
+    /// The usage in the units of the history, rounded up.
+    pub(crate) fn container_usage(&self) -> ContainerUsage {
+        ContainerUsage { cpu_millis: self.cpu_nanos.div_ceil(1_000_000), memory_bytes: self.memory }
     }
 
     /// The window in Go's form of durations.

@@ -63,7 +63,7 @@ async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
 /// The object with the configuration, in canonical form: nulls and empty lists are dropped.
 fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
     let value = field_manager::apply(call, live, config)?;
-    let expected = Expected::of(&call.kind);
+    let expected = Expected::of(&call.kind).with_initializers(call.has_initializers());
     let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
     body::check(parsed, &expected, FieldValidation::Ignore).map(|(object, _)| object)
 }
@@ -106,7 +106,7 @@ fn config(call: &Call) -> Result<(Value, bool, Vec<String>)> {
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));
     }
     same_type(&parsed.value, call.kind.api_version(), &call.kind.kind)?;
-    let expected = Expected::config(&call.kind);
+    let expected = Expected::config(&call.kind).with_initializers(call.has_initializers());
     declared(call, &parsed, &expected)?;
     let validation = call.validation()?;
     let duplicate = match validation {

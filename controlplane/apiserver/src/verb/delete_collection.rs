@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::{
+    cache::Scope,
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -14,7 +15,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if call.kind.namespaced && call.namespace().is_empty() {
         return Err(ApiError::method_not_allowed());
     }
-    let mut scope = list::scope(call)?;
+    // As upstream, uninitialized objects are deleted, too.
+    let mut scope = Scope { initialized_only: false, ..list::scope(call)? };
     let fields = version_fields::take(&call.kind, &mut scope);
     let options = delete::options(call)?;
     let mut objects = list::chosen(call, &scope)?;

@@ -88,7 +88,8 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
         "" => FieldSelector::default(),
         text => FieldSelector::parse(kind, text).map_err(bad)?,
     };
-    Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields })
+    let initialized_only = call.has_initializers() && !call.includes_uninitialized();
+    Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields, initialized_only })
 }
 
 /// The objects of the scope that the options of the request choose, without pages.

@@ -40,7 +40,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
     let patch = read(call)?;
     let mut warnings = Vec::new();
-    let expected = Expected::of(&call.kind);
+    let expected = Expected::of(&call.kind).with_initializers(call.has_initializers());
     let validation = call.validation()?;
     let notes = patch.notes(validation)?;
     let is_heavy = matches!(patch, Patch::Json(_)) || call.has_large_body();

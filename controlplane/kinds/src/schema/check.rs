@@ -301,7 +301,7 @@ fn base64_offset(text: &str, error: &base64::DecodeError) -> usize {
     }
 }
 
-fn go_value(value: &Value) -> &'static str {
+pub(super) fn go_value(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",

@@ -9,6 +9,9 @@ use coracle_values::label_selector::LabelSelector;
 
 use crate::Resource;
 
+/// Name under which the facets of an uninitialized object have the value `true`. No selector can name it.
+const UNINITIALIZED: &str = "metadata.initializers";
+
 /// Labels and selectable fields of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facets {
@@ -25,6 +28,7 @@ impl Facets {
         let mut paths: Vec<Vec<&str>> =
             kind.fields.iter().map(|field| field.name.split('.').collect()).collect();
         paths.push(vec!["metadata", "labels"]);
+        paths.push(UNINITIALIZED.split('.').collect());
         let paths: Vec<&[&str]> = paths.iter().map(Vec::as_slice).collect();
         let text = std::str::from_utf8(json).unwrap_or_default();
         let object = part(text, &paths);
@@ -32,6 +36,8 @@ impl Facets {
         let labels = labels.filter_map(|(key, value)| Some((key.as_str().into(), value.as_str()?.into())));
         let fields = kind.fields.iter();
         let fields = fields.map(|field| (field.name.clone(), field.read(&object).into_boxed_str()));
+        let is_uninitialized = crate::initializers::is_uninitialized(&object);
+        let fields = fields.chain(is_uninitialized.then(|| (UNINITIALIZED.into(), "true".into())));
         Facets { labels: labels.collect(), fields: fields.filter(|(_, value)| !value.is_empty()).collect() }
     }
 
@@ -43,6 +49,11 @@ impl Facets {
     /// Whether the labels match a selector.
     pub fn match_labels(&self, selector: &LabelSelector) -> bool {
         selector.matches_by(|key| self.label(key))
+    }
+
+    /// Whether the object has not been initialized yet.
+    pub fn is_uninitialized(&self) -> bool {
+        !self.field(UNINITIALIZED).is_empty()
     }
 
     /// The value of a selectable field as text; empty if the object does not have it.
@@ -100,6 +111,20 @@ mod tests {
             let selector = LabelSelector::parse(selector).unwrap();
             assert_eq!(facets.match_labels(&selector), selector.matches_object(&object), "{selector}");
         }
+    }
+
+    #[test]
+    fn an_object_with_initializers_is_uninitialized() {
+        let pod = crate::kind::by_kind("v1", "Pod").unwrap();
+        for (metadata, expect) in [
+            (json!({"name": "a"}), false),
+            (json!({"initializers": {"pending": [{"name": "a.b.c"}]}}), true),
+            (json!({"initializers": {"result": {"status": "Failure"}}}), true),
+        ] {
+            let facets = Facets::read(pod, json!({"metadata": metadata}).to_string().as_bytes());
+            assert_eq!(facets.is_uninitialized(), expect, "{metadata}");
+        }
+        assert!(FieldSelector::parse(pod, "metadata.initializers=true").is_err());
     }
 
     #[test]

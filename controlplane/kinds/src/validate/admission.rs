@@ -63,7 +63,8 @@ fn webhook(causes: &mut Causes, path: &Path, hook: &Value) {
     review_versions(causes, &path.field("admissionReviewVersions"), &hook["admissionReviewVersions"]);
 }
 
-fn name(causes: &mut Causes, path: &Path, name: &str) {
+/// Checks a name that must be a domain with three segments.
+pub(super) fn name(causes: &mut Causes, path: &Path, name: &str) {
     if name.is_empty() {
         causes.required(path, "");
         return;

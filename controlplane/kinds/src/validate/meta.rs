@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::cause::{Causes, Path};
 use super::format;
+use super::initializers;
 use super::value::{entries, items, text};
 use crate::Resource;
 use crate::kind::definition::NameRule;
@@ -19,6 +20,7 @@ pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
     labels(causes, &path.field("labels"), &metadata["labels"]);
     annotations(causes, &path.field("annotations"), &metadata["annotations"]);
     owners(causes, &path.field("ownerReferences"), &metadata["ownerReferences"]);
+    initializers::of_object(causes, &path.field("initializers"), object);
     finalizers(causes, kind, &path.field("finalizers"), &metadata["finalizers"]);
 }
 
@@ -57,6 +59,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
             causes.invalid(&path.field(name), new, "field is immutable");
         }
     }
+    initializers::update(causes, &path.field("initializers"), new, old);
     if old["metadata"]["deletionTimestamp"].is_string() {
         let before = &old["metadata"]["finalizers"];
         let known = |finalizer: &Value| items(before).any(|(_, other)| other == finalizer);

@@ -1,0 +1,229 @@
+//! Initializers: new objects get the initializers of the InitializerConfigurations, and only users with the verb
+//! `initialize` change `metadata.initializers` and uninitialized objects.
+//!
+//! Source: `admission/plugin/initialization`, v1.9 to v1.13.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use async_trait::async_trait;
+use coracle_kinds::{
+    Resource,
+    initializers::{self, is_uninitialized},
+    validate,
+};
+use serde_json::{Value, json};
+
+use super::{Admission, Admit, Attributes, Operation};
+use crate::{
+    error::{ApiError, Result},
+    request::ResourceInfo,
+};
+
+/// The annotation of pods that a node has made itself.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Adds and protects initializers.
+#[derive(Default)]
+pub(super) struct Initializers {
+    /// The initializers of all configurations, parsed at a revision.
+    parsed: RwLock<(u64, Arc<[Initializer]>)>,
+}
+
+/// An initializer of a configuration.
+struct Initializer {
+    name: String,
+    rules: Vec<Rule>,
+}
+
+/// The resources that an initializer gets.
+struct Rule {
+    groups: Vec<String>,
+    versions: Vec<String>,
+    resources: Vec<String>,
+}
+
+#[async_trait]
+impl Admit for Initializers {
+    async fn mutate(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        if !attributes.subresource.is_empty() {
+            return Ok(());
+        }
+        match (attributes.operation, attributes.old) {
+            (Operation::Create, _) => self.create(admission, attributes, object).await,
+            (Operation::Update, Some(old)) => update(admission, attributes, (object, old)).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// The plugin runs after the webhooks. A second run would take the initializers that it has added for the user's.
+    fn is_local(&self) -> bool {
+        false
+    }
+}
+
+// === impl Initializers ===
+
+impl Initializers {
+    async fn create(
+        &self,
+        admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        if is_uninitialized(object) {
+            may_initialize(admission, attributes, "create with initializers denied").await?;
+            if is_empty(object) {
+                initializers::set(object, None);
+            }
+            return Ok(());
+        }
+        // Only of nodes: any author of a pod could set the annotation.
+        let is_mirror = attributes.kind.is("", "Pod")
+            && attributes.user.node().is_some()
+            && !object["metadata"]["annotations"][MIRROR].is_null();
+        if is_mirror || is_of_server(attributes) {
+            return Ok(());
+        }
+        let all = self.current(admission);
+        let chosen = all.iter().filter(|one| one.selects(attributes.kind));
+        let pending: Vec<Value> = chosen.map(|one| json!({"name": one.name})).collect();
+        if !pending.is_empty() {
+            initializers::set(object, Some(json!({"pending": pending})));
+        }
+        Ok(())
+    }
+
+    /// The initializers, parsed again if a configuration changed.
+    fn current(&self, admission: &Admission) -> Arc<[Initializer]> {
+        let resources = admission.registry.load();
+        let kind = resources.find(initializers::GROUP, initializers::VERSION, initializers::PLURAL);
+        let Some(kind) = kind else { return Arc::new([]) };
+        let newest = admission.cache.of(kind).map_or(0, |collection| collection.lock().newest());
+        let (of, known) = self.parsed.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if of == newest {
+            return known;
+        }
+        // The objects may be newer than this revision; then they are parsed once more. The order is that of the names.
+        let configurations = admission.cache.list(kind, "");
+        let parsed: Arc<[Initializer]> = configurations
+            .iter()
+            .map(|configuration| configuration.value())
+            .filter(|configuration| !is_uninitialized(configuration))
+            .flat_map(|configuration| configuration["initializers"].as_array().cloned().unwrap_or_default())
+            .map(|initializer| Initializer::read(&initializer))
+            .collect();
+        *self.parsed.write().unwrap_or_else(PoisonError::into_inner) = (newest, parsed.clone());
+        parsed
+    }
+}
+
+/// Checks an update of an object that is or was uninitialized.
+async fn update(
+    admission: &Admission,
+    attributes: &Attributes<'_>,
+    (new, old): (&mut Value, &Value),
+) -> Result<()> {
+    if is_uninitialized(new) && is_empty(new) {
+        // The last initializer has removed its name. Also the manifest of an object that was never initialized.
+        initializers::set(new, None);
+    }
+    if !is_uninitialized(new) && !is_uninitialized(old) {
+        return Ok(());
+    }
+    let causes = validate::initializers::change(new, old);
+    if !causes.is_empty() {
+        return Err(ApiError::invalid(attributes.kind, attributes.name, &causes));
+    }
+    may_initialize(admission, attributes, "update to uninitialized resource denied").await
+}
+
+/// Whether the initializers of an object are neither pending nor failed.
+fn is_empty(object: &Value) -> bool {
+    !initializers::is_pending(object) && initializers::failure(object).is_none()
+}
+
+/// Whether the server itself makes the request. If its own objects waited for initializers, it could not start.
+fn is_of_server(attributes: &Attributes<'_>) -> bool {
+    attributes.user.name == "system:apiserver" && attributes.user.is_in("system:masters")
+}
+
+/// Refuses users without the verb `initialize` for the object.
+async fn may_initialize(admission: &Admission, attributes: &Attributes<'_>, why: &str) -> Result<()> {
+    let Attributes { kind, namespace, name, user, .. } = *attributes;
+    let resource = ResourceInfo {
+        group: kind.group.clone().into_owned(),
+        version: kind.version.clone().into_owned(),
+        namespace: namespace.to_owned(),
+        resource: kind.plural.clone().into_owned(),
+        name: name.to_owned(),
+        ..ResourceInfo::default()
+    };
+    match admission.authorize_also(user, "initialize", resource).await {
+        Err(error) if error.code == 403 => {
+            Err(ApiError::forbidden_object(kind, name, format!("{why}: {}", error.message)))
+        }
+        other => other,
+    }
+}
+
+// === impl Initializer ===
+
+impl Initializer {
+    /// Reads an initializer of a configuration, which is validated.
+    fn read(initializer: &Value) -> Self {
+        let texts = |rule: &Value, field: &str| {
+            let list = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
+            list.map(str::to_owned).collect()
+        };
+        let rules = initializer["rules"].as_array().into_iter().flatten().map(|rule| Rule {
+            groups: texts(rule, "apiGroups"),
+            versions: texts(rule, "apiVersions"),
+            resources: texts(rule, "resources"),
+        });
+        Self { name: initializer["name"].as_str().unwrap_or_default().to_owned(), rules: rules.collect() }
+    }
+
+    /// Whether all rules match the resource. An initializer without rules gets no object.
+    fn selects(&self, kind: &Resource) -> bool {
+        !self.rules.is_empty() && self.rules.iter().all(|rule| rule.matches(kind))
+    }
+}
+
+// === impl Rule ===
+
+impl Rule {
+    fn matches(&self, kind: &Resource) -> bool {
+        let has = |list: &[String], wanted: &str| list.iter().any(|one| one == "*" || one == wanted);
+        has(&self.groups, &kind.group)
+            && has(&self.versions, &kind.version)
+            && has(&self.resources, &kind.plural)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+
+    use super::*;
+
+    #[test]
+    fn all_rules_of_an_initializer_match() {
+        let rule = |groups: &[&str], resources: &[&str]| json!({"apiGroups": groups, "apiVersions": ["v1"], "resources": resources});
+        let selects = |rules: Value, api_version: &str, kind: &str| {
+            let initializer = Initializer::read(&json!({"name": "a.example.com", "rules": rules}));
+            initializer.selects(by_kind(api_version, kind).unwrap())
+        };
+        assert!(selects(json!([rule(&[""], &["pods"])]), "v1", "Pod"));
+        assert!(selects(json!([rule(&["*"], &["*"])]), "apps/v1", "Deployment"));
+        assert!(!selects(json!([rule(&[""], &["pods"])]), "apps/v1", "Deployment"));
+        // Source: `matchRule`, which returns false at the first rule that does not match.
+        let both = json!([rule(&[""], &["pods"]), rule(&[""], &["secrets"])]);
+        assert!(!selects(both, "v1", "Pod"));
+        assert!(!selects(json!([]), "v1", "Pod"));
+    }
+}

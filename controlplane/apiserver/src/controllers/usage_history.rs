@@ -1,0 +1,26 @@
+//! Measures the containers of all nodes for the admission plugin InitialResources. Runs only with that plugin.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use crate::{state::State, usage, usage_history::UsageHistory};
+
+/// Time between two measurements. It is below the lifetime of a sample, so that each one is also the first one of the
+/// next rate: a node gets one request in this time.
+const INTERVAL: Duration = Duration::from_secs(50);
+
+/// Measures until the server ends.
+pub(crate) async fn record(state: Weak<State>, history: Arc<UsageHistory>) {
+    let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
+    loop {
+        tokio::select! {
+            // Both branches only wait, so cancelling one of them loses nothing.
+            () = tokio::time::sleep(INTERVAL) => {}
+            () = shutdown.cancelled() => return,
+        }
+        let Some(state) = state.upgrade() else { return };
+        usage::record(&state, &history).await;
+    }
+}
