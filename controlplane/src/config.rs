@@ -50,6 +50,8 @@ pub struct ControlPlaneConfig {
     pub secondary_service_cidr: Option<IpNetwork>,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
+    /// File of passwords for basic authentication: CSV records of `password,user,uid[,"group,…"]`.
+    pub password_file: Option<PathBuf>,
     /// External signer of service account tokens: a unix socket; one in the abstract namespace begins with `@`.
     pub token_signer: Option<String>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
@@ -87,6 +89,9 @@ pub struct ControlPlaneConfig {
     pub scheduler: SchedulerConfig,
     /// Maximum validity of certificates that are signed on request.
     pub signing_duration: Duration,
+    /// Time after which an unused legacy token of a service account becomes invalid, and after which an invalid one is
+    /// deleted.
+    pub token_clean_up_period: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
@@ -131,6 +136,7 @@ impl ControlPlaneConfig {
             service_cidr: IpNetwork::V4(network(10, 43)),
             secondary_service_cidr: None,
             token_file: None,
+            password_file: None,
             token_signer: None,
             authentication_file: None,
             token_webhook: None,
@@ -149,6 +155,7 @@ impl ControlPlaneConfig {
             run_scheduler: true,
             scheduler: SchedulerConfig::default(),
             signing_duration: Duration::from_secs(365 * 24 * 3600),
+            token_clean_up_period: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
             node_balancers: true,
             load_balancer_pool: Vec::new(),

@@ -75,6 +75,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.secondary_service_cidr = settings.ranges.secondary_service;
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
+    config.password_file = settings.basic_auth_file;
     config.authentication_file = settings.authentication_config;
     config.anonymous_auth = settings.anonymous_auth;
     config.token_webhook = settings.token_webhook;
@@ -105,6 +106,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.serving_names = settings.tls_sans;
     config.own_node = settings.own_node;
     config.signing_duration = settings.signing_duration;
+    config.token_clean_up_period = settings.token_clean_up_period;
     config.node_monitor_grace = settings.node_monitor_grace;
     config.node_balancers = settings.node_balancers;
     config.load_balancer_pool = settings.load_balancer_pool;

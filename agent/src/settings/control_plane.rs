@@ -39,6 +39,9 @@ settings! {
     node_cidr_mask_size_ipv6: u8 = default "64", "LENGTH";
     /// File of static tokens: lines of token,user,uid,"group,group".
     token_auth_file: Option<PathBuf> = unset "", "FILE";
+    /// File of passwords for basic authentication: lines of password,user,uid,"group,group". Kubernetes has no such file since
+    /// v1.19; tokens and certificates are safer.
+    basic_auth_file: Option<PathBuf> = unset "", "FILE";
     /// Token issuers (OpenID Connect) and the rule for anonymous requests: an AuthenticationConfiguration, as for
     /// kube-apiserver.
     authentication_config: Option<PathBuf> = unset "", "FILE";
@@ -140,6 +143,9 @@ settings! {
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
     tls_san: Vec<String> = default "", "NAME";
+    /// Time without use after which a token that Kubernetes before 1.24 made for a service account becomes invalid, and after
+    /// which its Secret is deleted then.
+    legacy_service_account_token_clean_up_period: Age = default "8760h", "DURATION";
     /// Name of the node that joins from this machine. Its certificate may contain addresses of the API server.
     own_node: Option<String> = unset "", "NAME";
     /// Validity of certificates that nodes request, in seconds.

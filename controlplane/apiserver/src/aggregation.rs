@@ -5,7 +5,7 @@
 //! | TLS, with the certificate by which the other server trusts the `X-Remote-*` headers | `client` |
 //! | sends requests on | `forward` |
 //! | group versions of others in discovery | `discovery` |
-//! | OpenAPI documents of others | `openapi` |
+//! | OpenAPI documents of others | `openapi`, `v3_conversion` |
 //! | API services of the group versions that this server serves itself | `controllers/api_services.rs` |
 //! | follows the API services of others, checks that they respond | `controllers/aggregation.rs` |
 //! | forwards clients' requests | `aggregated.rs` |
@@ -17,6 +17,7 @@ mod client;
 pub(crate) mod discovery;
 pub(crate) mod forward;
 pub(crate) mod openapi;
+mod v3_conversion;
 
 use std::{
     collections::BTreeMap,

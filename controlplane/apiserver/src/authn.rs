@@ -2,8 +2,12 @@
 //! request without credentials is anonymous.
 
 mod bootstrap_token;
+mod credential_file;
+mod guess_limit;
 pub(crate) mod legacy_use;
 mod oidc;
+mod password_file;
+pub(crate) mod presented;
 mod request_header;
 pub(crate) mod service_account;
 mod token_file;
@@ -14,8 +18,10 @@ mod x509;
 use std::{
     collections::BTreeMap,
     future::{Ready, ready},
+    net::IpAddr,
     path::Path,
     sync::Arc,
+    time::Instant,
 };
 
 use arc_swap::ArcSwap;
@@ -27,7 +33,10 @@ use crate::{
     cache::Cache,
     error::{ApiError, Result},
 };
+use guess_limit::GuessLimit;
 pub(crate) use oidc::config::{AnonymousConfig, AuthenticationConfig};
+use password_file::PasswordFile;
+use presented::Presented;
 use request_header::PeerVerifier;
 pub use request_header::RequestHeaderConfig;
 use service_account::Tokens;
@@ -50,6 +59,16 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
     /// Whether this is a part of the control plane in this process. No credential can claim it.
     pub(crate) component: bool,
+    /// The Secret whose token the user has presented, if it was such a token.
+    pub(crate) legacy_token: Option<LegacyToken>,
+}
+
+/// A token in a Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LegacyToken {
+    pub(crate) secret: String,
+    /// Whether the service account names the Secret, as Kubernetes before 1.24 made it by itself.
+    pub(crate) is_generated: bool,
 }
 
 /// The credentials of a request.
@@ -62,6 +81,8 @@ pub(crate) struct Credential<'a> {
     pub(crate) headers: Option<&'a HeaderMap>,
     /// The bearer token.
     pub(crate) token: Option<&'a str>,
+    /// `user:password` of basic authentication. None for a TokenReview.
+    pub(crate) password: Option<&'a [u8]>,
     /// Audiences for which the token may be.
     pub(crate) audiences: &'a [String],
     /// Path of the request; empty for a review.
@@ -80,6 +101,7 @@ pub(crate) trait Authenticator: Send + Sync {
 
 /// The configuration of the chain.
 pub(crate) struct Sources<'a> {
+    pub(crate) password_file: Option<&'a Path>,
     pub(crate) token_file: Option<&'a Path>,
     /// The file of upstream's `AuthenticationConfiguration`.
     pub(crate) config: AuthenticationConfig,
@@ -97,9 +119,19 @@ pub(crate) struct PeerCertificate {
     is_proxy: bool,
 }
 
+/// The parts of a request from the network that authentication reads.
+pub(crate) struct ReceivedRequest<'a> {
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) path: &'a str,
+    /// The client's address.
+    pub(crate) address: Option<IpAddr>,
+}
+
 /// The chain of authenticators.
 pub(crate) struct Authenticators {
     chain: Vec<Box<dyn Authenticator>>,
+    /// Limit of wrong passwords. None if basic authentication is off.
+    guesses: Option<GuessLimit>,
     /// Members of the chain that the configuration file determines.
     issuers: Arc<ArcSwap<oidc::Issuers>>,
     anonymous: Arc<Anonymous>,
@@ -180,7 +212,16 @@ impl User {
 impl<'a> Credential<'a> {
     /// No credential.
     pub(crate) fn none(cache: &'a Cache) -> Self {
-        Self { certificate: None, proxy: None, headers: None, token: None, audiences: &[], path: "", cache }
+        Self {
+            certificate: None,
+            proxy: None,
+            headers: None,
+            token: None,
+            password: None,
+            audiences: &[],
+            path: "",
+            cache,
+        }
     }
 }
 
@@ -197,11 +238,16 @@ impl Authenticators {
             let path = config.client_ca_file.display().to_string();
             let authority = std::fs::read_to_string(&config.client_ca_file);
             let authority = authority.map_err(|error| format!("{path}: {error}"))?;
-            let verifier = PeerVerifier::new(sources.authority, &authority);
+            let verifier = PeerVerifier::new(sources.authority, &authority, config.allowed_names.is_empty());
             peers = Some(verifier.map_err(|reason| format!("{path}: {reason}"))?);
             chain.push(Box::new(request_header::RequestHeaders(config)));
         }
         chain.push(Box::new(x509::ClientCertificates));
+        let guesses = sources.password_file.map(|_| GuessLimit::new());
+        if let Some(path) = sources.password_file {
+            let file = PasswordFile::read(path);
+            chain.push(Box::new(file.map_err(|reason| format!("{}: {reason}", path.display()))?));
+        }
         if let Some(path) = sources.token_file {
             let file = TokenFile::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
             chain.push(Box::new(OwnAudience { of: file, audiences: tokens.audiences.clone() }));
@@ -217,7 +263,7 @@ impl Authenticators {
         }
         let anonymous = Arc::new(Anonymous(ArcSwap::from_pointee(config.anonymous)));
         chain.push(Box::new(anonymous.clone()));
-        Ok(Self { chain, issuers, anonymous, peers, tokens })
+        Ok(Self { chain, guesses, issuers, anonymous, peers, tokens })
     }
 
     /// Replaces what the configuration file determines. Running authentications use the former configuration.
@@ -243,26 +289,43 @@ impl Authenticators {
         &self,
         cache: &Cache,
         peer: Option<&PeerCertificate>,
-        (headers, path): (&HeaderMap, &str),
+        received: &ReceivedRequest<'_>,
     ) -> Result<User> {
-        let token = headers.get(http::header::AUTHORIZATION).map(|header| {
-            let (scheme, token) = header.to_str().ok()?.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
-        });
-        let token = match token {
-            Some(Some("") | None) => return Err(ApiError::unauthorized()),
-            token => token.flatten(),
+        let presented = presented::read(received.headers);
+        let (token, password) = match &presented {
+            Presented::Nothing => (None, None),
+            Presented::Bearer(token) => (Some(&**token), None),
+            Presented::Basic(password) => (None, Some(password.as_slice())),
+            Presented::Invalid => return Err(ApiError::unauthorized()),
         };
+        let guesses = match (password, &self.guesses) {
+            (None, _) => None,
+            (Some(_), None) => return Err(ApiError::unauthorized()),
+            (Some(_), Some(guesses)) => Some(guesses),
+        };
+        if guesses.is_some_and(|guesses| !guesses.allows(received.address, Instant::now())) {
+            return Err(ApiError::too_many_requests());
+        }
         let credential = Credential {
             certificate: peer.filter(|peer| peer.is_client).map(|peer| &*peer.certificate),
             proxy: peer.filter(|peer| peer.is_proxy).map(|peer| &*peer.certificate),
-            headers: Some(headers),
+            headers: Some(received.headers),
             token,
+            password,
             audiences: &self.tokens.audiences,
-            path,
+            path: received.path,
             cache,
         };
-        self.user(&credential).await.ok_or_else(ApiError::unauthorized)
+        let user = self.user(&credential).await;
+        if let Some(guesses) = guesses.filter(|_| user.is_none()) {
+            guesses.failed(received.address, Instant::now());
+        }
+        user.ok_or_else(ApiError::unauthorized)
+    }
+
+    /// Whether basic authentication is on.
+    pub(crate) fn has_passwords(&self) -> bool {
+        self.guesses.is_some()
     }
 
     /// Authenticates a token for one of the audiences.
@@ -289,7 +352,8 @@ impl Authenticator for Anonymous {
             AnonymousConfig::Disabled => false,
             AnonymousConfig::Paths(paths) => paths.iter().any(|path| path == credential.path),
         };
-        known((is_allowed && credential.token.is_none()).then(User::anonymous))
+        let has_credential = credential.token.is_some() || credential.password.is_some();
+        known((is_allowed && !has_credential).then(User::anonymous))
     }
 }
 
@@ -308,6 +372,34 @@ fn known<'a>(user: Option<User>) -> Authenticating<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_right_password_is_not_checked_while_its_source_guesses() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("passwords");
+        std::fs::write(&path, "pw,ann,7\n").unwrap();
+        let key = rcgen::KeyPair::generate().unwrap().serialize_der();
+        let key = token_keys::TokenKeys::own(&key).unwrap();
+        let tokens = Tokens::new(key, "https://a".to_owned(), Vec::new(), legacy_use::queue().0);
+        let sources = Sources {
+            password_file: Some(&path),
+            token_file: None,
+            config: AuthenticationConfig::default(),
+            token_webhook: None,
+            request_header: None,
+            authority: "",
+        };
+        let authenticators = Authenticators::new(tokens, sources).unwrap();
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", "Basic YW5uOnB3".parse().unwrap());
+        let (cache, received) =
+            (Cache::new(0), ReceivedRequest { headers: &headers, path: "/api", address: None });
+        let user = async || authenticators.identify(&cache, None, &received).await;
+        assert_eq!(user().await.unwrap().name, "ann");
+        let guesses = authenticators.guesses.as_ref().unwrap();
+        (0..1000).for_each(|_| guesses.failed(None, Instant::now()));
+        assert_eq!(user().await.unwrap_err().code, 429);
+    }
 
     #[tokio::test]
     async fn a_token_without_audiences_is_for_this_server_only() {

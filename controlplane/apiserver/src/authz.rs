@@ -25,7 +25,7 @@ use crate::{
     request::{Query, RequestInfo, ResourceInfo},
 };
 pub use config::AuthorizationConfig;
-use rbac::Policies;
+use rbac::{Policies, rule::Rule};
 
 /// The attributes of a request for authorizers.
 pub(crate) struct AccessAttributes<'a> {
@@ -58,6 +58,24 @@ pub(crate) type Deciding<'a> = Either<Ready<Decision>, BoxFuture<'a, Decision>>;
 /// A member of the chain.
 pub(crate) trait Authorizer: Send + Sync {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a>;
+
+    /// Adds the rules of a user. An authorizer that allows nothing by rules adds none.
+    fn add_rules(&self, _of: &RulesScope<'_>, _found: &mut UserRules) {}
+}
+
+/// The user of a rules review, and the namespace.
+pub(crate) struct RulesScope<'a> {
+    pub(crate) user: &'a User,
+    pub(crate) namespace: &'a str,
+    pub(crate) cache: &'a Cache,
+}
+
+/// The rules of a user that the members of the chain can list.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct UserRules {
+    pub(crate) rules: Vec<Rule>,
+    /// Names of the authorizers that cannot list what they allow.
+    pub(crate) unlisted: Vec<&'static str>,
 }
 
 /// The chain of authorizers.
@@ -145,6 +163,13 @@ impl Authorizers {
             }
         }
         Decision { verdict: Verdict::NoOpinion, reason: reasons.join(", ").into() }
+    }
+
+    /// The rules of a user, of all members of the chain.
+    pub(crate) fn rules(&self, of: &RulesScope<'_>) -> UserRules {
+        let mut found = UserRules::default();
+        self.chain.load().iter().for_each(|member| member.add_rules(of, &mut found));
+        found
     }
 
     /// Allows the request, or returns the error for the client. No opinion is a refusal.

@@ -31,6 +31,8 @@ pub struct ApiserverConfig {
     pub token_signer: Option<Arc<coracle_token_signer::TokenSigner>>,
     /// Issuer of tokens: a URL.
     pub issuer: String,
+    /// File of passwords for basic authentication.
+    pub password_file: Option<PathBuf>,
     /// File of static tokens.
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.

@@ -1,6 +1,6 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
-use coracle_kinds::{Resources, discovery, openapi};
+use coracle_kinds::{discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
@@ -49,7 +49,10 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             Some(root)
         }
         ["openapi", "v3", rest @ ..] => {
-            return Ok(openapi_document(resources, info, headers, &rest.join("/")));
+            let own = openapi::document(resources, &rest.join("/"));
+            let remote = || state.remotes.find(&info.path);
+            let converted = || remote().and_then(|remote| remote_openapi::converted_v3(&remote));
+            return Ok(own.or_else(converted).map(|document| openapi_document(info, headers, document)));
         }
         ["version"] => Some(version()),
         [".well-known", "openid-configuration"] => Some(issuer(state)),
@@ -103,13 +106,7 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     Ok(reply)
 }
 
-fn openapi_document(
-    resources: &Resources,
-    info: &RequestInfo,
-    headers: &HeaderMap,
-    path: &str,
-) -> Option<Reply> {
-    let document = openapi::document(resources, path)?;
+fn openapi_document(info: &RequestInfo, headers: &HeaderMap, document: openapi::Document) -> Reply {
     let tag = format!("\"{}\"", document.hash);
     let mut reply = if matches(headers, &tag) {
         not_modified()
@@ -122,7 +119,7 @@ fn openapi_document(
     if info.query.get("hash") == document.hash {
         set(&mut reply, header::CACHE_CONTROL, "public, immutable");
     }
-    Some(reply)
+    reply
 }
 
 fn not_modified() -> Reply {

@@ -16,7 +16,7 @@
 //! | request | `call`: one request, with the services (`state`) |
 //! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
 //! | storage | `registry`, `convert`, `cache` |
-//! | values | `error`, `media`, `object_meta`, `pod_references`, `request` |
+//! | values | `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
 //!
 //! Invariants:
 //! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
@@ -72,6 +72,7 @@ mod reply;
 mod request;
 mod server;
 mod service_range;
+mod socket_body;
 mod state;
 mod stored;
 mod sub;
@@ -81,6 +82,7 @@ mod usage_history;
 mod usage_samples;
 mod verb;
 mod warnings;
+mod web_socket;
 mod webhook_client;
 mod write;
 

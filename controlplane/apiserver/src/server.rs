@@ -6,14 +6,14 @@ use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
 use coracle_connections::Slot;
 use coracle_kinds::{Resource, Resources};
-use http::{HeaderMap, Method, Request};
+use http::{HeaderMap, HeaderValue, Method, Request, header};
 use hyper::upgrade::OnUpgrade;
 use tokio::sync::watch;
 
 use crate::{
     aggregated, aggregation,
     audit::{Received, Record},
-    authn::{PeerCertificate, User},
+    authn::{LegacyToken, PeerCertificate, ReceivedRequest, User, presented},
     authz::{self, AccessAttributes, impersonation},
     backup, body,
     call::Call,
@@ -93,7 +93,7 @@ impl Apiserver {
     {
         let began = Instant::now();
         let upgrade = hyper::upgrade::on(&mut request);
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let info = RequestInfo::parse(&parts.method, &parts.uri);
         let is_local = identity.is_some();
         let caller = match identity {
@@ -106,10 +106,12 @@ impl Apiserver {
                     Err(_) => self.state.metrics.authenticated(metrics::Attempt::Failure),
                     Ok(_) => {}
                 }
+                presented::remove_token(&mut parts.headers);
                 identified
             }
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
+        let legacy = caller.as_ref().ok().and_then(|user| user.legacy_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let is_compressed = compression::is_wanted(&info, &parts.headers);
@@ -127,9 +129,13 @@ impl Apiserver {
         let outcome = match caller {
             Ok(user) if is_local => self.answer_as(user, info, incoming).await,
             Ok(user) => self.answer_network(user, info, incoming).await,
-            Err(error) => Err(error),
+            Err(error) => Ok(self.unauthenticated(&error)),
         };
         let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        let reply = match &legacy {
+            Some(token) => noted(reply, token, record.as_deref()),
+            None => reply,
+        };
         self.state.metrics.answered(&counted, reply.status().as_u16(), began.elapsed());
         let reply = match record {
             Some(record) => record.respond(reply, is_long).await,
@@ -146,15 +152,27 @@ impl Apiserver {
     async fn identify(&self, parts: &http::request::Parts) -> Result<User> {
         let state = &self.state;
         let certificate = parts.extensions.get::<PeerCertificate>();
-        let caller = state
-            .authenticators
-            .identify(&state.cache, certificate, (&parts.headers, parts.uri.path()))
-            .await?;
+        let received = ReceivedRequest {
+            headers: &parts.headers,
+            path: parts.uri.path(),
+            address: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
+        };
+        let caller = state.authenticators.identify(&state.cache, certificate, &received).await?;
         freshness::check_credential(&*state.store, &caller)?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
             slot.prove();
         }
         Ok(caller)
+    }
+
+    /// The response to a request that authentication refuses.
+    fn unauthenticated(&self, error: &ApiError) -> Reply {
+        let mut reply = reply::failure(error);
+        if error.code == 401 && self.state.authenticators.has_passwords() {
+            let challenge = HeaderValue::from_static("Basic realm=\"kubernetes-master\"");
+            reply.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        reply
     }
 
     /// Begins the audit record of a request.
@@ -263,7 +281,11 @@ impl Apiserver {
         let is_served = |remote: &aggregation::Remote| {
             state.registry.load().group_version(&remote.group, &remote.version).is_some()
         };
-        if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_served(remote)) {
+        let is_ours = |remote: &aggregation::Remote| {
+            is_served(remote)
+                || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
+        };
+        if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
             let body =
                 if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
             let arrived = aggregated::ForwardedRequest {
@@ -287,12 +309,27 @@ impl Apiserver {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
         let reply = if call.resource.subresource.is_empty() {
-            route::resource(&call).await
+            route::resource(&call, upgrade).await
         } else {
             route::subresource(&call, &method, upgrade).await
         }?;
         Ok(reply::warned(reply, &call.warnings.take()))
     }
+}
+
+/// Records the use of a token in a Secret, and warns a client whose token Kubernetes has made by itself. Source:
+/// `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`.
+fn noted(reply: Reply, token: &LegacyToken, record: Option<&Record>) -> Reply {
+    let kind = if token.is_generated { "autogenerated" } else { "manual" };
+    if let Some(record) = record {
+        record.annotate(&format!("authentication.k8s.io/legacy-token-{kind}-secret"), token.secret.as_str());
+    }
+    if !token.is_generated {
+        return reply;
+    }
+    let warning = "Use tokens from the TokenRequest API or manually created secret-based tokens instead of auto-generated \
+                   secret-based tokens.";
+    reply::warned(reply, &[warning.to_owned()])
 }
 
 /// The response to a path that names no resource: health, metrics, a backup or a document.

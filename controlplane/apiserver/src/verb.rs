@@ -13,3 +13,4 @@ pub(crate) mod review;
 pub(crate) mod update;
 mod version_fields;
 pub(crate) mod watch;
+pub(crate) mod watch_socket;

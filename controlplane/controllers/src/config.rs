@@ -24,6 +24,9 @@ pub struct ControllersConfig {
     pub root_ca_pem: Option<String>,
     /// Signer of the tokens in service account Secrets. None: Secrets get no tokens.
     pub account_tokens: Option<AccountTokenSigner>,
+    /// Time after which an unused legacy token of a service account becomes invalid, and after which an invalid one is
+    /// deleted.
+    pub token_clean_up_period: Duration,
     /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`.
     /// None: not published; a published one is signed.
     pub server: Option<String>,
@@ -63,6 +66,7 @@ impl Default for ControllersConfig {
             node_mask_v6: 64,
             root_ca_pem: None,
             account_tokens: None,
+            token_clean_up_period: Duration::from_secs(365 * 24 * 3600),
             server: None,
             server_names: Vec::new(),
             server_addresses: Vec::new(),

@@ -37,6 +37,7 @@ mod error;
 mod garbage;
 mod ip_address;
 mod job;
+mod legacy_token_cleaner;
 mod local_volume;
 mod namespace;
 mod node_balancer;

@@ -268,11 +268,19 @@ pub(crate) struct NamespaceStatus {
     pub(crate) conditions: Option<Vec<k8s_openapi::api::core::v1::NamespaceCondition>>,
 }
 
-/// A service account. Controllers only need to know that it exists.
+/// A service account.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ServiceAccount {
     pub(crate) metadata: ObjectMeta,
+    pub(crate) secrets: Option<Box<[AccountSecret]>>,
+}
+
+/// A Secret that a service account names.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub(crate) struct AccountSecret {
+    pub(crate) name: Option<String>,
 }
 
 /// A config map with its data.

@@ -19,8 +19,8 @@ use crate::{
     account_token, address_pool, attributes_class_protection, bootstrap_signer, cluster_role_aggregation,
     cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice,
     endpoint_slice_mirroring, endpoints, ephemeral_volume, garbage, ip_address, job,
-    job::orphan as job_orphan, local_volume, namespace, node_balancer, node_lifecycle, pod_autoscaler,
-    pod_cidr, pod_gc, replica_set, replication_controller, resource_claim,
+    job::orphan as job_orphan, legacy_token_cleaner, local_volume, namespace, node_balancer, node_lifecycle,
+    pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller, resource_claim,
     resource_claim::release as claim_release, root_ca, service_account, service_cidr, stale_disruption,
     stateful_set, taint_eviction, token_cleaner, ttl_after_finished, volume_binding, volume_protection,
 };
@@ -103,6 +103,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         csr_signing "csr-signing" 1,
         csr_cleaner "csr-cleaner" 1,
         token_cleaner "token-cleaner" 1,
+        legacy_token_cleaner "legacy-token-cleaner" 1,
         bootstrap_signer "bootstrap-signer" 1,
         taint_eviction "taint-eviction" 2,
         disruption "disruption" 1,

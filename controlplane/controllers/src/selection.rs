@@ -31,6 +31,7 @@ const NAMES: &[(&str, &str)] = &[
     ("csr-signing", "certificatesigningrequest-signing-controller"),
     ("csr-cleaner", "certificatesigningrequest-cleaner-controller"),
     ("token-cleaner", "token-cleaner-controller"),
+    ("legacy-token-cleaner", "legacy-serviceaccount-token-cleaner-controller"),
     ("bootstrap-signer", "bootstrap-signer-controller"),
     ("taint-eviction", "taint-eviction-controller"),
     ("disruption", "disruption-controller"),

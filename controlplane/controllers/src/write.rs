@@ -60,11 +60,12 @@ impl<K: Object> Writer<'_, K> {
         Ok(self.cache.written(patched))
     }
 
-    /// Deletes the object with this uid. An object that does not exist is not an error.
+    /// Deletes the object with this uid, and with the resource version of the parameters if they have one. An object that
+    /// does not exist is not an error.
     pub(crate) async fn delete(&self, object: &K, mut params: DeleteParams) -> Result<(), kube::Error> {
         let key = object.key();
-        params.preconditions =
-            Some(Preconditions { uid: Some(object.uid().to_owned()), resource_version: None });
+        let resource_version = params.preconditions.take().and_then(|given| given.resource_version);
+        params.preconditions = Some(Preconditions { uid: Some(object.uid().to_owned()), resource_version });
         let url = Request::new(K::url_path(&(), (!key.namespace.is_empty()).then_some(&key.namespace)));
         let request = url.delete(&key.name, &params).map_err(kube::Error::BuildRequest)?;
         match self.client.request_status::<K>(request).await {

@@ -65,7 +65,9 @@ fn path_of(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
 }
 
-fn hash(body: &[u8]) -> String {
+/// The content hash of a document.
+#[must_use]
+pub fn hash(body: &[u8]) -> String {
     hex::encode_upper(Sha512::digest(body))
 }
 

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use p521::ecdsa::{Signature, VerifyingKey, signature::Verifier as _};
 use ring::signature::{self, UnparsedPublicKey, VerificationAlgorithm};
 use serde_json::{Value, json};
 use x509_parser::{
-    oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_NIST_EC_P384, OID_PKCS1_RSAENCRYPTION},
+    oid_registry::{
+        OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_NIST_EC_P384, OID_NIST_EC_P521, OID_PKCS1_RSAENCRYPTION,
+    },
     prelude::FromDer as _,
     public_key::PublicKey,
     x509::SubjectPublicKeyInfo,
@@ -45,6 +48,7 @@ enum Form {
     Rsa,
     P256,
     P384,
+    P521,
 }
 
 // === impl KeySet ===
@@ -109,7 +113,7 @@ impl Key {
         let Some((form, parts)) = found else {
             tracing::warn!(
                 ?id,
-                "a key of the token signer is not RSA, P-256 or P-384: its tokens are refused"
+                "a key of the token signer is not RSA, P-256, P-384 or P-521: its tokens are refused"
             );
             return Ok(None);
         };
@@ -123,6 +127,7 @@ impl Key {
             Form::Rsa => "RS256",
             Form::P256 => "ES256",
             Form::P384 => "ES384",
+            Form::P521 => "ES512",
         }
     }
 
@@ -132,6 +137,7 @@ impl Key {
             Form::Rsa => &signature::RSA_PKCS1_2048_8192_SHA256,
             Form::P256 => &signature::ECDSA_P256_SHA256_FIXED,
             Form::P384 => &signature::ECDSA_P384_SHA384_FIXED,
+            Form::P521 => return verify_es512(&self.public, signed, signature),
         };
         UnparsedPublicKey::new(algorithm, &self.public).verify(signed, signature).ok()
     }
@@ -146,9 +152,17 @@ impl Key {
             Form::Rsa => {}
             Form::P256 => key["crv"] = "P-256".into(),
             Form::P384 => key["crv"] = "P-384".into(),
+            Form::P521 => key["crv"] = "P-521".into(),
         }
         key
     }
+}
+
+/// Verifies a signature of ES512 (ECDSA with P-521 and SHA-512, in the form of RFC 7518). `public` is a point in the form of
+/// SEC 1.
+pub fn verify_es512(public: &[u8], signed: &[u8], signature: &[u8]) -> Option<()> {
+    let key = VerifyingKey::from_sec1_bytes(public).ok()?;
+    key.verify(signed, &Signature::from_slice(signature).ok()?).ok()
 }
 
 /// The kind of a key, and the parts of its JSON web key. `None` if the kind is not supported.
@@ -168,6 +182,7 @@ fn parts(info: &SubjectPublicKeyInfo<'_>) -> Option<(Form, [(&'static str, Strin
     let (form, size) = match () {
         () if curve == OID_EC_P256 => (Form::P256, 32),
         () if curve == OID_NIST_EC_P384 => (Form::P384, 48),
+        () if curve == OID_NIST_EC_P521 => (Form::P521, 66),
         () => return None,
     };
     // An uncompressed point: 4, x, y.

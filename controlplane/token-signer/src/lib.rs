@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use client::Client;
 use keys::KeySet;
+pub use keys::verify_es512;
 
 #[allow(
     clippy::all,

@@ -6,9 +6,13 @@ use crate::testing::{Behaviour, FakeSigner};
 /// A public key of 2,048 bits, and its signature of `header.claims`, made by openssl.
 const RSA: &str = "30820122300d06092a864886f70d01010105000382010f003082010a0282010100ad36a729de461236c24aa5322326ee1bb7263dff242d363e3d89b0ab2da5e10400dbff0867012919d8f7ab642c3b95575131af11a38770e9524560140c443e1a8c8389e4be1e2a9c5420ba5d72e2098c95f1633ff6063ceebc11de7b93cd17025ee752a12e2aa5b40b7494375e511ae7aa39c45da8964ffe5eca57f552a10d7678033e123d708b2787b2a3714a3744d593e683eba12b5b19e62d496c71b4a814ce3ecc13e0ace932fd00a0abd8ec3eba1804c93daa0e6442ec4d5339be49f4b321031dddac5608cfd8430d8c91f7dc7971d7631186a2dae3620400041c4686721dfbb7408eec9892a2bd8d6648fa07667b43e4440c769d38518d0ac88a98c2910203010001";
 const RSA_SIGNATURE: &str = "a8f6069e80d2e90e7678f3a0c01e3b800386f95f99895da441b9d13c87007a26a4d2478c5609e9bbb7f1f2f7ec01d7926aaa4e8a777c234ef44af89ae04cc8899408e534fdd8e1bb27f228f6edc58942e1fc3a2917619cb60a138995502f04afabbb82bbf8cbf391971c4cf006856a46c560d5d25e2794ec6be888796cc5ea51eed8c5c78f70dbeaa2e82b363d6845dc71515662ad7903e091f2aa4b4cbd99240ebca1c488714bc3811c32cbbe71397c21c4e94c339fa1f67c7240ca53e924c53b0102e1c57e1b95afee7a542902afd1c5ab78a5247647f7a2c0a7b179006ea3c7818fa65d47ebce2b21d3527a3b59e507e96e7c6a994d67bfb5a181cf53b997";
+/// A key of a kind that is not supported, made by openssl.
+const P224: &str = "304e301006072a8648ce3d020106052b81040021033a0004fefd115e3f2c5a60a5d5952777a5c185d0427eaaa84e6211b4bf2b062a4eb5aaa6d0c63cfbd655a24dc36dc70f15197433883145b580d8ec";
 /// Public keys on P-384 and P-521, made by openssl.
 const P384: &str = "3076301006072a8648ce3d020106052b8104002203620004d465bc2c4b6e3be1742f6372a23b84a1fd296066390139d158bac8c31b50df721826ba4e53c184893e77350c5eb4ed546470d520021c68666c48f8efe223954ce9646a0179144a64f57153a9145fa11e1692a33a5a8b595b3b130c83ebb309c7";
-const P521: &str = "30819b301006072a8648ce3d020106052b810400230381860004015ea6a2989943065d9e8286ae56f2cf1b7f0b9911da9ecdc7ca4d871e7bfec1e533c9fd32e002c4244e01b77a14e50f955ecdfba7c8995b7f20f83baa3e2f8366dd0003ae90b6724f61d529756a4079149c32593b6773bdd1de78f7e8a7e28724a41b5a948ac8995c2cfb514727fbb1f7e5d9bceab8ac89746fcefc55290c3f4b442785";
+const P521: &str = "30819b301006072a8648ce3d020106052b81040023038186000400cc0314da3f99d17e16c027acc4cd38b6d7e813f66e32c257a02aa7b9a416fba8499f822659eace6d095b6534a95d0ef09ac6f256ddc93b9ae457480e6d7935d2b10080edeaa610008746b2103350d26c8695fee5bb8454ff99f84dede75b527e4696854cc64202e07eb168363dee1b3f4a13299207e6e7e6ce2b2ef1781f9b3c41968f";
+/// The signature of `header.claims` by the key on P-521.
+const P521_SIGNATURE: &str = "002b62d5d1621054d3f7b23cddaf09f1a46fc9b48bb3a91b3a969b6eadf96221b7febdd09308617d72003f5d51400ffeecfcc659ff4f2be8f9df4c4dd0b475e094c701ce0be1fa00d0ec41b73aab87fb5263d8e9f16c71e7075b75c84c2f7489065acfe35fcc740ef846a174c933d3b0e9451b3bdc7b041a2d1a707f12a6d8c36a0cd313";
 
 /// A signer with this behaviour, and what the API server makes of it.
 async fn connected(
@@ -163,19 +167,27 @@ async fn a_signer_that_does_not_answer_is_an_error() {
 
 #[tokio::test]
 async fn keys_of_other_kinds_are_published_or_skipped() {
-    let keys = [("rsa", RSA), ("p384", P384), ("p521", P521)];
+    let keys = [("rsa", RSA), ("p384", P384), ("p521", P521), ("p224", P224)];
     let others = keys.map(|(id, key)| (id.to_owned(), hex::decode(key).unwrap())).to_vec();
     let (signer, _behaviour, _directory) = connected(|it| it.others = others).await;
     let signer = signer.unwrap();
     let set = signer.key_set();
     let shown: Vec<_> =
         set["keys"].as_array().unwrap().iter().map(|key| [&key["kid"], &key["kty"], &key["alg"]]).collect();
-    assert_eq!(shown, [["a", "EC", "ES256"], ["rsa", "RSA", "RS256"], ["p384", "EC", "ES384"]]);
-    assert_eq!(signer.algorithms(), ["ES256", "ES384", "RS256"]);
+    assert_eq!(
+        shown,
+        [["a", "EC", "ES256"], ["rsa", "RSA", "RS256"], ["p384", "EC", "ES384"], ["p521", "EC", "ES512"]]
+    );
+    assert_eq!(signer.algorithms(), ["ES256", "ES384", "ES512", "RS256"]);
+    assert_eq!(set["keys"][3]["crv"], "P-521");
     let modulus = BASE64_URL_SAFE_NO_PAD.decode(set["keys"][1]["n"].as_str().unwrap()).unwrap();
     assert_eq!((modulus.len(), set["keys"][1]["e"].as_str()), (256, Some("AQAB")));
     let (signature, keys) = (hex::decode(RSA_SIGNATURE).unwrap(), signer.keys.load());
     let rsa = keys.find("rsa").unwrap();
     assert!(rsa.verify(b"header.claims", &signature).is_some());
     assert!(rsa.verify(b"header.other", &signature).is_none());
+    let (signature, p521) = (hex::decode(P521_SIGNATURE).unwrap(), keys.find("p521").unwrap());
+    assert!(p521.verify(b"header.claims", &signature).is_some());
+    assert!(p521.verify(b"header.other", &signature).is_none());
+    assert!(p521.verify(b"header.claims", &signature[1..]).is_none());
 }

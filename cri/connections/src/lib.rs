@@ -94,10 +94,11 @@ struct Count {
 }
 
 /// An IPv4 address or an IPv6 /64: the smallest range that one client usually has.
-type Source = u128;
+pub type Source = u128;
 
 /// The source that an address belongs to.
-fn source(address: IpAddr) -> Source {
+#[must_use]
+pub fn source(address: IpAddr) -> Source {
     match address.to_canonical() {
         IpAddr::V4(address) => Source::from(address.to_bits()),
         IpAddr::V6(address) => address.to_bits() & !Source::from(u64::MAX),

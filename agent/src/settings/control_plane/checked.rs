@@ -26,6 +26,7 @@ pub(crate) struct ControlPlane {
     pub(crate) advertise_address: Option<IpAddr>,
     pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
+    pub(crate) basic_auth_file: Option<PathBuf>,
     pub(crate) authentication_config: Option<PathBuf>,
     pub(crate) anonymous_auth: bool,
     pub(crate) token_webhook: Option<TokenWebhookConfig>,
@@ -48,6 +49,7 @@ pub(crate) struct ControlPlane {
     pub(crate) tls_sans: Vec<String>,
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
+    pub(crate) token_clean_up_period: Duration,
     pub(crate) node_monitor_grace: Duration,
     pub(crate) node_balancers: bool,
     pub(crate) load_balancer_pool: Vec<IpNetwork>,
@@ -90,6 +92,8 @@ impl ControlPlaneSettings {
         let controllers = ControllerSelection::parse(self.controllers).context("controllers");
         let controllers = sources.take(controllers)?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
+        let token_clean_up_period =
+            sources.take(clean_up_period(self.legacy_service_account_token_clean_up_period))?;
         let reload = self.encryption_provider_config_automatic_reload;
         let max = [self.max_requests_inflight, self.max_mutating_requests_inflight];
         Some(ControlPlane {
@@ -98,6 +102,7 @@ impl ControlPlaneSettings {
             advertise_address: self.advertise_address,
             ranges,
             token_auth_file: self.token_auth_file,
+            basic_auth_file: self.basic_auth_file,
             authentication_config: self.authentication_config,
             anonymous_auth: self.anonymous_auth,
             token_webhook,
@@ -124,6 +129,7 @@ impl ControlPlaneSettings {
             tls_sans: self.tls_san,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
+            token_clean_up_period,
             node_balancers: self.node_balancers,
             load_balancer_pool,
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
@@ -263,6 +269,15 @@ fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
     Ok(timeout)
 }
 
+/// As upstream, the period must not be 0. The controller counts in days.
+fn clean_up_period(Age(period): Age) -> anyhow::Result<Duration> {
+    anyhow::ensure!(
+        period >= Duration::from_secs(1),
+        "legacy-service-account-token-clean-up-period {period:?} must be at least 1s"
+    );
+    Ok(period)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,6 +300,12 @@ mod tests {
         ] {
             assert!(of(server, files).is_err(), "{server}");
         }
+    }
+
+    #[test]
+    fn tokens_are_not_cleaned_up_at_once() {
+        assert!(clean_up_period(Age(Duration::ZERO)).is_err());
+        assert_eq!(clean_up_period(Age(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
     }
 
     #[test]

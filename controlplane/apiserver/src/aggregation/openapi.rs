@@ -2,7 +2,8 @@
 //!
 //! - Version 2: the paths of the group version, and the definitions they refer to, are merged into this server's
 //!   document.
-//! - Version 3: this server's root document links to the aggregated server's document. Requests for it are forwarded.
+//! - Version 3: this server's root document links to the aggregated server's document. Requests for it are forwarded. For a
+//!   server without version 3, the part of version 2 is converted.
 //!
 //! Both documents are read again every minute. A document that is too large or unreadable is left out.
 
@@ -15,12 +16,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use coracle_kinds::openapi;
 use http::header;
 use serde_json::{Map, Value, json};
 
 use super::{
     Remote, Remotes,
     forward::{Forwarder, Wanted},
+    v3_conversion,
 };
 use crate::offload;
 
@@ -36,6 +39,8 @@ const MAX_V3_ROOT: usize = 1 << 20;
 const MAX_HASH: usize = 256;
 /// Sections of a document that `$ref` can name.
 const SECTIONS: [&str; 2] = ["definitions", "parameters"];
+/// End of the error for a document that the server does not have.
+const NOT_FOUND: &str = ": 404";
 const KINDS: &str = "x-kubernetes-group-version-kind";
 
 /// The last documents that a server returned.
@@ -49,8 +54,16 @@ struct Inner {
     tag: Option<String>,
     /// The part of the version 2 document, as JSON text.
     v2: Option<Part>,
-    /// URL of the version 3 document.
-    v3: Option<String>,
+    v3: Option<Document>,
+}
+
+/// The version 3 document.
+#[derive(Clone)]
+enum Document {
+    /// Its URL.
+    Forwarded(String),
+    /// The hash of the document that the part of version 2 becomes.
+    Converted(String),
 }
 
 /// The part of a version 2 document.
@@ -149,9 +162,39 @@ async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), Stri
         let Some(found) = found else { return Ok(Value::Null) };
         serde_json::from_slice(&found.body).map_err(|error| format!("/openapi/v3 is not JSON: {error}"))
     });
+    keep_v3(remote, found)
+}
+
+/// Keeps the document of version 3 that the server's root document names. A server without version 3 gets the converted
+/// one.
+fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> {
     let url = found.as_ref().ok().and_then(|root| v3_url(root, &remote.group, &remote.version));
-    remote.documents.with(|inner| inner.v3 = url);
-    found.map(drop)
+    let is_absent = matches!(&found, Err(reason) if reason.ends_with(NOT_FOUND));
+    let converted = || converted(remote).map(|document| Document::Converted(document.hash));
+    let document = url.map(Document::Forwarded).or_else(|| is_absent.then(converted).flatten());
+    remote.documents.with(|inner| inner.v3 = document);
+    if is_absent { Ok(()) } else { found.map(drop) }
+}
+
+/// The version 3 document that the part of version 2 becomes. It is not kept: clients cache it by its hash.
+fn converted(remote: &Remote) -> Option<openapi::Document> {
+    let part = remote.documents.with(|inner| inner.v2.clone())?;
+    let is_large = part.text.len() > offload::MIN_OFFLOADED_BYTES;
+    offload::run(is_large, || {
+        let part: Value = serde_json::from_str(&part.text).ok()?;
+        let body = v3_conversion::document(&part, &remote.group, &remote.version).to_string().into_bytes();
+        Some(openapi::Document { hash: openapi::hash(&body), body })
+    })
+}
+
+/// The converted document of a server that has no version 3.
+pub(crate) fn converted_v3(remote: &Remote) -> Option<openapi::Document> {
+    has_converted_v3(remote).then(|| converted(remote)).flatten()
+}
+
+/// Whether this server answers requests for the version 3 document of another server.
+pub(crate) fn has_converted_v3(remote: &Remote) -> bool {
+    remote.documents.with(|inner| matches!(inner.v3, Some(Document::Converted(_))))
 }
 
 /// The URL of the group version's document, with the hash that the server's root document names.
@@ -172,8 +215,12 @@ fn v3_url(root: &Value, group: &str, version: &str) -> Option<String> {
 pub(crate) fn add_v3(remotes: &Remotes, root: &mut Value) {
     let Some(paths) = root.get_mut("paths").and_then(Value::as_object_mut) else { return };
     for remote in remotes.all().iter().filter(|remote| remote.resources().is_some()) {
-        let Some(url) = remote.documents.with(|inner| inner.v3.clone()) else { continue };
+        let Some(document) = remote.documents.with(|inner| inner.v3.clone()) else { continue };
         let path = format!("apis/{}/{}", remote.group, remote.version);
+        let url = match document {
+            Document::Forwarded(url) => url,
+            Document::Converted(hash) => format!("/openapi/v3/{path}?hash={hash}"),
+        };
         paths.entry(path).or_insert_with(|| json!({"serverRelativeURL": url}));
     }
 }
@@ -345,6 +392,7 @@ fn rename(value: &mut Value, renamed: &BTreeMap<(String, String), String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aggregation::FrontProxy;
 
     fn theirs() -> Value {
         let kind = json!([{"group": "far.io", "version": "v1", "kind": "Thing"}]);
@@ -411,6 +459,35 @@ mod tests {
         assert_eq!(url("http://elsewhere/?hash=a/../b").unwrap(), "/openapi/v3/apis/far.io/v1");
         assert_eq!(v3_url(&root(""), "far.io", "v2"), None);
         assert_eq!(v3_url(&json!([]), "far.io", "v1"), None);
+    }
+
+    #[test]
+    fn a_server_without_version_3_gets_the_converted_document_under_its_hash() {
+        let object = json!({"spec": {"group": "far.io", "version": "v1"}});
+        let remote = Arc::new(Remote::read(&FrontProxy::default(), &object));
+        remote.set_resources(Some(json!({})));
+        let part = part_of(&theirs(), "far.io", "v1").to_string();
+        remote.documents.with(|inner| inner.v2 = Some(Part::after(None, &part)));
+        let remotes = Remotes::default();
+        remotes.replace([(("far.io".to_owned(), "v1".to_owned()), remote.clone())].into());
+        let link = || {
+            let mut root = json!({"paths": {}});
+            add_v3(&remotes, &mut root);
+            root["paths"]["apis/far.io/v1"]["serverRelativeURL"].clone()
+        };
+        assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
+        let document = converted_v3(&remote).unwrap();
+        assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
+        let body: Value = serde_json::from_slice(&document.body).unwrap();
+        assert!(body["components"]["schemas"]["Thing"].is_object(), "{body}");
+        // Another error says nothing about the version.
+        assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 500".to_owned())).is_err());
+        assert!(converted_v3(&remote).is_none() && link().is_null());
+        let root =
+            json!({"paths": {"apis/far.io/v1": {"serverRelativeURL": "/openapi/v3/apis/far.io/v1?hash=A"}}});
+        assert!(keep_v3(&remote, Ok(root)).is_ok());
+        assert!(converted_v3(&remote).is_none());
+        assert_eq!(link(), "/openapi/v3/apis/far.io/v1?hash=A");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod claims;
 pub(crate) mod config;
+mod es512;
 mod expression;
 mod keys;
 
@@ -99,6 +100,24 @@ impl Issuer {
     }
 
     async fn verified(&self, token: &str) -> Result<User, Refusal> {
+        let now = jiff::Timestamp::now().as_second();
+        let claims = match es512::header(token) {
+            Some(header) => {
+                let key = self.keys.find(header.kid.as_deref()).await.map_err(Refusal::Keys)?;
+                es512::claims(token, &key.ok_or(Refusal::UnknownKey)?, &self.config, now)?
+            }
+            None => self.claims(token).await?,
+        };
+        let starts = claims["nbf"].as_f64().unwrap_or(0.0);
+        #[expect(clippy::cast_precision_loss, reason = "seconds of today have 31 bits")]
+        if starts > now.saturating_add(NOT_BEFORE_LEEWAY) as f64 {
+            return Err(Refusal::TooEarly);
+        }
+        Ok(claims::user(&self.config, &claims)?)
+    }
+
+    /// The claims of a valid token, except one that is signed with ES512.
+    async fn claims(&self, token: &str) -> Result<Value, Refusal> {
         let header = decode_header(token)?;
         if !self.config.algorithms.contains(&header.alg) {
             return Err(Refusal::Algorithm(header.alg));
@@ -110,14 +129,7 @@ impl Issuer {
         validation.set_issuer(&[&self.config.url]);
         validation.set_audience(&self.config.audiences);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        let claims = decode::<Value>(token, &key, &validation)?.claims;
-        let starts = claims["nbf"].as_f64().unwrap_or(0.0);
-        let now = jiff::Timestamp::now().as_second().saturating_add(NOT_BEFORE_LEEWAY);
-        #[expect(clippy::cast_precision_loss, reason = "seconds of today have 31 bits")]
-        if starts > now as f64 {
-            return Err(Refusal::TooEarly);
-        }
-        Ok(claims::user(&self.config, &claims)?)
+        Ok(decode::<Value>(token, &key, &validation)?.claims)
     }
 }
 

@@ -45,8 +45,19 @@ pub(crate) struct PeerVerifier {
 
 impl PeerVerifier {
     /// # Errors
-    /// An authority is invalid.
-    pub(super) fn new(cluster: &str, proxy: &str) -> Result<Self, String> {
+    /// An authority is invalid. Or both have a certificate in common, and each certificate of the proxy's authority may name
+    /// users: then each client of the cluster could name any user.
+    pub(super) fn new(cluster: &str, proxy: &str, allows_all: bool) -> Result<Self, String> {
+        let certificates = |pem: &str| -> Vec<_> {
+            CertificateDer::pem_slice_iter(pem.as_bytes()).filter_map(Result::ok).collect()
+        };
+        let of_cluster = certificates(cluster);
+        if allows_all && certificates(proxy).iter().any(|one| of_cluster.contains(one)) {
+            return Err(
+                "it has the authority of the cluster's clients, so requestheader-allowed-names is required"
+                    .to_owned(),
+            );
+        }
         Ok(Self { cluster: verifier(cluster)?, proxy: verifier(proxy)? })
     }
 
@@ -184,10 +195,13 @@ mod tests {
     #[test]
     fn certificates_count_for_their_own_authority_only() {
         let (cluster, proxy) = (Authority::new(), Authority::new());
-        let verifier = PeerVerifier::new(&cluster.pem(), &proxy.pem()).unwrap();
+        let verifier = PeerVerifier::new(&cluster.pem(), &proxy.pem(), true).unwrap();
         assert_eq!(verifier.verify(&[cluster.certificate("a")]), (true, false));
         assert_eq!(verifier.verify(&[proxy.certificate("proxy")]), (false, true));
         assert_eq!(verifier.verify(&[Authority::new().certificate("a")]), (false, false));
         assert_eq!(verifier.verify(&[]), (false, false));
+        let shared = cluster.pem();
+        assert!(PeerVerifier::new(&shared, &shared, true).is_err());
+        assert!(PeerVerifier::new(&shared, &shared, false).is_ok());
     }
 }

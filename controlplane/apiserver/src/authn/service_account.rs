@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::legacy_use::{self, TokenUseQueue};
 use super::token_keys::TokenKeys;
-use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
+use super::{Authenticating, Authenticator, CREDENTIAL, Credential, LegacyToken, User, known};
 use crate::{cache::Cache, error::Result};
 
 /// Tolerated clock difference in seconds.
@@ -139,9 +139,18 @@ impl Tokens {
         let is_live = secret["metadata"]["deletionTimestamp"].is_null();
         (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
         require_live(cache, "serviceaccounts", (namespace, name, uid))?;
-        (!legacy_use::is_invalid(&secret)).then_some(())?;
+        // As upstream, the use of a refused token is recorded too: an administrator sees that it is needed.
         self.legacy_uses.note(&secret);
-        Some(account(namespace, name, uid))
+        if legacy_use::is_invalid(&secret) {
+            let name = claim("secret.name").unwrap_or_default();
+            tracing::debug!(namespace, secret = name, "refused a token that is marked as invalid");
+            return None;
+        }
+        let secret = claim("secret.name")?.to_owned();
+        let is_generated = names_secret(cache, (namespace, name), &secret);
+        let mut user = account(namespace, name, uid);
+        user.legacy_token = Some(LegacyToken { secret, is_generated });
+        Some(user)
     }
 
     fn is_current(&self, claims: &Value, audiences: &[String]) -> bool {
@@ -178,6 +187,16 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
     );
     uid.clone_into(&mut user.uid);
     user
+}
+
+/// Whether a service account names a Secret.
+fn names_secret(cache: &Cache, (namespace, name): (&str, &str), secret: &str) -> bool {
+    let kind = coracle_kinds::kind::by_resource("", "v1", "serviceaccounts");
+    let account = kind.and_then(|kind| cache.get(kind, namespace, name));
+    let named = account.map(|account| account.part(&[&["secrets"]]));
+    named.is_some_and(|account| {
+        account["secrets"].as_array().into_iter().flatten().any(|one| one["name"] == secret)
+    })
 }
 
 /// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Authenticating, Authenticator, Credential, User, known};
+use super::{Authenticating, Authenticator, Credential, User, credential_file, known};
 
 /// Users by the digest of their token, so that the duration of a look-up does not depend on the token.
 pub(crate) struct TokenFile {
@@ -13,7 +13,7 @@ pub(crate) struct TokenFile {
 
 impl TokenFile {
     pub(crate) fn read(path: &Path) -> std::io::Result<Self> {
-        Self::parse(&std::fs::read_to_string(path)?).map_err(std::io::Error::other)
+        Self::parse(&credential_file::read(path)?).map_err(std::io::Error::other)
     }
 
     fn parse(text: &str) -> Result<Self, String> {

@@ -1,9 +1,9 @@
 //! Client certificates that the TLS layer verified: the common name is the user, organizations are the groups. A
-//! certificate with several common names is refused.
+//! certificate with several common names or uids is refused.
 
 use rustls_pki_types::CertificateDer;
 use sha2::Digest as _;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::{FromDer as _, X509Certificate, X509Name};
 
 use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 
@@ -11,6 +11,9 @@ use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 /// refused: a node can report the API server's address as its own, and a request for its kubelet would come back here
 /// with all permissions.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+
+/// The attribute of the subject with the user's uid: 1.3.6.1.4.1.57683.2, in DER. Source: `k8s.io/apimachinery/pkg/apis/asn1`.
+const UID: [u8; 9] = [0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
 
 /// The users of client certificates.
 pub(super) struct ClientCertificates;
@@ -30,8 +33,19 @@ fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     let name = name.as_str().ok().filter(|name| *name != KUBELET_CLIENT)?;
     let groups: Vec<&str> = subject.iter_organization().filter_map(|group| group.as_str().ok()).collect();
     let mut user = User::new(name, &groups);
+    user.uid = uid(subject)?;
     user.extra.insert(CREDENTIAL.to_owned(), vec![id]);
     (!name.is_empty()).then_some(user)
+}
+
+/// The uid of a subject; empty if there is none. `None` if the subject has several, or one that is empty or not a text.
+fn uid(subject: &X509Name<'_>) -> Option<String> {
+    let mut uids = subject.iter_attributes().filter(|one| one.attr_type().as_bytes() == UID);
+    match (uids.next(), uids.next()) {
+        (None, _) => Some(String::new()),
+        (Some(one), None) => one.as_str().ok().filter(|uid| !uid.is_empty()).map(str::to_owned),
+        (Some(_), Some(_)) => None,
+    }
 }
 
 #[cfg(test)]
@@ -39,8 +53,16 @@ mod tests {
     use super::*;
 
     fn certificate(name: &str) -> CertificateDer<'static> {
+        with_uids(name, &[])
+    }
+
+    fn with_uids(name: &str, uids: &[&str]) -> CertificateDer<'static> {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        for uid in uids {
+            let kind = rcgen::DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
+            params.distinguished_name.push(kind, *uid);
+        }
         params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:masters");
         params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().clone()
     }
@@ -49,5 +71,12 @@ mod tests {
     fn the_identity_towards_kubelets_is_none_towards_the_api_server() {
         assert!(user(&certificate("ann")).unwrap().is_in("system:masters"));
         assert!(user(&certificate(KUBELET_CLIENT)).is_none());
+    }
+
+    #[test]
+    fn a_subject_may_have_a_uid() {
+        assert_eq!(user(&certificate("ann")).unwrap().uid, "");
+        assert_eq!(user(&with_uids("ann", &["7"])).unwrap().uid, "7");
+        assert_eq!(user(&with_uids("ann", &[""])), None);
     }
 }

@@ -5,8 +5,10 @@
 use std::{io::Read as _, path::Path};
 
 use serde::Deserialize;
+use serde_json::Value;
 
-use super::{AccessAttributes, Authorizer, Deciding, Decision};
+use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, rbac::rule::Rule};
+use crate::authn::User;
 
 /// Maximum bytes of the file.
 const LIMIT: u64 = 4 << 20;
@@ -22,6 +24,17 @@ struct Line {
     api_version: String,
     kind: String,
     spec: Policy,
+}
+
+/// A line without a version. Source: `k8s.io/kubernetes/pkg/apis/abac/v0`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct OldLine {
+    user: String,
+    group: String,
+    readonly: bool,
+    resource: String,
+    namespace: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -72,34 +85,89 @@ impl Authorizer for Abac {
         }
         Decision::no_opinion("No policy matched.").ready()
     }
+
+    fn add_rules(&self, of: &RulesScope<'_>, found: &mut UserRules) {
+        let of_user = self.0.iter().filter(|policy| policy.is_for(of.user));
+        let here = of_user.filter(|policy| {
+            matches!(policy.namespace.as_str(), "*" | "") || policy.namespace == of.namespace
+        });
+        found.rules.extend(here.flat_map(Policy::rules));
+    }
+}
+
+// === impl OldLine ===
+
+impl From<OldLine> for Policy {
+    /// A field that is absent matches everything, and each line matches all API groups.
+    fn from(old: OldLine) -> Self {
+        let or_all = |text: String| if text.is_empty() { "*".to_owned() } else { text };
+        let names_nothing = old.namespace.is_empty() && old.resource.is_empty();
+        let is_for_all = old.user.is_empty() && old.group.is_empty();
+        let policy = Self {
+            group: if is_for_all { AUTHENTICATED.to_owned() } else { old.group },
+            user: old.user,
+            readonly: old.readonly,
+            api_group: "*".to_owned(),
+            resource: or_all(old.resource),
+            namespace: or_all(old.namespace),
+            non_resource_path: if names_nothing { "*".to_owned() } else { String::new() },
+        };
+        policy.with_wildcard()
+    }
 }
 
 // === impl Policy ===
 
 impl Policy {
     fn parse(line: &str) -> Result<Self, String> {
-        let line: Line = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        if value.is_object() && value.get("apiVersion").is_none() && value.get("kind").is_none() {
+            let old: OldLine = serde_json::from_value(value).map_err(|error| error.to_string())?;
+            return Ok(old.into());
+        }
+        let line: Line = serde_json::from_value(value).map_err(|error| error.to_string())?;
         if line.api_version != "abac.authorization.kubernetes.io/v1beta1" || line.kind != "Policy" {
             return Err(format!(
                 "expected a Policy of abac.authorization.kubernetes.io/v1beta1, found {:?} of {:?}",
                 line.kind, line.api_version
             ));
         }
-        let mut policy = line.spec;
-        // A wildcard matches authenticated users only.
-        if policy.user == "*" || policy.group == "*" {
-            policy.user.clear();
-            AUTHENTICATED.clone_into(&mut policy.group);
+        Ok(line.spec.with_wildcard())
+    }
+
+    /// The policy whose wildcard of users matches authenticated users only.
+    fn with_wildcard(mut self) -> Self {
+        if self.user == "*" || self.group == "*" {
+            self.user.clear();
+            AUTHENTICATED.clone_into(&mut self.group);
         }
-        Ok(policy)
+        self
     }
 
     fn allows(&self, attributes: &AccessAttributes<'_>) -> bool {
-        self.is_for(attributes) && self.has_verb(attributes.verb) && self.names(attributes)
+        self.is_for(attributes.user) && self.has_verb(attributes.verb) && self.names(attributes)
     }
 
-    fn is_for(&self, attributes: &AccessAttributes<'_>) -> bool {
-        let user = attributes.user;
+    /// The policy as rules: one for resources, one for other paths.
+    fn rules(&self) -> Vec<Rule> {
+        let one = |text: &str| vec![text.to_owned()];
+        let verbs = if self.readonly { &["get", "list", "watch"][..] } else { &["*"] };
+        let verbs = || verbs.iter().map(|&verb| verb.to_owned()).collect();
+        let resources = (!self.resource.is_empty() && !self.namespace.is_empty()).then(|| Rule {
+            verbs: verbs(),
+            groups: one(&self.api_group),
+            resources: one(&self.resource),
+            ..Rule::default()
+        });
+        let paths = (!self.non_resource_path.is_empty()).then(|| Rule {
+            verbs: verbs(),
+            urls: one(&self.non_resource_path),
+            ..Rule::default()
+        });
+        resources.into_iter().chain(paths).collect()
+    }
+
+    fn is_for(&self, user: &User) -> bool {
         let is_empty = self.user.is_empty() && self.group.is_empty();
         !is_empty
             && (self.user.is_empty() || self.user == user.name)
@@ -129,15 +197,20 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use http::Method;
+    use serde_json::json;
 
     use super::*;
-    use crate::{authn::User, cache::Cache, request::RequestInfo};
+    use crate::{cache::Cache, request::RequestInfo};
 
     const HEAD: &str =
         r#"{"apiVersion": "abac.authorization.kubernetes.io/v1beta1", "kind": "Policy", "spec": "#;
 
     fn allows(spec: &str, user: &User, method: Method, uri: &str) -> bool {
-        let policies = Abac::parse(&format!("# comment\n\n{HEAD}{spec}}}\n")).unwrap();
+        line_allows(&format!("{HEAD}{spec}}}"), user, method, uri)
+    }
+
+    fn line_allows(line: &str, user: &User, method: Method, uri: &str) -> bool {
+        let policies = Abac::parse(&format!("# comment\n\n{line}\n")).unwrap();
         let info = RequestInfo::parse(&method, &uri.parse().unwrap());
         let cache = Cache::new(0);
         policies.0[0].allows(&AccessAttributes { user, verb: info.verb, info: &info, cache: &cache })
@@ -196,8 +269,52 @@ mod tests {
     }
 
     #[test]
+    fn policies_are_listed_as_rules_of_their_users() {
+        let lines = [
+            r#"{"user": "ann", "namespace": "a", "resource": "pods", "apiGroup": "", "readonly": true}"#,
+            r#"{"group": "dev", "nonResourcePath": "/version"}"#,
+            r#"{"user": "bob", "namespace": "*", "resource": "*"}"#,
+        ];
+        let text: String = lines.iter().map(|spec| format!("{HEAD}{spec}}}\n")).collect();
+        let (abac, ann, cache) = (Abac::parse(&text).unwrap(), User::new("ann", &["dev"]), Cache::new(0));
+        let rules = |namespace: &str| {
+            let mut found = UserRules::default();
+            abac.add_rules(&RulesScope { user: &ann, namespace, cache: &cache }, &mut found);
+            found.rules.iter().map(Rule::json).collect::<Vec<_>>()
+        };
+        let pods = json!({"verbs": ["get", "list", "watch"], "apiGroups": [""], "resources": ["pods"]});
+        let version = json!({"verbs": ["*"], "nonResourceURLs": ["/version"]});
+        assert_eq!(rules("a"), [pods, version.clone()]);
+        assert_eq!(rules("b"), [version]);
+    }
+
+    #[test]
+    fn absent_fields_of_a_line_without_version_match_everything() {
+        let ann = User::new("ann", &["dev"]);
+        let (pods, jobs) = ("/api/v1/namespaces/a/pods", "/apis/batch/v1/namespaces/b/jobs");
+        for (line, method, uri, expected) in [
+            ("{}", Method::POST, jobs, true),
+            ("{}", Method::GET, "/version", true),
+            (r#"{"user": "ann", "readonly": true}"#, Method::GET, pods, true),
+            (r#"{"user": "ann", "readonly": true}"#, Method::POST, pods, false),
+            (r#"{"user": "bob"}"#, Method::GET, pods, false),
+            (r#"{"group": "dev", "namespace": "a"}"#, Method::POST, pods, true),
+            (r#"{"group": "dev", "namespace": "a"}"#, Method::POST, jobs, false),
+            (r#"{"group": "dev", "namespace": "a"}"#, Method::GET, "/version", false),
+            (r#"{"user": "*", "resource": "jobs"}"#, Method::POST, jobs, true),
+            (r#"{"user": "*", "resource": "jobs"}"#, Method::POST, pods, false),
+        ] {
+            assert_eq!(line_allows(line, &ann, method, uri), expected, "{line} {uri}");
+        }
+        let anonymous = User { groups: vec!["system:unauthenticated".to_owned()], ..User::default() };
+        assert!(!line_allows("{}", &anonymous, Method::GET, "/version"));
+    }
+
+    #[test]
     fn a_line_that_is_no_policy_is_refused_with_its_number() {
-        for line in [r#"{"user": "ann"}"#, "x", &format!("{HEAD}{{\"usr\": \"a\"}}}}")] {
+        for line in
+            [r#"{"usr": "ann"}"#, r#"{"kind": "Policy"}"#, "[]", "x", &format!("{HEAD}{{\"usr\": \"a\"}}}}")]
+        {
             assert!(Abac::parse(&format!("\n{line}")).unwrap_err().starts_with("line 2: "), "{line}");
         }
     }

@@ -1,6 +1,6 @@
 //! The modes `AlwaysAllow` and `AlwaysDeny`.
 
-use super::{AccessAttributes, Authorizer, Deciding, Decision};
+use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, rbac::rule::Rule};
 
 /// Allows every request. The server then refuses anonymous requests.
 pub(super) struct AlwaysAllow;
@@ -11,6 +11,10 @@ pub(super) struct AlwaysDeny;
 impl Authorizer for AlwaysAllow {
     fn authorize<'a>(&'a self, _: &'a AccessAttributes<'a>) -> Deciding<'a> {
         Decision::allow_if(true, "").ready()
+    }
+
+    fn add_rules(&self, _: &RulesScope<'_>, found: &mut UserRules) {
+        found.rules.extend(Rule::all());
     }
 }
 

@@ -6,7 +6,7 @@
 use coracle_kinds::kind::by_resource;
 use coracle_values::field_selector::{self, FieldRequirement};
 
-use super::{AccessAttributes, Authorizer, Deciding, Decision};
+use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules};
 use crate::{
     cache::{Object, Referred},
     request::ResourceInfo,
@@ -29,6 +29,11 @@ pub(super) struct Nodes;
 impl Authorizer for Nodes {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
         Decision::allow_if(allows(attributes), "the node needs it for its pods").ready()
+    }
+
+    /// What a node may do depends on the object.
+    fn add_rules(&self, of: &RulesScope<'_>, found: &mut UserRules) {
+        found.unlisted.extend(of.user.node().map(|_| "node"));
     }
 }
 

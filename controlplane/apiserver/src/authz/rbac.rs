@@ -13,7 +13,7 @@ use std::{
 use coracle_kinds::{Resource, initializers::is_uninitialized, kind::by_resource};
 use serde_json::Value;
 
-use super::{AccessAttributes, Authorizer, Deciding, Decision};
+use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules};
 use crate::{authn::User, cache::Cache, object_meta::text, offload};
 use rule::Rule;
 
@@ -52,6 +52,11 @@ pub(super) struct Rbac(pub(super) Arc<Policies>);
 impl Authorizer for Rbac {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
         Decision::allow_if(allows(&self.0, attributes), "a role of the user allows it").ready()
+    }
+
+    fn add_rules(&self, of: &RulesScope<'_>, found: &mut UserRules) {
+        let policy = self.0.current(of.cache);
+        found.rules.extend(policy.rules(of.user, of.namespace).cloned());
     }
 }
 

@@ -7,7 +7,10 @@ use std::{path::Path, time::Duration};
 use futures::future::Either;
 use serde_json::{Value, json};
 
-use super::{AccessAttributes, Authorizer, Deciding, Decision, Verdict, condition::MatchConditions};
+use super::{
+    AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, Verdict,
+    condition::MatchConditions,
+};
 use crate::remote::{
     Remote,
     cache::{Outcome, ResponseCache, key},
@@ -102,6 +105,10 @@ impl Authorizer for Webhook {
             Some(decision) => decision.ready(),
             None => Either::Right(Box::pin(self.ask(spec))),
         }
+    }
+
+    fn add_rules(&self, _: &RulesScope<'_>, found: &mut UserRules) {
+        found.unlisted.push("webhook");
     }
 }
 

@@ -100,6 +100,7 @@ fn authenticators(
     let path = config.authentication_file.as_deref();
     let (authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;
     let sources = Sources {
+        password_file: config.password_file.as_deref(),
         token_file: config.token_file.as_deref(),
         config: authentication,
         token_webhook: config.token_webhook.take(),

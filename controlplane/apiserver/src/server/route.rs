@@ -9,7 +9,7 @@ use crate::{
     error::{ApiError, Result},
     media,
     reply::{self, Reply},
-    sub, usage, verb,
+    sub, usage, verb, web_socket,
     write::Part,
 };
 
@@ -30,7 +30,7 @@ pub(super) fn nowhere(path: &str) -> Result<Reply> {
 }
 
 /// Runs the verb of a request for an object or a collection.
-pub(super) async fn resource(call: &Call) -> Result<Reply> {
+pub(super) async fn resource(call: &Call, upgrade: OnUpgrade) -> Result<Reply> {
     if !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
@@ -48,6 +48,7 @@ pub(super) async fn resource(call: &Call) -> Result<Reply> {
     match call.info.verb {
         "get" => verb::get::run(call).await,
         "list" => verb::list::run(call).await,
+        "watch" if web_socket::is_upgrade(&call.headers) => verb::watch_socket::run(call, upgrade),
         "watch" => verb::watch::run(call),
         "create" if call.resource.name.is_empty() => verb::create::run(call).await,
         "update" if !call.resource.name.is_empty() => verb::update::run(call, Part::Main).await,

@@ -156,6 +156,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         service_account_key: KeyPair::generate().unwrap().serialize_der(),
         token_signer: None,
         issuer: "https://kubernetes.default.svc".to_owned(),
+        password_file: None,
         token_file: Some(token_file),
         authentication_file: None,
         token_webhook: None,

@@ -63,7 +63,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         return Err(refusal(answer).await);
     }
     if let Some(socket) = socket {
-        return Ok(socket.serve(client, answer.into_body(), call.state.shutdown.clone()));
+        return socket.serve(client, answer.into_body(), call.state.shutdown.clone());
     }
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     authn::User,
-    authz::{AccessAttributes, Verdict, rbac::rule::Rule},
+    authz::{AccessAttributes, RulesScope, Verdict, rbac::rule::Rule},
     call::Call,
     error::{ApiError, Result},
     media,
@@ -73,7 +73,7 @@ fn subject(spec: &Value) -> User {
         uid: spec["uid"].as_str().unwrap_or_default().to_owned(),
         groups: texts(&spec["groups"]),
         extra: extra.map(|(key, values)| (key.clone(), texts(values))).collect(),
-        component: false,
+        ..User::default()
     }
 }
 
@@ -103,16 +103,25 @@ async fn access(call: &Call, user: &User, spec: &Value) -> Value {
     }
 }
 
-/// The rules of the roles that the user has in a namespace. What the node authorizer allows depends on the object, so
-/// the list of a node is not complete.
+/// The rules that the user has in a namespace. The list is incomplete if an authorizer cannot list what it allows.
 fn rules(call: &Call, namespace: &str) -> Value {
-    let (user, cache) = (&call.user, &call.state.cache);
-    let policy = call.state.authorizers.policies.current(cache);
-    let (urls, resources): (Vec<_>, Vec<_>) =
-        policy.rules(user, namespace).partition(|rule| !rule.urls.is_empty());
+    let scope = RulesScope { user: &call.user, namespace, cache: &call.state.cache };
+    let found = call.state.authorizers.rules(&scope);
+    let (urls, resources): (Vec<_>, Vec<_>) = found.rules.iter().partition(|rule| !rule.urls.is_empty());
     let list = |rules: Vec<&Rule>| rules.into_iter().map(Rule::json).collect::<Vec<_>>();
-    let incomplete = user.node().is_some();
-    json!({"resourceRules": list(resources), "nonResourceRules": list(urls), "incomplete": incomplete})
+    let incomplete = !found.unlisted.is_empty();
+    let mut status =
+        json!({"resourceRules": list(resources), "nonResourceRules": list(urls), "incomplete": incomplete});
+    if incomplete {
+        let all = found
+            .unlisted
+            .iter()
+            .map(|name| format!("{name} authorizer does not support user rule resolution"));
+        let all: Vec<String> = all.collect();
+        status["evaluationError"] =
+            if let [one] = all.as_slice() { one.clone() } else { format!("[{}]", all.join(", ")) }.into();
+    }
+    status
 }
 
 async fn token(call: &Call, spec: &Value) -> Value {

@@ -1,5 +1,9 @@
 //! AES-GCM with a random nonce in front of the ciphertext.
 
+use aes_gcm::{
+    AesGcm,
+    aead::{Aead as _, KeyInit as _, Payload, consts::U12},
+};
 use ring::{
     aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     rand::{SecureRandom as _, SystemRandom},
@@ -7,7 +11,30 @@ use ring::{
 
 use crate::Error;
 
-/// A key of AES-GCM.
+/// AES-GCM with keys of 24 bytes, which ring does not have.
+pub(super) type Aes192Gcm = AesGcm<aes::Aes192, U12>;
+
+/// A key of 24 bytes.
+pub(super) fn key_192(bytes: &[u8]) -> Option<Aes192Gcm> {
+    Aes192Gcm::new_from_slice(bytes).ok()
+}
+
+/// As [`seal`], with a key of 24 bytes.
+pub(super) fn seal_192(key: &Aes192Gcm, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
+    let nonce: [u8; NONCE_LEN] = random()?;
+    let text = key.encrypt(&nonce.into(), Payload { msg: plain, aad: context });
+    let mut sealed = nonce.to_vec();
+    sealed.extend(text.map_err(|_failed| Error::Cipher)?);
+    Ok(sealed)
+}
+
+/// As [`open`], with a key of 24 bytes.
+pub(super) fn open_192(key: &Aes192Gcm, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
+    let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
+    key.decrypt(&(*nonce).into(), Payload { msg: text, aad: context }).ok()
+}
+
+/// A key of AES-GCM with 16 or 32 bytes.
 pub(super) fn key(bytes: &[u8]) -> Option<LessSafeKey> {
     let algorithm = if bytes.len() == 16 { &AES_128_GCM } else { &AES_256_GCM };
     UnboundKey::new(algorithm, bytes).ok().map(LessSafeKey::new)

@@ -9,7 +9,7 @@ use crypto_secretbox::{
 };
 use ring::aead::LessSafeKey;
 
-use super::gcm::{self, random};
+use super::gcm::{self, Aes192Gcm, random};
 use super::kms::Kms;
 use crate::Error;
 
@@ -40,7 +40,10 @@ pub(super) struct NamedKey {
 }
 
 enum Key {
+    /// 16 or 32 bytes.
     Gcm(Box<LessSafeKey>),
+    /// 24 bytes.
+    Gcm192(Box<Aes192Gcm>),
     /// 16, 24 or 32 bytes.
     Cbc(Vec<u8>),
     Secretbox(Box<XSalsa20Poly1305>),
@@ -112,7 +115,10 @@ impl Scheme {
             (Self::AesGcm, 16 | 32) => {
                 gcm::key(bytes).map(|key| Key::Gcm(Box::new(key))).ok_or("the key cannot be used")?
             }
-            (Self::AesGcm, _) => return Err("an aesgcm key must have 16 or 32 bytes".to_owned()),
+            (Self::AesGcm, 24) => {
+                gcm::key_192(bytes).map(|key| Key::Gcm192(Box::new(key))).ok_or("the key cannot be used")?
+            }
+            (Self::AesGcm, _) => return Err("an aesgcm key must have 16, 24 or 32 bytes".to_owned()),
             (Self::AesCbc, 16 | 24 | 32) => Key::Cbc(bytes.to_vec()),
             (Self::AesCbc, _) => return Err("an aescbc key must have 16, 24 or 32 bytes".to_owned()),
             (Self::Secretbox, 32) => {
@@ -131,6 +137,7 @@ impl Key {
     fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
         match self {
             Self::Gcm(key) => gcm::seal(key, plain, context),
+            Self::Gcm192(key) => gcm::seal_192(key, plain, context),
             Self::Cbc(key) => {
                 let iv: [u8; CBC_BLOCK_BYTES] = random()?;
                 let mut sealed = iv.to_vec();
@@ -150,6 +157,7 @@ impl Key {
     fn open(&self, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
         match self {
             Self::Gcm(key) => gcm::open(key, sealed, context),
+            Self::Gcm192(key) => gcm::open_192(key, sealed, context),
             Self::Cbc(key) => {
                 let (iv, text) = sealed.split_first_chunk::<CBC_BLOCK_BYTES>()?;
                 decrypt_cbc(key, iv, text)
@@ -222,12 +230,23 @@ mod tests {
         let sealed = gcm::seal(&key, b"a", b"here").unwrap();
         assert_eq!(gcm::open(&key, &sealed, b"here").unwrap(), b"a");
         assert_eq!(gcm::open(&key, &sealed, b"there"), None);
+        // GCM's specification (McGrew and Viega), test case 10: a key of 24 bytes, with associated data.
+        let key = gcm::key_192(&hex("feffe9928665731c6d6a8f9467308308feffe9928665731c")).unwrap();
+        let sealed = hex(
+            "cafebabefacedbaddecaf888 3980ca0b3c00e841eb06fac4872a2757859e1ceaa6efd984628593b40ca1e19c7d773d00c144c525ac619d18c84a3f4718e2448b2fe324d9ccda2710 2519498e80f1478f37ba55bd6d27618c",
+        );
+        let context = hex("feedfacedeadbeeffeedfacedeadbeefabaddad2");
+        let plain = hex(
+            "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b39",
+        );
+        assert_eq!(gcm::open_192(&key, &sealed, &context).unwrap(), plain);
+        assert_eq!(gcm::open_192(&key, &sealed, b"there"), None);
     }
 
     #[test]
     fn keys_have_the_sizes_of_their_cipher_and_damage_is_found() {
         for (scheme, sizes) in
-            [(Scheme::AesCbc, &[16, 24, 32][..]), (Scheme::AesGcm, &[16, 32]), (Scheme::Secretbox, &[32])]
+            [(Scheme::AesCbc, &[16, 24, 32][..]), (Scheme::AesGcm, &[16, 24, 32]), (Scheme::Secretbox, &[32])]
         {
             for size in 0..40 {
                 let key = scheme.key("k".to_owned(), &vec![1; size]);

@@ -10,7 +10,7 @@ use super::expression::{Expression, Wanted};
 /// Maximum number of rules, and of extra mappings, of one issuer.
 const MAX_RULES: usize = 64;
 
-/// Algorithms that the file's issuers may use, as upstream.
+/// Algorithms that the file's issuers may use, as upstream; ES512 too, which is in `es512.rs`.
 const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::RS256,
     Algorithm::RS384,

@@ -68,6 +68,38 @@ async fn nobody_is_allowed_by_silence() {
 }
 
 #[tokio::test]
+async fn passwords_identify_users_if_there_is_a_file_and_wrong_ones_are_limited() {
+    let request = |path: &str, header: &str| {
+        let request = Request::get(path).header("authorization", header);
+        request.body(Full::<Bytes>::default()).unwrap()
+    };
+    let (right, wrong) = ("Basic ZXZlOnB3", "Basic ZXZlOnB4");
+    let off = Fixture::new().await;
+    let reply = off.api.handle(request("/version", right), None).await;
+    assert!(reply.status() == 401 && !reply.headers().contains_key("www-authenticate"));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("passwords");
+    std::fs::write(&file, "pw,eve,7,system:masters\n").unwrap();
+    let api = open_with(directory.path(), |config| config.password_file = Some(file)).await;
+    assert_eq!(api.handle(request(PODS, right), None).await.status(), 200);
+    let challenged = async |path: &str, header: &str| {
+        let reply = api.handle(request(path, header), None).await;
+        let challenge = reply.headers().get("www-authenticate").cloned();
+        challenge.is_some_and(|text| text == "Basic realm=\"kubernetes-master\"") && reply.status() == 401
+    };
+    // A wrong password is not anonymous, and a password is no token.
+    assert!(challenged("/version", wrong).await && challenged("/version", "Bearer eve:pw").await);
+    let audiences = api.state.authenticators.tokens.audiences.clone();
+    assert_eq!(api.state.authenticators.token_user(&api.state.cache, "eve:pw", &audiences).await, None);
+    let mut last = api.handle(request(PODS, wrong), None).await;
+    while last.status() == 401 {
+        last = api.handle(request(PODS, wrong), None).await;
+    }
+    assert!(last.status() == 429 && last.headers().contains_key("retry-after"));
+    assert_eq!(api.handle(request(PODS, "Bearer secret"), None).await.status(), 200);
+}
+
+#[tokio::test]
 async fn a_node_reads_what_its_pods_need_and_writes_itself_alone() {
     let server = Fixture::new().await;
     server.post("/api/v1/namespaces/default/secrets", json!({"metadata": {"name": "s"}})).await;
@@ -153,7 +185,12 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
         let header = format!("Bearer {token}");
         Request::get("/api/v1").header("authorization", header).body(Full::<Bytes>::default()).unwrap()
     };
-    assert_eq!(server.api.handle(request(), None).await.status(), 200);
+    let reply = server.api.handle(request(), None).await;
+    assert!(reply.status() == 200 && !reply.headers().contains_key("warning"));
+    let named = json!({"secrets": [{"name": "old"}]});
+    assert_eq!(server.merge("/api/v1/namespaces/default/serviceaccounts/default", named).await.code, 200);
+    let reply = server.api.handle(request(), None).await;
+    assert!(reply.headers()["warning"].to_str().unwrap().contains("auto-generated secret-based tokens"));
     let mut used = server.get(path).await.body;
     for _ in 0..200 {
         if used["metadata"]["labels"].is_object() {

@@ -171,6 +171,9 @@ async fn reviews_tell_what_roles_say_of_any_verb() {
     assert!(resources.contains(&rule(&["get", "dance"], &["pods"])), "{rules}");
     assert!(rules["nonResourceRules"].to_string().contains("/healthz"));
     assert_eq!(rules["incomplete"], false);
+    let rules = server.review(node("n1"), "selfsubjectrulesreviews", json!({"namespace": "default"})).await;
+    assert_eq!(rules["incomplete"], true);
+    assert_eq!(rules["evaluationError"], "node authorizer does not support user rule resolution");
 }
 
 #[tokio::test]

@@ -20,6 +20,13 @@ async fn anonymous(server: &Fixture, path: &str) -> u16 {
 async fn always_allow_is_not_for_anonymous_requests() {
     let server = with(|config| config.authorization.modes = vec!["AlwaysAllow".to_owned()]).await;
     assert_eq!(server.get_as(User::new("bob", &[]), PODS).await.code, 200);
+    let review = json!({"spec": {"namespace": "default"}}).to_string();
+    let review =
+        Request::post("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews").body(Full::from(review));
+    let rules = server.send(User::new("bob", &[]), review.unwrap()).await.body["status"].clone();
+    // Without RBAC the rules of roles count for nothing.
+    let all = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
+    assert_eq!((&rules["resourceRules"], &rules["incomplete"]), (&all, &json!(false)));
     assert_eq!(anonymous(&server, PODS).await, 401);
     let server = with(|config| config.anonymous_auth = false).await;
     assert_eq!(anonymous(&server, "/readyz").await, 401);
@@ -81,4 +88,40 @@ async fn a_server_that_stops_is_not_ready_but_answers() {
     let server = with(|_| {}).await;
     server.api.state.stopping.cancel();
     server.api.state.shutdown.cancelled().await;
+}
+
+#[tokio::test]
+async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
+    use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+    use futures::StreamExt as _;
+    use tokio_tungstenite::tungstenite::{client::IntoClientRequest as _, protocol::Message};
+    let server = Fixture::new().await;
+    let (client, connection) = tokio::io::duplex(1 << 16);
+    let api = server.api.clone();
+    let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
+        let api = api.clone();
+        async move { Ok::<_, std::convert::Infallible>(api.handle(request, None).await) }
+    });
+    let connection = hyper_util::rt::TokioIo::new(connection);
+    let serving = hyper::server::conn::http1::Builder::new().serve_connection(connection, service);
+    tokio::spawn(serving.with_upgrades());
+    let mut request = format!("ws://server{CONFIG_MAPS}?watch=1").into_client_request().unwrap();
+    // The token of the file of static tokens, as a browser sends it.
+    let token = BASE64_URL_SAFE_NO_PAD.encode("secret");
+    let protocols = format!("base64url.bearer.authorization.k8s.io.{token}, json");
+    request.headers_mut().insert("sec-websocket-protocol", protocols.parse().unwrap());
+    let (mut socket, response) = tokio_tungstenite::client_async(request, client).await.unwrap();
+    assert_eq!(response.headers()["sec-websocket-protocol"], "json");
+    server.post(CONFIG_MAPS, config_map("seen", json!({}))).await;
+    server.delete(&format!("{CONFIG_MAPS}/seen"), json!({})).await;
+    let mut events = Vec::new();
+    while events.len() < 2 {
+        let message = socket.next().await.unwrap().unwrap();
+        let Message::Text(text) = message else { panic!("{message:?}") };
+        let event: Value = serde_json::from_str(&text).unwrap();
+        if event["object"]["metadata"]["name"] == "seen" {
+            events.push(event["type"].clone());
+        }
+    }
+    assert_eq!(events, ["ADDED", "DELETED"]);
 }

@@ -1,0 +1,208 @@
+//! Converts a part of an OpenAPI v2 document to a v3 document, for servers that publish only v2.
+//!
+//! Source: `ConvertV2ToV3` of `k8s.io/kube-openapi/pkg/openapiconv`. The server is not trusted: the result is at most a few
+//! times as large as the part.
+
+use serde_json::{Map, Value, json};
+
+/// Fields of a path item that are operations.
+const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
+/// Fields of a parameter that are parts of its schema in v3.
+const SCHEMA_FIELDS: [&str; 10] = [
+    "type",
+    "format",
+    "items",
+    "uniqueItems",
+    "default",
+    "enum",
+    "minimum",
+    "maximum",
+    "pattern",
+    "minLength",
+];
+/// Maximum number of media types of a body.
+const MAX_MEDIA_TYPES: usize = 8;
+/// Maximum bytes of a schema that is repeated: for several media types, or for each use of a parameter. Kubernetes' servers
+/// refer to definitions.
+const MAX_REPEATED: usize = 1 << 10;
+
+/// The v3 document of a part that has the paths of one group version.
+pub(super) fn document(part: &Value, group: &str, version: &str) -> Value {
+    let paths: Map<String, Value> =
+        entries(&part["paths"]).map(|(path, item)| (path.clone(), path_item(item, part))).collect();
+    let schemas: Map<String, Value> =
+        entries(&part["definitions"]).map(|(name, one)| (name.clone(), schema(one))).collect();
+    json!({
+        "openapi": "3.0.0",
+        "info": {"title": format!("{group}/{version}"), "version": version},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    })
+}
+
+fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn path_item(item: &Value, part: &Value) -> Value {
+    let fields = entries(item).map(|(name, value)| {
+        let value = match name.as_str() {
+            method if METHODS.contains(&method) => operation(value, part),
+            "parameters" => list(value).filter_map(|one| parameter(one, part)).collect(),
+            _ => value.clone(),
+        };
+        (name.clone(), value)
+    });
+    Value::Object(fields.collect())
+}
+
+fn operation(operation: &Value, part: &Value) -> Value {
+    let dropped = ["consumes", "produces", "schemes", "security", "parameters", "responses"];
+    let kept = entries(operation).filter(|(name, _)| !dropped.contains(&name.as_str()));
+    let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let parameters = || list(&operation["parameters"]);
+    let body = parameters().filter_map(|one| resolved(one, part)).find(|one| one["in"] == "body");
+    if let Some(body) = body {
+        let content = content(&operation["consumes"], &body["schema"]);
+        new.insert("requestBody".to_owned(), json!({"content": content}));
+    }
+    let others: Vec<Value> = parameters().filter_map(|one| parameter(one, part)).collect();
+    if !others.is_empty() {
+        new.insert("parameters".to_owned(), others.into());
+    }
+    let responses = entries(&operation["responses"]).map(|(code, response)| {
+        let mut new = json!({"description": response["description"].as_str().unwrap_or_default()});
+        if response["schema"].is_object() {
+            new["content"] = content(&operation["produces"], &response["schema"]);
+        }
+        (code.clone(), new)
+    });
+    new.insert("responses".to_owned(), Value::Object(responses.collect()));
+    Value::Object(new)
+}
+
+/// A body by its media types.
+fn content(types: &Value, body: &Value) -> Value {
+    let body = json!({"schema": schema(body)});
+    let is_small = body.to_string().len() <= MAX_REPEATED;
+    let types = list(types).filter_map(Value::as_str).take(if is_small { MAX_MEDIA_TYPES } else { 1 });
+    Value::Object(types.map(|media| (media.to_owned(), body.clone())).collect())
+}
+
+/// The parameter itself, or the one that it refers to unless that is large.
+fn resolved<'a>(parameter: &'a Value, part: &'a Value) -> Option<&'a Value> {
+    let Some(reference) = parameter["$ref"].as_str() else { return Some(parameter) };
+    let found = part["parameters"].get(reference.strip_prefix("#/parameters/")?)?;
+    (found.to_string().len() <= MAX_REPEATED).then_some(found)
+}
+
+/// A parameter that is not a body.
+fn parameter(parameter: &Value, part: &Value) -> Option<Value> {
+    let found = resolved(parameter, part).filter(|found| found["in"] != "body")?;
+    let is_of_schema = |name: &str| SCHEMA_FIELDS.contains(&name);
+    let kept = entries(found).filter(|(name, _)| !is_of_schema(name) && *name != "collectionFormat");
+    let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let simple = entries(found).filter(|(name, _)| is_of_schema(name));
+    let simple = Value::Object(simple.map(|(name, value)| (name.clone(), value.clone())).collect());
+    let own = found.get("schema").filter(|own| own.is_object());
+    new.insert("schema".to_owned(), schema(own.unwrap_or(&simple)));
+    Some(Value::Object(new))
+}
+
+/// A schema with references to the components. A reference beside other fields is wrapped, because v3 ignores such fields.
+fn schema(value: &Value) -> Value {
+    match value {
+        Value::Array(list) => list.iter().map(schema).collect(),
+        Value::Object(map) => {
+            let mut new: Map<String, Value> =
+                map.iter().map(|(name, value)| (name.clone(), schema(value))).collect();
+            let name =
+                map.get("$ref").and_then(Value::as_str).and_then(|text| text.strip_prefix("#/definitions/"));
+            if let Some(name) = name {
+                let reference = json!({"$ref": format!("#/components/schemas/{name}")});
+                if new.len() == 1 {
+                    return reference;
+                }
+                new.remove("$ref");
+                new.insert("allOf".to_owned(), json!([reference]));
+            }
+            Value::Object(new)
+        }
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_parameters_and_references_get_their_places_in_v3() {
+        let part = json!({
+            "paths": {"/apis/far.io/v1/things": {
+                "parameters": [{"$ref": "#/parameters/pretty"}, {"in": "query", "name": "n", "type": "integer"}],
+                "post": {
+                    "operationId": "create", "consumes": ["a/json", "a/yaml"], "produces": ["a/json"], "schemes": ["https"],
+                    "parameters": [{"$ref": "#/parameters/thing"}, {"$ref": "#/parameters/none"}],
+                    "responses": {"200": {"description": "OK", "schema": {"$ref": "#/definitions/Thing"}}, "401": {}},
+                    "x-kubernetes-action": "post",
+                },
+            }},
+            "parameters": {
+                "pretty": {"in": "query", "name": "pretty", "type": "string", "uniqueItems": true},
+                "thing": {"in": "body", "name": "body", "schema": {"$ref": "#/definitions/Thing"}},
+            },
+            "definitions": {"Thing": {"type": "object", "properties": {
+                "spec": {"$ref": "#/definitions/Spec", "default": {}}, "items": {"items": {"$ref": "#/definitions/Spec"}}}}},
+        });
+        let new = document(&part, "far.io", "v1");
+        let item = &new["paths"]["/apis/far.io/v1/things"];
+        assert_eq!(
+            item["parameters"],
+            json!([
+                {"in": "query", "name": "pretty", "schema": {"type": "string", "uniqueItems": true}},
+                {"in": "query", "name": "n", "schema": {"type": "integer"}},
+            ])
+        );
+        let thing = json!({"schema": {"$ref": "#/components/schemas/Thing"}});
+        assert_eq!(
+            item["post"],
+            json!({
+                "operationId": "create", "x-kubernetes-action": "post",
+                "requestBody": {"content": {"a/json": thing, "a/yaml": thing}},
+                "responses": {"200": {"description": "OK", "content": {"a/json": thing}}, "401": {"description": ""}},
+            })
+        );
+        assert_eq!(
+            new["components"]["schemas"]["Thing"]["properties"],
+            json!({
+                "spec": {"allOf": [{"$ref": "#/components/schemas/Spec"}], "default": {}},
+                "items": {"items": {"$ref": "#/components/schemas/Spec"}},
+            })
+        );
+        assert_eq!((&new["openapi"], &new["info"]["title"]), (&json!("3.0.0"), &json!("far.io/v1")));
+    }
+
+    #[test]
+    fn a_hostile_document_is_not_multiplied() {
+        let large = json!({"description": "x".repeat(100_000)});
+        let types: Vec<String> = (0..10_000).map(|number| format!("a/{number}")).collect();
+        let uses: Vec<Value> = (0..10_000).map(|_| json!({"$ref": "#/parameters/large"})).collect();
+        let part = json!({
+            "paths": {"/a": {"post": {"consumes": types, "produces": types, "responses": {"200": {"schema": large}},
+                "parameters": [{"in": "body", "schema": large}]}, "parameters": uses}},
+            "parameters": {"large": {"in": "query", "name": "l", "description": large["description"]}},
+        });
+        let new = document(&part, "far.io", "v1").to_string();
+        assert!(new.len() < 2 * part.to_string().len(), "{}", new.len());
+        for nonsense in
+            [json!(null), json!({"paths": 1, "definitions": []}), json!({"paths": {"/a": {"get": 1}}})]
+        {
+            assert!(document(&nonsense, "g", "v")["paths"].is_object());
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Sends a body over a WebSocket: each part of the body is one message.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{SinkExt as _, StreamExt as _};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http_body::Body;
+use http_body_util::BodyExt as _;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        Message,
+        handshake::derive_accept_key,
+        protocol::{Role, WebSocketConfig},
+    },
+};
+
+use crate::{
+    error::{ApiError, Result},
+    reply::{Reply, full},
+};
+
+/// Maximum bytes of a client's message. Clients send no data.
+const MAX_MESSAGE: usize = 4 << 10;
+
+/// The value of the header `Sec-WebSocket-Accept` for a request.
+pub(crate) fn accept_key(headers: &HeaderMap) -> Result<HeaderValue> {
+    let key = headers.get(header::SEC_WEBSOCKET_KEY);
+    let key = key.ok_or_else(|| ApiError::bad_request("the header Sec-WebSocket-Key is missing"))?;
+    HeaderValue::from_str(&derive_accept_key(key.as_bytes())).map_err(ApiError::internal)
+}
+
+/// The response that accepts the upgrade, with one of the offered protocols; empty for none.
+pub(crate) fn switch(accept: HeaderValue, protocol: &str) -> Result<Reply> {
+    let mut reply = Response::new(full(""));
+    *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = reply.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
+    if !protocol.is_empty() {
+        let protocol = HeaderValue::from_str(protocol);
+        let protocol = protocol.map_err(|error| ApiError::bad_request(error.to_string()))?;
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, protocol);
+    }
+    Ok(reply)
+}
+
+/// Sends the parts of a body as messages, until the body or the connection ends. A message that the client does not read
+/// within the limit ends the connection.
+pub(crate) async fn copy<B>(
+    connection: Upgraded,
+    mut body: B,
+    message: impl Fn(Bytes) -> Message,
+    limit: Option<Duration>,
+) where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let config =
+        WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
+    let socket = WebSocketStream::from_raw_socket(TokioIo::new(connection), Role::Server, Some(config)).await;
+    let (mut sink, mut source) = socket.split();
+    let sending = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let Ok(chunk) = frame.into_data() else { continue };
+            let send = sink.send(message(chunk));
+            let sent = match limit {
+                Some(limit) => tokio::time::timeout(limit, send).await.is_ok_and(|sent| sent.is_ok()),
+                None => send.await.is_ok(),
+            };
+            if !sent {
+                return;
+            }
+        }
+        // The client may have disconnected.
+        let _ = sink.close().await;
+    };
+    // Reads until the client closes, which also answers its pings.
+    let receiving = async { while let Some(Ok(_ignored)) = source.next().await {} };
+    tokio::select! {
+        // Either end of the connection ends the copy.
+        () = sending => {}
+        () = receiving => {}
+    }
+}

@@ -1,0 +1,49 @@
+//! A watch over a WebSocket, as browsers use it: each event is one message of text.
+//!
+//! Source: `HandleWS` of `k8s.io/apiserver/pkg/endpoints/handlers/watch.go`.
+
+use bytes::Bytes;
+use hyper::upgrade::OnUpgrade;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    reply::Reply,
+    socket_body,
+    verb::watch,
+    web_socket,
+};
+
+/// Starts the watch and accepts the upgrade.
+pub(crate) fn run(call: &Call, client: OnUpgrade) -> Result<Reply> {
+    let offered: Vec<&str> = web_socket::protocols(&call.headers).collect();
+    // A browser closes the connection if the server accepts none of its protocols.
+    let protocol = match offered[..] {
+        [] => "",
+        [protocol] => protocol,
+        _ => return Err(ApiError::bad_request("a watch over a WebSocket may offer one protocol only")),
+    };
+    let reply = socket_body::switch(socket_body::accept_key(&call.headers)?, protocol)?;
+    let events = watch::run(call)?.into_body();
+    let (shutdown, limit) = (call.state.shutdown.clone(), call.state.request_timeout);
+    tokio::spawn(async move {
+        match client.await {
+            Ok(connection) => {
+                // Cancelling the copy loses no event: the client watches again after the last one.
+                let copy = socket_body::copy(connection, events, message, Some(limit));
+                shutdown.run_until_cancelled(copy).await;
+            }
+            Err(error) => tracing::debug!(%error, "cannot upgrade the connection of a watch"),
+        }
+    });
+    Ok(reply)
+}
+
+/// The message of an event, which is a line of JSON.
+fn message(line: Bytes) -> Message {
+    match std::str::from_utf8(&line) {
+        Ok(text) => Message::Text(text.trim_end().into()),
+        Err(_) => Message::Binary(line),
+    }
+}
