@@ -39,7 +39,7 @@ fn placed(pods: &[Pod], snapshot: &mut Snapshot, needed: usize) -> Outcome {
     place(pods, &Profile::default(), snapshot, needed, &|uid| pods.iter().any(|pod| pod.uid() == uid))
 }
 
-/// The nodes of the bound pods, or the messages of the refused ones.
+/// Whether each pod is bound or refused.
 fn texts(outcome: &Outcome) -> Vec<&str> {
     let text = |decision: &'_ Decision| match decision {
         Decision::Bind(..) => "bound",
