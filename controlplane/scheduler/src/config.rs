@@ -48,6 +48,8 @@ pub(crate) struct Profile {
     pub(crate) without_filters: BTreeSet<&'static str>,
     /// Whether preemption is enabled.
     pub(crate) preempts: bool,
+    /// Whether pods wait for their group and are scheduled with it.
+    pub(crate) gangs: bool,
     pub(crate) spread: SpreadDefaults,
     pub(crate) affinity: AffinityArgs,
     /// The resources of NodeResourcesBalancedAllocation.
@@ -133,6 +135,7 @@ impl Default for Profile {
             added_affinity: None,
             without_filters: BTreeSet::new(),
             preempts: true,
+            gangs: true,
             spread: SpreadDefaults::System,
             affinity: AffinityArgs { required_weight: 1, ignores_others: false },
             balanced: vec!["cpu".to_owned(), "memory".to_owned()],

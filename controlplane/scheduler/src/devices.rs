@@ -43,6 +43,8 @@ struct Shared {
     state: Mutex<State>,
     /// Number of changes.
     changes: tokio::sync::watch::Sender<u64>,
+    /// Held while a claim of a gang is written: its pods write the same claims at the same time.
+    turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +54,8 @@ struct State {
     slices: Slices,
     /// Chosen allocations that the watch has not delivered yet.
     assumed: HashMap<Key, Value>,
+    /// Claims with a chosen allocation that the pods of one gang share while the gang is placed.
+    shared: HashSet<Key>,
     /// The devices of all allocations, chosen ones included.
     allocated: Allocated,
     /// Changes that the scheduler has not taken yet.
@@ -128,14 +132,19 @@ impl Devices {
             let stored = state.claim(pod, claim, &key)?;
             match &stored.status.allocation {
                 Some(allocation) => found.allocated.push(selector_of(allocation)),
-                // Another pod allocates the claim now. If that fails, this pod would have no devices.
-                None if state.assumed.contains_key(&key) => {
-                    return Err(format!("resource claim {key} is in the process of being allocated"));
-                }
-                None => {
-                    state.check_classes(stored)?;
-                    found.waiting.push(stored.clone());
-                }
+                None => match state.assumed.get(&key) {
+                    Some(allocation) if state.shared.contains(&key) => {
+                        found.allocated.push(selector_of(allocation));
+                    }
+                    // Another pod allocates the claim now. If that fails, this pod would have no devices.
+                    Some(_) => {
+                        return Err(format!("resource claim {key} is in the process of being allocated"));
+                    }
+                    None => {
+                        state.check_classes(stored)?;
+                        found.waiting.push(stored.clone());
+                    }
+                },
             }
             found.claims.push(key);
         }
@@ -188,20 +197,58 @@ impl Devices {
 
     /// Releases the devices that were reserved for a pod whose binding failed.
     pub(crate) fn release(&self, reserved: &Reservations) {
-        self.apply(|state| {
-            for (key, allocation) in reserved {
-                if allocation.is_some() && state.assumed.get(key) == allocation.as_ref() {
-                    state.change(key, |state| drop(state.assumed.remove(key)));
-                    state.pending.claims.insert(key.clone());
-                }
+        self.apply(|state| state.release(reserved));
+    }
+
+    /// Lets the other pods of a gang use claims that one of its pods allocates, until [`Self::end_sharing`].
+    pub(crate) fn share(&self, reserved: &Reservations) {
+        let chosen = reserved.iter().filter(|(_, allocation)| allocation.is_some());
+        self.lock().shared.extend(chosen.map(|(key, _)| key.clone()));
+    }
+
+    /// Ends [`Self::share`] for all claims.
+    pub(crate) fn end_sharing(&self) {
+        self.lock().shared.clear();
+    }
+
+    /// Waits until the pod that allocates a shared claim has written the allocation, or has failed.
+    pub(crate) async fn settled(&self, key: &Key) {
+        let mut changes = self.changes();
+        loop {
+            let is_pending = self.lock().is_pending(key);
+            if !is_pending || changes.changed().await.is_err() {
+                return;
             }
-        });
+        }
+    }
+
+    /// Takes back a reservation that no binding used. The devices are as before the reservation, so no pod is helped.
+    pub(crate) fn undo(&self, reserved: &Reservations) {
+        let mut state = self.lock();
+        let pending = state.pending.clone();
+        state.release(reserved);
+        state.pending = pending;
     }
 }
 
 // === impl State ===
 
 impl State {
+    /// Whether the claim has a chosen allocation that is not written yet.
+    fn is_pending(&self, key: &Key) -> bool {
+        let is_unwritten = |claim: &Claim| claim.status.allocation.is_none();
+        self.assumed.contains_key(key) && self.claims.get(key).is_some_and(is_unwritten)
+    }
+
+    fn release(&mut self, reserved: &Reservations) {
+        for (key, allocation) in reserved {
+            if allocation.is_some() && self.assumed.get(key) == allocation.as_ref() {
+                self.change(key, |state| drop(state.assumed.remove(key)));
+                self.pending.claims.insert(key.clone());
+            }
+        }
+    }
+
     fn claim(&self, pod: &Pod, of: &PodResourceClaim, key: &Key) -> Result<&Claim, String> {
         let name = &key.name;
         let stored = self.claims.get(key).ok_or_else(|| format!("resourceclaim {name:?} not found"))?;

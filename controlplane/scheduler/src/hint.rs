@@ -17,11 +17,13 @@ impl Changes {
     pub(crate) const NAMESPACE: Self = Self(8);
     /// Devices were released, or the devices of nodes or their classes changed.
     pub(crate) const DEVICES: Self = Self(16);
+    /// The pod's group changed.
+    pub(crate) const GROUP: Self = Self(32);
     /// The types of changes.
-    pub(crate) const TYPES: [Self; 5] =
-        [Self::NODE, Self::POD_GONE, Self::POD_PLACED, Self::NAMESPACE, Self::DEVICES];
+    pub(crate) const TYPES: [Self; 6] =
+        [Self::NODE, Self::POD_GONE, Self::POD_PLACED, Self::NAMESPACE, Self::DEVICES, Self::GROUP];
     /// Every change.
-    pub(crate) const ALL: Self = Self(31);
+    pub(crate) const ALL: Self = Self(63);
 
     /// Whether the sets have a change in common.
     pub(crate) fn overlaps(self, other: Self) -> bool {

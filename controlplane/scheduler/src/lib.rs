@@ -6,7 +6,7 @@
 //!
 //! Invariants: the only access to the API is a [`kube::Client`]. Filters and scores are pure. A pod is assumed before it
 //! is bound and removed again if the binding fails, so that its resources are never assigned twice. If no node can run a
-//! pod, pods of lower priority may make room (`preempt`).
+//! pod, pods of lower priority may make room (`preempt`). The pods of a gang are placed together or not at all (`groups`).
 
 mod bind;
 mod budget;
@@ -17,6 +17,7 @@ mod extender;
 mod filter;
 #[cfg(test)]
 mod fixture;
+mod groups;
 mod hint;
 mod node_properties;
 mod object;
@@ -24,6 +25,7 @@ mod preempt;
 mod queue;
 mod refusal;
 mod request;
+mod reserve;
 mod run;
 mod score;
 mod selectors;

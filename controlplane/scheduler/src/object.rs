@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::object::{Key, ObjectExt};
 use coracle_values::resource;
 use k8s_openapi::api::core::v1::{
     Affinity, ContainerImage, ImageVolumeSource, PersistentVolumeClaimVolumeSource, PodCondition,
@@ -41,6 +42,14 @@ pub(crate) struct PodSpec {
     pub(crate) topology_spread_constraints: Option<Vec<TopologySpreadConstraint>>,
     pub(crate) volumes: Vec<PodVolume>,
     pub(crate) resource_claims: Vec<PodResourceClaim>,
+    pub(crate) scheduling_group: Option<SchedulingGroup>,
+}
+
+/// The reference of a pod to its group.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct SchedulingGroup {
+    pub(crate) pod_group_name: Option<String>,
 }
 
 /// The fields of the metadata that the scheduler and its watches read.
@@ -59,7 +68,9 @@ struct ReadMeta {
 
 /// The metadata with the fields of [`ReadMeta`]. The managed fields are a third of a pod and would be decoded into a
 /// tree of values.
-fn without_managed_fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+pub(crate) fn without_managed_fields<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<ObjectMeta, D::Error> {
     let read = ReadMeta::deserialize(deserializer)?;
     Ok(ObjectMeta {
         name: read.name,
@@ -220,6 +231,12 @@ impl Pod {
     /// The name of the scheduler that handles the pod.
     pub(crate) fn scheduler(&self) -> &str {
         self.spec.scheduler_name.as_deref().unwrap_or("default-scheduler")
+    }
+
+    /// The PodGroup that the pod is a member of.
+    pub(crate) fn group(&self) -> Option<Key> {
+        let name = self.spec.scheduling_group.as_ref()?.pod_group_name.as_deref()?;
+        Some(Key::new(self.namespace(), name))
     }
 
     /// Whether the pod is to be scheduled now.

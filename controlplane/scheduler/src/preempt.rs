@@ -161,7 +161,7 @@ fn age(started: Option<Timestamp>) -> Timestamp {
 
 /// Whether victims of an earlier preemption are still terminating on the pod's nominated node, and the pod can still
 /// use that node.
-fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTreeSet<String>) -> bool {
+pub(crate) fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTreeSet<String>) -> bool {
     let nominated = pod.status.nominated_node_name.as_deref().filter(|node| resolvable.contains(*node));
     let priority = pod.spec.priority.unwrap_or_default();
     let node = nominated.and_then(|nominated| snapshot.candidate(nominated));

@@ -7,6 +7,7 @@
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
 //! ```
+//! A popped pod whose group is not complete is gated until the group wakes it.
 //! A change that may help moves an unschedulable pod to ready if its back-off is over, otherwise to back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -26,6 +27,8 @@ enum QueueState {
     Ready(QueueOrder),
     HeldBack(Instant, u64),
     Unschedulable,
+    /// The pod waits for its group ([`Queue::wake`]).
+    Gated,
     /// The pod was popped and is neither refused nor bound yet.
     InFlight,
 }
@@ -47,6 +50,12 @@ struct Entry {
     meanwhile: Changes,
     /// The changes that may help a refused pod.
     helped_by: Changes,
+}
+
+impl Entry {
+    fn order(&self) -> QueueOrder {
+        QueueOrder(std::cmp::Reverse(self.pod.spec.priority.unwrap_or_default()), self.serial_number)
+    }
 }
 
 /// The queue.
@@ -135,11 +144,61 @@ impl Queue {
             self.put_ready(&uid);
         }
         let (_, uid) = self.ready.pop_first()?;
-        let entry = self.entries.get_mut(&uid)?;
+        self.start(&uid)
+    }
+
+    /// Pops this pod, also before the end of its back-off. `None` if it is in flight or gated.
+    pub(crate) fn take(&mut self, uid: &str) -> Option<Pod> {
+        if matches!(self.entries.get(uid)?.state, QueueState::InFlight | QueueState::Gated) {
+            return None;
+        }
+        self.remove_from_order(uid);
+        self.start(uid)
+    }
+
+    fn start(&mut self, uid: &str) -> Option<Pod> {
+        let entry = self.entries.get_mut(uid)?;
         entry.state = QueueState::InFlight;
         entry.popped_at = self.changes;
         entry.meanwhile = Changes::default();
         Some(entry.pod.clone())
+    }
+
+    /// Marks a popped pod that waits for its group. No change helps it.
+    pub(crate) fn gate(&mut self, uid: &str) {
+        if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
+            entry.state = QueueState::Gated;
+        }
+    }
+
+    /// Makes a gated pod ready, and retries a refused one.
+    pub(crate) fn wake(&mut self, uid: &str, now: Instant) {
+        if self.entries.get(uid).is_some_and(|entry| entry.state == QueueState::Gated) {
+            self.put_ready(uid);
+        } else {
+            self.help(uid, Changes::ALL, now);
+        }
+    }
+
+    /// Makes a popped pod ready again at this time.
+    pub(crate) fn hold_back(&mut self, uid: &str, until: Instant) {
+        if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
+            entry.state = QueueState::HeldBack(until, entry.serial_number);
+            self.held_back.insert((until, entry.serial_number), uid.to_owned());
+        }
+    }
+
+    /// The last end of a back-off of these pods. Pods that are not refused have none.
+    pub(crate) fn last_rest<'a>(&self, uids: impl Iterator<Item = &'a str>) -> Option<Instant> {
+        let entries = uids.filter_map(|uid| self.entries.get(uid));
+        let refused = entries
+            .filter(|entry| matches!(entry.state, QueueState::Unschedulable | QueueState::HeldBack(..)));
+        refused.filter_map(|entry| entry.rest_until).max()
+    }
+
+    /// Sorts pods of the queue: higher priority first, then the older pod.
+    pub(crate) fn sort(&self, pods: &mut [Pod]) {
+        pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
     /// When the next pod is ready: now, or at the end of the first back-off.
@@ -236,15 +295,14 @@ impl Queue {
             }
             (QueueState::Unschedulable, _) => self.put_ready(uid),
             (QueueState::InFlight, _) => entry.meanwhile = entry.meanwhile | changes,
-            (QueueState::Ready(_) | QueueState::HeldBack(..), _) => {}
+            (QueueState::Ready(_) | QueueState::HeldBack(..) | QueueState::Gated, _) => {}
         }
     }
 
     fn put_ready(&mut self, uid: &str) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        let turn =
-            QueueOrder(std::cmp::Reverse(entry.pod.spec.priority.unwrap_or_default()), entry.serial_number);
+        let turn = entry.order();
         entry.state = QueueState::Ready(turn);
         self.ready.insert(turn, uid.to_owned());
     }
@@ -256,7 +314,7 @@ impl Queue {
                 drop(self.held_back.remove(&(due, serial_number)))
             }
             Some((QueueState::Unschedulable, helped_by)) => self.remove_unschedulable(uid, helped_by),
-            Some((QueueState::InFlight, _)) | None => {}
+            Some((QueueState::InFlight | QueueState::Gated, _)) | None => {}
         }
     }
 
@@ -391,6 +449,40 @@ mod tests {
         queue.remove("node");
         queue.remove("later");
         assert!(queue.unschedulable.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_gated_pod_waits_until_it_is_woken() {
+        let (mut queue, now) = (empty(), Instant::now());
+        queue.add(pod("p", json!({})));
+        assert_eq!(pop(&mut queue, now), "p");
+        queue.gate("p");
+        queue.change(Changes::ALL, now);
+        queue.retry("p", now);
+        assert_eq!((queue.due(), queue.take("p").is_some()), (None, false));
+        queue.wake("p", now);
+        assert_eq!(pop(&mut queue, now), "p");
+    }
+
+    #[tokio::test]
+    async fn pods_are_taken_from_each_state_and_sorted() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for (name, priority) in [("refused", 0), ("resting", 0), ("urgent", 5), ("ready", 0)] {
+            queue.add(pod(name, json!({"priority": priority})));
+        }
+        assert!(queue.take("refused").is_some() && queue.take("resting").is_some());
+        queue.refused("refused", Changes::NODE, now);
+        queue.failed("resting", now);
+        let all = ["ready", "refused", "resting", "urgent"];
+        assert_eq!(queue.last_rest(all.into_iter()), Some(now + Duration::from_secs(1)));
+        let mut order: Vec<Pod> = all.iter().filter_map(|uid| queue.take(uid)).collect();
+        queue.sort(&mut order);
+        let names: Vec<&str> = order.iter().map(ObjectExt::name).collect();
+        assert_eq!(names, ["urgent", "refused", "resting", "ready"]);
+        assert_eq!((queue.due(), queue.last_rest(all.into_iter())), (None, None));
+        assert!(queue.unschedulable.is_empty() && queue.take("ready").is_none());
+        queue.hold_back("ready", now + Duration::from_secs(3));
+        assert_eq!(queue.due(), Some(now + Duration::from_secs(3)));
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! The task that owns queue and snapshot: it receives watch events and sends bindings.
 
 mod extender_calls;
+mod grouped;
 mod refused;
 
 use std::collections::HashSet;
@@ -19,18 +20,22 @@ use tokio_util::sync::CancellationToken;
 use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
-use crate::decide::{decide, reserve_failed};
-use crate::devices::{self, Reservations};
+use crate::decide::decide;
+use crate::devices;
 use crate::extender::consult;
+use crate::groups::Groups;
+use crate::groups::condition::{Verdict, Write};
+use crate::groups::feed::Feed;
 use crate::hint::Changes;
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
 use crate::queue::Queue;
+use crate::reserve::{Reserved, reserve};
 use crate::selectors;
 use crate::snapshot::Snapshot;
+use crate::volumes;
 use crate::volumes::bind::BindError;
-use crate::volumes::{self, Choice};
 use coracle_events::{Event, Recorder};
-use coracle_values::object::{Key, ObjectExt};
+use coracle_values::object::ObjectExt;
 use extender_calls::ExtenderCalls;
 
 /// Timeout of a watch request: long, so that an idle machine rarely wakes up.
@@ -45,10 +50,7 @@ const MAX_BINDINGS: usize = 32;
 struct Bound {
     pod: Pod,
     node: String,
-    /// The volumes that were reserved for the pod.
-    volumes: Vec<(Key, Choice)>,
-    /// The devices that were reserved for the pod.
-    devices: Reservations,
+    reserved: Reserved,
     result: Result<(), BindError>,
 }
 
@@ -67,6 +69,10 @@ struct Scheduler {
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
     extender_calls: ExtenderCalls,
+    groups: Groups,
+    group_feed: Feed,
+    /// Writes of conditions of groups, at most one of each group, with whether they succeeded.
+    group_writes: JoinSet<(Write, bool)>,
     pods: Listing,
     nodes: Listing,
     namespaces: Listing,
@@ -74,9 +80,6 @@ struct Scheduler {
     /// The budgets of a list that is being received.
     listed_budgets: Budgets,
 }
-
-/// The volumes and the devices that are reserved for a pod.
-type Reserved = (Vec<(Key, Choice)>, Reservations);
 
 /// The progress of the list of one kind.
 #[derive(Default)]
@@ -125,6 +128,10 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
+            change = scheduler.group_feed.next() => scheduler.group_change(change),
+            Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
+                scheduler.group_written(&write, is_done);
+            }
             event = scheduler.extender_calls.next() => scheduler.handle_extender_event(event),
             Some(_) = sending.join_next() => return,
             () = wait_until(due) => {
@@ -207,6 +214,9 @@ impl Scheduler {
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
             extender_calls,
+            groups: Groups::default(),
+            group_feed: Feed::default(),
+            group_writes: JoinSet::new(),
             pods: Listing::default(),
             nodes: Listing::default(),
             namespaces: Listing::default(),
@@ -239,6 +249,7 @@ impl Scheduler {
                 self.pods.complete = true;
                 let seen = std::mem::take(&mut self.pods.seen);
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
+                let known = known.chain(self.groups.uids().cloned());
                 for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
                     // A pod that is only assumed on a node was listed when it was queued.
                     self.remove_pod(&uid);
@@ -253,6 +264,7 @@ impl Scheduler {
         } else if let Some(node) = pod.node() {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
+            self.put_in_group(&pod, true);
             self.snapshot.remove_nomination(pod.uid());
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
@@ -265,9 +277,14 @@ impl Scheduler {
             {
                 self.snapshot.nominate(&pod, &node);
             }
+            self.put_in_group(&pod, false);
             self.queue.add(pod);
         } else {
             self.queue.remove(pod.uid());
+            // Gated and terminating pods count for their group, pods of other schedulers do not.
+            if self.config.profile(pod.scheduler()).is_some() {
+                self.put_in_group(&pod, false);
+            }
         }
     }
 
@@ -280,6 +297,7 @@ impl Scheduler {
     fn remove_pod(&mut self, uid: &str) {
         self.assumed.remove(uid);
         self.queue.remove(uid);
+        self.groups.remove_pod(uid);
         self.snapshot.remove_nomination(uid);
         if self.snapshot.remove(uid) {
             self.queue.change(Changes::POD_GONE, Instant::now());
@@ -350,6 +368,13 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
+        match pod.group().filter(|_| profile.gangs) {
+            Some(group) => self.schedule_member(pod, profile, &group),
+            None => self.schedule_alone(pod, profile),
+        }
+    }
+
+    fn schedule_alone(&mut self, pod: Pod, profile: &Profile) {
         if self.extender_calls.needs_extenders(&pod) {
             return self.consult(&pod);
         }
@@ -361,7 +386,7 @@ impl Scheduler {
 
     /// Reserves what a pod needs on a node, and starts the binding.
     fn assume_and_bind(&mut self, pod: Pod, profile: &Profile, node: String) {
-        match self.reserve(&pod, profile, &node) {
+        match reserve(&pod, profile, &self.snapshot, &node) {
             Ok(reserved) => self.assume(pod, node, reserved),
             Err(message) => {
                 self.queue.failed(pod.uid(), Instant::now());
@@ -370,31 +395,22 @@ impl Scheduler {
         }
     }
 
-    /// Reserves volumes and devices on a node for a pod: both or none.
-    fn reserve(&self, pod: &Pod, profile: &Profile, node: &str) -> Result<Reserved, String> {
-        let volumes = self.snapshot.reserve_volumes(pod, profile, node);
-        let volumes = volumes.map_err(|why| reserve_failed("VolumeBinding", &why))?;
-        match self.snapshot.reserve_devices(pod, node) {
-            Ok(devices) => Ok((volumes, devices)),
-            Err(why) => {
-                self.snapshot.volumes.release(&volumes);
-                Err(reserve_failed("DynamicResources", &why))
-            }
-        }
-    }
-
     /// Places a pod on its node and starts the binding.
-    fn assume(&mut self, pod: Pod, node: String, (chosen, reserved): Reserved) {
+    fn assume(&mut self, pod: Pod, node: String, reserved: Reserved) {
         let changes = self.snapshot.place(&pod, &node);
         self.changed(changes);
         self.assumed.insert(pod.uid().to_owned());
+        self.groups.assume(pod.uid());
+        if let Some(group) = pod.group() {
+            self.report_group(&group, Verdict { is_scheduled: true, message: String::new() });
+        }
         let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
         let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
         let (extenders, permits) = (self.extender_calls.extenders.clone(), self.extender_requests.clone());
         self.bindings.spawn(async move {
             let result = async {
-                volumes::bind::bind(&client, &volumes, &chosen, &node).await?;
-                devices::bind::bind(&client, &devices, &pod, &reserved).await?;
+                volumes::bind::bind(&client, &volumes, &reserved.volumes, &node).await?;
+                devices::bind::bind(&client, &devices, &pod, &reserved.devices).await?;
                 if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
                     return bound.map_err(BindError::Extender);
                 }
@@ -403,27 +419,29 @@ impl Scheduler {
                 bind::bind(client, &pod, &node).await.map_err(BindError::Request)
             };
             let result = result.await;
-            Bound { pod, node, volumes: chosen, devices: reserved, result }
+            Bound { pod, node, reserved, result }
         });
     }
 
-    fn bound(&mut self, Bound { pod, node, volumes, devices, result }: Bound) {
+    fn bound(&mut self, Bound { pod, node, reserved, result }: Bound) {
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));
         };
-        self.snapshot.volumes.release(&volumes);
-        self.snapshot.devices.release(&devices);
+        self.snapshot.volumes.release(&reserved.volumes);
+        self.snapshot.devices.release(&reserved.devices);
         // If the pod is no longer assumed, the watch has reported its state in the meantime.
         if !self.assumed.remove(pod.uid()) {
             return;
         }
         self.snapshot.remove(pod.uid());
+        self.groups.forget(pod.uid());
         let BindError::Request(error) = error else {
             return self.pre_bind_failed(&pod, &node, &error);
         };
         if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
             self.queue.remove(pod.uid());
+            self.groups.remove_pod(pod.uid());
         } else {
             tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
             self.queue.failed(pod.uid(), Instant::now());

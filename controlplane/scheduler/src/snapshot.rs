@@ -258,6 +258,11 @@ impl Snapshot {
         self.nominated.remove(uid);
     }
 
+    /// The node on which other pods make room for this pod.
+    pub(crate) fn nominated_node(&self, uid: &str) -> Option<&str> {
+        self.nominated.get(uid).map(|nominated| nominated.node.as_str())
+    }
+
     /// Whether other pods make room for this pod.
     pub(crate) fn is_nominated(&self, uid: &str) -> bool {
         self.nominated.contains_key(uid)

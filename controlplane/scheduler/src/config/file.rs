@@ -343,10 +343,22 @@ profiles:
     }
 
     #[test]
+    fn gang_scheduling_is_a_plugin_that_can_be_disabled() {
+        let gangs = |point: &str| {
+            let plugin =
+                format!("profiles: [{{plugins: {{multiPoint: {{{point}: [{{name: GangScheduling}}]}}}}}}]");
+            with(&plugin).unwrap().profiles[0].gangs
+        };
+        assert!(gangs("enabled") && !gangs("disabled"));
+    }
+
+    #[test]
     fn unsupported_fields_are_refused() {
         let error = |rest: &str| with(rest).unwrap_err();
         assert!(error("extenders: [{urlPrefix: 'file:///x'}]").contains("extenders[0]: urlPrefix"));
-        assert!(error("profiles: [{plugins: {permit: {}}}]").contains("permit"));
+        assert!(error("profiles: [{plugins: {postBind: {}}}]").contains("postBind"));
+        let alone = "profiles: [{plugins: {permit: {disabled: [{name: GangScheduling}]}}}]";
+        assert!(error(alone).contains("use multiPoint"));
         assert!(error("percentageOfNodesToScore: 101").contains("range 0-100"));
         assert!(
             error("profiles: [{plugins: {filter: {disabled: [{name: Mine}]}}}]").contains("no filter Mine")

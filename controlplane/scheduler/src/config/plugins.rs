@@ -35,6 +35,7 @@ const SCORES: [&str; 7] = [
 /// Plugins that every profile has.
 const FIXED: [&str; 3] = ["SchedulingGates", "PrioritySort", "DefaultBinder"];
 const PREEMPTION: &str = "DefaultPreemption";
+const GANGS: &str = "GangScheduling";
 
 /// The field `plugins` of a profile.
 #[derive(Default, Deserialize)]
@@ -48,6 +49,7 @@ pub(super) struct Plugins {
     score: PluginSet,
     pre_enqueue: PluginSet,
     queue_sort: PluginSet,
+    permit: PluginSet,
     bind: PluginSet,
 }
 
@@ -78,6 +80,7 @@ impl Plugins {
             disable_filter(profile, name);
             disable_score(&mut profile.weights, name);
             profile.preempts &= name != "*" && name != PREEMPTION;
+            profile.gangs &= name != "*" && name != GANGS;
         }
         for Plugin { name, weight } in &self.multi_point.enabled {
             if !is_known(name) || name == "*" {
@@ -85,6 +88,7 @@ impl Plugins {
             }
             profile.without_filters.remove(name.as_str());
             profile.preempts |= name == PREEMPTION;
+            profile.gangs |= name == GANGS;
             if SCORES.contains(&name.as_str()) {
                 let default = Weights::default().of(name).copied();
                 set_weight(profile, name, weight.filter(|weight| *weight != 0).or(default))?;
@@ -135,8 +139,9 @@ impl Plugins {
 
     /// Refuses changes without effect: a PreFilter or PreScore runs with its filter or score only.
     fn check_others(&self) -> Result<(), String> {
-        let default = ["queueSort", "bind", "preEnqueue", "preFilter", "preScore"];
-        let sets = [&self.queue_sort, &self.bind, &self.pre_enqueue, &self.pre_filter, &self.pre_score];
+        let default = ["queueSort", "permit", "bind", "preEnqueue", "preFilter", "preScore"];
+        let queue = [&self.queue_sort, &self.permit, &self.bind, &self.pre_enqueue];
+        let sets = queue.into_iter().chain([&self.pre_filter, &self.pre_score]);
         for (point, set) in default.into_iter().zip(sets) {
             if let Some(Plugin { name, .. }) = set.disabled.first() {
                 return Err(format!("plugins.{point}: {name} cannot be disabled alone; use multiPoint"));
@@ -152,6 +157,7 @@ impl Plugins {
 fn is_known(name: &str) -> bool {
     name == "*"
         || name == PREEMPTION
+        || name == GANGS
         || FIXED.contains(&name)
         || FILTERS.contains(&name)
         || SCORES.contains(&name)

@@ -22,6 +22,11 @@ pub(crate) async fn bind(
 ) -> Result<(), BindError> {
     let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     for (key, allocation) in reserved {
+        if allocation.is_none() {
+            devices.settled(key).await;
+        }
+        // The next pod of the gang reads the claim that this pod wrote, so that it does not conflict.
+        let _turn = if pod.group().is_some() { Some(devices.shared.turn.lock().await) } else { None };
         let known = devices.lock().reserved_claim(key, allocation.as_ref());
         let mut claim = known.map_err(BindError::Devices)?;
         if let (Some(_), Some(finalizers)) = (allocation, missing_finalizer(&claim)) {

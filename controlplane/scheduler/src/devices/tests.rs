@@ -233,6 +233,45 @@ fn a_node_cannot_add_devices_to_a_pool_of_all_nodes_or_use_them_up() {
     assert_eq!(reason(&devices, &pod("q", "one"), "a"), "cannot allocate all claims");
 }
 
+#[tokio::test]
+async fn pods_of_a_gang_share_a_claim_that_one_of_them_allocates() {
+    use futures::FutureExt as _;
+    let devices = devices();
+    put(&devices, claim("one", exactly(json!({}))));
+    let key = claim("one", json!([])).key();
+    let reserved = devices.reserve(&devices.of_pod(&pod("p", "one")).unwrap(), &properties("a")).unwrap();
+    assert!(reason(&devices, &pod("q", "one"), "a").ends_with("in the process of being allocated"));
+    devices.share(&reserved);
+    assert_eq!(reason(&devices, &pod("q", "one"), "a"), "");
+    assert_eq!(
+        reason(&devices, &pod("q", "one"), "b"),
+        "resourceclaim not available on the node",
+        "the devices are on node a"
+    );
+    let second = devices.reserve(&devices.of_pod(&pod("q", "one")).unwrap(), &properties("a")).unwrap();
+    assert_eq!(second, [(key.clone(), None)]);
+    devices.end_sharing();
+    assert!(reason(&devices, &pod("r", "one"), "a").ends_with("in the process of being allocated"));
+    // The second pod is bound after the first one has written the claim.
+    assert!(devices.settled(&key).now_or_never().is_none());
+    let mut written = claim("one", exactly(json!({})));
+    written.status.allocation.clone_from(&reserved[0].1);
+    devices.apply(|state| state.update(&key, written));
+    assert!(devices.settled(&key).now_or_never().is_some());
+    assert!(devices.lock().reserved_claim(&key, None).is_ok());
+}
+
+#[test]
+fn a_reservation_that_is_taken_back_helps_no_pod() {
+    let devices = devices();
+    put(&devices, claim("one", exactly(json!({}))));
+    devices.take_changes();
+    let reserved = devices.reserve(&devices.of_pod(&pod("p", "one")).unwrap(), &properties("a")).unwrap();
+    devices.undo(&reserved);
+    assert_eq!(devices.take_changes(), DeviceChanges::default());
+    assert_eq!(devices.lock().allocated, Allocated::default());
+}
+
 #[test]
 fn a_reservation_fails_if_slices_or_claims_changed_after_the_filter() {
     let devices = devices();

@@ -7,6 +7,8 @@ use super::Scheduler;
 use crate::bind;
 use crate::config::Profile;
 use crate::decide::Unschedulable;
+use crate::groups::condition::Verdict;
+use crate::groups::placement::UNSCHEDULABLE;
 use crate::object::Pod;
 use crate::preempt::{Preemption, Victim, preempt, with_outcome};
 use coracle_events::Event;
@@ -46,6 +48,14 @@ impl Scheduler {
                 pod.status.nominated_node_name.clone().filter(|_| self.snapshot.is_nominated(pod.uid()))
             }
         };
+        self.report_refusal(pod, message, nominated);
+        if let Some(group) = pod.group() {
+            self.report_group(&group, Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() });
+        }
+    }
+
+    /// Records an event about a refused pod, and writes its condition.
+    pub(super) fn report_refusal(&mut self, pod: &Pod, message: String, nominated: Option<String>) {
         self.record(pod, Event::warning("FailedScheduling", message.clone()));
         let (client, pod) = (self.client.clone(), pod.clone());
         self.marks.spawn(async move {
@@ -61,7 +71,7 @@ impl Scheduler {
         });
     }
 
-    fn evict(&mut self, pod: &Pod, victim: Victim, node: &str) {
+    pub(super) fn evict(&mut self, pod: &Pod, victim: Victim, node: &str) {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),

@@ -1,0 +1,84 @@
+//! The watch of PodGroups.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::{BoxStream, unfold};
+use kube::runtime::watcher::Event;
+use kube::{Client, Error};
+
+use super::object::PodGroup;
+use crate::run::{stream, watch_config};
+
+const VERSION: &str = "scheduling.k8s.io/v1alpha2";
+/// Pause until the next check whether the API server serves the kind.
+const PAUSE: Duration = Duration::from_secs(300);
+/// Pause after a check that failed.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// A change of the groups.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// An event of the watch.
+    Watched(Event<PodGroup>),
+    /// The API server does not serve the kind.
+    NotServed,
+}
+
+/// The watch of PodGroups. It starts with the first pod that is a member of a group: an API server that does not serve
+/// the kind accepts no such pods.
+#[derive(Default)]
+pub(crate) struct Feed {
+    changes: Option<BoxStream<'static, Change>>,
+}
+
+impl Feed {
+    /// Starts the watch, unless it runs.
+    pub(crate) fn start(&mut self, client: &Client) {
+        self.changes.get_or_insert_with(|| changes(client));
+    }
+
+    /// Ends the watch.
+    pub(crate) fn stop(&mut self) {
+        self.changes = None;
+    }
+
+    /// The next change. Never ready if the watch does not run. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Change {
+        loop {
+            let Some(changes) = &mut self.changes else { return std::future::pending().await };
+            match changes.next().await {
+                Some(change) => return change,
+                // The stream never ends.
+                None => self.changes = None,
+            }
+        }
+    }
+}
+
+/// Reports that the kind is not served until it is. Then watches it.
+fn changes(client: &Client) -> BoxStream<'static, Change> {
+    let watch = stream::<PodGroup>(client, watch_config()).map(Change::Watched);
+    let absent = unfold((client.clone(), Duration::ZERO), async |(client, mut pause)| {
+        loop {
+            tokio::time::sleep(pause).await;
+            match is_served(&client).await {
+                Ok(true) => return None,
+                Ok(false) => return Some((Change::NotServed, (client, PAUSE))),
+                Err(error) => {
+                    tracing::debug!(version = VERSION, %error, "cannot read the kinds of a version");
+                    pause = RETRY;
+                }
+            }
+        }
+    });
+    absent.chain(watch).boxed()
+}
+
+async fn is_served(client: &Client) -> Result<bool, Error> {
+    match client.list_api_group_resources(VERSION).await {
+        Ok(list) => Ok(list.resources.iter().any(|kind| kind.name == "podgroups")),
+        Err(Error::Api(status)) if status.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}

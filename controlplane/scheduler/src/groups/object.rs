@@ -1,0 +1,75 @@
+//! Reduced type of PodGroup: the fields that scheduling reads.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use kube::core::NamespaceResourceScope;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::object::without_managed_fields;
+
+/// A group of pods that are scheduled by one policy.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodGroup {
+    #[serde(deserialize_with = "without_managed_fields")]
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: PodGroupSpec,
+    pub(crate) status: PodGroupStatus,
+}
+
+/// The fields of a group's spec that the scheduler reads.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodGroupSpec {
+    pub(crate) scheduling_policy: SchedulingPolicy,
+    /// Constraints of the feature TopologyAwareWorkloadScheduling, which this scheduler does not have.
+    pub(crate) scheduling_constraints: Option<Value>,
+}
+
+/// The policy: `gang` or `basic`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(crate) struct SchedulingPolicy {
+    pub(crate) gang: Option<GangPolicy>,
+}
+
+/// All-or-nothing scheduling.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct GangPolicy {
+    /// Number of pods that must be on nodes together.
+    pub(crate) min_count: i32,
+}
+
+/// The status of a group.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodGroupStatus {
+    pub(crate) conditions: Vec<Condition>,
+}
+
+impl kube::Resource for PodGroup {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "PodGroup".into()
+    }
+    fn group((): &()) -> Cow<'_, str> {
+        "scheduling.k8s.io".into()
+    }
+    fn version((): &()) -> Cow<'_, str> {
+        "v1alpha2".into()
+    }
+    fn plural((): &()) -> Cow<'_, str> {
+        "podgroups".into()
+    }
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}

@@ -1,0 +1,225 @@
+//! Places the pods of a gang together: all that fit, or none. Source: `podGroupSchedulingDefaultAlgorithm` and
+//! `submitPodGroupAlgorithmResult` of upstream.
+//!
+//! A placed pod takes its resources, and the victims of its preemption are absent, until all pods are placed. Then the
+//! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions.
+
+use coracle_values::object::ObjectExt;
+
+use crate::config::Profile;
+use crate::decide::{Unschedulable, decide};
+use crate::hint::Changes;
+use crate::object::Pod;
+use crate::preempt::{Preemption, Victim, preempt, waits_for_victims, with_outcome};
+use crate::reserve::{Reserved, reserve};
+use crate::snapshot::Snapshot;
+use crate::snapshot::placed::Placed;
+use crate::volumes::claims_of;
+
+use super::condition::Verdict;
+
+/// Message of a group that does not fit.
+pub(crate) const UNSCHEDULABLE: &str = "pod group is unschedulable";
+/// Message of a group that fits once other pods have made room.
+const WAITS_FOR_PREEMPTION: &str =
+    "pod group is unschedulable, pod group is waiting for preemption to complete";
+/// Message of a pod that fits, but whose group does not.
+const NO_QUORUM: &str = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, \
+                         one or more plugins asked to wait and no plugin rejected pod";
+
+/// The place of one pod.
+#[derive(Debug)]
+enum Place {
+    /// A node can run the pod.
+    Fits(String, Reserved),
+    /// A node can run the pod once these victims are gone.
+    MadeRoom { node: String, victims: Vec<Victim>, message: String },
+    /// No node can run the pod, for this reason.
+    Refused(String),
+}
+
+/// What happens to one pod.
+#[derive(Debug)]
+pub(crate) enum Decision {
+    /// The pod is bound to the node.
+    Bind(String, Reserved),
+    /// The pod is refused. Victims make room for it on the nominated node.
+    Refuse { message: String, nominated: Option<String>, victims: Vec<Victim> },
+}
+
+/// The result for a gang.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// One for each pod.
+    pub(crate) decisions: Vec<Decision>,
+    /// The changes that may help the refused pods.
+    pub(crate) helped_by: Changes,
+    /// Whether the refused pods are retried without a change: volumes or devices changed meanwhile.
+    pub(crate) retries: bool,
+    pub(crate) verdict: Verdict,
+}
+
+/// The pods and nodes of one attempt.
+struct Attempt<'a> {
+    profile: &'a Profile,
+    snapshot: &'a mut Snapshot,
+    /// The uids of the gang's pods. They are never victims of each other.
+    members: &'a dyn Fn(&str) -> bool,
+    placed: Vec<String>,
+    /// Absent victims: node, uid and pod.
+    removed: Vec<(String, String, Placed)>,
+    helped_by: Changes,
+    retries: bool,
+    /// The last refused pod with its message, if no pod was placed after it.
+    refused: Option<(&'a Pod, String)>,
+}
+
+/// Places the pods of a gang in this order. It is scheduled if at least `needed` pods are placed, and at least one. The
+/// snapshot is left as it was; reservations stay for the pods to bind.
+pub(crate) fn place(
+    pods: &[Pod],
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    needed: usize,
+    members: &dyn Fn(&str) -> bool,
+) -> Outcome {
+    let mut attempt = Attempt {
+        profile,
+        snapshot,
+        members,
+        placed: Vec::new(),
+        removed: Vec::new(),
+        helped_by: Changes::GROUP,
+        retries: false,
+        refused: None,
+    };
+    let places: Vec<Place> = pods.iter().map(|pod| attempt.place(pod)).collect();
+    attempt.restore();
+    let (helped_by, retries) = (attempt.helped_by, attempt.retries);
+    let count = places.iter().filter(|place| !matches!(place, Place::Refused(_))).count();
+    let fits = count >= needed.max(1);
+    let waits = fits && places.iter().any(|place| matches!(place, Place::MadeRoom { .. }));
+    let message = match (fits, waits) {
+        (true, false) => "",
+        (_, true) => WAITS_FOR_PREEMPTION,
+        (false, false) => UNSCHEDULABLE,
+    };
+    let verdict = Verdict { is_scheduled: fits && !waits, message: message.to_owned() };
+    let decisions = places.into_iter().map(|place| settle(place, (fits, waits), snapshot)).collect();
+    Outcome { decisions, helped_by, retries, verdict }
+}
+
+/// The decision for one pod, after all pods of the gang have a place.
+fn settle(place: Place, (fits, waits): (bool, bool), snapshot: &Snapshot) -> Decision {
+    let refuse = |message: &str, nominated| Decision::Refuse {
+        message: message.to_owned(),
+        nominated,
+        victims: Vec::new(),
+    };
+    match place {
+        Place::Fits(node, reserved) if fits && !waits => Decision::Bind(node, reserved),
+        Place::Fits(node, reserved) => {
+            snapshot.volumes.release(&reserved.volumes);
+            snapshot.devices.undo(&reserved.devices);
+            if waits { refuse(WAITS_FOR_PREEMPTION, Some(node)) } else { refuse(NO_QUORUM, None) }
+        }
+        Place::MadeRoom { node, victims, message } if waits => {
+            Decision::Refuse { message, nominated: Some(node), victims }
+        }
+        Place::MadeRoom { .. } => refuse(NO_QUORUM, None),
+        Place::Refused(message) => refuse(&message, None),
+    }
+}
+
+// === impl Attempt ===
+
+impl<'a> Attempt<'a> {
+    fn place(&mut self, pod: &'a Pod) -> Place {
+        if let Some((other, message)) = &self.refused
+            && is_alike(other, pod)
+        {
+            return Place::Refused(message.clone());
+        }
+        let refused = match decide(pod, self.profile, self.snapshot) {
+            Ok(node) => match reserve(pod, self.profile, self.snapshot, &node) {
+                Ok(reserved) => {
+                    self.snapshot.devices.share(&reserved.devices);
+                    self.assume(pod, &node);
+                    return Place::Fits(node, reserved);
+                }
+                Err(why) => {
+                    self.retries = true;
+                    return Place::Refused(why);
+                }
+            },
+            Err(refused) => refused,
+        };
+        self.helped_by = self.helped_by | refused.helped_by;
+        let place = self.make_room(pod, refused);
+        if let Place::Refused(message) = &place {
+            self.refused = Some((pod, message.clone()));
+        }
+        place
+    }
+
+    /// Removes victims of lower priority for a pod that no node can run.
+    fn make_room(&mut self, pod: &Pod, refused: Unschedulable) -> Place {
+        if !self.profile.preempts {
+            return Place::Refused(with_outcome(&refused, ""));
+        }
+        let (node, victims) = match self.awaited(pod, &refused) {
+            // The victims of an earlier attempt are still terminating.
+            Some(node) => (node, Vec::new()),
+            None => match preempt(pod, self.profile, self.snapshot, &refused.resolvable) {
+                Err(why) => return Place::Refused(with_outcome(&refused, &why)),
+                Ok(Preemption { victims, .. })
+                    if victims.iter().any(|victim| (self.members)(&victim.uid)) =>
+                {
+                    return Place::Refused(with_outcome(&refused, ""));
+                }
+                Ok(Preemption { node, victims }) => (node, victims),
+            },
+        };
+        for victim in &victims {
+            if let Some(placed) = self.snapshot.placed_pod(&node, &victim.uid).cloned() {
+                self.snapshot.remove(&victim.uid);
+                self.removed.push((node.clone(), victim.uid.clone(), placed));
+            }
+        }
+        self.assume(pod, &node);
+        Place::MadeRoom { node, victims, message: refused.message }
+    }
+
+    /// The nominated node of a pod whose victims are still terminating there.
+    fn awaited(&self, pod: &Pod, refused: &Unschedulable) -> Option<String> {
+        let waits = self.snapshot.is_nominated(pod.uid())
+            && waits_for_victims(pod, self.snapshot, &refused.resolvable);
+        pod.status.nominated_node_name.clone().filter(|_| waits)
+    }
+
+    fn assume(&mut self, pod: &Pod, node: &str) {
+        self.snapshot.place(pod, node);
+        self.placed.push(pod.uid().to_owned());
+        self.refused = None;
+    }
+
+    fn restore(&mut self) {
+        self.snapshot.devices.end_sharing();
+        for uid in self.placed.drain(..) {
+            self.snapshot.remove(&uid);
+        }
+        for (node, uid, placed) in self.removed.drain(..) {
+            self.snapshot.restore(&uid, &node, placed);
+        }
+    }
+}
+
+/// Whether the filters and the preemption have the same result for two pods of a group.
+pub(super) fn is_alike(one: &Pod, other: &Pod) -> bool {
+    one.has_same_requirements(other)
+        && one.spec.resource_claims.is_empty()
+        && claims_of(one).next().is_none()
+        && one.metadata.owner_references == other.metadata.owner_references
+        && one.status.nominated_node_name.is_none()
+        && other.status.nominated_node_name.is_none()
+}

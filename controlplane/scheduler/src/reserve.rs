@@ -1,0 +1,35 @@
+//! The volumes and devices that a pod needs on its node. They are reserved before the pod is bound.
+
+use coracle_values::object::Key;
+
+use crate::config::Profile;
+use crate::decide::reserve_failed;
+use crate::devices::Reservations;
+use crate::object::Pod;
+use crate::snapshot::Snapshot;
+use crate::volumes::Choice;
+
+/// The volumes and the devices that are reserved for a pod.
+#[derive(Debug, Default)]
+pub(crate) struct Reserved {
+    pub(crate) volumes: Vec<(Key, Choice)>,
+    pub(crate) devices: Reservations,
+}
+
+/// Reserves volumes and devices on a node for a pod: both or none. The error has upstream's text.
+pub(crate) fn reserve(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &Snapshot,
+    node: &str,
+) -> Result<Reserved, String> {
+    let volumes = snapshot.reserve_volumes(pod, profile, node);
+    let volumes = volumes.map_err(|why| reserve_failed("VolumeBinding", &why))?;
+    match snapshot.reserve_devices(pod, node) {
+        Ok(devices) => Ok(Reserved { volumes, devices }),
+        Err(why) => {
+            snapshot.volumes.release(&volumes);
+            Err(reserve_failed("DynamicResources", &why))
+        }
+    }
+}
