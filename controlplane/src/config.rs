@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_apiserver::{
-    AuditConfig, AuthorizationConfig, PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
+    AuditConfig, AuthorizationConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
 };
 use coracle_controllers::ControllerSelection;
 use coracle_scheduler::SchedulerConfig;
@@ -74,6 +74,8 @@ pub struct ControlPlaneConfig {
     pub admission_file: Option<PathBuf>,
     /// The admission plugins that run.
     pub admission_plugins: PluginSelection,
+    /// The built-in versions that are served.
+    pub runtime_config: RuntimeConfig,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The controllers that run.
@@ -140,6 +142,7 @@ impl ControlPlaneConfig {
             election: LeaderElection::default(),
             admission_file: None,
             admission_plugins: PluginSelection::default(),
+            runtime_config: RuntimeConfig::default(),
             audit: None,
             controllers: ControllerSelection::default(),
             run_scheduler: true,

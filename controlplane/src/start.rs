@@ -176,6 +176,7 @@ fn apiserver_config(
         kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
         admission_file: config.admission_file.clone(),
         admission_plugins: config.admission_plugins.clone(),
+        runtime_config: config.runtime_config.clone(),
         audit: config.audit.clone(),
         front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,

@@ -110,6 +110,9 @@ settings! {
     enable_admission_plugins: Vec<String> = default "", "NAME";
     /// Default admission plugins that do not run.
     disable_admission_plugins: Vec<String> = default "", "NAME";
+    /// Built-in APIs that are served: entries KEY=true or KEY=false. KEY is api/all, api/ga, api/beta, api/alpha,
+    /// GROUP/VERSION or GROUP/VERSION/RESOURCE; v1 is the core group. Versions with alpha or beta are off by default.
+    runtime_config: Vec<String> = default "", "KEY=BOOL";
     /// Audit policy: a Policy of audit.k8s.io/v1. Needs audit-log-path or audit-webhook-config-file.
     audit_policy_file: Option<PathBuf> = unset "", "FILE";
     /// File of the audit log; - is the standard output. Needs audit-policy-file.

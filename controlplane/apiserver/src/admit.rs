@@ -17,6 +17,7 @@ mod node_restriction;
 mod node_taints;
 mod optional;
 mod plugins;
+mod pod_group;
 mod pod_resize;
 mod pod_security;
 mod policy;

@@ -10,8 +10,9 @@ use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
     Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, IPAddress, Job, Lease, Namespace, Node,
-    Object, PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, ResourceClaim,
-    Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
+    Object, PersistentVolume, Pod, PodDisruptionBudget, PodGroup, ReplicaSet, ReplicationController,
+    ResourceClaim, Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
+    StorageVersionMigration,
 };
 use crate::watch;
 
@@ -60,6 +61,10 @@ pub(crate) struct Caches {
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
     /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
+    /// As `autoscalers`. Empty if the API server does not serve the kind.
+    pub(crate) pod_groups: Arc<Cache<PodGroup>>,
+    /// As `pod_groups`.
+    pub(crate) migrations: Arc<Cache<StorageVersionMigration>>,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -97,6 +102,8 @@ impl Caches {
             service_cidrs: Arc::new(Cache::new()),
             ip_addresses: Arc::new(Cache::new()),
             autoscalers: Arc::new(Cache::new()),
+            pod_groups: Arc::new(Cache::new()),
+            migrations: Arc::new(Cache::new()),
             resource_claims: Arc::new(Cache::new()),
         }
     }
@@ -140,6 +147,8 @@ impl Caches {
             feed(client, &self.ip_addresses, all()),
             feed(client, &self.autoscalers, all()),
             feed(client, &self.resource_claims, all()),
+            feed_if_served(client, &self.pod_groups),
+            feed_if_served(client, &self.migrations),
         ]
     }
 
@@ -178,4 +187,8 @@ impl Caches {
 
 fn feed<K: Object>(client: &Client, cache: &Arc<Cache<K>>, config: kube::runtime::watcher::Config) -> Task {
     Box::pin(watch::feed(client.clone(), cache.clone(), config))
+}
+
+fn feed_if_served<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
+    Box::pin(watch::feed_if_served(client.clone(), cache.clone(), watch::config()))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
+    PluginSelection, RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -40,6 +40,7 @@ pub(crate) struct ControlPlane {
     pub(crate) election: [Duration; 3],
     pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) admission_plugins: PluginSelection,
+    pub(crate) runtime_config: RuntimeConfig,
     pub(crate) audit: Option<AuditConfig>,
     pub(crate) controllers: ControllerSelection,
     pub(crate) scheduler: bool,
@@ -88,6 +89,8 @@ impl ControlPlaneSettings {
         let election = sources.take(election_times(election.map(|Age(time)| time)))?;
         let controllers = ControllerSelection::parse(self.controllers).context("controllers");
         let controllers = sources.take(controllers)?;
+        let runtime_config =
+            sources.take(RuntimeConfig::parse(&self.runtime_config).context("runtime-config"))?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         let reload = self.encryption_provider_config_automatic_reload;
         let max = [self.max_requests_inflight, self.max_mutating_requests_inflight];
@@ -112,6 +115,7 @@ impl ControlPlaneSettings {
                 enabled: self.enable_admission_plugins,
                 disabled: self.disable_admission_plugins,
             },
+            runtime_config,
             audit,
             controllers,
             scheduler: self.scheduler,

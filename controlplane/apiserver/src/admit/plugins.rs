@@ -3,8 +3,8 @@
 use super::{
     Admit, PodSecurityConfig, bootstrap_token, certificate, claim_status, default_tolerations,
     device_admin_access, escalation, limit_ranger, mountable_secrets, namespace_lifecycle, node_restriction,
-    node_taints, optional, pod_resize, pod_security, policy, priority, runtime_class, service_account,
-    storage, webhook,
+    node_taints, optional, pod_group, pod_resize, pod_security, policy, priority, runtime_class,
+    service_account, storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -75,6 +75,8 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("DefaultStorageClass", true, Box::new(storage::DefaultStorageClass)),
         ("PersistentVolumeClaimResize", true, Box::new(storage::ClaimResize)),
         ("StorageObjectInUseProtection", true, Box::new(storage::InUseProtection)),
+        ("PodGroupProtection", true, Box::new(pod_group::PodGroupProtection)),
+        ("PodGroupWorkloadExists", true, Box::new(pod_group::PodGroupWorkloadExists)),
         ("ExtendedResourceToleration", false, Box::new(optional::ExtendedResourceToleration)),
         ("DefaultIngressClass", true, Box::new(optional::DefaultIngressClass)),
         ("DenyServiceExternalIPs", false, Box::new(optional::DenyServiceExternalIps)),

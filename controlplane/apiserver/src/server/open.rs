@@ -125,7 +125,7 @@ fn state(
     let plugins = plugins(&config)?;
     let auditor = config.audit.map(open_audit).transpose()?;
     let Services { store, cache, authorizers, authenticators } = services;
-    let registry = Arc::new(Registry::new());
+    let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(InFlight::new(config.max_in_flight));
     let metrics = Arc::new(Metrics::new());
     Ok(Arc::new_cyclic(|itself| State {

@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
-    ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, KubeletTls, PluginSelection, ServiceRanges,
+    ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, KubeletTls, PluginSelection,
+    RuntimeConfig, ServiceRanges,
 };
 
 mod access;
@@ -34,6 +35,7 @@ mod quota;
 mod rbac;
 mod registry;
 mod resize;
+mod runtime_config;
 mod services;
 mod serving;
 mod webhook;
@@ -163,6 +165,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         kubelet: KubeletTls(Arc::new(kubelet)),
         admission_file: None,
         admission_plugins: PluginSelection::default(),
+        runtime_config: RuntimeConfig::default(),
         audit: None,
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,
