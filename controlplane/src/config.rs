@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coracle_apiserver::{
     AuditConfig, AuthorizationConfig, InitialResourcesOptions, PluginSelection, RequestHeaderConfig,
-    TokenWebhookConfig,
+    RuntimeConfig, TokenWebhookConfig,
 };
 use coracle_controllers::ControllerSelection;
 use coracle_scheduler::SchedulerConfig;
@@ -79,6 +79,8 @@ pub struct ControlPlaneConfig {
     pub admission_plugins: PluginSelection,
     /// Options of the admission plugin InitialResources.
     pub initial_resources: InitialResourcesOptions,
+    /// The built-in versions that are served.
+    pub runtime_config: RuntimeConfig,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The controllers that run.
@@ -150,6 +152,7 @@ impl ControlPlaneConfig {
             admission_file: None,
             admission_plugins: PluginSelection::default(),
             initial_resources: InitialResourcesOptions::default(),
+            runtime_config: RuntimeConfig::default(),
             audit: None,
             controllers: ControllerSelection::default(),
             run_scheduler: true,

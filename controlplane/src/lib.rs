@@ -23,6 +23,8 @@ mod leader;
 pub mod pki;
 mod start;
 mod store;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
@@ -30,7 +32,7 @@ pub use clients::{ExternalServer, run_clients};
 pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,
-    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
+    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
 };
 pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;

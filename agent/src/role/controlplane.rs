@@ -97,6 +97,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.admission_file = settings.admission_control_config_file;
     config.admission_plugins = settings.admission_plugins;
     config.initial_resources = settings.initial_resources;
+    config.runtime_config = settings.runtime_config;
     config.controllers = settings.controllers;
     config.run_scheduler = settings.scheduler;
     config.audit = settings.audit;

@@ -117,6 +117,9 @@ settings! {
     ir_percentile: Percent = default "90", "PERCENT";
     /// Whether InitialResources uses only the usage in the namespace of the pod.
     ir_namespace_only: bool = default "false", "BOOL";
+    /// Built-in APIs that are served: entries KEY=true or KEY=false. KEY is api/all, api/ga, api/beta, api/alpha,
+    /// GROUP/VERSION or GROUP/VERSION/RESOURCE; v1 is the core group. Versions with alpha or beta are off by default.
+    runtime_config: Vec<String> = default "", "KEY=BOOL";
     /// Audit policy: a Policy of audit.k8s.io/v1. Needs audit-log-path or audit-webhook-config-file.
     audit_policy_file: Option<PathBuf> = unset "", "FILE";
     /// File of the audit log; - is the standard output. Needs audit-policy-file.

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_kinds::resource::RuntimeConfig;
+
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;
 use crate::audit::{AuditWebhookConfig, Auditor};
@@ -53,6 +55,8 @@ pub struct ApiserverConfig {
     pub admission_plugins: PluginSelection,
     /// Options of the admission plugin InitialResources, which is off by default.
     pub initial_resources: InitialResourcesOptions,
+    /// The built-in versions that are served.
+    pub runtime_config: RuntimeConfig,
     /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The identity of this server towards aggregated servers.

@@ -201,6 +201,8 @@ mod tests {
     }
 
     fn other() -> Weak<Resources> {
-        Arc::downgrade(&crate::registry::Registry::new().load())
+        Arc::downgrade(
+            &crate::registry::Registry::new(&coracle_kinds::resource::RuntimeConfig::default()).load(),
+        )
     }
 }

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use coracle_kinds::{Resource, Resources, resource};
+use coracle_kinds::resource::{self, RuntimeConfig};
+use coracle_kinds::{Resource, Resources};
 use coracle_store::Store;
 use tokio::sync::{Mutex, watch};
 
@@ -14,6 +15,8 @@ use crate::cache::Cache;
 
 /// The served resources.
 pub(crate) struct Registry {
+    /// The built-in resources among them.
+    built_in: Arc<Resources>,
     current: ArcSwap<Resources>,
     changes: watch::Sender<Arc<Resources>>,
     /// Held during a change.
@@ -43,10 +46,11 @@ pub enum RegistryError {
 // === impl Registry ===
 
 impl Registry {
-    /// The built-in resources.
-    pub(crate) fn new() -> Self {
-        let set = resource::built_in().clone();
+    /// The built-in resources that the configuration serves.
+    pub(crate) fn new(config: &RuntimeConfig) -> Self {
+        let set = Arc::new(Resources::served(config));
         Self {
+            built_in: set.clone(),
             current: ArcSwap::new(set.clone()),
             changes: watch::Sender::new(set),
             changing: Mutex::default(),
@@ -85,7 +89,8 @@ impl Registry {
     /// Removes all versions of a custom resource. Its watches end; stored objects stay in the store.
     pub(crate) async fn remove(&self, cache: &Cache, group: &str, plural: &str) {
         let _changing = self.changing.lock().await;
-        if self.load().find_stored(group, plural).is_some_and(|known| known.is_built_in()) {
+        let is_built_in = self.load().find_stored(group, plural).is_some_and(|known| known.is_built_in());
+        if is_built_in || self.built_in.find_stored(group, plural).is_some() {
             return;
         }
         self.publish(self.load().without(group, plural));

@@ -265,7 +265,7 @@ impl Apiserver {
             kind.map(|kind| (resource.has_path(kind.namespaced), kind))
         });
         if let Some((false, _)) = kind {
-            return route::nowhere(&info.path);
+            return route::nowhere(&state.registry.load(), &info.path);
         }
         let question = AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &state.cache };
         let decision = state.authorizers.decide(&question).await;
@@ -298,7 +298,7 @@ impl Apiserver {
             return aggregated::run(state, &remote, arrived, upgrade).await;
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
-        let Some((_, kind)) = kind else { return route::nowhere(&info.path) };
+        let Some((_, kind)) = kind else { return route::nowhere(&state.registry.load(), &info.path) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::about(&kind);
@@ -350,7 +350,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         return Ok(reply);
     }
     let found = documents::find(state, info, headers)?;
-    found.map_or_else(|| route::nowhere(&info.path), Ok)
+    found.map_or_else(|| route::nowhere(&state.registry.load(), &info.path), Ok)
 }
 
 mod open;

@@ -56,6 +56,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     call.dry_run()?;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
     stamp_new(&mut object, writer);
+    drop_scheduling_group(call, &mut object, None);
     defaults::apply(kind, &mut object);
     match applied {
         Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
@@ -68,6 +69,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;
     let waiting = initialization::enter(call, &object)?;
+    drop_scheduling_group(call, &mut object, None);
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
     let generate = (!is_named && !base.is_empty()).then_some(base.as_str());
@@ -179,9 +181,10 @@ pub(crate) async fn update(
         kind.strategy().canonical(&mut old);
         let new = offload::run(is_large, || change(&old))?;
         let (new, reserved) = prepared(call, (part, writer), (&old, is_large), new).await?;
-        // An object that is stored in another API version is written again, even if nothing changes.
+        // An object that is stored in another API version, or encrypted with an earlier key, is written again, even if
+        // nothing changes.
         let is_current = current.api_version() == kind.stored_as().api_version();
-        if is_current && strategy::is_noop(&new, &old) {
+        if is_current && strategy::is_noop(&new, &old) && is_encrypted_as_now(call, &current.key).await? {
             return Ok(Stored::Committed(convert::object(kind, current).await?));
         }
         if is_dry_run {
@@ -206,6 +209,21 @@ pub(crate) async fn update(
     Err(ApiError::modified(kind, name))
 }
 
+async fn is_encrypted_as_now(call: &Call, key: &str) -> Result<bool> {
+    call.state.store.is_current(key).await.map_err(ApiError::internal)
+}
+
+/// Removes the group of a pod while groups of pods are not served, with a warning.
+fn drop_scheduling_group(call: &Call, object: &mut Value, old: Option<&Value>) {
+    if call.state.registry.load().serves_pod_groups() {
+        return;
+    }
+    if strategy::drop_scheduling_group((&*call.kind.group, &*call.kind.plural), object, old) {
+        let text = "schedulingGroup: dropped, because the server does not serve scheduling.k8s.io/v1alpha2";
+        call.warnings.add(text.to_owned());
+    }
+}
+
 /// Strategy, admission and validation of an update. Large objects are processed off the async workers. Allocated
 /// addresses and ports are held until the commit.
 async fn prepared(
@@ -228,6 +246,7 @@ async fn prepared(
     if writer == Writer::Apply {
         put_managed_fields(&mut new, requested.clone());
     }
+    drop_scheduling_group(call, &mut new, Some(old));
     prepare(kind, part, old, &mut new);
     if writer == Writer::Update {
         offload::run(is_large, || field_manager::record_update(call, old, &mut new, requested.as_ref()));
@@ -239,6 +258,7 @@ async fn prepared(
     if fingerprint(&new) != before {
         // Admission may change only the part of the object that the request may change.
         let managed_fields = new["metadata"]["managedFields"].clone();
+        drop_scheduling_group(call, &mut new, Some(old));
         prepare(kind, part, old, &mut new);
         put_managed_fields(&mut new, Some(managed_fields));
     }

@@ -1,12 +1,13 @@
 //! The kinds that the API server serves, and requests on objects of any kind.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Request};
 use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
 use kube::core::metadata::PartialObjectMeta;
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::{ApiResource, verbs};
 use kube::{Client, Resource};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
@@ -139,20 +140,53 @@ impl ApiKind {
 
     /// Reads the metadata of all objects in a namespace.
     pub(crate) async fn list(&self, client: &Client, namespace: &str) -> Result<Vec<Meta>, Error> {
-        let place = Key::new(namespace, "*");
         let mut params = ListParams::default().limit(500);
         let mut found = Vec::new();
         loop {
-            let request = self.requests(namespace).list_metadata(&params).map_err(kube::Error::BuildRequest);
-            let request = request.map_err(self.failed("list", &place))?;
-            let list: kube::core::ObjectList<Meta> =
-                client.request(request).await.map_err(self.failed("list", &place))?;
+            let list = self.page(client, namespace, &params).await?;
             found.extend(list.items);
             params.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
                 return Ok(found);
             }
         }
+    }
+
+    /// The resource version of a list of all objects.
+    pub(crate) async fn list_version(&self, client: &Client) -> Result<String, Error> {
+        let page = self.page(client, "", &ListParams::default().limit(1)).await?;
+        Ok(page.metadata.resource_version.unwrap_or_default())
+    }
+
+    /// One page of the metadata of the objects in a namespace.
+    pub(crate) async fn page(
+        &self,
+        client: &Client,
+        namespace: &str,
+        params: &ListParams,
+    ) -> Result<kube::core::ObjectList<Meta>, Error> {
+        let place = Key::new(namespace, "*");
+        let request = self.requests(namespace).list_metadata(params).map_err(kube::Error::BuildRequest);
+        let request = request.map_err(self.failed("list", &place))?;
+        client.request(request).await.map_err(self.failed("list", &place))
+    }
+
+    /// Applies an empty configuration to this version of an object, which writes it again if it is stored in another
+    /// form. The object is not created if it does not exist any more.
+    pub(crate) async fn rewrite(
+        &self,
+        client: &Client,
+        meta: &Meta,
+        manager: &str,
+    ) -> Result<(), kube::Error> {
+        let ApiResource { api_version, kind, .. } = &self.resource;
+        let ObjectMeta { name, uid, resource_version, .. } = &meta.metadata;
+        let metadata = json!({"name": name, "uid": uid, "resourceVersion": resource_version});
+        let body = json!({"apiVersion": api_version, "kind": kind, "metadata": metadata});
+        let key = Key::of(&meta.metadata);
+        let params = PatchParams::apply(manager);
+        let request = self.requests(&key.namespace).patch(&key.name, &params, &Patch::Apply(body));
+        client.request_text(request.map_err(kube::Error::BuildRequest)?).await.map(drop)
     }
 
     /// Deletes an object. An object that does not exist is not an error.
@@ -207,8 +241,6 @@ impl ApiKind {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn read(groups: Value) -> Discovered {

@@ -10,8 +10,9 @@ use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
     Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, IPAddress, Job, Lease, Namespace, Node,
-    Object, PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, ResourceClaim,
-    Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass, VolumeAttributesClass,
+    Object, PersistentVolume, Pod, PodDisruptionBudget, PodGroup, ReplicaSet, ReplicationController,
+    ResourceClaim, Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
+    StorageVersionMigration, VolumeAttributesClass,
 };
 use crate::watch;
 
@@ -62,6 +63,10 @@ pub(crate) struct Caches {
     pub(crate) attributes_classes: Arc<Cache<VolumeAttributesClass>>,
     /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
+    /// As `autoscalers`. Empty if the API server does not serve the kind.
+    pub(crate) pod_groups: Arc<Cache<PodGroup>>,
+    /// As `pod_groups`.
+    pub(crate) migrations: Arc<Cache<StorageVersionMigration>>,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -100,6 +105,8 @@ impl Caches {
             ip_addresses: Arc::new(Cache::new()),
             attributes_classes: Arc::new(Cache::new()),
             autoscalers: Arc::new(Cache::new()),
+            pod_groups: Arc::new(Cache::new()),
+            migrations: Arc::new(Cache::new()),
             resource_claims: Arc::new(Cache::new()),
         }
     }
@@ -144,6 +151,8 @@ impl Caches {
             feed(client, &self.attributes_classes, all()),
             feed(client, &self.autoscalers, all()),
             feed(client, &self.resource_claims, all()),
+            feed_if_served(client, &self.pod_groups),
+            feed_if_served(client, &self.migrations),
         ]
     }
 
@@ -182,4 +191,8 @@ impl Caches {
 
 fn feed<K: Object>(client: &Client, cache: &Arc<Cache<K>>, config: kube::runtime::watcher::Config) -> Task {
     Box::pin(watch::feed(client.clone(), cache.clone(), config))
+}
+
+fn feed_if_served<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
+    Box::pin(watch::feed_if_served(client.clone(), cache.clone(), watch::config()))
 }

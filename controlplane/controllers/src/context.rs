@@ -13,6 +13,7 @@ use crate::daemon_set::backoff::Backoff;
 use crate::ip_address::index::ServiceAddresses;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
+use crate::pod_group_protection::members::GroupMembers;
 use crate::volume_binding::index::VolumeIndex;
 use crate::write::Writer;
 use coracle_events::{Event, Recorder};
@@ -35,6 +36,8 @@ pub(crate) struct Context {
     pub(crate) autoscaling: crate::pod_autoscaler::State,
     /// Unbound volumes and claims.
     pub(crate) volumes: Arc<VolumeIndex>,
+    /// Active pods of groups.
+    pub(crate) group_members: Arc<GroupMembers>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
     /// The ports that LoadBalancer services claim, and refusals.

@@ -1,6 +1,6 @@
 //! The controllers of the control plane, as API clients: deployments, replica sets, stateful sets, daemon sets, jobs,
 //! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption
-//! budgets, volumes, resource claims.
+//! budgets, volumes, resource claims, migrations of stored objects.
 //!
 //! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
 //! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
@@ -47,6 +47,7 @@ mod pod_autoscaler;
 mod pod_cidr;
 mod pod_control;
 mod pod_gc;
+mod pod_group_protection;
 mod queue;
 mod queueing;
 mod replica_set;
@@ -60,6 +61,7 @@ mod service_account;
 mod service_cidr;
 mod stale_disruption;
 mod stateful_set;
+mod storage_version_migration;
 mod taint_eviction;
 mod template;
 mod timestamp;

@@ -32,8 +32,10 @@ mod containers;
 mod devices;
 mod disruption;
 mod joining;
+mod migration;
 mod networking;
 mod rbac;
+mod scheduling;
 mod storage;
 mod tolerations;
 mod workload;
@@ -45,8 +47,10 @@ pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use devices::{PodClaimStatus, PodResourceClaim, ResourceClaim};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
+pub(crate) use migration::StorageVersionMigration;
 pub(crate) use networking::{IPAddress, ServiceCIDR};
 pub(crate) use rbac::ClusterRole;
+pub(crate) use scheduling::{PodGroup, PodSchedulingGroup};
 use storage::claim_volumes;
 pub(crate) use storage::{
     Claim, ClaimSource, PersistentVolume, PodVolume, StorageClass, VolumeAttributesClass,
@@ -83,6 +87,8 @@ pub(crate) struct PodSpec {
     pub(crate) volumes: Arc<[PodVolume]>,
     /// The pod's claims of devices.
     pub(crate) resource_claims: Box<[PodResourceClaim]>,
+    /// The group that the pod belongs to.
+    pub(crate) scheduling_group: Option<Box<PodSchedulingGroup>>,
 }
 
 /// A container's ports.

@@ -20,9 +20,10 @@ use crate::{
     cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice,
     endpoint_slice_mirroring, endpoints, ephemeral_volume, garbage, ip_address, job,
     job::orphan as job_orphan, legacy_token_cleaner, local_volume, namespace, node_balancer, node_lifecycle,
-    pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller, resource_claim,
-    resource_claim::release as claim_release, root_ca, service_account, service_cidr, stale_disruption,
-    stateful_set, taint_eviction, token_cleaner, ttl_after_finished, volume_binding, volume_protection,
+    pod_autoscaler, pod_cidr, pod_gc, pod_group_protection, replica_set, replication_controller,
+    resource_claim, resource_claim::release as claim_release, root_ca, service_account, service_cidr,
+    stale_disruption, stateful_set, storage_version_migration, taint_eviction, token_cleaner,
+    ttl_after_finished, volume_binding, volume_protection,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -41,6 +42,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         pod_counts: PodCounts::default(),
         autoscaling: pod_autoscaler::State::default(),
         volumes: Arc::default(),
+        group_members: Arc::default(),
         service_addresses: Arc::default(),
         balancers: Arc::default(),
         address_pool: Arc::default(),
@@ -116,6 +118,8 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         ephemeral_volume "ephemeral-volume" 1,
         resource_claim "resource-claim" 1,
         claim_release "resource-claim-release" 1,
+        pod_group_protection "pod-group-protection" 1,
+        storage_version_migration "storage-version-migrator" 2,
     }
     if context.config.selection.has("node-lifecycle") {
         node_lifecycle::run::listen(context);

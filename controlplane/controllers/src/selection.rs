@@ -27,6 +27,8 @@ const NAMES: &[(&str, &str)] = &[
     ("address-pool", "service-lb-controller"),
     ("resource-claim", "resourceclaim-controller"),
     ("resource-claim-release", "resourceclaim-controller"),
+    ("pod-group-protection", "podgroup-protection-controller"),
+    ("storage-version-migrator", "storage-version-migrator-controller"),
     ("csr-approving", "certificatesigningrequest-approving-controller"),
     ("csr-signing", "certificatesigningrequest-signing-controller"),
     ("csr-cleaner", "certificatesigningrequest-cleaner-controller"),

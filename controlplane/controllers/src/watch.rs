@@ -63,6 +63,21 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
     }
 }
 
+/// As [`feed`], for a kind that the API server may not serve. Whether it does is asked once: a server begins to serve a
+/// built-in kind with its start.
+pub(crate) async fn feed_if_served<K: Object>(client: Client, cache: Arc<Cache<K>>, config: watcher::Config) {
+    let mut retry = Retry::new();
+    loop {
+        match client.list_api_group_resources(&K::api_version(&())).await {
+            Ok(list) if list.resources.iter().any(|resource| resource.name == K::plural(&())) => break,
+            Ok(_) => return std::future::pending().await,
+            Err(error) if crate::error::is_not_found(&error) => return std::future::pending().await,
+            Err(_) => retry.wait().await,
+        }
+    }
+    feed(client, cache, config).await;
+}
+
 /// Checks with the API server whether an object exists that was missing from a list.
 async fn verify<K: Object>(client: &Client, cache: &Cache<K>, unverified: Unverified) {
     let namespace = &unverified.key.namespace;

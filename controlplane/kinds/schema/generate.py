@@ -5,6 +5,7 @@ the crate's schemas.
 Run by hand when Kubernetes has a new minor version or the crate a new kind (add it to ROOTS):
 
     generate.py PATH/kubernetes_validate-*.whl VERSION PATH/k8s-pb-*/src PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3
+    generate.py earlier PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3 PATH/k8s.io/api@VERSION
     (cd integration/differential && go run ./fields) | generate.py fields
     generate.py values FOLDER
 
@@ -14,12 +15,15 @@ attributes carry upstream's protobuf field numbers; they are joined with the pro
 carry the JSON names. Names and numbers that are in neither are listed below. The last argument is the folder of
 upstream's OpenAPI v3 documents, a part of its Go module. They mark the fields that are always there (`default: {}`).
 
-The second form writes presence.json.deflate and types.json.deflate, for the definitions of the first form. The former has
+The second form adds the kinds in EARLIER, which belong to an earlier version than the others: their definitions come from
+that version's OpenAPI v3 documents, and their field numbers from the files generated.proto of its API module.
+
+The third form writes presence.json.deflate and types.json.deflate, for the definitions of both. The former has
 for each definition one letter for each field, in the order of their names; integration/differential/fields describes the
 letters. The latter has the fields whose Go type does not follow from their schema, or that are in an embedded struct: the
 type, a space, and the path of the embedded structs.
 
-The third form completes the definitions of the first form by what only a running kube-apiserver publishes: the values of
+The fourth form completes the definitions of the other forms by what only a running kube-apiserver publishes: the values of
 fields, and the scalars of quantities and of IntOrString. FOLDER has its OpenAPI v3 documents, each in a file `*.json`.
 """
 
@@ -68,6 +72,11 @@ ROOTS = [
     "io.k8s.api.node.v1.RuntimeClass",
     EXTENSIONS + "CustomResourceDefinition",
     *(META + name for name in "DeleteOptions Status ObjectMeta LabelSelector".split()),
+]
+# Kinds of versions that the first form's version does not have.
+EARLIER = [
+    *("io.k8s.api.scheduling.v1alpha2." + name for name in "Workload PodGroup".split()),
+    "io.k8s.api.storagemigration.v1beta1.StorageVersionMigration",
 ]
 QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 INT_OR_STRING = "io.k8s.apimachinery.pkg.util.intstr.IntOrString"
@@ -382,7 +391,50 @@ def write_values(here, folder):
     write(path, file)
 
 
+PROTO_MESSAGE = re.compile(r"^message (\w+) \{(.*?)^\}", re.S | re.M)
+PROTO_FIELD = re.compile(r"^\s*(optional|repeated) ([\w.]+) (\w+) = (\d+);", re.M)
+PROTO_SCALARS = {"string": "s", "int32": "i", "int64": "i", "bool": "b", "bytes": "y", "double": "d"}
+
+
+def proto_rows(api, name, table):
+    """Adds the rows of a message of a file generated.proto, and of the messages that it refers to."""
+    if name in table or name in SPECIAL:
+        return
+    package, short = name.rsplit(".", 1)
+    if not package.startswith("io.k8s.api."):
+        raise SystemExit(f"no file for the message {name}")
+    path = pathlib.Path(api, *package.removeprefix("io.k8s.api.").split("."), "generated.proto")
+    table[name] = rows = []
+    for kind, of, field, number in PROTO_FIELD.findall(dict(PROTO_MESSAGE.findall(path.read_text()))[short]):
+        prefix = "*" if kind == "repeated" else ""
+        if of in PROTO_SCALARS:
+            rows.append([int(number), field, prefix + PROTO_SCALARS[of]])
+            continue
+        message = "io.k8s." + of.removeprefix(".k8s.io.") if "." in of else f"{package}.{of}"
+        proto_rows(api, message, table)
+        rows.append([int(number), field, f"{prefix}m{message}"])
+
+
+def write_earlier(here, openapi, api):
+    """Adds the definitions and messages of EARLIER. Known definitions stay as they are."""
+    path, messages_path = here / "definitions.json.deflate", here / "messages.json.deflate"
+    file = json.loads(zlib.decompress(path.read_bytes(), -15))
+    table = json.loads(zlib.decompress(messages_path.read_bytes(), -15))
+    published = {}
+    for document in sorted(pathlib.Path(openapi).glob("*.json")):
+        published |= json.loads(document.read_text()).get("components", {}).get("schemas", {})
+    added = reachable(published, EARLIER)
+    file["definitions"] = dict(sorted({**added, **file["definitions"]}.items()))
+    table.update({META + "GroupResource": [[1, "group", "s"], [2, "resource", "s"]]})
+    for name in EARLIER:
+        proto_rows(api, name, table)
+    write(path, file)
+    write(messages_path, dict(sorted(table.items())))
+
+
 def main():
+    if sys.argv[1:2] == ["earlier"]:
+        return write_earlier(pathlib.Path(__file__).parent, *sys.argv[2:])
     if sys.argv[1:2] == ["values"]:
         return write_values(pathlib.Path(__file__).parent, sys.argv[2])
     if sys.argv[1:] == ["fields"]:

@@ -235,6 +235,7 @@ mod tests {
             "resource.k8s.io",
             "scheduling.k8s.io",
             "storage.k8s.io",
+            "storagemigration.k8s.io",
         ];
         assert_eq!(names, expect);
         assert_eq!(api_group(built_in(), "apps").unwrap()["preferredVersion"]["groupVersion"], "apps/v1");

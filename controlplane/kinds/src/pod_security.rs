@@ -42,16 +42,20 @@ pub fn reasons(violations: &[Violation]) -> String {
 
 /// The metadata and spec of a workload's pod template; `None` for other kinds and for an absent template.
 pub fn template<'a>(group: &str, plural: &str, object: &'a Value) -> Option<(&'a Value, &'a Value)> {
-    let pointer = match (group, plural) {
+    let template = object.pointer(template_path(group, plural)?).filter(|template| template.is_object())?;
+    Some((&template["metadata"], &template["spec"]))
+}
+
+/// The path of a workload's pod template; `None` for other kinds.
+pub(crate) fn template_path(group: &str, plural: &str) -> Option<&'static str> {
+    match (group, plural) {
         ("", "replicationcontrollers")
         | ("apps", "deployments" | "replicasets" | "statefulsets" | "daemonsets")
-        | ("batch", "jobs") => "/spec/template",
-        ("", "podtemplates") => "/template",
-        ("batch", "cronjobs") => "/spec/jobTemplate/spec/template",
-        _ => return None,
-    };
-    let template = object.pointer(pointer).filter(|template| template.is_object())?;
-    Some((&template["metadata"], &template["spec"]))
+        | ("batch", "jobs") => Some("/spec/template"),
+        ("", "podtemplates") => Some("/template"),
+        ("batch", "cronjobs") => Some("/spec/jobTemplate/spec/template"),
+        _ => None,
+    }
 }
 
 /// Whether an update of a pod adds a container or changes an image. Other updates of a pod that violates a newer policy

@@ -11,6 +11,7 @@ mod built_in;
 mod convert;
 mod field;
 mod metrics;
+mod runtime_config;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use serde_json::Value;
 pub use self::built_in::{built_in, by_kind, by_resource};
 pub use self::convert::{ConversionError, Convert, Converting};
 pub use self::field::{FieldValue, SelectableField};
+pub use self::runtime_config::{RuntimeConfig, RuntimeConfigError};
 pub use self::set::{GroupVersion, Resources, Taken, version_preference};
 pub use crate::kind::definition::NameRule;
 use crate::schema::{FieldValidation, Parsed, SchemaError};

@@ -1,5 +1,6 @@
 //! Update strategies: which of status, spec, generation and server-owned metadata each kind of write may change.
 
+pub(crate) mod pod_group;
 mod resize;
 mod service;
 pub(crate) mod storage;
@@ -10,6 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::{Resource, defaults, initializers};
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
+pub use pod_group::drop_scheduling_group;
 pub use resize::prepare_for_resize;
 pub use workload::prepare_named;
 

@@ -25,10 +25,12 @@ pub(crate) mod format;
 mod immutable;
 pub mod initializers;
 mod meta;
+pub(crate) mod migration;
 pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;
+pub(crate) mod pod_group;
 mod pod_status;
 pub(crate) mod policy;
 mod probe;
@@ -129,6 +131,8 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
         ("flowcontrol.apiserver.k8s.io", _) => flow_control::status(causes, &new["status"]),
         ("resource.k8s.io", _) => devices::status(causes, new, old),
+        ("scheduling.k8s.io", "PodGroup") => pod_group::status(causes, new),
+        ("storagemigration.k8s.io", _) => migration::status(causes, new, old),
         ("apiregistration.k8s.io", _) => aggregation::status(causes, &new["status"]),
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),

@@ -103,21 +103,34 @@ impl EntryCodec {
 
     /// The entry in the form in which it would be written now. `None` if it has that form.
     pub(crate) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        if self.0.is_none() {
-            return Ok(None);
-        }
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };
-        let is_current = match (self.encryption(key), self.sealing(key)) {
-            (Some(encryption), _) => encryption.is_current(key, value),
-            (None, Some(sealing)) => is_sealed(value) && sealing.keys.is_current(value),
-            (None, None) => !is_encrypted(value),
-        };
-        if is_current {
+        if self.is_current(key, value) {
             return Ok(None);
         }
         let Some(entry) = self.decode(key, bytes)? else { return Ok(None) };
         let failed = |source| Error::Sealed { key: key.to_owned(), source };
         self.encode(key, revisions, &entry.value).map(Some).map_err(failed)
+    }
+
+    /// Whether values of this key may be stored in a form in which they would not be written now.
+    pub(crate) fn may_be_outdated(&self, key: &str) -> bool {
+        let has_providers = self.0.as_ref().is_some_and(|sealing| sealing.encryption.is_some());
+        has_providers || self.sealing(key).is_some()
+    }
+
+    /// Whether a stored value is in the form in which it would be written now.
+    pub(crate) fn is_current(&self, key: &str, value: &[u8]) -> bool {
+        match (self.encryption(key), self.sealing(key)) {
+            _ if self.0.is_none() => true,
+            (Some(encryption), _) => encryption.is_current(key, value),
+            (None, Some(sealing)) => is_sealed(value) && sealing.keys.is_current(value),
+            (None, None) => !is_encrypted(value),
+        }
+    }
+
+    /// As [`EntryCodec::is_current`], of an encoded entry.
+    pub(crate) fn is_current_entry(&self, key: &str, bytes: &[u8]) -> bool {
+        split(bytes).is_none_or(|(_, value)| self.is_current(key, value))
     }
 
     /// The configured providers, if the configuration names the resource of this key.
@@ -164,5 +177,9 @@ mod tests {
         let plain = providers.encode("/pods/n/a", revisions, b"{}").unwrap();
         assert!(providers.may_wait(&sealed) && !providers.may_wait(&plain));
         assert!(!codec(None).may_wait(&sealed));
+        // The key file does not encrypt as the providers do, and pods are not encrypted by either.
+        assert!(providers.is_current_entry("/secrets/n/a", &sealed));
+        assert!(!codec(None).is_current_entry("/secrets/n/a", &sealed));
+        assert!(providers.may_be_outdated("/pods/n/a") && !codec(None).may_be_outdated("/pods/n/a"));
     }
 }

@@ -195,6 +195,14 @@ impl Store for Embedded {
         false
     }
 
+    fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move {
+            let is_outdated = self.shared.codec.may_be_outdated(key)
+                && !self.shared.read(|engine| engine.is_current(key))?;
+            Ok(!is_outdated)
+        })
+    }
+
     fn backup(&self) -> Result<Backup, Error> {
         // The writer holds this lock while it commits, so the snapshot and the revision are consistent.
         let state = self.shared.lock();

@@ -181,6 +181,10 @@ impl Store for Etcd {
         self.shared.connection.unreachable_for()
     }
 
+    fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.shared.is_current(key))
+    }
+
     fn backup(&self) -> Result<Backup, Error> {
         Err(Error::BackupOfEtcd)
     }

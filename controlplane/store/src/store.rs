@@ -43,6 +43,10 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Whether the value of a key is encrypted as it would be now. True for an absent entry. A write of the same value
+    /// encrypts it with the current key.
+    fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>>;
+
     /// Starts a backup of all durable entries at the current revision. Writes go on meanwhile.
     fn backup(&self) -> Result<Backup, Error>;
 }

@@ -26,7 +26,7 @@ type PodField = (&'static str, Handling, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Handling, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Handling, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 11] = [
+const POD_FIELDS: [PodField; 10] = [
     ("spec.runtimeClassName", Handling::Reject, |s| {
         s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())
     }),
@@ -34,7 +34,6 @@ const POD_FIELDS: [PodField; 11] = [
     ("spec.evictionResponders", Handling::Report, |s| some(&s.eviction_responders)),
     ("spec.overhead", Handling::Report, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
     ("spec.resources", Handling::Report, |s| s.resources.is_some()),
-    ("spec.schedulingGroup", Handling::Report, |s| s.scheduling_group.is_some()),
     ("spec.securityContext.appArmorProfile", Handling::Report, |s| {
         let profile = s.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
         profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
@@ -282,7 +281,6 @@ mod tests {
     fn ignored_fields_are_reported() {
         for ((refused, reported), name) in [
             (of_pod("overhead", json!({"cpu": "1"})), "spec.overhead"),
-            (of_pod("schedulingGroup", json!({})), "spec.schedulingGroup"),
             (
                 of_container("securityContext", json!({"seLinuxOptions": {"level": "s0"}})),
                 "securityContext.seLinuxOptions",

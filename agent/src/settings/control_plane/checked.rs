@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
+    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -42,6 +42,7 @@ pub(crate) struct ControlPlane {
     pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) admission_plugins: PluginSelection,
     pub(crate) initial_resources: InitialResourcesOptions,
+    pub(crate) runtime_config: RuntimeConfig,
     pub(crate) audit: Option<AuditConfig>,
     pub(crate) controllers: ControllerSelection,
     pub(crate) scheduler: bool,
@@ -91,6 +92,8 @@ impl ControlPlaneSettings {
         let election = sources.take(election_times(election.map(|Age(time)| time)))?;
         let controllers = ControllerSelection::parse(self.controllers).context("controllers");
         let controllers = sources.take(controllers)?;
+        let runtime_config =
+            sources.take(RuntimeConfig::parse(&self.runtime_config).context("runtime-config"))?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         let token_clean_up_period =
             sources.take(clean_up_period(self.legacy_service_account_token_clean_up_period))?;
@@ -122,6 +125,7 @@ impl ControlPlaneSettings {
                 percentile: self.ir_percentile.0,
                 namespace_only: self.ir_namespace_only,
             },
+            runtime_config,
             audit,
             controllers,
             scheduler: self.scheduler,

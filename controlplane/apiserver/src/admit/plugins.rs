@@ -24,10 +24,7 @@ type Row = (&'static str, bool, Box<dyn Admit>);
 const QUOTA: &str = "ResourceQuota";
 
 /// Plugins of kube-apiserver 1.36 that do not exist here, and why. They cannot be enabled.
-const ABSENT: [(&str, &str); 2] = [
-    ("ClusterTrustBundleAttest", "the kind ClusterTrustBundle is not served"),
-    ("PodGroupProtection", "no controller removes the finalizer that it adds to PodGroups"),
-];
+const ABSENT: [(&str, &str); 1] = [("ClusterTrustBundleAttest", "the kind ClusterTrustBundle is not served")];
 
 /// Plugins that upstream keeps for old command lines.
 const DEPRECATED: [&str; 2] = ["AlwaysAdmit", "AlwaysDeny"];
@@ -157,6 +154,7 @@ fn rows(configured: Configured) -> Vec<Row> {
         ("DefaultStorageClass", true, Box::new(storage::DefaultStorageClass)),
         ("PersistentVolumeClaimResize", true, Box::new(storage::ClaimResize)),
         ("StorageObjectInUseProtection", true, Box::new(storage::InUseProtection)),
+        ("PodGroupProtection", true, Box::new(pod_groups::Protection)),
         ("ExtendedResourceToleration", false, Box::new(optional::ExtendedResourceToleration)),
         ("DefaultIngressClass", true, Box::new(optional::DefaultIngressClass)),
         ("DenyServiceExternalIPs", false, Box::new(optional::DenyServiceExternalIps)),

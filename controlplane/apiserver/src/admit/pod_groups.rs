@@ -1,6 +1,7 @@
-//! Rules for PodGroups: the Workload that a group comes from exists, and a Job keeps the parallelism of its group.
+//! Rules for PodGroups: a group in use is protected from deletion, the Workload that it comes from exists, and a Job keeps
+//! the parallelism of its group.
 //!
-//! Both plugins run by default, as upstream. They do nothing unless the kinds of `scheduling.k8s.io` are served.
+//! These plugins run by default, as upstream. They do nothing unless the kinds of `scheduling.k8s.io` are served.
 //!
 //! Source: `plugin/pkg/admission/podgroup`, `plugin/pkg/admission/job`.
 
@@ -8,17 +9,43 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
+use super::storage::protect;
 use super::{Admission, Admit, Attributes, Operation};
 use crate::error::{ApiError, Result};
 
 const GROUP: &str = "scheduling.k8s.io";
 const VERSION: &str = "v1alpha2";
 
+/// The controller `podgroup-protection-controller` removes it.
+const FINALIZER: &str = "scheduling.k8s.io/podgroup-protection";
+
+/// The plugin PodGroupProtection.
+pub(super) struct Protection;
+
 /// The plugin PodGroupWorkloadExists.
 pub(super) struct WorkloadExists;
 
 /// The plugin JobValidation.
 pub(super) struct JobValidation;
+
+#[async_trait]
+impl Admit for Protection {
+    async fn mutate(
+        &self,
+        _admission: &Admission,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
+        let is_created = attributes.operation == Operation::Create && attributes.subresource.is_empty();
+        if is_created
+            && attributes.kind.is(GROUP, "PodGroup")
+            && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
+        {
+            protect(metadata, FINALIZER);
+        }
+        Ok(())
+    }
+}
 
 #[async_trait]
 impl Admit for WorkloadExists {

@@ -98,7 +98,8 @@ impl Admit for ClaimResize {
     }
 }
 
-fn protect(metadata: &mut Map<String, Value>, finalizer: &str) {
+/// Adds a finalizer.
+pub(super) fn protect(metadata: &mut Map<String, Value>, finalizer: &str) {
     let list = metadata.entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
     if list.is_null() {
         *list = Value::Array(Vec::new());

@@ -3,11 +3,15 @@
 //! The words of a list are separated by blanks. The core group is the empty word.
 
 mod controllers;
+mod optional;
 mod roles;
 
 use serde_json::{Value, json};
 
+use coracle_kinds::Resources;
+
 use controllers::CONTROLLERS;
+use optional::{OPTIONAL, Optional};
 use roles::ROLES;
 
 const API: &str = "rbac.authorization.k8s.io";
@@ -238,14 +242,22 @@ fn binding<'a>(
     object
 }
 
-/// All default objects, roles before their bindings.
-pub(super) fn objects() -> Vec<Value> {
+/// All default objects, roles before their bindings. Rules about resources that are not served by default are given only
+/// while they are served, as upstream.
+pub(super) fn objects(served: &Resources) -> Vec<Value> {
     let cluster = |name: &str| object("ClusterRoleBinding", ("", name));
+    let is_served = |optional: &&Optional| optional.is_served(served);
     let controllers: Vec<(String, &str, &[Rule])> = CONTROLLERS
         .iter()
+        .chain(OPTIONAL.iter().filter(is_served).flat_map(|optional| optional.controllers))
         .map(|&(account, rules)| (format!("system:controller:{account}"), account, rules))
         .collect();
     let mut all: Vec<Value> = ROLES.iter().map(role).collect();
+    for (name, rules) in OPTIONAL.iter().filter(is_served).flat_map(|optional| optional.roles) {
+        let found = all.iter_mut().find(|role| role["metadata"]["name"] == *name);
+        let list = found.and_then(|role| role["rules"].as_array_mut());
+        list.into_iter().for_each(|list| list.extend(rules.iter().map(Rule::json)));
+    }
     all.extend(AGGREGATED.iter().map(aggregated));
     all.extend(controllers.iter().map(|(name, _, rules)| role(&(name.as_str(), "", *rules))));
     all.extend(LOCAL_ROLES.iter().map(|&(namespace, name, rules)| {
@@ -269,7 +281,7 @@ pub(super) fn objects() -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coracle_kinds::{defaults, kind::by_kind, validate};
+    use coracle_kinds::{defaults, kind::by_kind, resource::built_in, validate};
 
     /// Upstream removed these permissions from the roles of tenants in 1.22.
     #[test]
@@ -287,7 +299,7 @@ mod tests {
 
     #[test]
     fn what_every_cluster_has_is_valid_and_complete() {
-        let all = objects();
+        let all = objects(built_in());
         for object in &all {
             let kind = by_kind("rbac.authorization.k8s.io/v1", object["kind"].as_str().unwrap()).unwrap();
             let mut filled = object.clone();
@@ -312,7 +324,11 @@ mod tests {
 
     #[test]
     fn each_controller_of_upstream_has_a_role_for_its_service_account_alone() {
-        let all = objects();
+        let served = |entries: &[String]| {
+            let config = coracle_kinds::resource::RuntimeConfig::parse(entries).unwrap();
+            objects(&Resources::served(&config))
+        };
+        let all = served(&[]);
         let of = |kind: &str, name: &str| {
             let found = all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == name);
             found.cloned().unwrap_or_default()
@@ -325,6 +341,15 @@ mod tests {
             let subject = json!([{"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}]);
             assert_eq!(of("ClusterRoleBinding", &name)["subjects"], subject);
         }
+        let migrator = "system:controller:storage-version-migrator-controller";
+        assert_eq!(of("ClusterRole", migrator), Value::Null);
+        let view = |all: &[Value]| {
+            let role = all.iter().find(|one| one["metadata"]["name"] == "system:aggregate-to-view").unwrap();
+            role["rules"].to_string().contains("podgroups/status")
+        };
+        let more = served(&["api/all=true".to_owned()]);
+        assert!(more.iter().any(|one| one["metadata"]["name"] == migrator));
+        assert_eq!((view(&all), view(&more)), (false, true));
         // The node authorizer decides about nodes: a subject here would be every node.
         assert!(of("ClusterRoleBinding", "system:node")["subjects"].is_null());
     }

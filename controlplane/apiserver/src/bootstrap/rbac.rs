@@ -24,7 +24,7 @@ const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 const CONCURRENT_WRITES: usize = 32;
 
 pub(super) async fn run(state: &Arc<State>) -> Result<()> {
-    let objects = stream::iter(policy::objects().into_iter().map(Ok));
+    let objects = stream::iter(policy::objects(&state.registry.load()).into_iter().map(Ok));
     objects.try_for_each_concurrent(CONCURRENT_WRITES, |wanted| reconcile(state, wanted)).await
 }
 

@@ -134,7 +134,7 @@ fn state(
         runs("InitialResources").then(|| Arc::new(UsageHistory::new(config.initial_resources)));
     let auditor = config.audit.map(open_audit).transpose()?;
     let Services { store, cache, authorizers, authenticators } = services;
-    let registry = Arc::new(Registry::new());
+    let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(InFlight::new(config.max_in_flight));
     let metrics = Arc::new(Metrics::new());
     Ok(Arc::new_cyclic(|itself| State {

@@ -1,6 +1,6 @@
 //! From the verb and the path of a request to the function that answers it.
 
-use coracle_kinds::resource;
+use coracle_kinds::{Resources, resource};
 use http::Method;
 use hyper::upgrade::OnUpgrade;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The response for a path that leads nowhere: a Status below a built-in group, and a text elsewhere, as upstream.
-pub(super) fn nowhere(path: &str) -> Result<Reply> {
+pub(super) fn nowhere(set: &Resources, path: &str) -> Result<Reply> {
     let mut parts = path.trim_matches('/').split('/');
     let group = match parts.next() {
         Some("api") => parts.next().filter(|version| *version == "v1").map(|_| ""),
@@ -22,7 +22,9 @@ pub(super) fn nowhere(path: &str) -> Result<Reply> {
         _ => None,
     };
     let is_below = parts.next().is_some_and(|part| !part.is_empty());
-    let is_built_in = |group: &str| resource::built_in().iter().any(|kind| kind.group == group);
+    let is_built_in = |group: &str| {
+        resource::built_in().iter().any(|kind| kind.group == group) && set.versions_of(group).next().is_some()
+    };
     if is_below && group.is_some_and(is_built_in) {
         return Err(ApiError::no_resource());
     }

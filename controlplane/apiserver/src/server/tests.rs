@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::{
     ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, InitialResourcesOptions, KubeletTls,
-    PluginSelection, ServiceRanges,
+    PluginSelection, RuntimeConfig, ServiceRanges,
 };
 
 mod access;
@@ -36,6 +36,7 @@ mod quota;
 mod rbac;
 mod registry;
 mod resize;
+mod runtime_config;
 mod services;
 mod serving;
 mod webhook;
@@ -167,6 +168,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         admission_file: None,
         admission_plugins: PluginSelection::default(),
         initial_resources: InitialResourcesOptions::default(),
+        runtime_config: RuntimeConfig::default(),
         audit: None,
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,

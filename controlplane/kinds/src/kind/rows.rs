@@ -7,10 +7,12 @@ mod devices;
 mod event;
 mod extensions;
 mod flow_control;
+mod migration;
 mod networking;
 mod policy;
 mod rbac;
 mod review;
+mod scheduling;
 mod storage;
 mod unstored;
 mod workload;
@@ -81,7 +83,7 @@ const fn sub(
 
 const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), GET_PATCH_UPDATE);
 
-/// Every kind that is served.
+/// Every built-in kind. [`crate::resource::RuntimeConfig`] says which versions are served.
 pub static KINDS: &[Kind] = &[
     NAMESPACES,
     NODES,
@@ -137,6 +139,9 @@ pub static KINDS: &[Kind] = &[
     devices::CLAIMS,
     devices::CLAIM_TEMPLATES,
     devices::SLICES,
+    scheduling::WORKLOADS,
+    scheduling::POD_GROUPS,
+    migration::MIGRATIONS,
     rbac::ROLES,
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,

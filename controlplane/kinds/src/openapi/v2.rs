@@ -3,9 +3,11 @@
 //! kubectl uses it to validate what the API server cannot, such as `kind: List`. Message and field numbers:
 //! `openapiv2/OpenAPIv2.proto` of gnostic.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
-use crate::resource::Resources;
+use crate::resource::{Resources, built_in};
 use crate::schema::model::definitions_text;
 
 const V3: &str = "#/components/schemas/";
@@ -16,7 +18,12 @@ pub fn json(set: &Resources) -> Value {
     let text = definitions_text();
     let file: Value = serde_json::from_str(&text).unwrap_or_default();
     let definitions = file["definitions"].as_object().into_iter().flatten();
-    let built_in = definitions.map(|(name, schema)| (name.clone(), schema_of(schema)));
+    let served: HashSet<&str> = set.iter().map(|resource| &*resource.schema).collect();
+    let known: HashSet<&str> = built_in().iter().map(|resource| &*resource.schema).collect();
+    let is_served = |name: &&String| served.contains(name.as_str()) || !known.contains(name.as_str());
+    let built_in = definitions
+        .filter(|(name, _)| is_served(name))
+        .map(|(name, schema)| (name.clone(), schema_of(schema)));
     let custom = set.iter().filter_map(|resource| {
         let schema = match &resource.definition_v2 {
             Some(schema) => Value::clone(schema),

@@ -12,7 +12,7 @@ use crate::table;
 use crate::validate::cause::Causes;
 
 /// API group.
-const GROUP: &str = "metrics.k8s.io";
+pub(super) const GROUP: &str = "metrics.k8s.io";
 const VERSION: &str = "v1beta1";
 
 /// The rules of objects that clients can only read.

@@ -121,9 +121,11 @@ impl Resources {
                 (resource.group.as_ref().into(), resource.version.as_ref().into());
             insert(&mut set.paths, &resource, &resource.plural);
             insert(&mut set.kinds, &resource, &resource.kind);
-            if resource.is_storage_version() && resource.is_stored() {
-                let plural = resource.plural.as_ref().into();
-                set.stored.entry(group.clone()).or_default().insert(plural, resource.clone());
+            if resource.is_stored() {
+                // The stored version may be one that is not served.
+                let stored = resource.storage.as_ref().unwrap_or(&resource);
+                let of_group = set.stored.entry(stored.group.as_ref().into()).or_default();
+                of_group.entry(stored.plural.as_ref().into()).or_insert_with(|| stored.clone());
             }
             versions.entry((group, version)).or_default().push(resource);
         }

@@ -59,6 +59,15 @@ fn a_set_finds_each_version_and_the_stored_one() {
 }
 
 #[test]
+fn a_stored_version_that_is_not_served_is_found() {
+    let mut beta = widget("v1beta1");
+    beta.storage = Some(Arc::new(widget("v1")));
+    let set = built_in().with(&[Arc::new(beta)]).unwrap();
+    assert!(set.find("example.com", "v1", "widgets").is_none());
+    assert_eq!(set.find_stored("example.com", "widgets").unwrap().api_version(), "example.com/v1");
+}
+
+#[test]
 fn a_replaced_resource_loses_its_former_versions() {
     let set = built_in().with(&[Arc::new(widget("v1"))]).unwrap();
     let set = set.with(&[Arc::new(widget("v2"))]).unwrap();

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, meta, selector, text};
+use super::{Causes, Path, format, items, meta, pod_group, selector, text};
 
 /// Checks the scheduling fields of a spec.
 pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
@@ -13,6 +13,7 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
         pod_affinity(causes, &path.field("affinity").field(name), &spec["affinity"][name]);
     }
     spreading(causes, &path.field("topologySpreadConstraints"), &spec["topologySpreadConstraints"]);
+    pod_group::of_pod(causes, &path.field("schedulingGroup"), &spec["schedulingGroup"]);
     for (index, gate) in items(&spec["schedulingGates"]) {
         let name = text(&gate["name"]);
         causes.format(&path.field("schedulingGates").index(index), name, format::qualified_name(name));

@@ -54,6 +54,13 @@ fn good(name: &str) -> Value {
     object
 }
 
+/// The causes that a check adds: field and message.
+pub(super) fn found(check: impl FnOnce(&mut Causes)) -> Vec<String> {
+    let mut causes = Causes::default();
+    check(&mut causes);
+    causes.into_list().iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+}
+
 fn set(object: &mut Value, pointer: &str, value: Value) {
     let (parent, name) = pointer.rsplit_once('/').unwrap();
     let parent = match object.pointer_mut(parent) {

@@ -189,6 +189,40 @@ async fn values_of_the_prefix_are_encrypted_on_disk_and_plain_in_memory() {
 }
 
 #[tokio::test]
+async fn a_value_of_an_earlier_key_is_outdated_until_its_next_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("encryption.yaml");
+    let configure = |keys: &[(&str, &str)]| {
+        let keys: Vec<String> =
+            keys.iter().map(|(name, secret)| format!("{{name: {name}, secret: {secret}}}")).collect();
+        let text = format!(
+            "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
+             - resources: [secrets]\n  providers: [{{secretbox: {{keys: [{}]}}}}]\n",
+            keys.join(", ")
+        );
+        fs::write(&file, text).unwrap();
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    let [first, second] = [
+        ("a", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+        ("b", "BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA="),
+    ];
+    configure(&[first]);
+    let encryption = std::sync::Arc::new(coracle_sealing::Encryption::load(&file).unwrap());
+    let mut options = sealed(&dir.path().join("key"));
+    options.sealing.as_mut().unwrap().encryption = Some(encryption.clone());
+    let store = Embedded::open(&dir.path().join("store"), options).unwrap();
+    let key = "/secrets/ns/a";
+    let revision = store.write(put(key, Expect::Absent, "x", Tier::Durable)).await.unwrap();
+    assert!(store.is_current(key).await.unwrap() && store.is_current("/secrets/ns/none").await.unwrap());
+    configure(&[second, first]);
+    encryption.reload().unwrap();
+    assert!(!store.is_current(key).await.unwrap());
+    store.write(put(key, Expect::Revision(revision), "x", Tier::Durable)).await.unwrap();
+    assert!(store.is_current(key).await.unwrap());
+}
+
+#[tokio::test]
 async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over() {
     let dir = tempfile::tempdir().unwrap();
     let (path, keys) = (dir.path().join("store"), dir.path().join("key"));

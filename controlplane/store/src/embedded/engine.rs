@@ -72,6 +72,12 @@ impl Engine {
         found.map(|bytes| self.codec.decode(key, &bytes)).transpose().map(Option::flatten)
     }
 
+    /// Whether the value of a key is encrypted as it would be now.
+    pub(super) fn is_current(&self, key: &str) -> Result<bool, Error> {
+        let found = self.entries.get(key).map_err(|error| read_error(&error))?;
+        Ok(found.is_none_or(|bytes| self.codec.is_current_entry(key, &bytes)))
+    }
+
     /// The revisions of a key, without its value.
     pub(super) fn revisions(&self, key: &str) -> Result<Option<Revisions>, Error> {
         let found = self.entries.get(key).map_err(|error| read_error(&error))?;

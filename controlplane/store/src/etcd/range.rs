@@ -26,6 +26,16 @@ impl Shared {
         response.kvs.into_iter().next().map(|kv| self.entry(key, kv)).transpose()
     }
 
+    /// Whether the value of a key is encrypted as it would be now.
+    pub(super) async fn is_current(&self, key: &str) -> Result<bool, Error> {
+        if !self.codec.may_be_outdated(key) {
+            return Ok(true);
+        }
+        let request = RangeRequest { key: self.keys.outer(key), ..RangeRequest::default() };
+        let response = self.connection.range(request).await?;
+        Ok(response.kvs.first().is_none_or(|kv| self.codec.is_current(key, &kv.value)))
+    }
+
     pub(super) async fn revision(&self) -> Result<u64, Error> {
         // A linearizable read of nothing.
         let key = self.keys.prefix.clone().into_bytes();

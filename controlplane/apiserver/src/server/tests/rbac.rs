@@ -241,7 +241,9 @@ async fn what_every_cluster_has_is_there_again_at_the_next_start() {
 
 #[tokio::test]
 async fn permissions_in_a_namespace_reach_no_cluster_scoped_object() {
-    let server = Fixture::new().await;
+    // All built-in versions are served.
+    let all = RuntimeConfig::parse(&["api/all=true".to_owned()]).unwrap();
+    let server = Fixture::new().await.again_with(|config| config.runtime_config = all).await;
     server.bind("default", ("ClusterRole", "cluster-admin"), "ann").await;
     let code = async |method: &str, path: &str| {
         let request = Request::builder().method(method).uri(path).header("content-type", "application/json");

@@ -1,0 +1,59 @@
+//! Groups of pods that are scheduled together.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::NamespaceResourceScope;
+use serde::Deserialize;
+
+use super::{Key, Object, ObjectExt, Pod};
+
+/// A group of pods.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodGroup {
+    pub(crate) metadata: ObjectMeta,
+}
+
+/// The group in a pod's spec.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodSchedulingGroup {
+    pub(crate) pod_group_name: Option<Box<str>>,
+}
+
+impl Pod {
+    /// The group of a pod that has not ended.
+    pub(crate) fn active_group(&self) -> Option<Key> {
+        let name = self.spec.scheduling_group.as_ref()?.pod_group_name.as_deref()?;
+        let has_ended = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        (!has_ended).then(|| Key::new(self.namespace(), name))
+    }
+}
+
+// The macro `resource` serves kinds of version v1 only.
+impl kube::Resource for PodGroup {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "PodGroup".into()
+    }
+    fn group((): &()) -> Cow<'_, str> {
+        "scheduling.k8s.io".into()
+    }
+    fn version((): &()) -> Cow<'_, str> {
+        "v1alpha2".into()
+    }
+    fn plural((): &()) -> Cow<'_, str> {
+        "podgroups".into()
+    }
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl Object for PodGroup {}

@@ -1,0 +1,191 @@
+//! Applies the plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::stream::{self, TryStreamExt as _};
+use jiff::Timestamp;
+use kube::api::{ApiResource, ListParams, Patch, PatchParams};
+use kube::core::{DynamicObject, GroupVersionKind};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use super::definition;
+use super::plan::{self, Outcome, RUNNING, SUCCEEDED, Step, Verdict};
+use crate::api_kind::{ApiKind, Meta};
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Key, ObjectExt, StorageVersionMigration};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+/// Field manager of the writes, as upstream.
+const MANAGER: &str = "storage-version-migrator-controller";
+/// Objects in one page of the list.
+const PAGE: u32 = 500;
+/// Number of concurrent writes: the store commits them together.
+const CONCURRENT_WRITES: usize = 8;
+
+/// Queues a changed migration, and the others of its resource: one of them may begin when another one ends.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let known: Mutex<BTreeMap<_, BTreeSet<Key>>> = Mutex::default();
+    let own = queue.clone();
+    context.caches.migrations.on_change(move |change| {
+        let Some(migration) = change.latest() else { return };
+        let (resource, key) = (&migration.spec.resource, migration.key());
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys: &mut BTreeSet<Key> = known.entry(resource.clone()).or_default();
+        if change.new.is_some() {
+            keys.insert(key);
+        } else {
+            keys.remove(&key);
+        }
+        keys.iter().for_each(|key| own.add(key.clone()));
+        if keys.is_empty() {
+            known.remove(resource);
+        }
+    });
+}
+
+/// Reconciles one migration.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let cache = &context.caches.migrations;
+    let Some(migration) = cache.get(&key) else { return Ok(Next::Wait) };
+    let mut all = cache.all();
+    all.retain(|other| other.spec.resource == migration.spec.resource);
+    match plan::step(&migration, &all) {
+        Step::Wait => Ok(Next::Wait),
+        Step::Begin => {
+            update_definition(&context.client, &migration, |found, now| {
+                definition::begin(found, migration.name(), now)
+            })
+            .await?;
+            let outcome = (RUNNING, true, "MigrationRunning", "The migration is running");
+            set(context, &migration, outcome).await
+        }
+        Step::Finish => {
+            let succeeded = migration.is(SUCCEEDED);
+            update_definition(&context.client, &migration, |found, now| {
+                definition::finish(found, succeeded, now)
+            })
+            .await?;
+            let outcome = (RUNNING, false, "MigrationCompleted", "Migration completed");
+            set(context, &migration, outcome).await
+        }
+        step @ (Step::Record | Step::Migrate) => with_kind(context, &migration, step).await,
+    }
+}
+
+/// Takes a step that needs the served kind.
+async fn with_kind(
+    context: &Context,
+    migration: &Arc<StorageVersionMigration>,
+    step: Step,
+) -> Result<Next, Error> {
+    let wanted = &migration.spec.resource;
+    let found = context.kinds().await?;
+    let is_wanted =
+        |kind: &&ApiKind| kind.resource.group == wanted.group && kind.resource.plural == wanted.resource;
+    let Some(kind) = found.kinds.iter().find(is_wanted) else {
+        return match plan::patience(migration, Timestamp::now()) {
+            Some(wait) => Ok(Next::After(wait)),
+            None => set(context, migration, plan::failed("resource does not exist in discovery")).await,
+        };
+    };
+    if !kind.can(&["update", "patch", "list"]) {
+        let message = format!(
+            "resource \"{}\" does not support discovery operations: [update patch list]",
+            kind.name()
+        );
+        return set(context, migration, plan::failed(&message)).await;
+    }
+    if step == Step::Record {
+        let version = kind.list_version(&context.client).await?;
+        let patch = plan::status_patch(migration, &json!({"resourceVersion": version}));
+        context.writer(&context.caches.migrations).merge(&migration.key(), Part::Status, patch).await?;
+        return Ok(Next::Wait);
+    }
+    match migrate(&context.client, kind, &migration.status.resource_version).await {
+        Ok(()) => set(context, migration, (SUCCEEDED, true, "StorageVersionMigrationSucceeded", "")).await,
+        Err(Stop::Retry(error)) => Err(error),
+        Err(Stop::Fail(message)) => set(context, migration, plan::failed(&message)).await,
+    }
+}
+
+/// Why a migration stops before its end.
+enum Stop {
+    Retry(Error),
+    Fail(String),
+}
+
+/// Writes the objects again that may be stored in an earlier form, one page after the other.
+async fn migrate(client: &Client, kind: &ApiKind, recorded: &str) -> Result<(), Stop> {
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = kind.page(client, "", &params).await.map_err(Stop::Retry)?;
+        let outdated = page
+            .items
+            .into_iter()
+            .filter(|object| plan::may_be_outdated(object.metadata.resource_version.as_deref(), recorded));
+        stream::iter(outdated.map(Ok))
+            .try_for_each_concurrent(CONCURRENT_WRITES, |object| rewrite(client, kind, object))
+            .await?;
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+async fn rewrite(client: &Client, kind: &ApiKind, object: Meta) -> Result<(), Stop> {
+    let Err(source) = kind.rewrite(client, &object, MANAGER).await else { return Ok(()) };
+    let verdict = match &source {
+        kube::Error::Api(status) => plan::verdict(status.code, &status.reason),
+        kube::Error::BuildRequest(_) => Verdict::Fail,
+        _ => Verdict::Retry,
+    };
+    match verdict {
+        Verdict::Done => Ok(()),
+        Verdict::Fail => Err(Stop::Fail(format!("migration encountered unhandled error: {source}"))),
+        Verdict::Retry => {
+            let object = format!("{} {}", kind.resource.kind, Key::of(&object.metadata));
+            Err(Stop::Retry(Error::Request { verb: "apply", object, source }))
+        }
+    }
+}
+
+/// Sets one condition. The change of the migration leads to its next step.
+async fn set(
+    context: &Context,
+    migration: &StorageVersionMigration,
+    outcome: Outcome<'_>,
+) -> Result<Next, Error> {
+    let patch = plan::condition_patch(migration, outcome, Timestamp::now());
+    context.writer(&context.caches.migrations).merge(&migration.key(), Part::Status, patch).await?;
+    Ok(Next::Wait)
+}
+
+/// Applies a configuration to the status of the definition of a custom resource. A resource without a definition has none.
+async fn update_definition(
+    client: &Client,
+    migration: &StorageVersionMigration,
+    configuration: impl Fn(&Value, Timestamp) -> Value,
+) -> Result<(), Error> {
+    let resource = &migration.spec.resource;
+    if resource.group.is_empty() {
+        return Ok(());
+    }
+    let name = format!("{}.{}", resource.resource, resource.group);
+    let failed = |verb: &'static str| {
+        let object = format!("CustomResourceDefinition {name}");
+        move |source| Error::Request { verb, object, source }
+    };
+    let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
+    let kind = ApiResource::from_gvk_with_plural(&kind, "customresourcedefinitions");
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+    let Some(found) = api.get_opt(&name).await.map_err(failed("get"))? else { return Ok(()) };
+    let configuration = configuration(&json!(found), Timestamp::now());
+    let params = PatchParams::apply("migration-runner-controller").force();
+    let applied = api.patch_status(&name, &params, &Patch::Apply(configuration)).await;
+    applied.map(drop).map_err(failed("apply"))
+}
