@@ -10,8 +10,8 @@ use coracle_services::{AddressType, EndpointSlice};
 use k8s_openapi::api::core::v1::Service;
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt, send, socket,
-    sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt,
+    send, socket, sockopt,
 };
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
@@ -98,12 +98,13 @@ fn has_node_port(service: &Service, address: IpAddr) -> bool {
     kind == Some("NodePort") && has_address(service, address)
 }
 
-/// The ready endpoints of a family: all of them, or those of this node.
-fn ready(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, only_here: bool) -> Vec<SocketAddr> {
+/// The ready endpoints of a family: all of them, or those of one node.
+fn ready(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, node: Option<&str>) -> Vec<SocketAddr> {
     let family = if is_ipv4 { AddressType::IPv4 } else { AddressType::IPv6 };
-    let endpoints = slices.iter().filter(|slice| slice.address_type == family).flat_map(|slice| &slice.endpoints);
+    let endpoints =
+        slices.iter().filter(|slice| slice.address_type == family).flat_map(|slice| &slice.endpoints);
     let usable = endpoints.filter(|endpoint| {
-        endpoint.conditions.is_ready() && (!only_here || endpoint.node_name.as_deref() == Some("here"))
+        endpoint.conditions.is_ready() && (node.is_none() || endpoint.node_name.as_deref() == node)
     });
     usable.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address?, 8080))).collect()
 }
@@ -128,8 +129,8 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Fate> {
     }
     let policy = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref());
     let is_local = policy == Some("Local") && !is_node_port;
-    let everywhere = ready(slices, to.is_ipv4(), false);
-    let targets = if is_local { ready(slices, to.is_ipv4(), true) } else { everywhere.clone() };
+    let everywhere = ready(slices, to.is_ipv4(), None);
+    let targets = if is_local { ready(slices, to.is_ipv4(), Some("here")) } else { everywhere.clone() };
     match (targets.is_empty(), everywhere.is_empty()) {
         (false, _) => targets.into_iter().map(Fate::Sent).collect(),
         (true, true) => refused(Fate::Rejected),
@@ -157,7 +158,8 @@ impl Packet {
         let kind = if self.is_udp { SockType::Datagram } else { SockType::Stream };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let socket = socket(family, kind, flags, None).unwrap();
-        let any = if self.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any =
+            if self.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
         bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(any, 0))).unwrap();
         let own: SockaddrStorage = getsockname(socket.as_raw_fd()).unwrap();
         let v4 = own.as_sockaddr_in().map(|own| own.port());
