@@ -63,6 +63,7 @@ impl Api {
             pod_counts: Default::default(),
             autoscaling: Default::default(),
             volumes: Arc::default(),
+            group_members: Arc::default(),
             service_addresses: Arc::default(),
             balancers: Arc::default(),
             address_pool: Arc::default(),
