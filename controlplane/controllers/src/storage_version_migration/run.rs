@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::api::{ApiResource, ListParams, Patch, PatchParams};
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::definition;
 use super::plan::{self, Outcome, RUNNING, SUCCEEDED, Step, Verdict};
@@ -56,19 +56,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     match plan::step(&migration, &all) {
         Step::Wait => Ok(Next::Wait),
         Step::Begin => {
-            update_definition(&context.client, &migration, |found, now| {
-                definition::begin(found, migration.name(), now)
-            })
-            .await?;
+            mark_definition(&context.client, &migration).await?;
             let outcome = (RUNNING, true, "MigrationRunning", "The migration is running");
             set(context, &migration, outcome).await
         }
         Step::Finish => {
-            let succeeded = migration.is(SUCCEEDED);
-            update_definition(&context.client, &migration, |found, now| {
-                definition::finish(found, succeeded, now)
-            })
-            .await?;
+            mark_definition(&context.client, &migration).await?;
             let outcome = (RUNNING, false, "MigrationCompleted", "Migration completed");
             set(context, &migration, outcome).await
         }
@@ -123,11 +116,9 @@ async fn migrate(client: &Client, kind: &ApiKind, recorded: &str) -> Result<(), 
     let mut params = ListParams::default().limit(PAGE);
     loop {
         let page = kind.page(client, "", &params).await.map_err(Stop::Retry)?;
-        let outdated = page
-            .items
-            .into_iter()
-            .filter(|object| plan::may_be_outdated(object.metadata.resource_version.as_deref(), recorded));
-        stream::iter(outdated.map(Ok))
+        let mut objects = page.items;
+        objects.retain(|object| plan::may_be_outdated(object.metadata.resource_version.as_deref(), recorded));
+        stream::iter(objects.into_iter().map(Ok))
             .try_for_each_concurrent(CONCURRENT_WRITES, |object| rewrite(client, kind, object))
             .await?;
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -165,12 +156,9 @@ async fn set(
     Ok(Next::Wait)
 }
 
-/// Applies a configuration to the status of the definition of a custom resource. A resource without a definition has none.
-async fn update_definition(
-    client: &Client,
-    migration: &StorageVersionMigration,
-    configuration: impl Fn(&Value, Timestamp) -> Value,
-) -> Result<(), Error> {
+/// Writes the begin or the end of a migration to the status of the definition of its resource. A built-in resource has no
+/// definition.
+async fn mark_definition(client: &Client, migration: &StorageVersionMigration) -> Result<(), Error> {
     let resource = &migration.spec.resource;
     if resource.group.is_empty() {
         return Ok(());
@@ -184,7 +172,12 @@ async fn update_definition(
     let kind = ApiResource::from_gvk_with_plural(&kind, "customresourcedefinitions");
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
     let Some(found) = api.get_opt(&name).await.map_err(failed("get"))? else { return Ok(()) };
-    let configuration = configuration(&json!(found), Timestamp::now());
+    let (found, now) = (json!(found), Timestamp::now());
+    let configuration = if migration.is(RUNNING) {
+        definition::finish(&found, migration.is(SUCCEEDED), now)
+    } else {
+        definition::begin(&found, migration.name(), now)
+    };
     let params = PatchParams::apply("migration-runner-controller").force();
     let applied = api.patch_status(&name, &params, &Patch::Apply(configuration)).await;
     applied.map(drop).map_err(failed("apply"))

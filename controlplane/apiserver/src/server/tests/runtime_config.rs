@@ -72,6 +72,14 @@ async fn groups_of_pods_are_served_on_request_and_outlive_the_request() {
     assert!(
         server.get("/openapi/v3/apis/scheduling.k8s.io/v1alpha2").await.body.to_string().contains("minCount")
     );
+    let accepted = async |media: &str| {
+        let request = Request::get(&one).header("accept", media).body(Full::default()).unwrap();
+        server.send(admin(), request).await
+    };
+    let table = accepted("application/json;as=Table;v=v1;g=meta.k8s.io").await;
+    assert_eq!(table.body["rows"][0]["cells"][1], "Gang", "{}", table.body);
+    let message = accepted("application/vnd.kubernetes.protobuf").await;
+    assert_eq!(message.headers["content-type"], "application/vnd.kubernetes.protobuf");
     let pod = server.post(PODS, in_group("p")).await;
     assert_eq!(pod.body["spec"]["schedulingGroup"]["podGroupName"], "g", "{}", pod.body);
     assert_eq!(server.get(MIGRATIONS).await.code, 404);
