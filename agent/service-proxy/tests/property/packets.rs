@@ -10,8 +10,8 @@ use coracle_services::{AddressType, EndpointSlice};
 use k8s_openapi::api::core::v1::Service;
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt, send, socket,
-    sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt,
+    send, socket, sockopt,
 };
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
@@ -101,7 +101,8 @@ fn has_node_port(service: &Service, address: IpAddr) -> bool {
 /// The ready endpoints of a family: all of them, or those of this node.
 fn ready(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, only_here: bool) -> Vec<SocketAddr> {
     let family = if is_ipv4 { AddressType::IPv4 } else { AddressType::IPv6 };
-    let endpoints = slices.iter().filter(|slice| slice.address_type == family).flat_map(|slice| &slice.endpoints);
+    let endpoints =
+        slices.iter().filter(|slice| slice.address_type == family).flat_map(|slice| &slice.endpoints);
     let usable = endpoints.filter(|endpoint| {
         endpoint.conditions.is_ready() && (!only_here || endpoint.node_name.as_deref() == Some("here"))
     });
@@ -157,7 +158,8 @@ impl Packet {
         let kind = if self.is_udp { SockType::Datagram } else { SockType::Stream };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let socket = socket(family, kind, flags, None).unwrap();
-        let any = if self.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any =
+            if self.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
         bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(any, 0))).unwrap();
         let own: SockaddrStorage = getsockname(socket.as_raw_fd()).unwrap();
         let v4 = own.as_sockaddr_in().map(|own| own.port());
