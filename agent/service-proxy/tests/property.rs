@@ -53,6 +53,9 @@ fn table() -> Vec<String> {
     let mut blocks: Vec<String> = blocks
         .into_iter()
         .map(|block| {
+            // The clients of an endpoint are no part of the program: packets add them.
+            let program = if block.contains("set clients ") { block.split("elements = ").next() } else { None };
+            let block = program.unwrap_or(&block);
             // Elements of a set are on several lines.
             let mut all: Vec<&str> =
                 block.split(['\n', ',']).map(|part| part.trim_matches([' ', '\t', '{', '}'])).collect();
