@@ -54,7 +54,8 @@ fn table() -> Vec<String> {
         .into_iter()
         .map(|block| {
             // The clients of an endpoint are no part of the program: packets add them.
-            let program = if block.contains("set clients ") { block.split("elements = ").next() } else { None };
+            let program =
+                if block.contains("set clients ") { block.split("elements = ").next() } else { None };
             let block = program.unwrap_or(&block);
             // Elements of a set are on several lines.
             let mut all: Vec<&str> =
