@@ -394,9 +394,9 @@ from scapy.all import ARP, Ether, ICMPv6ND_NA, ICMPv6NDOptDstLLAddr, IP, IPv6, U
 own, everyone = get_if_hwaddr("eth0"), "ff:ff:ff:ff:ff:ff"
 claim = ICMPv6ND_NA(tgt="fd99::77", R=0, S=0, O=1) / ICMPv6NDOptDstLLAddr(lladdr=own)
 sendp([
-    Ether(dst=everyone) / ARP(op=2, hwsrc=own, psrc="10.99.0.77", hwdst=everyone, pdst="10.99.0.77"),
-    Ether(dst="33:33:00:00:00:01") / IPv6(src="fd99::77", dst="ff02::1") / claim,
-    Ether(dst=sys.argv[1]) / IP(src="10.99.0.9", dst="10.99.0.1") / UDP(sport=1, dport=7001) / b"forged",
+    Ether(src=own, dst=everyone) / ARP(op=2, hwsrc=own, psrc="10.99.0.77", hwdst=everyone, pdst="10.99.0.77"),
+    Ether(src=own, dst="33:33:00:00:00:01") / IPv6(src="fd99::77", dst="ff02::1") / claim,
+    Ether(src=own, dst=sys.argv[1]) / IP(src="10.99.0.9", dst="10.99.0.1") / UDP(sport=1, dport=7001) / b"forged",
 ], iface="eth0", verbose=False)
 "#;
 
