@@ -91,7 +91,8 @@ mod tests {
         assert_eq!((many.len(), few.len()), (12, 3));
         assert!(limit.take("a").is_none());
         drop((many, few));
-        assert!(limit.taken().namespaces.is_empty() && limit.taken().total == 0);
+        assert!(limit.taken().namespaces.is_empty());
+        assert_eq!(limit.taken().total, 0);
         assert!(ForwardLimit::default().most >= 8);
     }
 }
