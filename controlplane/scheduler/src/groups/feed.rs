@@ -20,7 +20,7 @@ const RETRY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) enum Change {
     /// An event of the watch.
-    Watched(Event<PodGroup>),
+    Watched(Box<Event<PodGroup>>),
     /// The API server does not serve the kind.
     NotServed,
 }
@@ -58,7 +58,7 @@ impl Feed {
 
 /// Reports that the kind is not served until it is. Then watches it.
 fn changes(client: &Client) -> BoxStream<'static, Change> {
-    let watch = stream::<PodGroup>(client, watch_config()).map(Change::Watched);
+    let watch = stream::<PodGroup>(client, watch_config()).map(|event| Change::Watched(Box::new(event)));
     let absent = unfold((client.clone(), Duration::ZERO), async |(client, mut pause)| {
         loop {
             tokio::time::sleep(pause).await;

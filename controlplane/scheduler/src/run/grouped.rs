@@ -29,7 +29,7 @@ const EXTENDERS: &str =
 impl Scheduler {
     pub(super) fn group_change(&mut self, change: Change) {
         match change {
-            Change::Watched(event) => self.group_event(event),
+            Change::Watched(event) => self.group_event(*event),
             Change::NotServed => {
                 let helped = self.groups.ignore_all();
                 self.wake(helped);
@@ -373,7 +373,8 @@ mod tests {
         assert!(scheduler.group_feed.next().now_or_never().is_none());
         assert!(requests.lock().unwrap().is_empty());
         scheduler.pod_event(Event::Apply(pod("p", Some("g"))));
-        assert!(matches!(scheduler.group_feed.next().await, Change::Watched(Event::Init)));
+        let change = scheduler.group_feed.next().await;
+        assert!(matches!(change, Change::Watched(event) if matches!(*event, Event::Init)));
     }
 
     #[tokio::test(start_paused = true)]
