@@ -267,7 +267,7 @@ mod tests {
             assert!(chain_of(&[], &[name]).is_ok(), "{name}");
             let Err(why) = chain_of(&[name], &[]) else { continue };
             let says = match name {
-                "ClusterTrustBundleAttest" | "PodGroupProtection" => "cannot be enabled: ",
+                "ClusterTrustBundleAttest" => "cannot be enabled: ",
                 "EventRateLimit" => "the configuration of EventRateLimit: limits: ",
                 "ImagePolicyWebhook" => "the configuration of ImagePolicyWebhook: no config specified",
                 _ => "no error",
