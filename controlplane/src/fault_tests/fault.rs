@@ -51,9 +51,12 @@ impl Fault {
                     return inner.send(request).await;
                 }
                 // The server finishes a write although its client is gone.
-                let sent = tokio::spawn(async move { inner.send(request).await });
-                let response = sent.await.expect("the server handles the request");
-                if !fault.end() {
+                let sent = tokio::spawn(async move {
+                    let response = inner.send(request).await;
+                    (response, fault.end())
+                });
+                let (response, is_alive) = sent.await.expect("the server handles the request");
+                if !is_alive {
                     std::future::pending::<()>().await;
                 }
                 response
