@@ -80,20 +80,15 @@ impl ControlPlaneSettings {
         let audit = sources.take(self.audit())?;
         let token_webhook = sources.take(self.token_webhook())?;
         let authorization = sources.take(self.authorization())?;
+        let election = sources.take(self.election())?;
+        let runtime_config =
+            sources.take(RuntimeConfig::parse(&self.runtime_config).context("runtime-config"))?;
         let request_header = self.request_header();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
-        let election = [
-            self.leader_elect_lease_duration,
-            self.leader_elect_renew_deadline,
-            self.leader_elect_retry_period,
-        ];
-        let election = sources.take(election_times(election.map(|Age(time)| time)))?;
         let controllers = ControllerSelection::parse(self.controllers).context("controllers");
         let controllers = sources.take(controllers)?;
-        let runtime_config =
-            sources.take(RuntimeConfig::parse(&self.runtime_config).context("runtime-config"))?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         let token_clean_up_period =
             sources.take(clean_up_period(self.legacy_service_account_token_clean_up_period))?;
@@ -141,6 +136,16 @@ impl ControlPlaneSettings {
             max_in_flight: max.map(|count| usize::try_from(count.get()).unwrap_or(usize::MAX)),
             shutdown_delay: self.shutdown_delay_duration.0,
         })
+    }
+
+    /// Duration, renewal deadline and retry period of leases.
+    fn election(&self) -> anyhow::Result<[Duration; 3]> {
+        let times = [
+            &self.leader_elect_lease_duration,
+            &self.leader_elect_renew_deadline,
+            &self.leader_elect_retry_period,
+        ];
+        election_times(times.map(|Age(time)| *time))
     }
 
     /// The audit, if there are a policy and a backend.
