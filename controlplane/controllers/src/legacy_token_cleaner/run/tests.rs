@@ -67,7 +67,6 @@ impl Api {
             service_addresses: Arc::default(),
             balancers: Arc::default(),
             address_pool: Arc::default(),
-            group_members: Arc::default(),
             last_ranges: Mutex::default(),
         }
     }
