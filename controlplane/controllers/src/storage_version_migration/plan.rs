@@ -165,7 +165,7 @@ mod tests {
         let all = [new.clone(), ended.clone()];
         assert_eq!((step(&ended, &all), step(&new, &all)), (Step::Finish, Step::Begin));
         let failed = migration("b", 1, conditions(&[FAILED]));
-        assert_eq!(step(&failed, &[failed.clone()]), Step::Wait);
+        assert_eq!(step(&failed, std::slice::from_ref(&failed)), Step::Wait);
         let mut status = conditions(&[RUNNING]);
         status["resourceVersion"] = "7".into();
         let recorded = migration("b", 1, status);
