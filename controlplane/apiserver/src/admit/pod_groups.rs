@@ -1,7 +1,8 @@
 //! Rules for PodGroups: a group in use is protected from deletion, the Workload that it comes from exists, and a Job keeps
 //! the parallelism of its group.
 //!
-//! These plugins run by default, as upstream. They do nothing unless the kinds of `scheduling.k8s.io` are served.
+//! These plugins run by default, as upstream. They do nothing while the kinds of `scheduling.k8s.io` are not served: the
+//! cache has the objects of an earlier time, when they were.
 //!
 //! Source: `plugin/pkg/admission/podgroup`, `plugin/pkg/admission/job`.
 
@@ -36,9 +37,7 @@ impl Admit for Protection {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let is_created = attributes.operation == Operation::Create && attributes.subresource.is_empty();
-        if is_created
-            && attributes.kind.is(GROUP, "PodGroup")
+        if is_new_group(attributes)
             && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
         {
             protect(metadata, FINALIZER);
@@ -55,12 +54,11 @@ impl Admit for WorkloadExists {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let is_group = attributes.kind.is(GROUP, "PodGroup") && attributes.subresource.is_empty();
-        let Some(kind) = by_resource(GROUP, VERSION, "workloads") else { return Ok(()) };
         let wanted = &object["spec"]["podGroupTemplateRef"]["workload"];
-        if !is_group || attributes.operation != Operation::Create || !wanted.is_object() {
+        if !is_new_group(attributes) || !wanted.is_object() {
             return Ok(());
         }
+        let Some(kind) = by_resource(GROUP, VERSION, "workloads") else { return Ok(()) };
         let name = wanted["workloadName"].as_str().unwrap_or_default();
         let workload = admission.cache.get(kind, attributes.namespace, name).map(|workload| workload.value());
         missing(workload.as_ref(), wanted).map_or(Ok(()), |why| {
@@ -81,15 +79,15 @@ impl Admit for JobValidation {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let parallelism = |job: &Value| job["spec"]["parallelism"].clone();
-        let (Some(kind), Some(old)) = (by_resource(GROUP, VERSION, "podgroups"), attributes.old) else {
+        let is_job = attributes.kind.is("batch", "Job") && attributes.subresource.is_empty();
+        let old = attributes.old.filter(|_| is_job && attributes.operation == Operation::Update);
+        let Some(old) = old.filter(|old| old["spec"]["parallelism"] != object["spec"]["parallelism"]) else {
             return Ok(());
         };
-        let is_job = attributes.kind.is("batch", "Job") && attributes.subresource.is_empty();
-        let is_update = attributes.operation == Operation::Update;
-        if !is_job || !is_update || parallelism(old) == parallelism(object) {
+        if !admission.registry.load().serves_pod_groups() {
             return Ok(());
         }
+        let Some(kind) = by_resource(GROUP, VERSION, "podgroups") else { return Ok(()) };
         let reference = &old["spec"]["template"]["spec"]["schedulingGroup"]["podGroupName"];
         let groups = match reference.as_str() {
             Some(name) => admission.cache.get(kind, attributes.namespace, name).into_iter().collect(),
@@ -103,6 +101,14 @@ impl Admit for JobValidation {
         let why = format!("cannot change parallelism for a Job referencing gang-scheduled PodGroup {name:?}");
         Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
     }
+}
+
+/// Whether the request creates a PodGroup. A custom resource may have the name while PodGroups are not served.
+fn is_new_group(attributes: &Attributes<'_>) -> bool {
+    attributes.operation == Operation::Create
+        && attributes.subresource.is_empty()
+        && attributes.kind.is(GROUP, "PodGroup")
+        && attributes.kind.is_built_in()
 }
 
 /// Why a PodGroup cannot come from a Workload.

@@ -3,6 +3,7 @@
 use super::*;
 
 const GROUPS: &str = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups";
+const JOBS: &str = "/apis/batch/v1/namespaces/default/jobs";
 const WORKLOADS: &str = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/workloads";
 const MIGRATIONS: &str = "/apis/storagemigration.k8s.io/v1beta1/storageversionmigrations";
 
@@ -91,6 +92,24 @@ async fn groups_of_pods_are_served_on_request_and_outlive_the_request() {
     assert_eq!(pod.body["spec"]["schedulingGroup"]["podGroupName"], "g", "{}", pod.body);
     let server = server.again_with(with(&["api/alpha=true"])).await;
     assert_eq!(server.get(&one).await.body["spec"]["schedulingPolicy"]["gang"]["minCount"], 2);
+}
+
+#[tokio::test]
+async fn a_job_keeps_the_parallelism_of_its_gang_while_groups_are_served() {
+    let server = Fixture::new().await.again_with(with(&["scheduling.k8s.io/v1alpha2=true"])).await;
+    assert_eq!(server.post(GROUPS, group("g")).await.code, 201);
+    let mut job = json!({"metadata": {"name": "j"}, "spec": {"template": in_group("p")}});
+    job["spec"]["template"]["spec"]["restartPolicy"] = "Never".into();
+    let made = server.post(JOBS, job).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let (job, two) = (format!("{JOBS}/j"), json!({"spec": {"parallelism": 2}}));
+    let refused = server.merge(&job, two.clone()).await;
+    let why = "cannot change parallelism for a Job referencing gang-scheduled PodGroup \"g\"";
+    let message = refused.body["message"].as_str().unwrap_or_default();
+    assert!(refused.code == 403 && message.ends_with(why), "{}", refused.body);
+    let server = server.again().await;
+    let changed = server.merge(&job, two).await;
+    assert_eq!(changed.code, 200, "a group that is not served has no effect: {}", changed.body);
 }
 
 #[tokio::test]
