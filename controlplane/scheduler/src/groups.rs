@@ -19,6 +19,7 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 
 use coracle_values::object::{Key, ObjectExt};
+use tokio::time::Instant;
 
 use self::condition::{Verdict, Write, condition, is_scheduled};
 use self::object::PodGroup;
@@ -50,8 +51,10 @@ struct Group {
     is_scheduled: bool,
     /// The next result to write.
     verdict: Option<Verdict>,
-    /// The result of the write in flight.
-    writing: Option<Verdict>,
+    /// The write in flight: the uid of the object, and the result.
+    writing: Option<(String, Verdict)>,
+    /// End of the back-off of the pods that were refused together.
+    rest_until: Option<Instant>,
 }
 
 /// How the pods of a group are scheduled now.
@@ -135,6 +138,7 @@ impl Groups {
             .is_some_and(|known| known.metadata.uid == object.metadata.uid && known.spec == object.spec);
         let is_other = group.object.as_ref().is_some_and(|known| known.metadata.uid != object.metadata.uid);
         group.is_scheduled = is_scheduled(&object) || (group.is_scheduled && !is_other);
+        group.verdict = group.verdict.take().filter(|_| !is_other);
         group.object = Some(object);
         // Another policy may help refused pods, too.
         if is_same { group.opened() } else { group.all_waiting() }
@@ -198,6 +202,18 @@ impl Groups {
         group.into_iter().flat_map(|group| group.waiting.difference(&group.gated)).cloned().collect()
     }
 
+    /// End of the back-off of a group. A group that is created again keeps it.
+    pub(crate) fn rest_until(&self, key: &Key) -> Option<Instant> {
+        self.groups.get(key)?.rest_until
+    }
+
+    /// Starts the back-off of a group.
+    pub(crate) fn rest(&mut self, key: &Key, until: Instant) {
+        if let Some(group) = self.groups.get_mut(key) {
+            group.rest_until = Some(until);
+        }
+    }
+
     /// The uids of all pods of groups.
     pub(crate) fn uids(&self) -> impl Iterator<Item = &String> {
         self.members.keys()
@@ -214,7 +230,7 @@ impl Groups {
         // The condition never returns to `False`, for example if a further pod of the group does not fit.
         if verdict.is_scheduled || !group.is_scheduled {
             group.is_scheduled = verdict.is_scheduled;
-            group.verdict = Some(verdict).filter(|verdict| group.writing.as_ref() != Some(verdict));
+            group.verdict = Some(verdict).filter(|verdict| !group.is_writing(verdict));
         }
         if group.writing.is_some() { None } else { group.next_write(key) }
     }
@@ -284,10 +300,16 @@ impl Group {
         self.waiting.iter().cloned().collect()
     }
 
+    /// Whether the write in flight has this result, and is for the object and not for a deleted one of the same name.
+    fn is_writing(&self, verdict: &Verdict) -> bool {
+        let uid = self.object.as_ref().map(ObjectExt::uid);
+        self.writing.as_ref().is_some_and(|(of, one)| Some(of.as_str()) == uid && one == verdict)
+    }
+
     fn next_write(&mut self, key: &Key) -> Option<Write> {
         let (object, verdict) = (self.object.as_ref()?, self.verdict.take()?);
         let condition = condition(object, &verdict, jiff::Timestamp::now())?;
-        self.writing = Some(verdict);
+        self.writing = Some((object.uid().to_owned(), verdict));
         Some(Write { key: key.clone(), uid: object.uid().to_owned(), condition })
     }
 }

@@ -188,12 +188,9 @@ impl Queue {
         }
     }
 
-    /// The last end of a back-off of these pods. Pods that are not refused have none.
-    pub(crate) fn last_rest<'a>(&self, uids: impl Iterator<Item = &'a str>) -> Option<Instant> {
-        let entries = uids.filter_map(|uid| self.entries.get(uid));
-        let refused = entries
-            .filter(|entry| matches!(entry.state, QueueState::Unschedulable | QueueState::HeldBack(..)));
-        refused.filter_map(|entry| entry.rest_until).max()
+    /// End of the back-off of a refused pod.
+    pub(crate) fn rest_until(&self, uid: &str) -> Option<Instant> {
+        self.entries.get(uid)?.rest_until
     }
 
     /// Sorts pods of the queue: higher priority first, then the older pod.
@@ -474,12 +471,13 @@ mod tests {
         queue.refused("refused", Changes::NODE, now);
         queue.failed("resting", now);
         let all = ["ready", "refused", "resting", "urgent"];
-        assert_eq!(queue.last_rest(all.into_iter()), Some(now + Duration::from_secs(1)));
+        let rests = all.map(|uid| queue.rest_until(uid).is_some());
+        assert_eq!(rests, [false, true, true, false]);
         let mut order: Vec<Pod> = all.iter().filter_map(|uid| queue.take(uid)).collect();
         queue.sort(&mut order);
         let names: Vec<&str> = order.iter().map(ObjectExt::name).collect();
         assert_eq!(names, ["urgent", "refused", "resting", "ready"]);
-        assert_eq!((queue.due(), queue.last_rest(all.into_iter())), (None, None));
+        assert_eq!(queue.due(), None);
         assert!(queue.unschedulable.is_empty() && queue.take("ready").is_none());
         queue.hold_back("ready", now + Duration::from_secs(3));
         assert_eq!(queue.due(), Some(now + Duration::from_secs(3)));

@@ -71,6 +71,8 @@ struct Scheduler {
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
+    /// Until when no gang is tried again that was refused: together they take at most a tenth of the time.
+    gangs_rest_until: Instant,
     /// Writes of conditions of groups, at most one of each group, with whether they succeeded.
     group_writes: JoinSet<(Write, bool)>,
     pods: Listing,
@@ -216,6 +218,7 @@ impl Scheduler {
             extender_calls,
             groups: Groups::default(),
             group_feed: Feed::default(),
+            gangs_rest_until: Instant::now(),
             group_writes: JoinSet::new(),
             pods: Listing::default(),
             nodes: Listing::default(),

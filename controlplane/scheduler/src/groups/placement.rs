@@ -2,7 +2,8 @@
 //! `submitPodGroupAlgorithmResult` of upstream.
 //!
 //! A placed pod takes its resources, and the victims of its preemption are absent, until all pods are placed. Then the
-//! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions.
+//! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions, and no further pod is
+//! tried once so many were refused that the gang cannot fit.
 
 use coracle_values::object::ObjectExt;
 
@@ -23,7 +24,7 @@ pub(crate) const UNSCHEDULABLE: &str = "pod group is unschedulable";
 /// Message of a group that fits once other pods have made room.
 const WAITS_FOR_PREEMPTION: &str =
     "pod group is unschedulable, pod group is waiting for preemption to complete";
-/// Message of a pod that fits, but whose group does not.
+/// Message of a pod that fits or was not tried, but whose group does not fit.
 const NO_QUORUM: &str = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, \
                          one or more plugins asked to wait and no plugin rejected pod";
 
@@ -70,6 +71,8 @@ struct Attempt<'a> {
     removed: Vec<(String, String, Placed)>,
     helped_by: Changes,
     retries: bool,
+    /// Number of pods that may still be refused. `None`: the gang cannot fit.
+    spare: Option<usize>,
     /// The last refused pod with its message, if no pod was placed after it.
     refused: Option<(&'a Pod, String)>,
 }
@@ -91,9 +94,10 @@ pub(crate) fn place(
         removed: Vec::new(),
         helped_by: Changes::GROUP,
         retries: false,
+        spare: pods.len().checked_sub(needed.max(1)),
         refused: None,
     };
-    let places: Vec<Place> = pods.iter().map(|pod| attempt.place(pod)).collect();
+    let places: Vec<Place> = pods.iter().map(|pod| attempt.place_next(pod)).collect();
     attempt.restore();
     let (helped_by, retries) = (attempt.helped_by, attempt.retries);
     let count = places.iter().filter(|place| !matches!(place, Place::Refused(_))).count();
@@ -134,11 +138,23 @@ fn settle(place: Place, (fits, waits): (bool, bool), snapshot: &Snapshot) -> Dec
 // === impl Attempt ===
 
 impl<'a> Attempt<'a> {
+    fn place_next(&mut self, pod: &'a Pod) -> Place {
+        let place = self.place(pod);
+        if matches!(place, Place::Refused(_)) {
+            self.spare = self.spare.and_then(|spare| spare.checked_sub(1));
+        }
+        place
+    }
+
     fn place(&mut self, pod: &'a Pod) -> Place {
         if let Some((other, message)) = &self.refused
             && is_alike(other, pod)
         {
             return Place::Refused(message.clone());
+        }
+        // The refused pods are enough to wait for: the gang fits only after a change that helps one of them.
+        if self.spare.is_none() {
+            return Place::Refused(NO_QUORUM.to_owned());
         }
         let refused = match decide(pod, self.profile, self.snapshot) {
             Ok(node) => match reserve(pod, self.profile, self.snapshot, &node) {

@@ -173,6 +173,50 @@ fn one_write_of_a_group_is_in_flight_and_success_is_final() {
 }
 
 #[test]
+fn a_group_that_is_created_again_gets_its_own_condition_and_keeps_its_back_off() {
+    let mut groups = Groups::default();
+    let refused = || Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() };
+    groups.put_pod(&pod("a", "g", "1"), false);
+    groups.put(gang("g", 1));
+    let until = tokio::time::Instant::now();
+    groups.rest(&key("g"), until);
+    let first = groups.report(&key("g"), refused()).unwrap();
+    groups.remove(&key("g"));
+    let mut again = gang("g", 1);
+    again.metadata.uid = Some("again".to_owned());
+    groups.put(again);
+    assert_eq!(groups.report(&key("g"), refused()), None, "a write is in flight");
+    let second = groups.written(&first, false).unwrap();
+    assert_eq!(second.uid, "again");
+    assert_eq!(groups.rest_until(&key("g")), Some(until));
+    groups.remove(&key("g"));
+    groups.remove_pod("a");
+    assert_eq!(groups.written(&second, false), None);
+    assert_eq!(groups.rest_until(&key("g")), None);
+    assert!(groups.is_empty());
+}
+
+#[test]
+fn no_further_pod_is_tried_once_a_gang_cannot_fit() {
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    let gang = [pod("p", "g", "9"), pod("q", "g", "8"), pod("r", "g", "1")];
+    let tried = |outcome: &Outcome| -> Vec<bool> {
+        let messages = outcome.decisions.iter().map(message);
+        messages.map(|message| message.starts_with("0/1 nodes are available")).collect()
+    };
+    let outcome = placed(&gang, &mut snapshot, 3);
+    assert_eq!(tried(&outcome), [true, false, false]);
+    assert!(message(&outcome.decisions[2]).starts_with("pod group is unschedulable, waiting for minCount"));
+    assert_eq!(outcome.helped_by, Changes::GROUP | Changes::NODE | Changes::POD_GONE);
+    let outcome = placed(&gang, &mut snapshot, 2);
+    assert_eq!(tried(&outcome), [true, true, false]);
+    assert_eq!(texts(&placed(&gang, &mut snapshot, 1)), ["refused", "refused", "bound"]);
+    // Some pods of the group do not want to be scheduled yet.
+    assert_eq!(tried(&placed(&gang, &mut snapshot, 4)), [false, false, false]);
+    assert_eq!(used(&snapshot), [0]);
+}
+
+#[test]
 fn a_gang_is_placed_as_a_whole_or_not_at_all() {
     let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
     let gang = [pod("p", "g", "3"), pod("q", "g", "3"), pod("r", "g", "3")];

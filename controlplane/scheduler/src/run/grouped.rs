@@ -16,8 +16,8 @@ use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::{Key, ObjectExt};
 
-/// After a failed attempt a gang rests this many times as long as the attempt took, besides its back-off. So a large gang
-/// that does not fit takes at most a tenth of the scheduler's time.
+/// After an attempt with refused pods, all gangs that were refused before rest this many times as long as the attempt
+/// took, besides the back-off of each. So gangs that do not fit take at most a tenth of the scheduler's time.
 const REST: u32 = 9;
 /// Message of a pod that is gated. Upstream's plugin uses it for PreEnqueue.
 const GATED: &str = "waiting for minCount pods from a gang to appear in scheduling queue";
@@ -98,12 +98,12 @@ impl Scheduler {
 
     /// Schedules all waiting pods of a gang.
     fn schedule_gang(&mut self, pod: Pod, profile: &Profile, (group, needed): (&Key, usize)) {
-        let waiting = self.groups.waiting(group);
         // A new pod does not shorten the back-off of its group. Each attempt costs as much as all pods of the group.
-        let rest = self.queue.last_rest(waiting.iter().map(String::as_str));
+        let rest = self.groups.rest_until(group).map(|until| until.max(self.gangs_rest_until));
         if let Some(until) = rest.filter(|until| *until > Instant::now()) {
             return self.queue.hold_back(pod.uid(), until);
         }
+        let waiting = self.groups.waiting(group);
         let mut pods: Vec<Pod> = waiting.iter().filter_map(|uid| self.queue.take(uid)).collect();
         pods.push(pod);
         self.queue.sort(&mut pods);
@@ -137,7 +137,7 @@ impl Scheduler {
 
     /// Binds or refuses the pods of a gang. The back-off of refused pods starts at `rest_from`.
     fn apply(&mut self, pods: Vec<Pod>, (group, outcome): (&Key, Outcome), rest_from: Instant) {
-        let mut is_released = false;
+        let (mut is_released, mut rest) = (false, None);
         for (pod, decision) in pods.into_iter().zip(outcome.decisions) {
             match decision {
                 Decision::Bind(node, reserved) => self.assume(pod, node, reserved),
@@ -147,6 +147,7 @@ impl Scheduler {
                     } else {
                         self.queue.refused(pod.uid(), outcome.helped_by, rest_from);
                     }
+                    rest = rest.max(self.queue.rest_until(pod.uid()));
                     let before = self.snapshot.nominated_node(pod.uid());
                     is_released |= before.is_some() && before != nominated.as_deref();
                     self.snapshot.remove_nomination(pod.uid());
@@ -159,6 +160,10 @@ impl Scheduler {
                     self.report_refusal(&pod, message, nominated);
                 }
             }
+        }
+        if let Some(until) = rest {
+            self.groups.rest(group, until);
+            self.gangs_rest_until = rest_from;
         }
         // Pods of the same or a lower priority may use the nodes that were nominated before.
         if is_released {
@@ -174,6 +179,9 @@ impl Scheduler {
     fn refuse_group(&mut self, pods: &[Pod], group: &Key, why: &str) {
         for pod in pods {
             self.queue.refused(pod.uid(), Changes::GROUP, Instant::now());
+            if let Some(until) = self.queue.rest_until(pod.uid()) {
+                self.groups.rest(group, until);
+            }
             self.snapshot.remove_nomination(pod.uid());
             self.report_refusal(pod, why.to_owned(), None);
         }
@@ -323,6 +331,29 @@ mod tests {
         assert!(assumed(&mut scheduler).is_empty(), "the back-off lasts");
         tokio::time::advance(std::time::Duration::from_secs(2)).await;
         assert_eq!(assumed(&mut scheduler), ["p", "q"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_gangs_rest_together_and_other_pods_and_new_gangs_do_not() {
+        let (mut scheduler, _) = scheduler(&["a"]);
+        scheduler.group_event(Event::Apply(group("g", json!({"gang": {"minCount": 2}}))));
+        for name in ["p", "q"] {
+            scheduler.pod_event(Event::Apply(pod(name, Some("g"))));
+        }
+        assert!(assumed(&mut scheduler).is_empty());
+        let seconds = std::time::Duration::from_secs;
+        // An attempt took a long time.
+        scheduler.gangs_rest_until = Instant::now() + seconds(100);
+        for name in ["b", "c", "d"] {
+            scheduler.node_event(Event::Apply(fixture::node(name, json!({}))));
+        }
+        tokio::time::advance(seconds(20)).await;
+        scheduler.pod_event(Event::Apply(pod("alone", None)));
+        scheduler.group_event(Event::Apply(group("new", json!({"gang": {"minCount": 1}}))));
+        scheduler.pod_event(Event::Apply(pod("first", Some("new"))));
+        assert_eq!(assumed(&mut scheduler), ["alone", "first"]);
+        tokio::time::advance(seconds(100)).await;
+        assert_eq!(assumed(&mut scheduler), ["alone", "first", "p", "q"]);
     }
 
     #[tokio::test]
