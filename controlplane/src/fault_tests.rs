@@ -57,9 +57,18 @@ fn differs(what: &str, found: &Value, expected: &Value) -> Option<String> {
     (!wrong.is_empty()).then(|| format!("{what} is {found}, expected {wrong:?}"))
 }
 
-async fn create_workloads(cluster: &Cluster) {
+/// Creates the namespace. The API server delays pods until their service account exists, so the next process would wait
+/// long for the end of the request.
+async fn create_namespace(cluster: &Cluster) {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}});
     cluster.create("/api/v1/namespaces", namespace).await;
+    let account = format!("{CORE}/serviceaccounts/default");
+    let is_missing = async |cluster: &Cluster| cluster.get(&account).await.is_null();
+    cluster.until(async |cluster| is_missing(cluster).await.then(|| "no service account".to_owned())).await;
+}
+
+async fn create_workloads(cluster: &Cluster) {
+    create_namespace(cluster).await;
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Mi"}}}});
     let stateful = json!({"replicas": 2, "serviceName": "db", "volumeClaimTemplates": [claim]});
@@ -306,8 +315,7 @@ async fn random_operations_with_killed_controllers_end_with_exact_counts() {
     let dir = tempfile::tempdir().expect("a directory");
     let seed = setting("CORACLE_FAULT_SEED", 2);
     let cluster = Cluster::start(dir.path(), seed, 12).await;
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}});
-    cluster.create("/api/v1/namespaces", namespace).await;
+    create_namespace(&cluster).await;
     let (mut chance, mut workloads) = (Chance::new(seed), Workloads::new());
     for number in 1..=setting("CORACLE_FAULT_OPERATIONS", 50) {
         operate(&cluster, &mut chance, &mut workloads, number).await;
