@@ -22,6 +22,16 @@ fn group(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}})
 }
 
+/// The same group in upstream's envelope of protobuf.
+fn protobuf(name: &str) -> Vec<u8> {
+    let field =
+        |number: u8, bytes: &[u8]| [&[(number << 3) | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat();
+    let kind = [field(1, b"scheduling.k8s.io/v1alpha2"), field(2, b"PodGroup")].concat();
+    let policy = field(2, &field(2, &[1 << 3, 2]));
+    let group = [field(1, &field(1, name.as_bytes())), field(2, &policy)].concat();
+    [b"k8s\0".to_vec(), field(1, &kind), field(2, &group)].concat()
+}
+
 #[tokio::test]
 async fn versions_that_are_off_do_not_exist() {
     let server = Fixture::new().await;
@@ -73,14 +83,12 @@ async fn groups_of_pods_are_served_on_request_and_outlive_the_request() {
     assert!(
         server.get("/openapi/v3/apis/scheduling.k8s.io/v1alpha2").await.body.to_string().contains("minCount")
     );
-    let accepted = async |media: &str| {
-        let request = Request::get(&one).header("accept", media).body(Full::default()).unwrap();
-        server.send(admin(), request).await
-    };
-    let table = accepted("application/json;as=Table;v=v1;g=meta.k8s.io").await;
+    let table = Request::get(&one).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+    let table = server.send(admin(), table.body(Full::default()).unwrap()).await;
     assert_eq!(table.body["rows"][0]["cells"][1], "Gang", "{}", table.body);
-    let message = accepted("application/vnd.kubernetes.protobuf").await;
-    assert_eq!(message.headers["content-type"], "application/vnd.kubernetes.protobuf");
+    let message = Request::post(GROUPS).header("content-type", "application/vnd.kubernetes.protobuf");
+    let made = server.send(admin(), message.body(Full::new(protobuf("q").into())).unwrap()).await;
+    assert_eq!(made.body["spec"]["schedulingPolicy"], json!({"gang": {"minCount": 2}}), "{}", made.body);
     let pod = server.post(PODS, in_group("p")).await;
     assert_eq!(pod.body["spec"]["schedulingGroup"]["podGroupName"], "g", "{}", pod.body);
     assert_eq!(server.get(MIGRATIONS).await.code, 404);
