@@ -88,7 +88,7 @@ fn operation(operation: &Value, part: &Value) -> Value {
 /// A body by its media types.
 fn content(types: &Value, body: &Value) -> Value {
     let body = json!({"schema": schema(body)});
-    let is_small = body.to_string().len() <= MAX_REPEATED;
+    let is_small = left_of(MAX_REPEATED, &body).is_some();
     let types = list(types).filter_map(Value::as_str).take(if is_small { MAX_MEDIA_TYPES } else { 1 });
     Value::Object(types.map(|media| (media.to_owned(), body.clone())).collect())
 }
@@ -97,7 +97,22 @@ fn content(types: &Value, body: &Value) -> Value {
 fn resolved<'a>(parameter: &'a Value, part: &'a Value) -> Option<&'a Value> {
     let Some(reference) = parameter["$ref"].as_str() else { return Some(parameter) };
     let found = part["parameters"].get(reference.strip_prefix("#/parameters/")?)?;
-    (found.to_string().len() <= MAX_REPEATED).then_some(found)
+    left_of(MAX_REPEATED, found).map(|_| found)
+}
+
+/// About the bytes that a value leaves of a limit. `None` if it is larger. It reads no more of the value than the limit.
+fn left_of(limit: usize, value: &Value) -> Option<usize> {
+    let limit = limit.checked_sub(2)?;
+    match value {
+        Value::String(text) => limit.checked_sub(text.len()),
+        Value::Array(list) => list.iter().try_fold(limit, left_of),
+        Value::Object(map) => {
+            map.iter().try_fold(limit, |left, (name, value)| left_of(left.checked_sub(name.len())?, value))
+        }
+        // The longest number has 24 bytes.
+        Value::Number(_) => limit.checked_sub(22),
+        Value::Null | Value::Bool(_) => Some(limit),
+    }
 }
 
 /// A parameter that is not a body.
@@ -185,6 +200,16 @@ mod tests {
             })
         );
         assert_eq!((&new["openapi"], &new["info"]["title"]), (&json!("3.0.0"), &json!("far.io/v1")));
+    }
+
+    #[test]
+    fn the_size_of_a_value_is_about_that_of_its_text() {
+        for (value, bytes) in [(json!({"a": "bcd", "e": [1.5, null]}), 37), (json!("text"), 6), (json!([]), 2)] {
+            assert_eq!(left_of(1000, &value), Some(1000 - bytes), "{value}");
+        }
+        assert_eq!(left_of(100, &json!(["x".repeat(97)])), None);
+        assert_eq!(left_of(100, &json!({"x".repeat(97): 1})), None);
+        assert_eq!(left_of(100, &json!(vec![1; 5])), None);
     }
 
     #[test]
