@@ -204,7 +204,9 @@ mod tests {
 
     #[test]
     fn the_size_of_a_value_is_about_that_of_its_text() {
-        for (value, bytes) in [(json!({"a": "bcd", "e": [1.5, null]}), 37), (json!("text"), 6), (json!([]), 2)] {
+        for (value, bytes) in
+            [(json!({"a": "bcd", "e": [1.5, null]}), 37), (json!("text"), 6), (json!([]), 2)]
+        {
             assert_eq!(left_of(1000, &value), Some(1000 - bytes), "{value}");
         }
         assert_eq!(left_of(100, &json!(["x".repeat(97)])), None);
