@@ -166,7 +166,7 @@ async fn assert_exact(cluster: &Cluster) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn controllers_killed_at_any_write_create_no_pod_twice_and_leave_none() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (seed, steps) = (setting("CORACLE_FAULT_SEED", 1), setting("CORACLE_FAULT_STEPS", 3));
+    let (seed, steps) = (setting("CORACLE_FAULT_SEED", 1), setting("CORACLE_FAULT_STEPS", 10));
     let cluster = Cluster::start(dir.path(), seed, steps).await;
     create_workloads(&cluster).await;
     cluster.until(unfinished).await;
