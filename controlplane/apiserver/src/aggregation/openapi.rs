@@ -33,6 +33,8 @@ const READ_INTERVAL: Duration = Duration::from_secs(60);
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum bytes of the version 2 document. Kubernetes' own has 4 MB.
 const MAX_V2: usize = 8 << 20;
+/// Maximum bytes of a part of version 2 that is converted to version 3.
+const MAX_CONVERTED: usize = 2 << 20;
 /// Maximum bytes of the version 3 root document.
 const MAX_V3_ROOT: usize = 1 << 20;
 /// Maximum characters of the hash in a URL.
@@ -179,6 +181,7 @@ fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> 
 /// The version 3 document that the part of version 2 becomes. It is not kept: clients cache it by its hash.
 fn converted(remote: &Remote) -> Option<openapi::Document> {
     let part = remote.documents.with(|inner| inner.v2.clone())?;
+    (part.text.len() <= MAX_CONVERTED).then_some(())?;
     let is_large = part.text.len() > offload::MIN_OFFLOADED_BYTES;
     offload::run(is_large, || {
         let part: Value = serde_json::from_str(&part.text).ok()?;

@@ -24,7 +24,7 @@ const SCHEMA_FIELDS: [&str; 10] = [
 const MAX_MEDIA_TYPES: usize = 8;
 /// Maximum bytes of a schema that is repeated: for several media types, or for each use of a parameter. Kubernetes' servers
 /// refer to definitions.
-const MAX_REPEATED: usize = 1 << 10;
+const MAX_REPEATED: usize = 256;
 
 /// The v3 document of a part that has the paths of one group version.
 pub(super) fn document(part: &Value, group: &str, version: &str) -> Value {
@@ -32,11 +32,14 @@ pub(super) fn document(part: &Value, group: &str, version: &str) -> Value {
         entries(&part["paths"]).map(|(path, item)| (path.clone(), path_item(item, part))).collect();
     let schemas: Map<String, Value> =
         entries(&part["definitions"]).map(|(name, one)| (name.clone(), schema(one))).collect();
+    let shared = entries(&part["parameters"]).filter(|(_, one)| one["in"] != "body");
+    let parameters: Map<String, Value> =
+        shared.map(|(name, one)| (name.clone(), own_parameter(one))).collect();
     json!({
         "openapi": "3.0.0",
         "info": {"title": format!("{group}/{version}"), "version": version},
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "parameters": parameters},
     })
 }
 
@@ -65,9 +68,14 @@ fn operation(operation: &Value, part: &Value) -> Value {
     let kept = entries(operation).filter(|(name, _)| !dropped.contains(&name.as_str()));
     let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
     let parameters = || list(&operation["parameters"]);
-    let body = parameters().filter_map(|one| resolved(one, part)).find(|one| one["in"] == "body");
-    if let Some(body) = body {
-        let content = content(&operation["consumes"], &body["schema"]);
+    let mut found = parameters().filter_map(|one| Some((one, resolved(one, part)?)));
+    let body = found.find(|(_, found)| found["in"] == "body");
+    if let Some((one, body)) = body {
+        let is_shared = one.get("$ref").is_some();
+        let content = match is_shared && !is_short(&body["schema"]) {
+            true => json!({}),
+            false => content(&operation["consumes"], &body["schema"]),
+        };
         new.insert("requestBody".to_owned(), json!({"content": content}));
     }
     let others: Vec<Value> = parameters().filter_map(|one| parameter(one, part)).collect();
@@ -87,17 +95,14 @@ fn operation(operation: &Value, part: &Value) -> Value {
 
 /// A body by its media types.
 fn content(types: &Value, body: &Value) -> Value {
+    let most = if is_short(body) { MAX_MEDIA_TYPES } else { 1 };
     let body = json!({"schema": schema(body)});
-    let is_small = left_of(MAX_REPEATED, &body).is_some();
-    let types = list(types).filter_map(Value::as_str).take(if is_small { MAX_MEDIA_TYPES } else { 1 });
+    let types = list(types).filter_map(Value::as_str).take(most);
     Value::Object(types.map(|media| (media.to_owned(), body.clone())).collect())
 }
 
-/// The parameter itself, or the one that it refers to unless that is large.
-fn resolved<'a>(parameter: &'a Value, part: &'a Value) -> Option<&'a Value> {
-    let Some(reference) = parameter["$ref"].as_str() else { return Some(parameter) };
-    let found = part["parameters"].get(reference.strip_prefix("#/parameters/")?)?;
-    left_of(MAX_REPEATED, found).map(|_| found)
+fn is_short(value: &Value) -> bool {
+    left_of(MAX_REPEATED, value).is_some()
 }
 
 /// About the bytes that a value leaves of a limit. `None` if it is larger. It reads no more of the value than the limit.
@@ -115,17 +120,31 @@ fn left_of(limit: usize, value: &Value) -> Option<usize> {
     }
 }
 
-/// A parameter that is not a body.
+/// The parameter itself, or the one that it refers to.
+fn resolved<'a>(parameter: &'a Value, part: &'a Value) -> Option<&'a Value> {
+    let Some(reference) = parameter["$ref"].as_str() else { return Some(parameter) };
+    part["parameters"].get(reference.strip_prefix("#/parameters/")?)
+}
+
+/// A parameter that is not a body, or a reference to it.
 fn parameter(parameter: &Value, part: &Value) -> Option<Value> {
     let found = resolved(parameter, part).filter(|found| found["in"] != "body")?;
+    match parameter["$ref"].as_str() {
+        Some(reference) => Some(json!({"$ref": format!("#/components{}", reference.strip_prefix('#')?)})),
+        None => Some(own_parameter(found)),
+    }
+}
+
+/// A parameter with its schema.
+fn own_parameter(parameter: &Value) -> Value {
     let is_of_schema = |name: &str| SCHEMA_FIELDS.contains(&name);
-    let kept = entries(found).filter(|(name, _)| !is_of_schema(name) && *name != "collectionFormat");
+    let kept = entries(parameter).filter(|(name, _)| !is_of_schema(name) && *name != "collectionFormat");
     let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
-    let simple = entries(found).filter(|(name, _)| is_of_schema(name));
+    let simple = entries(parameter).filter(|(name, _)| is_of_schema(name));
     let simple = Value::Object(simple.map(|(name, value)| (name.clone(), value.clone())).collect());
-    let own = found.get("schema").filter(|own| own.is_object());
+    let own = parameter.get("schema").filter(|own| own.is_object());
     new.insert("schema".to_owned(), schema(own.unwrap_or(&simple)));
-    Some(Value::Object(new))
+    Value::Object(new)
 }
 
 /// A schema with references to the components. A reference beside other fields is wrapped, because v3 ignores such fields.
@@ -179,7 +198,7 @@ mod tests {
         assert_eq!(
             item["parameters"],
             json!([
-                {"in": "query", "name": "pretty", "schema": {"type": "string", "uniqueItems": true}},
+                {"$ref": "#/components/parameters/pretty"},
                 {"in": "query", "name": "n", "schema": {"type": "integer"}},
             ])
         );
@@ -199,6 +218,9 @@ mod tests {
                 "items": {"items": {"$ref": "#/components/schemas/Spec"}},
             })
         );
+        let pretty =
+            json!({"in": "query", "name": "pretty", "schema": {"type": "string", "uniqueItems": true}});
+        assert_eq!(new["components"]["parameters"], json!({"pretty": pretty}));
         assert_eq!((&new["openapi"], &new["info"]["title"]), (&json!("3.0.0"), &json!("far.io/v1")));
     }
 
