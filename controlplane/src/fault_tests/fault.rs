@@ -7,13 +7,33 @@ use kube::Client;
 use kube::client::Body;
 use tokio::sync::watch;
 
-/// The point at which a process dies.
+/// The point at which a process dies. Writes that the server refuses do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Point {
     /// Before this write, counted from 1.
     Before(usize),
     /// After this write took effect, before its response arrives.
     After(usize),
+}
+
+/// Kinds of requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    /// A write that tells people about steps.
+    Event,
+    /// Any other write.
+    Step,
+}
+
+impl Kind {
+    fn of(request: &Request<Body>) -> Self {
+        match *request.method() {
+            Method::GET => Self::Read,
+            _ if request.uri().path().contains("/events") => Self::Event,
+            _ => Self::Step,
+        }
+    }
 }
 
 /// A process that dies at a point.
@@ -43,17 +63,19 @@ impl Fault {
         let service = tower::service_fn(move |request: Request<Body>| {
             let (fault, inner) = (Arc::clone(&fault), inner.clone());
             async move {
-                let is_write = request.method() != Method::GET;
-                if !fault.begin(is_write, request.uri().path()) {
+                let kind = Kind::of(&request);
+                if !fault.begin(kind) {
                     std::future::pending::<()>().await;
                 }
-                if !is_write {
+                if kind == Kind::Read {
                     return inner.send(request).await;
                 }
                 // The server finishes a write although its client is gone.
                 let sent = tokio::spawn(async move {
                     let response = inner.send(request).await;
-                    (response, fault.end())
+                    let is_done = response.as_ref().is_ok_and(|response| response.status().is_success());
+                    let is_alive = fault.end(kind == Kind::Step && is_done);
+                    (response, is_alive)
                 });
                 let (response, is_alive) = sent.await.expect("the server handles the request");
                 if !is_alive {
@@ -65,32 +87,33 @@ impl Fault {
         Client::new(service, "default")
     }
 
-    /// Counts a request. Returns whether it is sent.
-    fn begin(&self, is_write: bool, path: &str) -> bool {
-        // Events tell people about steps and are no steps themselves.
-        let is_step = is_write && !path.contains("/events");
+    /// Begins a request. Returns whether it is sent.
+    fn begin(&self, kind: Kind) -> bool {
         let mut is_sent = false;
-        self.state.send_if_modified(|state| {
-            is_sent = !state.is_dead;
-            if is_sent && is_step {
-                state.writes += 1;
-                match self.point {
-                    Point::Before(last) if state.writes == last => {
-                        (is_sent, state.is_dead) = (false, true);
-                    }
-                    Point::After(last) if state.writes == last => state.is_dead = true,
-                    Point::Before(_) | Point::After(_) => {}
-                }
+        self.state.send_modify(|state| {
+            if let Point::Before(last) = self.point
+                && kind == Kind::Step
+                && state.writes + 1 >= last
+            {
+                state.is_dead = true;
             }
-            state.pending += usize::from(is_sent && is_write);
-            state.is_dead
+            is_sent = !state.is_dead;
+            state.pending += usize::from(is_sent && kind != Kind::Read);
         });
         is_sent
     }
 
-    /// Counts the response to a write. Returns whether the process receives it.
-    fn end(&self) -> bool {
-        self.state.send_modify(|state| state.pending -= 1);
+    /// Ends a write. `is_step`: it took effect. Returns whether the process receives the response.
+    fn end(&self, is_step: bool) -> bool {
+        self.state.send_modify(|state| {
+            state.pending -= 1;
+            state.writes += usize::from(is_step);
+            if let Point::After(last) = self.point
+                && state.writes >= last
+            {
+                state.is_dead = true;
+            }
+        });
         !self.state.borrow().is_dead
     }
 
