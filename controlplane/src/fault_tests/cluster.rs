@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub(super) struct Cluster {
     admin: Client,
     created: Created,
     deaths: Arc<AtomicUsize>,
+    /// A process dies at one of its first writes, of this number.
+    steps: Arc<AtomicU64>,
     shutdown: CancellationToken,
     plane: ControlPlane,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -59,17 +61,24 @@ impl Cluster {
         let plane = crate::start(config, shutdown.clone()).await.expect("the API server starts");
         let admin = plane.client("admin", &["system:masters"]);
         let (created, deaths) = (Created::default(), Arc::new(AtomicUsize::new(0)));
+        let steps = Arc::new(AtomicU64::new(steps));
         let nodes = run_nodes(admin.clone(), Arc::clone(&created));
-        let processes = run_processes(admin.clone(), Chance::new(seed), steps, Arc::clone(&deaths));
+        let (chance, limit) = (Chance::new(seed), Arc::clone(&steps));
+        let processes = run_processes(admin.clone(), chance, limit, Arc::clone(&deaths));
         let tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(nodes)),
             AbortOnDropHandle::new(tokio::spawn(processes)),
         ];
-        let cluster = Self { admin, created, deaths, shutdown, plane, _tasks: tasks };
+        let cluster = Self { admin, created, deaths, steps, shutdown, plane, _tasks: tasks };
         for name in ["node-a", "node-b"] {
             cluster.create("/api/v1/nodes", node(name)).await;
         }
         cluster
+    }
+
+    /// Sets the number of writes of the next processes, as in [`start`](Self::start).
+    pub(super) fn set_steps(&self, steps: u64) {
+        self.steps.store(steps, SeqCst);
     }
 
     /// Number of processes that died.
@@ -148,9 +157,9 @@ async fn call(
 }
 
 /// Runs controllers and scheduler. Each process dies at one of its first writes; then the next one starts.
-async fn run_processes(admin: Client, mut chance: Chance, steps: u64, deaths: Arc<AtomicUsize>) {
+async fn run_processes(admin: Client, mut chance: Chance, steps: Arc<AtomicU64>, deaths: Arc<AtomicUsize>) {
     loop {
-        let step = usize::try_from(chance.below(steps)).unwrap_or_default() + 1;
+        let step = usize::try_from(chance.below(steps.load(SeqCst))).unwrap_or_default() + 1;
         // A process that dies before its first write would make no progress.
         let is_before = step > 1 && chance.below(2) == 0;
         let fault = Fault::new(if is_before { Point::Before(step) } else { Point::After(step) });
