@@ -1,7 +1,8 @@
 //! Controllers and scheduler that are killed at their writes: before a write, or after it took effect and before its
 //! response arrived. Each process makes a few writes at most, so every step of every controller is followed by a death.
 //!
-//! `CORACLE_FAULT_STEPS` is the maximum number of a process' writes; 1 kills after every single write.
+//! `CORACLE_FAULT_STEPS` is the maximum number of a process' writes; 1 kills after every single write, until
+//! the namespace is deleted.
 //! `CORACLE_FAULT_OPERATIONS` is the number of random operations, and `CORACLE_FAULT_SEED` repeats the choices of an
 //! earlier run.
 #![allow(clippy::expect_used, reason = "a test panics")]
@@ -64,7 +65,9 @@ async fn create_namespace(cluster: &Cluster) {
     cluster.create("/api/v1/namespaces", namespace).await;
     let account = format!("{CORE}/serviceaccounts/default");
     let is_missing = async |cluster: &Cluster| cluster.get(&account).await.is_null();
-    cluster.until(async |cluster| is_missing(cluster).await.then(|| "no service account".to_owned())).await;
+    cluster
+        .until(async |cluster: &Cluster| is_missing(cluster).await.then(|| "no service account".to_owned()))
+        .await;
 }
 
 async fn create_workloads(cluster: &Cluster) {
