@@ -47,7 +47,7 @@ pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use devices::{PodClaimStatus, PodResourceClaim, ResourceClaim};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
-pub(crate) use migration::StorageVersionMigration;
+pub(crate) use migration::{GroupResource, StorageVersionMigration};
 pub(crate) use networking::{IPAddress, ServiceCIDR};
 pub(crate) use rbac::ClusterRole;
 pub(crate) use scheduling::{PodGroup, PodSchedulingGroup};

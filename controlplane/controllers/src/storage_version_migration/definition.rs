@@ -55,7 +55,8 @@ fn configuration(definition: &Value, (status, reason, message): (&str, &str, &st
         "kind": "CustomResourceDefinition",
         // The generation may not change between the read and the write.
         "metadata": {"name": metadata["name"], "resourceVersion": metadata["resourceVersion"]},
-        "status": {"conditions": [condition]},
+        // Each configuration has the list: an apply without a field that the manager owns removes the field.
+        "status": {"conditions": [condition], "storedVersions": definition["status"]["storedVersions"]},
     })
 }
 
@@ -79,13 +80,14 @@ mod tests {
         let condition = &began["status"]["conditions"][0];
         assert_eq!((&condition["status"], &condition["observedGeneration"]), (&json!("True"), &json!(3)));
         assert_eq!(began["metadata"], json!({"name": "w.e.com", "resourceVersion": "8"}));
+        assert_eq!(began["status"]["storedVersions"], json!(["v1", "v2"]));
         let of = |observed, succeeded| {
             let configuration = finish(&definition(observed), succeeded, now);
             let condition = configuration["status"]["conditions"][0].clone();
             (condition["reason"].clone(), configuration["status"]["storedVersions"].clone())
         };
         assert_eq!(of(3, true), (json!("MigrationSucceeded"), json!(["v2"])));
-        assert_eq!(of(2, true), (json!("MigrationSucceeded"), Value::Null));
-        assert_eq!(of(3, false), (json!("MigrationFailed"), Value::Null));
+        assert_eq!(of(2, true), (json!("MigrationSucceeded"), json!(["v1", "v2"])));
+        assert_eq!(of(3, false), (json!("MigrationFailed"), json!(["v1", "v2"])));
     }
 }

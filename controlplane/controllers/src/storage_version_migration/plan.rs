@@ -1,12 +1,13 @@
 //! Decides about one migration. Pure. Source: `pkg/controller/storageversionmigrator`.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::object::{ObjectExt, StorageVersionMigration};
+use crate::object::{GroupResource, ObjectExt, StorageVersionMigration};
 
 pub(super) const RUNNING: &str = "Running";
 pub(super) const SUCCEEDED: &str = "Succeeded";
@@ -31,14 +32,19 @@ pub(super) enum Step {
     Finish,
 }
 
-/// The next step. `all`: the migrations of the same resource, this one included.
-pub(super) fn step(migration: &StorageVersionMigration, all: &[Arc<StorageVersionMigration>]) -> Step {
+/// The next step. `all` returns the migrations of the same resource, this one included. It is called only for a migration
+/// that may begin.
+pub(super) fn step(
+    migration: &StorageVersionMigration,
+    all: impl FnOnce() -> Vec<Arc<StorageVersionMigration>>,
+) -> Step {
     match (migration.is(RUNNING), has_ended(migration)) {
         (true, true) => Step::Finish,
         (false, true) => Step::Wait,
         (true, false) if migration.status.resource_version.is_empty() => Step::Record,
         (true, false) => Step::Migrate,
         (false, false) => {
+            let all = all();
             let waiting = || all.iter().filter(|other| !other.is(RUNNING) && !has_ended(other));
             let is_busy = all.iter().any(|other| other.is(RUNNING) && !has_ended(other));
             let is_first = waiting()
@@ -51,6 +57,31 @@ pub(super) fn step(migration: &StorageVersionMigration, all: &[Arc<StorageVersio
 
 fn has_ended(migration: &StorageVersionMigration) -> bool {
     migration.is(SUCCEEDED) || migration.is(FAILED)
+}
+
+/// The unfinished migrations of each resource, in their order.
+#[derive(Default)]
+pub(super) struct Unfinished(BTreeMap<GroupResource, BTreeSet<(Option<Timestamp>, String)>>);
+
+// === impl Unfinished ===
+
+impl Unfinished {
+    /// Applies a change of a migration. If it has ended or was deleted, returns the name of the next one of its resource.
+    pub(super) fn change(&mut self, migration: &StorageVersionMigration, exists: bool) -> Option<String> {
+        let (resource, (created, name)) = (&migration.spec.resource, order(migration));
+        let entry = (created, name.to_owned());
+        if exists && !has_ended(migration) {
+            self.0.entry(resource.clone()).or_default().insert(entry);
+            return None;
+        }
+        let unfinished = self.0.get_mut(resource)?;
+        let was_unfinished = unfinished.remove(&entry);
+        let next = unfinished.first().map(|(_, name)| name.clone());
+        if next.is_none() {
+            self.0.remove(resource);
+        }
+        next.filter(|_| was_unfinished)
+    }
 }
 
 fn order(migration: &StorageVersionMigration) -> (Option<Timestamp>, &str) {
@@ -78,9 +109,10 @@ pub(super) enum Verdict {
 /// Judges an error of the API server by its code and reason.
 pub(super) fn verdict(code: u16, reason: &str) -> Verdict {
     match (code, reason) {
-        (_, "Conflict" | "NotFound") | (404 | 409, _) => Verdict::Done,
+        (_, "Conflict" | "NotFound") | (409, _) => Verdict::Done,
         (_, "ServerTimeout" | "TooManyRequests" | "ServiceUnavailable" | "InternalError" | "Timeout")
-        | (429 | 500..=599, _) => Verdict::Retry,
+        // Not the object is missing then but its resource: the next attempt finds out whether it is served.
+        | (404 | 429 | 500..=599, _) => Verdict::Retry,
         _ => Verdict::Fail,
     }
 }
@@ -157,19 +189,38 @@ mod tests {
     fn one_migration_of_a_resource_runs_at_a_time_the_oldest_first() {
         let (old, new) = (migration("b", 1, json!({})), migration("a", 2, json!({})));
         let all = [new.clone(), old.clone()];
-        assert_eq!((step(&old, &all), step(&new, &all)), (Step::Begin, Step::Wait));
+        assert_eq!((step(&old, || all.to_vec()), step(&new, || all.to_vec())), (Step::Begin, Step::Wait));
         let running = migration("b", 1, conditions(&[RUNNING]));
         let all = [new.clone(), running.clone()];
-        assert_eq!((step(&running, &all), step(&new, &all)), (Step::Record, Step::Wait));
+        assert_eq!(
+            (step(&running, || all.to_vec()), step(&new, || all.to_vec())),
+            (Step::Record, Step::Wait)
+        );
         let ended = migration("b", 1, conditions(&[RUNNING, SUCCEEDED]));
         let all = [new.clone(), ended.clone()];
-        assert_eq!((step(&ended, &all), step(&new, &all)), (Step::Finish, Step::Begin));
+        assert_eq!((step(&ended, || all.to_vec()), step(&new, || all.to_vec())), (Step::Finish, Step::Begin));
         let failed = migration("b", 1, conditions(&[FAILED]));
-        assert_eq!(step(&failed, std::slice::from_ref(&failed)), Step::Wait);
+        assert_eq!(step(&failed, Vec::new), Step::Wait);
         let mut status = conditions(&[RUNNING]);
         status["resourceVersion"] = "7".into();
         let recorded = migration("b", 1, status);
-        assert_eq!(step(&recorded, &[recorded.clone(), new]), Step::Migrate);
+        assert_eq!(step(&recorded, Vec::new), Step::Migrate);
+    }
+
+    #[test]
+    fn the_end_of_a_migration_leads_to_the_next_one_alone() {
+        let mut unfinished = Unfinished::default();
+        let ended = || migration("a", 1, conditions(&[SUCCEEDED]));
+        assert_eq!(unfinished.change(&ended(), true), None, "it had ended before");
+        for (name, second) in [("a", 1), ("c", 2), ("b", 3)] {
+            assert_eq!(unfinished.change(&migration(name, second, json!({})), true), None);
+        }
+        assert_eq!(unfinished.change(&migration("a", 1, conditions(&[RUNNING])), true), None);
+        assert_eq!(unfinished.change(&ended(), true).as_deref(), Some("c"));
+        assert_eq!(unfinished.change(&ended(), true), None, "a later change");
+        assert_eq!(unfinished.change(&migration("c", 2, json!({})), false).as_deref(), Some("b"));
+        assert_eq!(unfinished.change(&migration("b", 3, json!({})), false), None);
+        assert!(unfinished.0.is_empty());
     }
 
     #[test]
@@ -191,8 +242,9 @@ mod tests {
     #[test]
     fn objects_that_were_written_since_or_deleted_are_done() {
         assert_eq!((verdict(409, "Conflict"), verdict(404, "NotFound")), (Verdict::Done, Verdict::Done));
-        for (code, reason) in [(429, "TooManyRequests"), (500, "InternalError"), (503, ""), (504, "Timeout")]
-        {
+        let repeated =
+            [(429, "TooManyRequests"), (500, "InternalError"), (503, ""), (504, "Timeout"), (404, "")];
+        for (code, reason) in repeated {
             assert_eq!(verdict(code, reason), Verdict::Retry, "{code}");
         }
         assert_eq!((verdict(422, "Invalid"), verdict(403, "Forbidden")), (Verdict::Fail, Verdict::Fail));

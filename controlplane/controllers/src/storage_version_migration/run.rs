@@ -1,6 +1,5 @@
 //! Applies the plan.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::stream::{self, TryStreamExt as _};
@@ -11,7 +10,7 @@ use kube::{Api, Client};
 use serde_json::json;
 
 use super::definition;
-use super::plan::{self, Outcome, RUNNING, SUCCEEDED, Step, Verdict};
+use super::plan::{self, Outcome, RUNNING, SUCCEEDED, Step, Unfinished, Verdict};
 use crate::api_kind::{ApiKind, Meta};
 use crate::context::Context;
 use crate::error::Error;
@@ -26,23 +25,19 @@ const PAGE: u32 = 500;
 /// Number of concurrent writes: the store commits them together.
 const CONCURRENT_WRITES: usize = 8;
 
-/// Queues a changed migration, and the others of its resource: one of them may begin when another one ends.
+/// Queues a changed migration, and after the end of one the next one of its resource.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let known: Mutex<BTreeMap<_, BTreeSet<Key>>> = Mutex::default();
+    let unfinished: Mutex<Unfinished> = Mutex::default();
     let own = queue.clone();
     context.caches.migrations.on_change(move |change| {
         let Some(migration) = change.latest() else { return };
-        let (resource, key) = (&migration.spec.resource, migration.key());
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        let keys: &mut BTreeSet<Key> = known.entry(resource.clone()).or_default();
-        if change.new.is_some() {
-            keys.insert(key);
-        } else {
-            keys.remove(&key);
-        }
-        keys.iter().for_each(|key| own.add(key.clone()));
-        if keys.is_empty() {
-            known.remove(resource);
+        let next = {
+            let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+            unfinished.change(migration, change.new.is_some())
+        };
+        own.add(migration.key());
+        if let Some(next) = next {
+            own.add(Key::new("", &next));
         }
     });
 }
@@ -51,9 +46,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let cache = &context.caches.migrations;
     let Some(migration) = cache.get(&key) else { return Ok(Next::Wait) };
-    let mut all = cache.all();
-    all.retain(|other| other.spec.resource == migration.spec.resource);
-    match plan::step(&migration, &all) {
+    let of_resource = || {
+        let mut all = cache.all();
+        all.retain(|other| other.spec.resource == migration.spec.resource);
+        all
+    };
+    match plan::step(&migration, of_resource) {
         Step::Wait => Ok(Next::Wait),
         Step::Begin => {
             mark_definition(&context.client, &migration).await?;
