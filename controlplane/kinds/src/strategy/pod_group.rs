@@ -32,7 +32,8 @@ fn drop_gated(fields: Option<&mut Map<String, Value>>) {
 }
 
 /// Removes the group of a pod, or of a workload's pod template, unless the old object has one. Returns whether a group was
-/// removed. Source: `dropDisabledSchedulingGroup`.
+/// removed. Source: `dropDisabledSchedulingGroup`. A ReplicaSet with a controller keeps the group: a Deployment that has
+/// one makes another ReplicaSet until one equals its template.
 pub fn drop_scheduling_group((group, plural): (&str, &str), object: &mut Value, old: Option<&Value>) -> bool {
     const FIELD: &str = "schedulingGroup";
     let pointer = match (group, plural) {
@@ -45,7 +46,9 @@ pub fn drop_scheduling_group((group, plural): (&str, &str), object: &mut Value, 
         },
     };
     let has_group = |object: &Value| object.pointer(pointer).is_some_and(|spec| !spec[FIELD].is_null());
-    if old.is_some_and(has_group) || !has_group(object) {
+    let mut owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+    let is_of_deployment = plural == "replicasets" && owners.any(|owner| owner["controller"] == true);
+    if is_of_deployment || old.is_some_and(has_group) || !has_group(object) {
         return false;
     }
     let spec = object.pointer_mut(pointer).and_then(Value::as_object_mut);
@@ -100,5 +103,10 @@ mod tests {
         }
         let mut other = json!({"spec": spec});
         assert!(!drop_scheduling_group(("", "services"), &mut other, None));
+        let mut set = json!({"metadata": {"ownerReferences": [{"kind": "Deployment", "controller": true}]},
+            "spec": {"template": {"spec": spec}}});
+        assert!(!drop_scheduling_group(("apps", "replicasets"), &mut set, None), "it equals its template");
+        set["metadata"] = json!({});
+        assert!(drop_scheduling_group(("apps", "replicasets"), &mut set, None));
     }
 }
