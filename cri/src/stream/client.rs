@@ -6,8 +6,8 @@ use tokio::sync::mpsc;
 
 use super::queue::{QueueMemory, QueueReceiver, QueueSender, Size, queue};
 
-/// Memory in bytes of a client's messages that wait for its command. A larger message waits alone.
-const INPUT_MEMORY: u32 = 256 << 10;
+/// Memory in bytes of a client's messages that wait for its command. One user can have hundreds of clients.
+pub(super) const INPUT_MEMORY: u32 = 64 << 10;
 
 /// A message from a client. The channel closes when the client disconnects.
 #[derive(Debug, PartialEq, Eq)]

@@ -15,8 +15,9 @@ use crate::error::Error;
 use crate::tables::Tables;
 
 const READ_SIZE: usize = 32 << 10;
-/// Memory in bytes of the data of one client that waits for ports, for all of its connections.
-pub(super) const FORWARD_MEMORY: u32 = 1 << 20;
+/// Memory in bytes of the data of one client that waits for ports, for all of its connections. One user can have hundreds
+/// of clients.
+pub(super) const FORWARD_MEMORY: u32 = 128 << 10;
 /// Time for the pod to read the rest of the data of a client that has disconnected.
 const LINGER: Duration = Duration::from_secs(5);
 

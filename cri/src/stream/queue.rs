@@ -1,5 +1,5 @@
-//! A queue of a client's data that is bounded by messages and by bytes: a message has up to a megabyte, and the command or
-//! port that should read it may never do so.
+//! A queue of a client's data that is bounded by messages and by bytes, because the command or port that should read the
+//! data may never do so.
 
 use std::sync::Arc;
 
@@ -8,6 +8,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Maximum messages of a queue.
 const MESSAGES: usize = 16;
+/// Maximum bytes of a piece of a large message.
+const PIECE: usize = 32 << 10;
 
 /// Memory in bytes that one or more queues of a client share.
 #[derive(Clone, Debug)]
@@ -27,13 +29,15 @@ pub(super) struct QueueSender<T> {
 #[derive(Debug)]
 pub(super) struct QueueReceiver<T> {
     receiver: mpsc::Receiver<Queued<T>>,
+    /// Memory of the last message, which is being handled.
+    handled: Option<OwnedSemaphorePermit>,
 }
 
-/// A queued message. Its memory is released when it is received or dropped.
+/// A queued message. Its memory is released when the next one is awaited, or when it is dropped.
 #[derive(Debug)]
 struct Queued<T> {
     message: T,
-    _memory: OwnedSemaphorePermit,
+    memory: OwnedSemaphorePermit,
 }
 
 /// Messages that a queue counts by their bytes.
@@ -45,7 +49,12 @@ pub(super) trait Size {
 /// A queue in this memory.
 pub(super) fn queue<T>(memory: &QueueMemory) -> (QueueSender<T>, QueueReceiver<T>) {
     let (sender, receiver) = mpsc::channel(MESSAGES);
-    (QueueSender { memory: memory.clone(), sender }, QueueReceiver { receiver })
+    (QueueSender { memory: memory.clone(), sender }, QueueReceiver { receiver, handled: None })
+}
+
+/// Copies of the parts of a message, so that a queue never holds all of a large one.
+pub(super) fn pieces(message: &[u8]) -> impl Iterator<Item = Bytes> {
+    message.chunks(PIECE).map(Bytes::copy_from_slice)
 }
 
 impl Size for Bytes {
@@ -79,7 +88,7 @@ impl<T: Size> QueueSender<T> {
             memory = self.memory.take(message.bytes()) => memory,
         };
         let Some(memory) = memory else { return false };
-        self.sender.send(Queued { message, _memory: memory }).await.is_ok()
+        self.sender.send(Queued { message, memory }).await.is_ok()
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -90,9 +99,13 @@ impl<T: Size> QueueSender<T> {
 // === impl QueueReceiver ===
 
 impl<T> QueueReceiver<T> {
-    /// The next message. None after the last one, when the sender is gone. Cancel safe.
+    /// The next message. None after the last one, when the sender is gone. Cancel safe. The memory of the former message
+    /// is released.
     pub(super) async fn recv(&mut self) -> Option<T> {
-        self.receiver.recv().await.map(|queued| queued.message)
+        self.handled = None;
+        let Queued { message, memory } = self.receiver.recv().await?;
+        self.handled = Some(memory);
+        Some(message)
     }
 
     /// Whether the sender is gone. Messages may be left.
@@ -126,6 +139,8 @@ mod tests {
         assert!(!is_full(&first, 60).await && !is_full(&second, 40).await);
         assert!(is_full(&first, 1).await && is_full(&second, 0).await, "an empty message needs memory, too");
         assert_eq!(received.recv().await.map(|message| message.len()), Some(60));
+        assert!(is_full(&second, 1).await, "the message is being handled");
+        assert!(timeout(Duration::from_secs(1), received.recv()).await.is_err());
         assert!(!is_full(&second, 60).await);
         // Dropped messages release their memory, and a closed queue does not wait for any.
         drop(other);
@@ -144,5 +159,14 @@ mod tests {
         drop(sender);
         assert!(receiver.is_closed() && receiver.recv().await.is_some());
         while receiver.recv().await.is_some() {}
+    }
+
+    #[test]
+    fn a_large_message_has_small_pieces() {
+        let message: Vec<u8> = (0..=u8::MAX).cycle().take(2 * PIECE + 1).collect();
+        let lengths: Vec<usize> = pieces(&message).map(|piece| piece.len()).collect();
+        assert_eq!(lengths, [PIECE, PIECE, 1]);
+        assert_eq!(pieces(&message).flatten().collect::<Vec<u8>>(), message);
+        assert_eq!(pieces(&[]).count(), 0);
     }
 }

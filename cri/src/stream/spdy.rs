@@ -19,9 +19,9 @@ use self::headers::{Deflater, Headers, Inflater};
 use super::queue::{QueueMemory, QueueReceiver, QueueSender, Size, queue};
 
 /// Maximum queued frames to the client.
-const BACKLOG: usize = 16;
-/// Memory in bytes of queued events of the client. A larger frame waits alone.
-const EVENT_MEMORY: u32 = 256 << 10;
+const BACKLOG: usize = 2;
+/// Memory in bytes of queued events of the client.
+const EVENT_MEMORY: u32 = 64 << 10;
 /// Time for the client to close the connection after the last frame.
 const LINGER: Duration = Duration::from_secs(5);
 const READ_SIZE: usize = 32 << 10;
@@ -273,13 +273,13 @@ mod tests {
         let _session = Session::open(server);
         let deflater = Deflater::new().expect("dictionary");
         let mut peer = Peer { io, deflater, buffer: BytesMut::new() };
-        let frame = Frame::Data { id: 3, fin: false, bytes: Bytes::from(vec![0; 64 << 10]) };
+        let frame = Frame::Data { id: 3, fin: false, bytes: Bytes::from(vec![0; 16 << 10]) };
         let mut sent = 0;
         while sent < 100 && timeout(LINGER, peer.send(&frame)).await.is_ok() {
             sent += 1;
         }
         // One frame waits for room, and another one is being written.
-        let queued = EVENT_MEMORY / (64 << 10);
+        let queued = EVENT_MEMORY / (16 << 10);
         assert!((queued..queued + 3).contains(&sent), "{sent}");
     }
 

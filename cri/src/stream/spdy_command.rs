@@ -15,10 +15,10 @@ use super::token::StreamRequest;
 
 /// Timeout for the client to open all of its streams.
 const OPEN_TIME: Duration = Duration::from_secs(30);
-const BACKLOG: usize = 16;
+const BACKLOG: usize = 2;
 /// Maximum bytes that a client may send before all streams are open. Real clients open them first.
-const MAX_EARLY_BYTES: usize = 256 << 10;
-const MAX_EARLY_EVENTS: usize = 1024;
+const MAX_EARLY_BYTES: usize = 64 << 10;
+const MAX_EARLY_EVENTS: usize = 256;
 
 /// The streams that a client will open in addition to the error stream.
 pub(super) fn expected_streams(ticket: &StreamRequest) -> Vec<&'static str> {

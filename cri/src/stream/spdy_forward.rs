@@ -12,7 +12,7 @@ use super::forward::{FORWARD_MEMORY, Forward, Forwarder, PortMessage};
 use super::queue::{QueueMemory, QueueSender};
 use super::spdy::{Event, Session, Writer, header};
 
-const BACKLOG: usize = 16;
+const BACKLOG: usize = 2;
 /// Maximum connections of a client. Each has two streams, a descriptor of ours, and one in the pod.
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum bytes of a request id, which is kept until the second stream is open. Clients use decimal numbers.

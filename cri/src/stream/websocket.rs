@@ -23,7 +23,7 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use super::client::{self, Client, Input, Output};
 use super::forward::{FORWARD_MEMORY, Forward, Forwarder, PortMessage};
 use super::idle::Connection;
-use super::queue::{QueueMemory, QueueSender};
+use super::queue::{QueueMemory, QueueSender, pieces};
 use super::upgrade::Codec;
 
 const STDIN: u8 = 0;
@@ -34,10 +34,13 @@ const RESIZE: u8 = 4;
 /// Version 5: the client closes the channel named by the next byte.
 const CLOSE: u8 = 255;
 
-const BACKLOG: usize = 16;
+const BACKLOG: usize = 2;
 const BUFFER: usize = 64 << 10;
-/// Maximum bytes of a message: clients send a few kilobytes at a time.
-const MESSAGE: usize = 1 << 20;
+/// Maximum bytes of a message: clients send a few kilobytes at a time. Each client can hold one, and one user can have
+/// hundreds of clients.
+const MESSAGE: usize = 256 << 10;
+/// Bytes that are read at once.
+const READ_SIZE: usize = 16 << 10;
 /// Time for the client to close the connection after the last message.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -51,7 +54,8 @@ pub(super) async fn accept(connection: Connection) -> Socket {
 }
 
 fn limits() -> WebSocketConfig {
-    WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE))
+    let limits = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
+    limits.read_buffer_size(READ_SIZE)
 }
 
 /// Serves the client of a command.
@@ -75,17 +79,29 @@ async fn receive(mut source: Receiver, codec: Codec, input: QueueSender<Input>) 
         match message {
             Message::Binary(bytes) => {
                 if let Some(decoded) = decode(codec, &bytes) {
-                    // After the command's end, messages are read and discarded until the client closes.
-                    let _ended = input.send(decoded).await;
+                    pass(decoded, &input).await;
                 }
             }
             Message::Text(text) => {
                 if let Some(decoded) = decode(codec, &Bytes::from(text)) {
-                    let _ended = input.send(decoded).await;
+                    pass(decoded, &input).await;
                 }
             }
             Message::Close(_) => return,
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
+        }
+    }
+}
+
+/// Passes a message to the command. After the command's end, messages are discarded until the client closes.
+async fn pass(decoded: Input, input: &QueueSender<Input>) {
+    let Input::Stdin(bytes) = decoded else {
+        let _ended = input.send(decoded).await;
+        return;
+    };
+    for piece in pieces(&bytes) {
+        if !input.send(Input::Stdin(piece)).await {
+            return;
         }
     }
 }
@@ -116,8 +132,8 @@ fn decode(codec: Codec, message: &Bytes) -> Option<Input> {
     }
     let (channel, rest) = message.split_first()?;
     match (*channel, rest) {
-        // A copy: a slice would keep the read buffer, of which a message may be a small part.
-        (STDIN, data) => Some(Input::Stdin(Bytes::copy_from_slice(data))),
+        // `pass` copies it.
+        (STDIN, _) => Some(Input::Stdin(message.slice(1..))),
         (RESIZE, size) => client::resize(size),
         (CLOSE, [STDIN]) => Some(Input::StdinClosed),
         _ => None,
@@ -199,7 +215,11 @@ pub(super) async fn forward(forwarder: &Forwarder, request: cri::PortForwardRequ
             if channel % 2 == 0
                 && let Some(input) = inputs.get(usize::from(channel / 2))
             {
-                let _ended = input.send(Bytes::copy_from_slice(data)).await;
+                for piece in pieces(data) {
+                    if !input.send(piece).await {
+                        break;
+                    }
+                }
             }
         }
     };
@@ -305,6 +325,26 @@ mod tests {
             let mut socket = WebSocket::from_raw_socket(&mut wire, Role::Server, Some(limits()));
             assert_eq!(matches!(socket.read(), Err(Error::Capacity(_))), is_refused, "{bytes}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_the_command_does_not_read_takes_bounded_memory() {
+        let (sender, mut input) = client::input_queue();
+        let message = vec![b'x'; MESSAGE - 1];
+        let passing = async {
+            pass(Input::Stdin(message.clone().into()), &sender).await;
+            pass(Input::StdinClosed, &sender).await;
+        };
+        let receiving = async {
+            let mut received = Vec::new();
+            while let Some(Input::Stdin(piece)) = input.recv().await {
+                assert!(piece.len() * 2 <= client::INPUT_MEMORY as usize, "{}", piece.len());
+                received.extend_from_slice(&piece);
+            }
+            received
+        };
+        let ((), received) = tokio::join!(passing, receiving);
+        assert_eq!(received, message);
     }
 
     #[test]

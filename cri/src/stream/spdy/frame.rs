@@ -3,7 +3,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Maximum length of a frame. Clients write at most 32 kB at once.
-const LIMIT: usize = 256 << 10;
+const LIMIT: usize = 64 << 10;
 const HEADER: usize = 8;
 const VERSION: u16 = 3;
 const FIN: u8 = 1;
@@ -179,6 +179,8 @@ mod tests {
         assert_eq!(decode(&[0x80, 2, 0, 1, 0, 0, 0, 0]), Err(FrameError::Version(2)));
         assert_eq!(decode(&[0x80, 3, 0, 1, 0, 0, 0, 0]), Err(FrameError::Short(1)));
         assert_eq!(decode(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff]), Err(FrameError::TooLong(0xff_ffff)));
+        assert_eq!(decode(&[0, 0, 0, 1, 0, 1, 0, 1]), Err(FrameError::TooLong(LIMIT + 1)));
+        assert_eq!(decode(&[0, 0, 0, 1, 0, 1, 0, 0]), Ok(None));
         assert_eq!(decode(&[0x80, 3, 0, 9, 0, 0, 0, 0]), Ok(Some(Frame::Other)));
     }
 }
