@@ -36,6 +36,7 @@ use std::sync::{Arc, Mutex};
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
 pub use error::{SetUpError, VolumeError};
+pub(crate) use local::limits_sizes;
 use ownership::make_parent;
 pub(crate) use ownership::make_private;
 use sub_path::MissingPart;

@@ -26,7 +26,7 @@ pub struct NodeFacts {
     pub capacity: BTreeMap<String, Quantity>,
     /// Resources for pods.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// Size of the file system with the local volumes, in KiB. None: it cannot be read.
+    /// Size of the file system with the local volumes, in KiB. None: it does not enforce sizes of volumes.
     pub local_volume_kib: Option<u64>,
     /// Kernel, system and version.
     pub info: NodeSystemInfo,
@@ -76,7 +76,7 @@ pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
         ips,
         capacity,
         allocatable,
-        local_volume_kib: storage_kib(&config.local_volume_dir).ok(),
+        local_volume_kib: limited_kib(&config.local_volume_dir),
         info: info(config, &meminfo),
     })
 }
@@ -99,10 +99,18 @@ fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quant
     Ok(capacity)
 }
 
+/// The size of the file system, if it enforces sizes of volumes. Otherwise volumes may request any size.
+fn limited_kib(dir: &Path) -> Option<u64> {
+    crate::volume::limits_sizes(present(dir)).then(|| storage_kib(dir).ok()).flatten()
+}
+
+/// The directory, or its nearest ancestor that exists: it is on the same file system.
+fn present(dir: &Path) -> &Path {
+    dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"))
+}
+
 fn storage_kib(dir: &Path) -> rustix::io::Result<u64> {
-    // The directory may not exist yet: its nearest ancestor is on the same file system.
-    let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let found = statvfs(there)?;
+    let found = statvfs(present(dir))?;
     Ok(found.f_blocks * found.f_frsize / 1024)
 }
 
@@ -297,7 +305,10 @@ mod tests {
         assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);
         assert!(!facts.info.kernel_version.is_empty() && !facts.info.boot_id.is_empty());
         assert!(facts.ip().is_some());
-        assert_eq!(facts.local_volume_kib, storage_kib(Path::new("/var/lib")).ok(), "of an ancestor");
+        let size = storage_kib(Path::new("/var/lib")).ok();
+        assert_eq!(storage_kib(&config.local_volume_dir).ok(), size, "of an ancestor");
+        let is_limited = crate::volume::limits_sizes(Path::new("/var/lib"));
+        assert_eq!(facts.local_volume_kib, size.filter(|_| is_limited));
         assert_eq!(os_image("NAME=Debian\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
     }
 }

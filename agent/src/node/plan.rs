@@ -57,7 +57,10 @@ pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, current_state: &Curre
             name: Some(config.name.clone()),
             labels: Some(labels(config)),
             annotations: Some(
-                local_volumes(config, facts).map(|(name, value)| (name.to_owned(), value)).collect(),
+                local_volumes(config, facts)
+                    .into_iter()
+                    .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+                    .collect(),
             ),
             ..ObjectMeta::default()
         },
@@ -93,11 +96,11 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
 }
 
 /// The annotations with the directory of local volumes and the size of its file system, by which the control plane
-/// provisions them.
-fn local_volumes(config: &NodeConfig, facts: &NodeFacts) -> impl Iterator<Item = (&'static str, String)> {
+/// provisions them. None: the node does not have the annotation.
+fn local_volumes(config: &NodeConfig, facts: &NodeFacts) -> [(&'static str, Option<String>); 2] {
     let directory = config.local_volume_dir.to_string_lossy().into_owned();
-    let size = facts.local_volume_kib.map(|kib| ("coracle.dev/local-volumes-disk", format!("{kib}Ki")));
-    std::iter::once(("coracle.dev/local-volumes", directory)).chain(size)
+    let size = facts.local_volume_kib.map(|kib| format!("{kib}Ki"));
+    [("coracle.dev/local-volumes", Some(directory)), ("coracle.dev/local-volumes-disk", size)]
 }
 
 /// The merge patch of missing labels and of outdated overlay annotations.
@@ -123,7 +126,7 @@ pub(super) fn metadata_patch(
         None => BTreeMap::new(),
     };
     for (name, value) in local_volumes(config, facts) {
-        if held.get(name) != Some(&value) {
+        if held.get(name) != value.as_ref() {
             missing.insert(name, value.into());
         }
     }
@@ -479,6 +482,9 @@ mod tests {
         assert_eq!(annotations.insert(name.to_owned(), "5Ki".to_owned()).as_deref(), Some("1000Ki"));
         let patch = metadata_patch(&config(), &facts(), None, &node);
         assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: "1000Ki"}}})), "a larger disk");
+        let unlimited = NodeFacts { local_volume_kib: None, ..facts() };
+        let patch = metadata_patch(&config(), &unlimited, None, &node);
+        assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: null}}})), "without quotas");
     }
 
     #[test]

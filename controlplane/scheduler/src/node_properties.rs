@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::Quantity;
 use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::Taint;
 
@@ -13,4 +14,6 @@ pub(crate) struct NodeProperties {
     pub(crate) taints: Vec<Taint>,
     pub(crate) unschedulable: bool,
     pub(crate) allocatable: Resources,
+    /// The size of the disk with local volumes, if it enforces their sizes.
+    pub(crate) local_volumes_disk: Option<Quantity>,
 }

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt};
 use coracle_values::pod_resources::Resources;
 
@@ -20,6 +21,10 @@ use crate::selectors::Selectors;
 use crate::topology::term::{Labels, PodTerms};
 use crate::volumes::{Choice, VolumeUsage, Volumes};
 use placed::Placed;
+
+/// The node annotation with the size of the disk that has its local volumes. The agent sets it if the disk enforces
+/// sizes.
+const LOCAL_VOLUMES_DISK: &str = "coracle.dev/local-volumes-disk";
 
 /// A node with its pods.
 #[derive(Clone, Debug, Default)]
@@ -153,12 +158,14 @@ impl Snapshot {
 
     /// Adds or updates a node. Returns whether it is new or changed in a field that scheduling depends on.
     pub(crate) fn set_node(&mut self, node: &Node) -> bool {
+        let disk = node.metadata.annotations.as_ref().and_then(|all| all.get(LOCAL_VOLUMES_DISK));
         let properties = NodeProperties {
             name: node.metadata.name.clone().unwrap_or_default(),
             labels: node.metadata.labels.clone().unwrap_or_default(),
             taints: node.spec.taints.clone().unwrap_or_default(),
             unschedulable: node.spec.unschedulable == Some(true),
             allocatable: Resources::of(node.status.allocatable.as_ref().or(node.status.capacity.as_ref())),
+            local_volumes_disk: disk.and_then(|size| Quantity::parse(size).ok()),
         };
         let info = self.nodes.entry(properties.name.clone()).or_default();
         let changed = info.properties.as_ref() != Some(&properties);

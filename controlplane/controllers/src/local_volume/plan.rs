@@ -55,8 +55,8 @@ pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>
     }
 }
 
-/// Why the disk of a node cannot have a volume of the size that the claim requests. Nodes of earlier versions do not
-/// report the size of their disk.
+/// Why the disk of a node cannot have a volume of the size that the claim requests. A node whose disk does not enforce
+/// sizes does not report its size.
 pub(crate) fn exceeds_disk(claim: &Claim, node: &Node) -> Option<String> {
     let disk = node.metadata.annotations.as_ref()?.get(DISK)?;
     let requested = &claim.requested()?.0;

@@ -15,6 +15,8 @@ use crate::node_properties::NodeProperties;
 use crate::object::Pod;
 use crate::refusal::Refused;
 
+/// The built-in provisioner of local volumes.
+const LOCAL_PROVISIONER: &str = "coracle.dev/local-path";
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 const NODE_CONFLICT: &str = "node(s) didn't match PersistentVolume's node affinity";
 const BIND_CONFLICT: &str = "node(s) didn't find available persistent volumes to bind";
@@ -271,6 +273,11 @@ impl Waiting {
         let provisioner = self.class.provisioner.as_str();
         if provisioner.is_empty() || provisioner == NO_PROVISIONER || !self.allows(node) {
             return Err(BIND_CONFLICT);
+        }
+        let is_larger = |disk: Quantity| self.claim.requested().is_some_and(|requested| requested > disk);
+        // The provisioner would give the node back, and the pod would be tried again and again.
+        if provisioner == LOCAL_PROVISIONER && node.local_volumes_disk.is_some_and(is_larger) {
+            return Err(NO_SPACE);
         }
         let has_space = |nodes: &Vec<LabelSelector>| nodes.iter().any(|one| one.matches(Some(&node.labels)));
         if self.space.as_ref().is_none_or(has_space) { Ok(()) } else { Err(NO_SPACE) }

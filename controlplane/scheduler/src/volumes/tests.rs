@@ -225,6 +225,27 @@ fn a_driver_that_reports_its_space_provisions_only_there() {
 }
 
 #[test]
+fn a_claim_larger_than_the_disk_with_local_volumes_waits_for_another_node() {
+    let found = volumes(&[claim("c", json!({}))], &[], &[class("coracle.dev/local-path")]);
+    let node = |disk: &str| {
+        let mut node = fixture::node("a", json!({}));
+        let name = "coracle.dev/local-volumes-disk".to_owned();
+        node.metadata.annotations = Some([(name, disk.to_owned())].into());
+        fixture::snapshot(&[node])
+    };
+    let refused = |snapshot: &Snapshot| {
+        let claims = found.of_pod(&pod(&["c"])).unwrap();
+        let node = snapshot.candidates().next().unwrap();
+        let refused = claims.refuse(&Profile::default(), node.properties, snapshot.volume_usage(node));
+        refused.map(|refused| refused.reasons)
+    };
+    let none = Some(vec!["node(s) did not have enough free storage".to_owned()]);
+    assert_eq!(refused(&node("1048575Ki")), none);
+    assert_eq!((refused(&node("1Gi")), refused(&node("unknown"))), (None, None));
+    assert_eq!(accepted(&found, &pod(&["c"])).0, ["a", "b"], "nodes that do not enforce sizes");
+}
+
+#[test]
 fn the_smallest_claim_takes_the_smallest_volume() {
     let mut large = volume("large", "a");
     large["spec"]["capacity"]["storage"] = json!("9Gi");
