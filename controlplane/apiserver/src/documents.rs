@@ -51,7 +51,8 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
         ["openapi", "v3", rest @ ..] => {
             let own = openapi::document(resources, &rest.join("/"));
             let remote = || state.remotes.find(&info.path);
-            let converted = || remote().and_then(|remote| remote_openapi::converted_v3(&remote));
+            let is_known = |hash: &str| matches(headers, &quoted(hash));
+            let converted = || remote().and_then(|remote| remote_openapi::converted_v3(&remote, is_known));
             return Ok(own.or_else(converted).map(|document| openapi_document(info, headers, document)));
         }
         ["version"] => Some(version()),
@@ -106,8 +107,13 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     Ok(reply)
 }
 
+/// The ETag of a document with this hash.
+fn quoted(hash: &str) -> String {
+    format!("\"{hash}\"")
+}
+
 fn openapi_document(info: &RequestInfo, headers: &HeaderMap, document: openapi::Document) -> Reply {
-    let tag = format!("\"{}\"", document.hash);
+    let tag = quoted(&document.hash);
     let mut reply = if matches(headers, &tag) {
         not_modified()
     } else {

@@ -64,8 +64,8 @@ struct Inner {
 enum Document {
     /// Its URL.
     Forwarded(String),
-    /// The hash of the document that the part of version 2 becomes.
-    Converted(String),
+    /// The hash of the document that this version of the part of version 2 becomes.
+    Converted { part: u64, hash: String },
 }
 
 /// The part of a version 2 document.
@@ -78,6 +78,18 @@ struct Part {
 
 /// Version of the next part of any server.
 static VERSION: AtomicU64 = AtomicU64::new(0);
+
+// === impl Inner ===
+
+impl Inner {
+    /// The hash of the converted document, if the part of version 2 has not changed since.
+    fn converted_hash(&self) -> Option<&str> {
+        match (&self.v3, &self.v2) {
+            (Some(Document::Converted { part, hash }), Some(v2)) if *part == v2.version => Some(hash),
+            _ => None,
+        }
+    }
+}
 
 // === impl Documents ===
 
@@ -172,32 +184,52 @@ async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), Stri
 fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> {
     let url = found.as_ref().ok().and_then(|root| v3_url(root, &remote.group, &remote.version));
     let is_absent = matches!(&found, Err(reason) if reason.ends_with(NOT_FOUND));
-    let converted = || converted(remote).map(|document| Document::Converted(document.hash));
-    let document = url.map(Document::Forwarded).or_else(|| is_absent.then(converted).flatten());
+    let link = || link_to_converted(remote);
+    let document = url.map(Document::Forwarded).or_else(|| is_absent.then(link).flatten());
     remote.documents.with(|inner| inner.v3 = document);
     if is_absent { Ok(()) } else { found.map(drop) }
 }
 
-/// The version 3 document that the part of version 2 becomes. It is not kept: clients cache it by its hash.
-fn converted(remote: &Remote) -> Option<openapi::Document> {
+/// The hash of the converted document. It is computed again only if the part of version 2 has changed.
+fn link_to_converted(remote: &Remote) -> Option<Document> {
+    let known = remote.documents.with(|inner| inner.converted_hash().and(inner.v3.clone()));
+    known.or_else(|| {
+        let (part, document) = converted(remote)?;
+        Some(Document::Converted { part, hash: document.hash })
+    })
+}
+
+/// The version 3 document that the part of version 2 becomes, and the version of the part. It is not kept: clients cache
+/// it by its hash.
+fn converted(remote: &Remote) -> Option<(u64, openapi::Document)> {
     let part = remote.documents.with(|inner| inner.v2.clone())?;
     (part.text.len() <= MAX_CONVERTED).then_some(())?;
     let is_large = part.text.len() > offload::MIN_OFFLOADED_BYTES;
     offload::run(is_large, || {
-        let part: Value = serde_json::from_str(&part.text).ok()?;
-        let body = v3_conversion::document(&part, &remote.group, &remote.version).to_string().into_bytes();
-        Some(openapi::Document { hash: openapi::hash(&body), body })
+        let value: Value = serde_json::from_str(&part.text).ok()?;
+        let body = v3_conversion::document(&value, &remote.group, &remote.version).to_string().into_bytes();
+        Some((part.version, openapi::Document { hash: openapi::hash(&body), body }))
     })
 }
 
-/// The converted document of a server that has no version 3.
-pub(crate) fn converted_v3(remote: &Remote) -> Option<openapi::Document> {
-    has_converted_v3(remote).then(|| converted(remote)).flatten()
+/// The converted document of a server that has no version 3. Without its body if the client knows the hash.
+pub(crate) fn converted_v3(
+    remote: &Remote,
+    is_known: impl FnOnce(&str) -> bool,
+) -> Option<openapi::Document> {
+    if !has_converted_v3(remote) {
+        return None;
+    }
+    let hash = remote.documents.with(|inner| inner.converted_hash().map(str::to_owned));
+    match hash.filter(|hash| is_known(hash)) {
+        Some(hash) => Some(openapi::Document { hash, body: Vec::new() }),
+        None => converted(remote).map(|(_, document)| document),
+    }
 }
 
 /// Whether this server answers requests for the version 3 document of another server.
 pub(crate) fn has_converted_v3(remote: &Remote) -> bool {
-    remote.documents.with(|inner| matches!(inner.v3, Some(Document::Converted(_))))
+    remote.documents.with(|inner| matches!(inner.v3, Some(Document::Converted { .. })))
 }
 
 /// The URL of the group version's document, with the hash that the server's root document names.
@@ -222,7 +254,7 @@ pub(crate) fn add_v3(remotes: &Remotes, root: &mut Value) {
         let path = format!("apis/{}/{}", remote.group, remote.version);
         let url = match document {
             Document::Forwarded(url) => url,
-            Document::Converted(hash) => format!("/openapi/v3/{path}?hash={hash}"),
+            Document::Converted { hash, .. } => format!("/openapi/v3/{path}?hash={hash}"),
         };
         paths.entry(path).or_insert_with(|| json!({"serverRelativeURL": url}));
     }
@@ -479,17 +511,36 @@ mod tests {
             root["paths"]["apis/far.io/v1"]["serverRelativeURL"].clone()
         };
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
-        let document = converted_v3(&remote).unwrap();
+        let document = converted_v3(&remote, |_| false).unwrap();
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
         let body: Value = serde_json::from_slice(&document.body).unwrap();
         assert!(body["components"]["schemas"]["Thing"].is_object(), "{body}");
+        // The part has not changed, so it is not converted again: this text could not be.
+        let replace = |text: &str, more: u64| {
+            remote.documents.with(|inner| {
+                let version = inner.v2.as_ref().unwrap().version + more;
+                inner.v2 = Some(Part { text: text.into(), version });
+            });
+        };
+        replace("broken", 0);
+        assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
+        assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
+        let known = converted_v3(&remote, |hash| hash == document.hash).unwrap();
+        assert_eq!((known.hash, known.body.len()), (document.hash.clone(), 0));
+        assert!(converted_v3(&remote, |_| false).is_none());
+        replace("{}", 1);
+        let next = converted_v3(&remote, |_| true).unwrap();
+        assert!(
+            next.hash != document.hash && !next.body.is_empty(),
+            "the known hash is that of another part"
+        );
         // Another error says nothing about the version.
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 500".to_owned())).is_err());
-        assert!(converted_v3(&remote).is_none() && link().is_null());
+        assert!(converted_v3(&remote, |_| false).is_none() && link().is_null());
         let root =
             json!({"paths": {"apis/far.io/v1": {"serverRelativeURL": "/openapi/v3/apis/far.io/v1?hash=A"}}});
         assert!(keep_v3(&remote, Ok(root)).is_ok());
-        assert!(converted_v3(&remote).is_none());
+        assert!(converted_v3(&remote, |_| false).is_none());
         assert_eq!(link(), "/openapi/v3/apis/far.io/v1?hash=A");
     }
 
