@@ -21,7 +21,7 @@ use super::fault::{Fault, Point};
 use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, SchedulerConfig};
 
 /// Maximum time until the objects have the expected state.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// An hour: the simulated nodes write no heartbeats.
 const HOUR: Duration = Duration::from_secs(3600);
 
