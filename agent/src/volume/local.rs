@@ -114,13 +114,13 @@ fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {
     }
 }
 
-/// Opens the directory of local volumes, created for root only.
 /// Whether the file system of an existing directory enforces the sizes of volumes.
 pub(crate) fn limits_sizes(dir: &Path) -> bool {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     openat(CWD, dir, flags, Mode::empty()).is_ok_and(|dir| project_quota::is_enforced(dir.as_fd()))
 }
 
+/// Opens the directory of local volumes, created for root only.
 fn open_base(base: &Path) -> io::Result<OwnedFd> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(base)?;
     let opened = openat(CWD, base, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
