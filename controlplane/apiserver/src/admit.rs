@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use coracle_admission_policies::RequestCost;
-use coracle_kinds::{Resource, resource::Subresource};
+use coracle_kinds::{Resource, initializers::is_uninitialized, resource::Subresource};
 use serde_json::Value;
 
 use crate::{
@@ -177,6 +177,12 @@ impl<'a> Attributes<'a> {
     /// Whether the request changes the resources of a pod by `/resize`.
     pub(crate) fn is_resize(&self) -> bool {
         self.operation == Operation::Update && self.subresource == "resize" && self.kind.is("", "Pod")
+    }
+
+    /// Whether the request creates a pod, or changes one that is not initialized: its whole spec can change.
+    pub(crate) fn writes_new_pod(&self) -> bool {
+        let is_uninitialized = || self.old.is_some_and(is_uninitialized);
+        self.is(Operation::Create, "Pod") || (self.is(Operation::Update, "Pod") && is_uninitialized())
     }
 
     pub(crate) fn is(&self, operation: Operation, kind: &str) -> bool {

@@ -26,6 +26,10 @@ use crate::{
     warnings::Warnings,
 };
 
+/// Groups and kinds that controllers of this process create with generated names.
+const GENERATED: [(&str, &str); 3] =
+    [("", "Pod"), ("discovery.k8s.io", "EndpointSlice"), ("resource.k8s.io", "ResourceClaim")];
+
 pub(crate) struct Call {
     pub(crate) state: Arc<State>,
     pub(crate) user: User,
@@ -83,11 +87,11 @@ impl Call {
         self.state.admission.initialization.is_some()
     }
 
-    /// Whether the request gets uninitialized objects. The controllers of this process count the pods that they have
-    /// created, and the garbage collector, which reads metadata only, finds all dependents.
+    /// Whether the request gets uninitialized objects. The controllers of this process count the objects that they have
+    /// created with generated names, and the garbage collector, which reads metadata only, finds all dependents.
     pub(crate) fn includes_uninitialized(&self) -> bool {
-        let is_controller =
-            || self.kind.is("", "Pod") || self.form().is_ok_and(|form| matches!(form, Form::Partial));
+        let is_generated = || GENERATED.iter().any(|(group, kind)| self.kind.is(group, kind));
+        let is_controller = || is_generated() || self.form().is_ok_and(|form| matches!(form, Form::Partial));
         self.info.query.flag("includeUninitialized") || (self.user.is_component() && is_controller())
     }
 

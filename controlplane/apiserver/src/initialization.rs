@@ -46,8 +46,12 @@ pub(crate) struct WaitPermit {
 // === impl Initialization ===
 
 impl Initialization {
-    /// Counts a create that will wait, or refuses it when its user has too many.
-    pub(crate) fn enter(self: &Arc<Self>, user: &User) -> Result<WaitPermit> {
+    /// Counts a create that will wait, or refuses it when its user has too many. None for the controllers of this process:
+    /// all of them are one user, so initializers of one kind would stop the controllers of all others.
+    pub(crate) fn enter(self: &Arc<Self>, user: &User) -> Result<Option<WaitPermit>> {
+        if user.is_component() {
+            return Ok(None);
+        }
         let owner = in_flight::owner(&user.name);
         let mut waits = self.lock();
         let of_owner = waits.owners.get(owner).copied().unwrap_or_default();
@@ -57,7 +61,7 @@ impl Initialization {
         waits.total += 1;
         waits.owners.insert(owner.to_owned(), of_owner + 1);
         drop(waits);
-        Ok(WaitPermit { initialization: self.clone(), owner: owner.to_owned() })
+        Ok(Some(WaitPermit { initialization: self.clone(), owner: owner.to_owned() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Waits> {
@@ -97,6 +101,7 @@ mod tests {
         let others: Vec<_> =
             (0..MAX_WAITS).map_while(|number| enter(&format!("user-{number}")).ok()).collect();
         assert_eq!(of_eve.len() + of_accounts.len() + others.len(), MAX_WAITS);
+        assert!(initialization.enter(&User::controllers()).is_ok_and(|permit| permit.is_none()));
         drop((of_eve, of_accounts, others));
         let waits = initialization.lock();
         assert!(waits.total == 0 && waits.owners.is_empty());

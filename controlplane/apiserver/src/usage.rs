@@ -3,7 +3,7 @@
 //! A CPU rate needs two samples. The samples of the last request are kept for a minute and serve as the first one.
 //! Without them the request takes two samples one second apart. Nothing is sampled without a request.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -132,9 +132,11 @@ pub(crate) async fn record(state: &Arc<State>, history: &UsageHistory) {
 /// The images of a pod's containers, with their usage.
 fn images<'a>(object: &'a Value, (earlier, later): &Pair) -> Vec<(&'a str, Rate)> {
     let rates = later.pod_since(earlier, object["metadata"]["uid"].as_str().unwrap_or_default());
-    let containers = || object["spec"]["containers"].as_array().into_iter().flatten();
-    let image = |name: &str| containers().find(|one| one["name"] == name)?["image"].as_str();
-    rates.into_iter().filter_map(|(name, rate)| Some((image(name)?, rate))).collect()
+    let containers = object["spec"]["containers"].as_array().into_iter().flatten();
+    let named = containers.filter_map(|one| Some((one["name"].as_str()?, one["image"].as_str()?)));
+    // The node and the author of the pod choose the number of containers.
+    let images: HashMap<&str, &str> = named.collect();
+    rates.into_iter().filter_map(|(name, rate)| Some((*images.get(name)?, rate))).collect()
 }
 
 /// Two samples of each node with one of the objects. Nodes that do not answer are left out.
@@ -166,16 +168,20 @@ fn node(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Op
 }
 
 fn pod(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Option<Value> {
-    let rates = later.pod_since(earlier, object["metadata"]["uid"].as_str()?);
-    // The kubelet also reports containers that have ended. Only those of the pod's own list count.
-    let declared = ["containers", "initContainers"].map(|field| object["spec"][field].as_array());
-    let is_declared =
-        |name: &str| declared.iter().flatten().copied().flatten().any(|one| one["name"] == name);
-    let rates: Vec<_> = rates.into_iter().filter(|(name, _)| is_declared(name)).collect();
+    let rates = declared(object, later.pod_since(earlier, object["metadata"]["uid"].as_str()?));
     let mut measured = head(call, object, &rates.first()?.1);
     let containers = rates.iter().map(|(name, rate)| json!({"name": name, "usage": rate.usage()}));
     measured.insert("containers".to_owned(), containers.collect());
     Some(measured.into())
+}
+
+/// The rates of the containers of the pod's own list. The kubelet also reports containers that have ended.
+fn declared<'a>(object: &Value, rates: Vec<(&'a str, Rate)>) -> Vec<(&'a str, Rate)> {
+    let lists = ["containers", "initContainers"].map(|field| object["spec"][field].as_array());
+    // The node and the author of the pod choose the number of containers.
+    let names: HashSet<&str> =
+        lists.into_iter().flatten().flatten().filter_map(|one| one["name"].as_str()).collect();
+    rates.into_iter().filter(|(name, _)| names.contains(*name)).collect()
 }
 
 fn head(call: &Call, object: &Value, rate: &Rate) -> serde_json::Map<String, Value> {
@@ -292,6 +298,30 @@ mod tests {
         let usage = rate.container_usage();
         assert_eq!((*image, usage.cpu_millis, usage.memory_bytes), ("web:1", 101, 4096));
         assert!(images(&json!({"metadata": {"uid": "2"}}), &pair).is_empty());
+    }
+
+    #[test]
+    fn a_pod_with_very_many_containers_takes_linear_time() {
+        const CONTAINERS: usize = 40_000;
+        let names: Vec<String> = (0..CONTAINERS).map(|number| format!("c{number}")).collect();
+        let sample = |time: &str, cpu: u64| {
+            let used = |name: &String| {
+                json!({"name": name, "cpu": {"time": time, "usageCoreNanoSeconds": cpu},
+                    "memory": {"workingSetBytes": 4096}})
+            };
+            let pod =
+                json!({"podRef": {"uid": "1"}, "containers": names.iter().map(used).collect::<Vec<_>>()});
+            let summary = json!({"node": used(&String::new()), "pods": [pod]}).to_string();
+            Arc::new(Sample::parse(Instant::now(), summary.as_bytes()).unwrap())
+        };
+        let pair = (sample("2024-01-01T00:00:00Z", 0), sample("2024-01-01T00:00:10Z", 100));
+        let containers: Vec<Value> =
+            names.iter().map(|name| json!({"name": name, "image": "web:1"})).collect();
+        let pod = json!({"metadata": {"uid": "1"}, "spec": {"containers": containers}});
+        // With a search of the list for each name, this takes minutes.
+        assert_eq!(images(&pod, &pair).len(), CONTAINERS);
+        assert_eq!(declared(&pod, pair.1.pod_since(&pair.0, "1")).len(), CONTAINERS);
+        assert!(declared(&json!({"spec": {}}), pair.1.pod_since(&pair.0, "1")).is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -121,6 +121,9 @@ impl UsageHistory {
         (namespace, image): (&str, &str),
         now: u64,
     ) -> Option<u64> {
+        if image.len() > MAX_NAME {
+            return None;
+        }
         let select = |namespace, with_tag, weeks| Selection { namespace, image, with_tag, weeks };
         let own = Some(namespace);
         let near = [select(own, true, 2), select(own, true, WEEKS)];
@@ -178,11 +181,11 @@ fn select_from(
     now: u64,
 ) -> Histogram {
     let week = now / WEEK;
-    let mut sum = Histogram::default();
+    let (mut sum, untagged) = (Histogram::default(), without_tag(selection.image));
     let named = |name: &str| selection.namespace.is_none_or(|namespace| namespace == name);
     let fits = |image: &str| match selection.with_tag {
         true => image == selection.image,
-        false => without_tag(image) == without_tag(selection.image),
+        false => without_tag(image) == untagged,
     };
     for (_, images) in namespaces.iter().filter(|(name, _)| named(name)) {
         for (_, series) in images.iter().filter(|(image, _)| fits(image)) {

@@ -22,6 +22,11 @@ use crate::{
 /// The annotation of pods that a node has made itself.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
+/// The subresources that change the spec.
+const OF_SPEC: [&str; 3] = ["scale", "resize", "ephemeralcontainers"];
+/// The message for users without the verb.
+const UPDATE_DENIED: &str = "update to uninitialized resource denied";
+
 /// Adds and protects initializers.
 #[derive(Default)]
 pub(super) struct Initializers {
@@ -50,12 +55,14 @@ impl Admit for Initializers {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        if !attributes.subresource.is_empty() {
-            return Ok(());
-        }
-        match (attributes.operation, attributes.old) {
-            (Operation::Create, _) => self.create(admission, attributes, object).await,
-            (Operation::Update, Some(old)) => update(admission, attributes, (object, old)).await,
+        match (attributes.operation, attributes.subresource, attributes.old) {
+            (Operation::Create, "", _) => self.create(admission, attributes, object).await,
+            (Operation::Update, "", Some(old)) => update(admission, attributes, (object, old)).await,
+            (Operation::Update, subresource, Some(old))
+                if OF_SPEC.contains(&subresource) && is_uninitialized(old) =>
+            {
+                may_initialize(admission, attributes, UPDATE_DENIED).await
+            }
             _ => Ok(()),
         }
     }
@@ -77,7 +84,11 @@ impl Initializers {
     ) -> Result<()> {
         if is_uninitialized(object) {
             may_initialize(admission, attributes, "create with initializers denied").await?;
-            if is_empty(object) {
+            let causes = validate::initializers::creation(object);
+            if !causes.is_empty() {
+                return Err(ApiError::invalid(attributes.kind, attributes.name, &causes));
+            }
+            if !initializers::is_pending(object) {
                 initializers::set(object, None);
             }
             return Ok(());
@@ -139,7 +150,7 @@ async fn update(
     if !causes.is_empty() {
         return Err(ApiError::invalid(attributes.kind, attributes.name, &causes));
     }
-    may_initialize(admission, attributes, "update to uninitialized resource denied").await
+    may_initialize(admission, attributes, UPDATE_DENIED).await
 }
 
 /// Whether the initializers of an object are neither pending nor failed.

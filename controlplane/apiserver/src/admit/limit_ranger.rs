@@ -54,7 +54,7 @@ impl Admit for LimitRanger {
 
 /// Whether the request creates a pod, or changes the resources of one.
 fn is_checked_pod(attributes: &Attributes<'_>) -> bool {
-    attributes.is(Operation::Create, "Pod") || attributes.is_resize()
+    attributes.writes_new_pod() || attributes.is_resize()
 }
 
 fn ranges(admission: &Admission, namespace: &str) -> Vec<Value> {

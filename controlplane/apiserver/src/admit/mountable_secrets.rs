@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use super::{Admission, Admit, Attributes, Operation};
+use super::{Admission, Admit, Attributes};
 use crate::error::{ApiError, Result};
 
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
@@ -33,7 +33,7 @@ impl Admit for MountableSecrets {
     ) -> Result<()> {
         let is_pod = attributes.kind.group.is_empty() && attributes.kind.kind == "Pod";
         let adds_containers = attributes.subresource == "ephemeralcontainers";
-        if !is_pod || !(attributes.is(Operation::Create, "Pod") || adds_containers) {
+        if !is_pod || !(attributes.writes_new_pod() || adds_containers) {
             return Ok(());
         }
         if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {

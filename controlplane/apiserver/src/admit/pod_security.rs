@@ -51,7 +51,8 @@ impl Admit for PodSecurity {
 impl PodSecurity {
     fn pod(&self, admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Result<()> {
         let same = |old| !pod_security::is_significant_update(pod, old);
-        if IGNORED.contains(&attributes.subresource) || attributes.old.is_some_and(same) {
+        let is_same = || !attributes.writes_new_pod() && attributes.old.is_some_and(same);
+        if IGNORED.contains(&attributes.subresource) || is_same() {
             return Ok(());
         }
         self.evaluate(admission, attributes, (&pod["metadata"], &pod["spec"]), true)

@@ -43,13 +43,14 @@ impl Admit for Priority {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        if attributes.is(Operation::Update, "Pod")
-            && let Some(old) = attributes.old
-        {
-            keep_priority(object, old);
-            return Ok(());
+        if let (Some(old), true) = (attributes.old, attributes.is(Operation::Update, "Pod")) {
+            if !attributes.writes_new_pod() {
+                keep_priority(object, old);
+                return Ok(());
+            }
+            forget_priority(object, old);
         }
-        if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
+        if !attributes.writes_new_pod() || !object["spec"].is_object() {
             return Ok(());
         }
         let refused = |why: String| ApiError::forbidden_object(attributes.kind, attributes.name, why);
@@ -116,6 +117,16 @@ fn keep_priority(object: &mut Value, old: &Value) {
         let before = &old["spec"][field];
         if spec.get(field).is_none_or(Value::is_null) && !before.is_null() {
             spec.insert(field.to_owned(), before.clone());
+        }
+    }
+}
+
+/// Removes the priority that the stored pod got, because an initializer may change the class.
+fn forget_priority(object: &mut Value, old: &Value) {
+    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    for field in ["priority", "preemptionPolicy"] {
+        if spec.get(field) == old["spec"].get(field) {
+            spec.remove(field);
         }
     }
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
 
-use super::{Admission, Admit, Attributes, Operation};
+use super::{Admission, Admit, Attributes};
 use crate::error::{ApiError, Result};
 
 pub(super) struct RuntimeClass;
@@ -17,6 +17,11 @@ impl Admit for RuntimeClass {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
+        if attributes.writes_new_pod()
+            && let Some(old) = attributes.old
+        {
+            forget_overhead(object, old);
+        }
         let Some(class) = class(admission, attributes, object)? else { return Ok(()) };
         add(&class, &mut object["spec"])
             .map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
@@ -28,7 +33,7 @@ impl Admit for RuntimeClass {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        if !attributes.is(Operation::Create, "Pod") {
+        if !attributes.writes_new_pod() {
             return Ok(());
         }
         let class = class(admission, attributes, object)?.unwrap_or_default();
@@ -40,10 +45,19 @@ impl Admit for RuntimeClass {
     }
 }
 
+/// Removes the overhead that the stored pod got, because an initializer may change the class.
+fn forget_overhead(pod: &mut Value, old: &Value) {
+    if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut)
+        && spec.get("overhead") == old["spec"].get("overhead")
+    {
+        spec.remove("overhead");
+    }
+}
+
 /// The class of a new pod. None if it names none.
 fn class(admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Result<Option<Value>> {
     let name = pod["spec"]["runtimeClassName"].as_str().unwrap_or_default();
-    if !attributes.is(Operation::Create, "Pod") || name.is_empty() {
+    if !attributes.writes_new_pod() || name.is_empty() {
         return Ok(None);
     }
     let kind = by_resource("node.k8s.io", "v1", "runtimeclasses").ok_or_else(ApiError::no_resource)?;

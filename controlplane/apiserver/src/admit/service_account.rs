@@ -6,7 +6,7 @@ use std::time::Duration;
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
 
-use super::{Admission, Admit, Attributes, Operation};
+use super::{Admission, Admit, Attributes};
 use crate::{
     error::{ApiError, Result},
     object_meta::random_suffix,
@@ -43,7 +43,7 @@ impl Admit for ServiceAccount {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
+        if !attributes.writes_new_pod() || !object["spec"].is_object() {
             return Ok(());
         }
         // A mirror pod describes a pod that runs already, so it is not changed.

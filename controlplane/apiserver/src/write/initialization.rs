@@ -32,7 +32,7 @@ pub(super) fn enter(call: &Call, object: &Value) -> Result<Option<WaitPermit>> {
     if !is_uninitialized(object) || call.includes_uninitialized() || call.dry_run()? {
         return Ok(None);
     }
-    initialization.enter(&call.user).map(Some)
+    initialization.enter(&call.user)
 }
 
 /// Waits until a new object is initialized. Returns its state then.

@@ -6,18 +6,38 @@
 
 mod order;
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::LazyLock};
 
 use serde_json::{Map, Value};
 
 use self::order::{Places, in_order};
 use super::PatchError;
-use crate::schema::model::{Definition, PatchMarkers, ValueType, schemas};
+use crate::schema::model::{
+    Definition, OwnershipMarkers, PatchMarkers, Presence, Property, ValueType, schemas,
+};
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
 const SET_ORDER: &str = "$setElementOrder/";
 const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
+
+/// The definition whose field `initializers` Kubernetes 1.14 has removed.
+const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+
+/// `metadata.initializers`: the pending ones are merged by name. Without the plugin Initializers the field is dropped.
+static INITIALIZERS: LazyLock<Definition> = LazyLock::new(|| Definition {
+    name: "io.k8s.apimachinery.pkg.apis.meta.v1.Initializers".into(),
+    properties: Box::new([Property {
+        name: "pending".into(),
+        value_type: ValueType::List(Box::new(ValueType::Any)),
+        presence: Presence::NotZero,
+        go: None,
+        patch: PatchMarkers { merge: true, merge_key: Some("name".into()) },
+        ownership: OwnershipMarkers::default(),
+    }]),
+    atomic: false,
+    always: Box::default(),
+});
 
 type Object = Map<String, Value>;
 
@@ -41,6 +61,9 @@ struct FieldInfo<'a> {
 }
 
 fn field_info<'a>(definition: Option<&'a Definition>, name: &str) -> FieldInfo<'a> {
+    if name == "initializers" && definition.is_some_and(|definition| &*definition.name == METADATA) {
+        return FieldInfo { markers: PatchMarkers::default(), inner: Some(&INITIALIZERS) };
+    }
     let property = definition.and_then(|definition| definition.property(name));
     let Some(property) = property else { return FieldInfo { markers: PatchMarkers::default(), inner: None } };
     let value_type = match &property.value_type {

@@ -27,6 +27,19 @@ fn lists_merge_by_their_key() {
 }
 
 #[test]
+fn an_initializer_that_is_removed_leaves_the_others() {
+    let object = |pending: Value| json!({"metadata": {"initializers": {"pending": pending}}});
+    let patch = |item: Value| object(json!([item]));
+    for schema in [POD, DEPLOYMENT] {
+        let both = object(json!(names(&["a", "b"])));
+        let rest = object(json!(names(&["b"])));
+        check(schema, both.clone(), patch(json!({"$patch": "delete", "name": "a"})), rest.clone());
+        check(schema, rest, patch(json!({"$patch": "delete", "name": "b"})), object(json!([])));
+        check(schema, both.clone(), patch(json!({"name": "a"})), both);
+    }
+}
+
+#[test]
 fn ports_merge_by_container_port_alone() {
     check(
         POD,

@@ -39,6 +39,16 @@ pub(super) fn update(causes: &mut Causes, path: &Path, new: &Value, old: &Value)
     }
 }
 
+/// The violation of a new object that is rejected already: it would be stored, and never be seen.
+pub fn creation(object: &Value) -> Vec<super::Cause> {
+    let mut causes = Causes::default();
+    if failure(object).is_some() {
+        let path = Path::root("metadata").field("initializers").field("result");
+        causes.forbidden(&path, "must not be set on a new object");
+    }
+    causes.into_list()
+}
+
 /// The violations of a change of `metadata.initializers`, for admission.
 pub fn change(new: &Value, old: &Value) -> Vec<super::Cause> {
     let mut causes = Causes::default();
@@ -116,6 +126,14 @@ mod tests {
         assert_eq!(check(json!({"pending": [{"name": "short"}]})), ["metadata.initializers.pending[0].name"]);
         assert_eq!(check(json!({"result": {"status": "Success"}})), ["metadata.initializers.result.status"]);
         assert!(check(json!({"result": {"status": "Failure"}})).is_empty());
+    }
+
+    #[test]
+    fn a_new_object_is_not_rejected_already() {
+        let check = |initializers: Value| fields(creation(&object(initializers)));
+        assert!(check(json!({"pending": [{"name": "a.example.com"}]})).is_empty());
+        let rejected = json!({"pending": [{"name": "a.example.com"}], "result": {"status": "Failure"}});
+        assert_eq!(check(rejected), ["metadata.initializers.result"]);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! Source: `plugin/pkg/admission/initialresources`, v1.9. The usage comes from the nodes of this cluster.
 
+use std::collections::HashMap;
+
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
@@ -16,6 +18,14 @@ use crate::{
 const ANNOTATION: &str = "kubernetes.io/initial-resources";
 /// Start of the annotation's value.
 const SET: &str = "Initial Resources plugin set: ";
+
+/// Maximum containers of a pod that gets estimates. Pods with more get none.
+const MAX_CONTAINERS: usize = 500;
+/// Maximum images of a pod that get estimates, in the order of its containers. An estimate reads all samples.
+const MAX_IMAGES: usize = 64;
+
+/// The estimates of CPU and memory of each image of a pod.
+type Estimates = HashMap<String, [Option<u64>; 2]>;
 
 pub(in crate::admit) struct InitialResources;
 
@@ -41,9 +51,11 @@ impl Admit for InitialResources {
 fn estimate(history: &UsageHistory, namespace: &str, pod: &mut Value, now: u64) {
     let mut notes = Vec::new();
     let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
-    for container in containers.into_iter().flatten() {
+    let Some(containers) = containers.filter(|containers| containers.len() <= MAX_CONTAINERS) else { return };
+    let estimates = estimates(history, namespace, containers, now);
+    for container in containers {
         let name = container["name"].as_str().unwrap_or_default().to_owned();
-        let set = estimate_container(history, namespace, container, now);
+        let set = set_requests(&estimates, container);
         if !set.is_empty() {
             notes.push(format!("{} request for container {name}", set.join(", ")));
         }
@@ -59,21 +71,29 @@ fn estimate(history: &UsageHistory, namespace: &str, pod: &mut Value, now: u64) 
     annotations[ANNOTATION] = text.into();
 }
 
+/// Estimates the usage of each image once.
+fn estimates(history: &UsageHistory, namespace: &str, containers: &[Value], now: u64) -> Estimates {
+    let mut estimates = Estimates::new();
+    for image in containers.iter().filter_map(|container| container["image"].as_str()) {
+        if estimates.len() < MAX_IMAGES && !estimates.contains_key(image) {
+            let of = |resource| history.estimate(resource, (namespace, image), now);
+            estimates.insert(image.to_owned(), [of(Estimated::Cpu), of(Estimated::Memory)]);
+        }
+    }
+    estimates
+}
+
 /// Sets the missing requests of a container. Returns the names of the resources.
-fn estimate_container(
-    history: &UsageHistory,
-    namespace: &str,
-    container: &mut Value,
-    now: u64,
-) -> Vec<&'static str> {
-    let image = container["image"].as_str().unwrap_or_default().to_owned();
+fn set_requests(estimates: &Estimates, container: &mut Value) -> Vec<&'static str> {
+    let image = container["image"].as_str().unwrap_or_default();
+    let [cpu, memory] = estimates.get(image).copied().unwrap_or_default();
     let mut set = Vec::new();
-    for (resource, name) in [(Estimated::Cpu, "cpu"), (Estimated::Memory, "memory")] {
+    for (resource, name, estimate) in [(Estimated::Cpu, "cpu", cpu), (Estimated::Memory, "memory", memory)] {
         let resources = &container["resources"];
         if ["requests", "limits"].iter().any(|list| !resources[list][name].is_null()) {
             continue;
         }
-        let Some(value) = history.estimate(resource, (namespace, &image), now) else { continue };
+        let Some(value) = estimate else { continue };
         let quantity = match resource {
             Estimated::Cpu if value % 1000 == 0 => (value / 1000).to_string(),
             Estimated::Cpu => format!("{value}m"),
@@ -94,6 +114,23 @@ fn estimate_container(
 mod tests {
     use super::*;
     use crate::usage_history::{ContainerUsage, InitialResourcesOptions};
+
+    #[test]
+    fn a_pod_with_very_many_containers_or_images_costs_no_more_than_another() {
+        let history = UsageHistory::new(InitialResourcesOptions::default());
+        history.record(("ns", "web"), ContainerUsage { cpu_millis: 7, memory_bytes: 3 << 20 }, 1000);
+        let container = |image: &str| json!({"name": "c", "image": image});
+        let mut pod =
+            json!({"metadata": {}, "spec": {"containers": vec![container("web"); MAX_CONTAINERS + 1]}});
+        estimate(&history, "ns", &mut pod, 1000);
+        assert!(pod["spec"]["containers"][0]["resources"].is_null());
+        pod["spec"]["containers"].as_array_mut().unwrap().pop();
+        estimate(&history, "ns", &mut pod, 1000);
+        assert_eq!(pod["spec"]["containers"][MAX_CONTAINERS - 1]["resources"]["requests"]["cpu"], "7m");
+        let containers: Vec<Value> =
+            (0..MAX_CONTAINERS).map(|tag| container(&format!("web:{tag}"))).collect();
+        assert_eq!(estimates(&history, "ns", &containers, 1000).len(), MAX_IMAGES);
+    }
 
     #[test]
     fn only_missing_requests_are_estimated() {

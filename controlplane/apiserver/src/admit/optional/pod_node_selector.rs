@@ -10,9 +10,9 @@ use coracle_kinds::kind::by_resource;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{forbidden, writes_pod};
+use super::forbidden;
 use crate::{
-    admit::{Admission, Admit, Attributes, Operation, config::PluginConfigs},
+    admit::{Admission, Admit, Attributes, config::PluginConfigs},
     error::Result,
 };
 
@@ -45,7 +45,7 @@ impl Admit for PodNodeSelector {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        if !attributes.is(Operation::Create, "Pod") {
+        if !attributes.writes_new_pod() {
             return Ok(());
         }
         let wanted = self.wanted(admission, attributes)?;
@@ -58,7 +58,7 @@ impl Admit for PodNodeSelector {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        if !writes_pod(attributes) || attributes.operation != Operation::Create {
+        if !attributes.writes_new_pod() {
             return Ok(());
         }
         let mut copy = object.clone();

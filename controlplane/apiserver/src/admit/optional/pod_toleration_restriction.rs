@@ -15,7 +15,7 @@ use self::toleration::{Toleration, are_allowed, merged};
 use super::{forbidden, writes_pod};
 use crate::{
     admit::{
-        Admission, Admit, Attributes, Operation,
+        Admission, Admit, Attributes,
         config::{PluginConfigs, expect},
     },
     error::{ApiError, Result},
@@ -58,7 +58,7 @@ impl Admit for PodTolerationRestriction {
         let annotations = annotations(admission, attributes)?;
         let own = own(attributes, object)?;
         let mut added = Vec::new();
-        if attributes.operation == Operation::Create {
+        if attributes.writes_new_pod() {
             added = listed(attributes, &annotations, DEFAULTS)?.unwrap_or_else(|| self.defaults.clone());
         }
         if qos_class(&object["spec"]) != QosClass::BestEffort {

@@ -23,7 +23,8 @@ impl Admit for PodTopologyLabels {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        if attributes.operation != Operation::Create || !attributes.kind.is("", "Pod") {
+        let creates = attributes.operation == Operation::Create && attributes.kind.is("", "Pod");
+        if !creates && !attributes.writes_new_pod() {
             return Ok(());
         }
         let Some(node) = node_name(attributes.subresource, object) else { return Ok(()) };

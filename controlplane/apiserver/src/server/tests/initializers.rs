@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::usage_history::ContainerUsage;
+use coracle_store::Expect;
 
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1alpha1/initializerconfigurations";
 const ALL: &str = "includeUninitialized=true";
@@ -182,6 +183,65 @@ async fn an_initializer_changes_the_spec_of_a_pod_but_not_its_status() {
 }
 
 #[tokio::test]
+async fn the_spec_of_an_initializer_is_admitted_as_that_of_a_new_pod() {
+    let server = initializing("pods", &["a.example.com"]).await;
+    let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}});
+    assert_eq!(server.merge("/api/v1/namespaces/default", labels).await.code, 200);
+    let class = json!({"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"});
+    let made = server.post("/apis/scheduling.k8s.io/v1/priorityclasses", class).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(server.post(&format!("{PODS}?{ALL}"), pod("p")).await.code, 201);
+    let path = format!("{PODS}/p");
+    for (spec, why) in [
+        (json!({"hostNetwork": true}), "violates PodSecurity"),
+        (json!({"serviceAccountName": "missing"}), "service account"),
+        (json!({"runtimeClassName": "missing"}), "RuntimeClass"),
+        (json!({"priority": 2_000_000_000}), "priority"),
+    ] {
+        let answer = server.merge(&path, json!({"spec": spec})).await;
+        let message = answer.body["message"].as_str().unwrap_or_default();
+        assert!(answer.code == 403 && message.contains(why), "{spec}: {}", answer.body);
+    }
+    let done = server.merge(&path, json!({"spec": {"priorityClassName": "high"}})).await;
+    let spec = &done.body["spec"];
+    assert_eq!(
+        (&spec["priority"], &spec["preemptionPolicy"]),
+        (&json!(1000), &json!("Never")),
+        "{}",
+        done.body
+    );
+}
+
+#[tokio::test]
+async fn a_scale_of_an_uninitialized_object_needs_the_verb_initialize() {
+    let server = initializing("replicationcontrollers", &["a.example.com"]).await;
+    let controllers = "/api/v1/namespaces/default/replicationcontrollers";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let controller =
+        json!({"metadata": {"name": "r"}, "spec": {"selector": {"a": "b"}, "template": template}});
+    let made = server.post(&format!("{controllers}?{ALL}"), controller).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let group = "rbac.authorization.k8s.io";
+    let roles = format!("/apis/{group}/v1/namespaces/default");
+    let rules =
+        json!([{"apiGroups": [""], "resources": ["replicationcontrollers/scale"], "verbs": ["patch"]}]);
+    server.post(&format!("{roles}/roles"), json!({"metadata": {"name": "scaler"}, "rules": rules})).await;
+    let reference = json!({"apiGroup": group, "kind": "Role", "name": "scaler"});
+    let subject = json!({"kind": "User", "apiGroup": group, "name": "scaler"});
+    let binding = json!({"metadata": {"name": "scaler"}, "roleRef": reference, "subjects": [subject]});
+    assert_eq!(server.post(&format!("{roles}/rolebindings"), binding).await.code, 201);
+    let path = format!("{controllers}/r/scale");
+    let patch = json!({"spec": {"replicas": 3}});
+    let request = Request::patch(&path).header("content-type", "application/merge-patch+json");
+    let request = request.body(Full::from(patch.to_string())).unwrap();
+    let refused = server.send(User::new("scaler", &[]), request).await;
+    let message = refused.body["message"].as_str().unwrap_or_default();
+    assert!(refused.code == 403 && message.contains("uninitialized"), "{}", refused.body);
+    assert_eq!(server.merge(&path, patch).await.code, 200);
+}
+
+#[tokio::test]
 async fn the_controllers_see_uninitialized_pods() {
     let server = initializing("pods", &["a.example.com"]).await;
     let request = Request::post(PODS).header("content-type", "application/json");
@@ -197,8 +257,15 @@ async fn an_object_that_was_rejected_before_a_crash_is_removed() {
     let server = initializing("configmaps", &["a.example.com"]).await;
     let mut map = config_map("x", json!({}));
     map["metadata"]["initializers"] = json!({"result": {"status": "Failure", "message": "no"}});
-    let made = server.post(&format!("{CONFIG_MAPS}?{ALL}"), map).await;
-    assert_eq!(made.code, 201, "{}", made.body);
+    let refused = server.post(&format!("{CONFIG_MAPS}?{ALL}"), map.clone()).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    map["apiVersion"] = "v1".into();
+    map["kind"] = "ConfigMap".into();
+    map["metadata"]["namespace"] = "default".into();
+    let kind = coracle_kinds::kind::by_resource("", "v1", "configmaps").unwrap();
+    let key = crate::cache::key_of(kind, "default", "x");
+    let stored = crate::write::commit(&server.api.state, kind, &key, Expect::Absent, Some(&map)).await;
+    assert!(stored.is_ok_and(|stored| stored.is_some()));
     let selection = PluginSelection { enabled: vec!["Initializers".to_owned()], disabled: Vec::new() };
     let server = server.again_with(|config| config.admission_plugins = selection).await;
     let removed = async {
