@@ -151,7 +151,11 @@ fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
                 });
                 assert_eq!(table(), fresh, "after {step} changes");
                 let all: Vec<State> = states.values().cloned().collect();
-                packets::check(&mut random, &all, PACKETS);
+                if packets::are_entries_visible() {
+                    packets::check(&mut random, &all, PACKETS);
+                } else {
+                    eprintln!("skipped: packets: the kernel has no CONFIG_NF_CONNTRACK_PROCFS");
+                }
             }
         }
     });

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use coracle_service_proxy::State;
 use coracle_services::{AddressType, EndpointSlice};
@@ -16,6 +17,10 @@ use nix::sys::socket::{
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 
+/// The kernel's entries of connections.
+const ENTRIES: &str = "/proc/thread-self/net/nf_conntrack";
+/// Time for an expected rejection to reach its socket.
+const REJECTION: Duration = Duration::from_secs(2);
 /// The node's own addresses.
 const OWN: [&str; 2] = ["10.42.0.1", "fd42::1"];
 
@@ -53,12 +58,17 @@ pub(super) fn add_links() {
     }
 }
 
+/// Whether the kernel shows its entries of connections (`CONFIG_NF_CONNTRACK_PROCFS`). Call this after the first table.
+pub(super) fn are_entries_visible() -> bool {
+    std::path::Path::new(ENTRIES).exists()
+}
+
 /// Sends random packets, and compares the fate of each with the model.
 pub(super) fn check(random: &mut SmallRng, states: &[State], count: usize) {
     for _ in 0..count {
         let packet = packet(random, states);
         let expected = model(&packet, states);
-        let fate = packet.send();
+        let fate = packet.send(expected.contains(&Fate::Rejected));
         assert!(expected.contains(&fate), "{packet:?}: {fate:?} instead of {expected:?}");
     }
 }
@@ -142,12 +152,13 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Fate> {
 // === impl Packet ===
 
 impl Packet {
-    fn send(&self) -> Fate {
+    /// Sends it. `is_rejected` is whether its rejection is expected, which may take a moment to arrive.
+    fn send(&self, is_rejected: bool) -> Fate {
         loop {
             let (socket, port) = self.socket();
             // An earlier packet from this port decided already.
             if tracked(port, self.to).is_none() {
-                return self.send_from(&socket, port);
+                return self.send_from(&socket, port, is_rejected);
             }
         }
     }
@@ -167,28 +178,37 @@ impl Packet {
         (socket, port)
     }
 
-    fn send_from(&self, socket: &OwnedFd, port: u16) -> Fate {
+    fn send_from(&self, socket: &OwnedFd, port: u16, is_rejected: bool) -> Fate {
         let connected = connect(socket.as_raw_fd(), &SockaddrStorage::from(self.to));
         assert!(matches!(connected, Ok(()) | Err(Errno::EINPROGRESS | Errno::ECONNREFUSED)), "{connected:?}");
         if self.is_udp {
-            // A refused packet is an error of the call, too.
-            let _ = send(socket.as_raw_fd(), b"x", MsgFlags::empty());
+            let sent = send(socket.as_raw_fd(), b"x", MsgFlags::empty());
+            // The call may take the error from the socket.
+            if sent == Err(Errno::ECONNREFUSED) {
+                return Fate::Rejected;
+            }
         }
         if let Some(target) = tracked(port, self.to) {
             return Fate::Sent(target);
         }
-        let error = getsockopt(socket, sockopt::SocketError).unwrap();
-        match self.is_udp {
-            true if error == Errno::ECONNREFUSED as i32 => Fate::Rejected,
-            true => Fate::Dropped,
-            false => Fate::Refused,
+        if !self.is_udp {
+            return Fate::Refused;
         }
+        let begin = Instant::now();
+        let is_refused = || getsockopt(socket, sockopt::SocketError).unwrap() == Errno::ECONNREFUSED as i32;
+        while !is_refused() {
+            if !is_rejected || begin.elapsed() > REJECTION {
+                return Fate::Dropped;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Fate::Rejected
     }
 }
 
 /// The end that answers a connection from a port of this machine, as conntrack has it.
 fn tracked(from: u16, to: SocketAddr) -> Option<SocketAddr> {
-    let table = std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap();
+    let table = std::fs::read_to_string(ENTRIES).unwrap();
     table.lines().find_map(|line| {
         let values = |name: &'static str| {
             line.split_whitespace().filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
