@@ -2,14 +2,14 @@
 //! error of the socket.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use coracle_service_proxy::State;
 use coracle_services::{AddressType, EndpointSlice};
 use k8s_openapi::api::core::v1::Service;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt,
     send, socket, sockopt,
@@ -19,8 +19,8 @@ use rand::rngs::SmallRng;
 
 /// The kernel's entries of connections.
 const ENTRIES: &str = "/proc/thread-self/net/nf_conntrack";
-/// Time for an expected rejection to reach its socket.
-const REJECTION: Duration = Duration::from_secs(2);
+/// Milliseconds for an expected rejection to reach its socket.
+const REJECTION: u16 = 2_000;
 /// The node's own addresses.
 const OWN: [&str; 2] = ["10.42.0.1", "fd42::1"];
 
@@ -194,15 +194,13 @@ impl Packet {
         if !self.is_udp {
             return Fate::Refused;
         }
-        let begin = Instant::now();
-        let is_refused = || getsockopt(socket, sockopt::SocketError).unwrap() == Errno::ECONNREFUSED as i32;
-        while !is_refused() {
-            if !is_rejected || begin.elapsed() > REJECTION {
-                return Fate::Dropped;
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        if is_rejected {
+            // An error needs no flag.
+            let mut waiting = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+            poll(&mut waiting, REJECTION).unwrap();
         }
-        Fate::Rejected
+        let error = getsockopt(socket, sockopt::SocketError).unwrap();
+        if error == Errno::ECONNREFUSED as i32 { Fate::Rejected } else { Fate::Dropped }
     }
 }
 
