@@ -6,6 +6,7 @@
 //! than the watch is ignored.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -37,6 +38,7 @@ impl<'a, K> Change<'a, K> {
 pub(crate) struct Cache<K> {
     state: Mutex<State<K>>,
     synced: watch::Sender<bool>,
+    is_unserved: AtomicBool,
 }
 
 struct State<K> {
@@ -80,7 +82,11 @@ impl<K: Object> Cache<K> {
             relist: None,
             handlers: Vec::new(),
         };
-        Self { state: Mutex::new(state), synced: watch::Sender::new(false) }
+        Self {
+            state: Mutex::new(state),
+            synced: watch::Sender::new(false),
+            is_unserved: AtomicBool::new(false),
+        }
     }
 
     /// As [`Cache::on_change`]; also calls the handler for each object that is in the cache now.
@@ -99,7 +105,18 @@ impl<K: Object> Cache<K> {
         self.lock().handlers.push(Box::new(handler));
     }
 
-    /// Returns once the first list is complete.
+    /// Notes that the API server does not serve the kind: nobody waits for its list.
+    pub(crate) fn set_unserved(&self) {
+        self.is_unserved.store(true, Ordering::Release);
+        self.synced.send_replace(true);
+    }
+
+    /// Whether the API server serves the kind. Otherwise a missing object may exist.
+    pub(crate) fn is_served(&self) -> bool {
+        !self.is_unserved.load(Ordering::Acquire)
+    }
+
+    /// Returns once the first list is complete, or the API server does not serve the kind.
     pub(crate) async fn synced(&self) {
         // `self` owns the sender, so this cannot fail.
         drop(self.synced.subscribe().wait_for(|synced| *synced).await);
@@ -181,6 +198,7 @@ impl<K: Object> Cache<K> {
             Event::InitDone => {
                 let unverified = state.finish_list();
                 drop(state);
+                self.is_unserved.store(false, Ordering::Release);
                 self.synced.send_replace(true);
                 return unverified;
             }
@@ -295,6 +313,19 @@ mod tests {
 
     fn names(cache: &Cache<Pod>) -> Vec<String> {
         cache.all().iter().map(|pod| format!("{}@{}", pod.uid(), version(pod.meta()))).collect()
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_kind_that_is_not_served() {
+        let cache = Cache::<Pod>::new();
+        assert!(cache.is_served());
+        cache.apply(Event::Init);
+        cache.set_unserved();
+        cache.synced().await;
+        assert!(!cache.is_served() && names(&cache).is_empty());
+        cache.apply(Event::Init);
+        cache.apply(Event::InitDone);
+        assert!(cache.is_served());
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Caches {
         }
     }
 
-    /// The watches that feed the caches.
+    /// The watches that feed the caches. Kinds that `--runtime-config` can turn off are fed only if they are served.
     pub(crate) fn watches(&self, client: &Client) -> Vec<Task> {
         let all = watch::config;
         let root_ca = watch::config().fields(&format!("metadata.name={ROOT_CA_NAME}"));
@@ -121,42 +121,42 @@ impl Caches {
         let cluster_info = watch::config().fields(&format!("metadata.name={CLUSTER_INFO_NAME}"));
         vec![
             feed(client, &self.pods, all()),
-            feed(client, &self.replica_sets, all()),
-            feed(client, &self.deployments, all()),
-            feed(client, &self.jobs, all()),
-            feed(client, &self.cron_jobs, all()),
-            feed(client, &self.stateful_sets, all()),
-            feed(client, &self.daemon_sets, all()),
-            feed(client, &self.replication_controllers, all()),
-            feed(client, &self.revisions, all()),
+            feed_if_served(client, &self.replica_sets),
+            feed_if_served(client, &self.deployments),
+            feed_if_served(client, &self.jobs),
+            feed_if_served(client, &self.cron_jobs),
+            feed_if_served(client, &self.stateful_sets),
+            feed_if_served(client, &self.daemon_sets),
+            feed_if_served(client, &self.replication_controllers),
+            feed_if_served(client, &self.revisions),
             feed(client, &self.claims, all()),
             feed(client, &self.volumes, all()),
-            feed(client, &self.storage_classes, all()),
+            feed_if_served(client, &self.storage_classes),
             feed(client, &self.nodes, all()),
             feed(client, &self.namespaces, all()),
             feed(client, &self.service_accounts, all()),
             feed(client, &self.root_cas, root_ca),
             feed(client, &self.services, all()),
-            feed(client, &self.endpoints, all()),
-            feed(client, &self.endpoint_slices, all()),
-            feed(client, &self.signing_requests, all()),
+            feed_if_served(client, &self.endpoints),
+            feed_if_served(client, &self.endpoint_slices),
+            feed_if_served(client, &self.signing_requests),
             feed(client, &self.leases, leases),
             feed(client, &self.tokens, tokens),
             feed(client, &self.account_tokens, account_tokens),
             feed(client, &self.cluster_infos, cluster_info),
-            feed(client, &self.budgets, all()),
-            feed(client, &self.cluster_roles, all()),
-            feed(client, &self.service_cidrs, all()),
-            feed(client, &self.ip_addresses, all()),
-            feed(client, &self.attributes_classes, all()),
-            feed(client, &self.autoscalers, all()),
-            feed(client, &self.resource_claims, all()),
-            feed_if_served(client, &self.pod_groups),
-            feed_if_served(client, &self.migrations),
+            feed_if_served(client, &self.budgets),
+            feed_if_served(client, &self.cluster_roles),
+            feed_if_served(client, &self.service_cidrs),
+            feed_if_served(client, &self.ip_addresses),
+            feed_if_served(client, &self.attributes_classes),
+            feed_if_served(client, &self.autoscalers),
+            feed_if_served(client, &self.resource_claims),
+            feed_if_enabled(client, &self.pod_groups),
+            feed_if_enabled(client, &self.migrations),
         ]
     }
 
-    /// Returns once every cache has its first list.
+    /// Returns once every cache of a served kind has its first list.
     pub(crate) async fn synced(&self) {
         self.pods.synced().await;
         self.replica_sets.synced().await;
@@ -191,6 +191,10 @@ impl Caches {
 
 fn feed<K: Object>(client: &Client, cache: &Arc<Cache<K>>, config: kube::runtime::watcher::Config) -> Task {
     Box::pin(watch::feed(client.clone(), cache.clone(), config))
+}
+
+fn feed_if_enabled<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
+    Box::pin(watch::feed_if_enabled(client.clone(), cache.clone(), watch::config()))
 }
 
 fn feed_if_served<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {

@@ -42,6 +42,8 @@ use extender_calls::ExtenderCalls;
 const WATCH_TIMEOUT_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(10);
+/// Maximum delay between the attempts to list a kind that the API server does not serve.
+const MAX_UNSERVED_DELAY: Duration = Duration::from_secs(300);
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together; more requests only need
 /// more memory and, towards another server, more connections.
 const MAX_BINDINGS: usize = 32;
@@ -175,14 +177,17 @@ where
         loop {
             tokio::time::sleep(pause).await;
             let error = match events.next().await? {
+                // It comes before the request.
+                Ok(event @ watcher::Event::Init) => return Some((event, (events, delay, Duration::ZERO))),
                 Ok(event) => return Some((event, (events, FIRST_DELAY, Duration::ZERO))),
                 Err(error) => error,
             };
             let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
             tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
-            pause = delay;
-            delay = (delay * 2).min(MAX_DELAY);
-            if is_unserved(&error) {
+            let is_unserved = is_unserved(&error);
+            pause = delay.min(if is_unserved { MAX_UNSERVED_DELAY } else { MAX_DELAY });
+            delay = pause * 2;
+            if is_unserved {
                 return Some((watcher::Event::InitDone, (events, delay, pause)));
             }
         }

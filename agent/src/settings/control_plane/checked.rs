@@ -81,8 +81,7 @@ impl ControlPlaneSettings {
         let token_webhook = sources.take(self.token_webhook())?;
         let authorization = sources.take(self.authorization())?;
         let election = sources.take(self.election())?;
-        let runtime_config =
-            sources.take(RuntimeConfig::parse(&self.runtime_config).context("runtime-config"))?;
+        let runtime_config = sources.take(runtime_config(&self.runtime_config).context("runtime-config"))?;
         let request_header = self.request_header();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
@@ -273,6 +272,14 @@ fn election_times(times: [Duration; 3]) -> anyhow::Result<[Duration; 3]> {
     Ok(times)
 }
 
+/// Nodes, controllers and the scheduler wait for ever for resources that are not served, or take objects for deleted.
+fn runtime_config(entries: &[String]) -> anyhow::Result<RuntimeConfig> {
+    let config = RuntimeConfig::parse(entries)?;
+    let missing = config.missing();
+    anyhow::ensure!(missing.is_empty(), "nodes and controllers need {}", missing.join(", "));
+    Ok(config)
+}
+
 fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
@@ -309,6 +316,13 @@ mod tests {
         ] {
             assert!(of(server, files).is_err(), "{server}");
         }
+    }
+
+    #[test]
+    fn resources_that_the_node_needs_cannot_be_turned_off() {
+        let of = |entry: &str| runtime_config(&[entry.to_owned()]).map_err(|error| error.to_string());
+        assert!(of("policy/v1=false").is_ok());
+        assert_eq!(of("v1/pods=false"), Err("nodes and controllers need v1/pods".to_owned()));
     }
 
     #[test]

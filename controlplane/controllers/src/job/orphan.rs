@@ -42,7 +42,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(pod) = context.caches.pods.get(&key).filter(|pod| is_tracked(pod)) else {
         return Ok(Next::Wait);
     };
-    if !has_job(context, &pod) {
+    // A job that is not served exists in the store.
+    if context.caches.jobs.is_served() && !has_job(context, &pod) {
         remove_finalizer(context, &pod).await?;
     }
     Ok(Next::Wait)

@@ -7,6 +7,21 @@ use super::{Resource, Resources, built_in};
 
 /// Keys that select versions by their stability.
 const CLASSES: [&str; 4] = ["api/all", "api/ga", "api/beta", "api/alpha"];
+/// Resources without which nodes and controllers cannot work: group and name, in version `v1`.
+const NEEDED: [(&str, &str); 12] = [
+    ("", "configmaps"),
+    ("", "events"),
+    ("", "namespaces"),
+    ("", "nodes"),
+    ("", "persistentvolumeclaims"),
+    ("", "persistentvolumes"),
+    ("", "pods"),
+    ("", "secrets"),
+    ("", "serviceaccounts"),
+    ("", "services"),
+    ("coordination.k8s.io", "leases"),
+    ("discovery.k8s.io", "endpointslices"),
+];
 
 /// The versions that `--runtime-config` enables and disables. The default serves versions without `alpha` or `beta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,6 +77,13 @@ impl RuntimeConfig {
             return Err(RuntimeConfigError::Nothing);
         }
         Ok(config)
+    }
+
+    /// The resources that nodes and controllers need and that are not served, as keys.
+    pub fn missing(&self) -> Vec<String> {
+        let missing = NEEDED.iter().filter(|(group, plural)| !self.serves(group, "v1", plural));
+        let key = |(group, plural): &(&str, &str)| format!("{group}/v1/{plural}");
+        missing.map(|resource| key(resource).trim_start_matches('/').to_owned()).collect()
     }
 
     /// Whether a built-in resource is served. The most specific entry decides.
@@ -200,6 +222,19 @@ mod tests {
             assert!(matches!(config(&[entry]), Err(RuntimeConfigError::Value { .. })), "{entry:?}");
         }
         assert_eq!(config(&["api/all=false"]), Err(RuntimeConfigError::Nothing));
+    }
+
+    #[test]
+    fn resources_that_nodes_and_controllers_need_are_missing_when_they_are_off() {
+        let missing = |entries: &[&str]| config(entries).unwrap().missing();
+        let optional = ["batch/v1=false", "policy/v1=false", "certificates.k8s.io/v1=false", "apps/v1=false"];
+        assert!(missing(&optional).is_empty() && missing(&["api/beta=true"]).is_empty());
+        assert_eq!(
+            missing(&["v1/nodes=false", "coordination.k8s.io/v1=false"]),
+            ["v1/nodes", "coordination.k8s.io/v1/leases"]
+        );
+        let all = Resources::served(&RuntimeConfig::default());
+        assert!(NEEDED.iter().all(|(group, plural)| all.find(group, "v1", plural).is_some()));
     }
 
     #[test]
