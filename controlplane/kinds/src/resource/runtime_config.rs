@@ -8,7 +8,7 @@ use super::{Resource, Resources, built_in};
 /// Keys that select versions by their stability.
 const CLASSES: [&str; 4] = ["api/all", "api/ga", "api/beta", "api/alpha"];
 /// Resources without which nodes and controllers cannot work: group and name, in version `v1`.
-const NEEDED: [(&str, &str); 12] = [
+const NEEDED: [(&str, &str); 14] = [
     ("", "configmaps"),
     ("", "events"),
     ("", "namespaces"),
@@ -19,8 +19,10 @@ const NEEDED: [(&str, &str); 12] = [
     ("", "secrets"),
     ("", "serviceaccounts"),
     ("", "services"),
+    ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("coordination.k8s.io", "leases"),
     ("discovery.k8s.io", "endpointslices"),
+    ("networking.k8s.io", "networkpolicies"),
 ];
 
 /// The versions that `--runtime-config` enables and disables. The default serves versions without `alpha` or `beta`.
