@@ -127,7 +127,7 @@ pub(super) fn metadata_patch(
     };
     for (name, value) in local_volumes(config, facts) {
         if held.get(name) != value.as_ref() {
-            missing.insert(name, value.into());
+            missing.insert(name, value);
         }
     }
     if !missing.is_empty() {
