@@ -105,7 +105,7 @@ impl<K: Object> Cache<K> {
         self.lock().handlers.push(Box::new(handler));
     }
 
-    /// Notes that the API server does not serve the kind: nobody waits for its list.
+    /// Notes that the API server does not serve the kind: its list is not waited for.
     pub(crate) fn set_unserved(&self) {
         self.is_unserved.store(true, Ordering::Release);
         self.synced.send_replace(true);
