@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use coracle_cni::{Backend, Listener, Protocol, listeners};
 use coracle_events::printable;
@@ -153,12 +153,13 @@ fn unknown(error: &io::Error) -> Verdict {
 const MAX_EXAMINED_FILES: usize = 100_000;
 
 /// Name and id of the process that has a socket. Processes whose first thread is in the host's network come first, because
-/// other threads and other processes rarely have a socket of the host.
+/// other threads and other processes rarely have a socket of the host. A child has copies of its parent's sockets until it
+/// executes another program, so the parent is named if it has the socket too.
 fn owner(inode: u32) -> String {
     if inode == 0 {
         return "the kernel".to_owned();
     }
-    let link = format!("socket:[{inode}]");
+    let mut files = OpenFiles { link: format!("socket:[{inode}]"), budget: MAX_EXAMINED_FILES };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     // /proc has other entries, such as `self`.
     let processes = processes.filter(|process| process.file_name().to_string_lossy().parse::<u32>().is_ok());
@@ -166,16 +167,37 @@ fn owner(inode: u32) -> String {
     let own = network(Path::new("/proc/self"));
     let (host, others): (Vec<_>, Vec<_>) =
         processes.map(|process| process.path()).partition(|process| network(process) == own);
-    let mut budget = MAX_EXAMINED_FILES;
-    let found = host.into_iter().chain(others).find(|process| {
-        let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().take(budget);
-        let mut files = files.inspect(|_| budget -= 1);
-        files.any(|file| fs::read_link(file.path()).is_ok_and(|to| to.as_os_str() == link.as_str()))
-    });
-    let Some(process) = found else { return "another process".to_owned() };
+    let found = host.into_iter().chain(others).find(|process| files.have_socket(process));
+    let Some(mut process) = found else { return "another process".to_owned() };
+    while let Some(parent) = parent(&process).filter(|parent| files.have_socket(parent)) {
+        process = parent;
+    }
     let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
     let id = process.file_name().unwrap_or_default().to_string_lossy();
     format!("{} (process {id})", printable(name.trim(), 16))
+}
+
+/// The search for a socket in the open files of processes.
+struct OpenFiles {
+    /// What the kernel shows as the target of an open file.
+    link: String,
+    /// How many more files may be examined.
+    budget: usize,
+}
+
+impl OpenFiles {
+    fn have_socket(&mut self, process: &Path) -> bool {
+        let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().take(self.budget);
+        let mut files = files.inspect(|_| self.budget -= 1);
+        files.any(|file| fs::read_link(file.path()).is_ok_and(|to| to.as_os_str() == self.link.as_str()))
+    }
+}
+
+/// The directory of the parent process.
+fn parent(process: &Path) -> Option<PathBuf> {
+    let status = fs::read_to_string(process.join("status")).ok()?;
+    let id = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim();
+    (id != "0").then(|| Path::new("/proc").join(id))
 }
 
 #[cfg(test)]
@@ -231,6 +253,13 @@ mod tests {
         let socket = found.iter().find(|socket| socket.port == port).unwrap();
         assert!(owner(socket.inode).ends_with(&format!("(process {})", std::process::id())));
         assert_eq!(owner(0), "the kernel");
+    }
+
+    #[test]
+    fn the_parent_process_is_found() {
+        let own = PathBuf::from(format!("/proc/{}", std::process::id()));
+        assert_eq!(parent(&own), Some(PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id()))));
+        assert_eq!(parent(Path::new("/proc/1")), None);
     }
 
     #[test]

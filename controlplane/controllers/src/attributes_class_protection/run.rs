@@ -1,11 +1,15 @@
 //! Adds and removes the finalizers of VolumeAttributesClasses.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Api;
+use kube::api::ListParams;
 
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ObjectExt};
+use crate::object::{Claim, Key, Object, ObjectExt, PersistentVolume};
 use crate::queue::{Next, Queue};
 use crate::volume_protection::plan::finalizers;
 use crate::volume_protection::run::set;
@@ -44,6 +48,35 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
                 .any(|volume| plan::class_of_volume(volume) == Some(key.name.as_str()))
     };
     let wanted = finalizers(&class.metadata, plan::FINALIZER, in_use);
+    // A claim or a volume that was just created may not be in the cache yet.
+    if wanted.is_some() && class.is_being_deleted() && is_used_now(context, &key.name).await? {
+        return Ok(Next::After(Duration::from_secs(1)));
+    }
     set(context.writer(&caches.attributes_classes), &*class, wanted).await?;
     Ok(Next::Wait)
+}
+
+/// Asks the API server whether a claim or a volume uses the class.
+async fn is_used_now(context: &Context, class: &str) -> Result<bool, Error> {
+    let by_volume = |volume: &PersistentVolume| plan::class_of_volume(volume) == Some(class);
+    let by_claim = |claim: &Claim| plan::classes_of_claim(claim).any(|name| name == class);
+    let client = &context.client;
+    Ok(any(Api::all(client.clone()), by_volume).await? || any(Api::all(client.clone()), by_claim).await?)
+}
+
+/// Whether an object of a kind fits. Reads the objects in pages.
+async fn any<K: Object>(objects: Api<K>, fits: impl Fn(&K) -> bool) -> Result<bool, Error> {
+    const PAGE: u32 = 500;
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let failed = |source| Error::Request { verb: "list", object: format!("{} */*", K::kind(&())), source };
+        let listed = objects.list(&page).await.map_err(failed)?;
+        if listed.items.iter().any(&fits) {
+            return Ok(true);
+        }
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(false),
+        }
+    }
 }
