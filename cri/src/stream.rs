@@ -128,11 +128,11 @@ impl StreamService {
     async fn serve_stream(&self, ticket: StreamRequest, transport: Transport, connection: Connection) {
         match (ticket, transport.protocol()) {
             (StreamRequest::PortForward(request), Protocol::WebSocketChannels(_)) => {
-                websocket::forward(&self.forwarder, request, websocket::accept(connection).await).await;
+                websocket::forward(&self.forwarder, request, connection).await;
             }
             (StreamRequest::PortForward(request), Protocol::WebSocketSpdy) => {
-                let tunnel = websocket::tunnel(websocket::accept(connection).await);
-                spdy_forward::forward(&self.forwarder, &request, Session::open(tunnel)).await;
+                let session = Session::open(websocket::tunnel(connection));
+                spdy_forward::forward(&self.forwarder, &request, session).await;
             }
             (StreamRequest::PortForward(request), Protocol::Spdy) => {
                 spdy_forward::forward(&self.forwarder, &request, Session::open(connection)).await;
@@ -146,8 +146,7 @@ impl StreamService {
                     Protocol::WebSocketChannels(codec) => codec,
                     Protocol::WebSocketSpdy | Protocol::Spdy => Codec::default(),
                 };
-                let socket = websocket::accept(connection).await;
-                websocket::command(socket, codec, async |client| self.run(command, client).await).await;
+                websocket::command(connection, codec, async |client| self.run(command, client).await).await;
             }
         }
     }

@@ -109,6 +109,7 @@ fn main() -> ExitCode {
         streams::a_silent_client_is_disconnected,
         images::concurrent_removals_pulls_and_creations_are_consistent,
         images::a_failed_pull_has_the_error_that_the_kubelet_shows,
+        load::a_message_of_many_megabytes_reaches_the_command,
         load::a_hundred_concurrent_commands_do_not_mix_their_streams,
         load::a_hundred_concurrent_forwards_do_not_mix_their_streams,
         load::a_slow_client_gets_the_complete_output,

@@ -97,6 +97,18 @@ async fn exec(
     streams.connect(&url, "v5.channel.k8s.io").await
 }
 
+pub(crate) async fn a_message_of_many_megabytes_reaches_the_command(machine: &mut Machine) {
+    let pod = machine.pod("long-message").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let streams = Streams::open(machine).await;
+    let client = exec(machine, &streams, &id, &["wc", "-c"]).await;
+    // Channel 0, then zeros. Then the end of standard input.
+    let message = vec![0; (20 << 20) + 1];
+    let said = timeout(LONG, exchange(client, &[&message, b"\xff\x00"])).await.expect("in time");
+    assert_eq!(said[1].trim(), (message.len() - 1).to_string());
+    machine.remove_pod(&pod).await;
+}
+
 pub(crate) async fn a_hundred_concurrent_commands_do_not_mix_their_streams(machine: &mut Machine) {
     let pod = machine.pod("many-commands").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
