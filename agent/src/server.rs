@@ -128,7 +128,7 @@ async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slo
     coracle_cri::enable_keepalive(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
-    let held = SlotStream::new(stream, slot.clone());
+    let held = SlotStream::of_socket(stream, slot.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(slot.clone());
         let (backend, caller) = (backend.clone(), caller.clone());

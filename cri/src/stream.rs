@@ -26,9 +26,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, Connections, Limits, LogLimit, Slot, SlotStream};
+use coracle_connections::{
+    ACCEPT_PAUSE, Connections, Limits, LogLimit, ReadWatch, Slot, SlotStream, watch_reads,
+};
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
+use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -103,10 +106,20 @@ impl StreamService {
         };
         let response = transport.response();
         let service = self.clone();
+        let slot = request.extensions().get::<Arc<Slot>>().cloned();
         let upgraded = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             match upgraded.await {
-                Ok(connection) => service.serve_upgraded(ticket, transport, connection).await,
+                Ok(connection) => {
+                    let (connection, abandonment) = watch_reads(TokioIo::new(connection), slot);
+                    tokio::select! {
+                        // The other arm is dropped; its tasks end with the connection.
+                        () = abandonment.happened() => {
+                            debug!("closed a stream whose client has closed the connection");
+                        }
+                        () = service.serve_upgraded(ticket, transport, connection) => {}
+                    }
+                }
                 Err(error) => debug!(%error, "a client did not upgrade its connection"),
             }
         });
@@ -114,8 +127,13 @@ impl StreamService {
     }
 
     /// Serves a stream until it ends or its idle limit is reached.
-    async fn serve_upgraded(&self, ticket: StreamRequest, transport: Transport, connection: Upgraded) {
-        let (connection, idle) = idle::watch(TokioIo::new(connection));
+    async fn serve_upgraded(
+        &self,
+        ticket: StreamRequest,
+        transport: Transport,
+        connection: ReadWatch<TokioIo<Upgraded>>,
+    ) {
+        let (connection, idle) = idle::watch(connection);
         tokio::select! {
             // The other arm is dropped; its tasks end with the connection.
             () = idle.expired(self.idle_limit) => {
@@ -213,10 +231,11 @@ pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdow
 
 /// Serves one connection until it is upgraded or ends, or its slot expires.
 async fn serve_connection(service: StreamService, connection: TcpStream, slot: Arc<Slot>) {
-    let held = SlotStream::new(connection, slot.clone());
+    let held = SlotStream::of_socket(connection, slot.clone());
     let proven = slot.clone();
-    let handler = hyper::service::service_fn(move |request| {
+    let handler = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let (service, slot) = (service.clone(), proven.clone());
+        request.extensions_mut().insert(slot.clone());
         async move {
             let response = service.stream(request).await;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {

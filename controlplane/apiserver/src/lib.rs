@@ -36,6 +36,7 @@ mod bootstrap;
 mod bundle_verifier;
 mod cache;
 mod call;
+mod client_upgrade;
 mod compression;
 mod config;
 mod controllers;

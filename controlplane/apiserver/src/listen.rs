@@ -121,7 +121,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    let held = ReadWatch::new(SlotStream::new(stream, slot.clone()), activity.clone());
+    let held = ReadWatch::new(SlotStream::of_socket(stream, slot.clone()), activity.clone());
     let of_requests = activity.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {

@@ -7,7 +7,6 @@ use coracle_admission_policies::RequestCost;
 use coracle_connections::Slot;
 use coracle_kinds::{Resource, Resources};
 use http::{HeaderMap, HeaderValue, Method, Request, header};
-use hyper::upgrade::OnUpgrade;
 use tokio::sync::watch;
 
 use crate::{
@@ -17,6 +16,7 @@ use crate::{
     authz::{self, AccessAttributes, impersonation},
     backup, body,
     call::Call,
+    client_upgrade::ClientUpgrade,
     compression, documents,
     error::{ApiError, Result},
     flow_control::Seats,
@@ -46,7 +46,7 @@ struct Incoming<B> {
     headers: HeaderMap,
     body: B,
     memory: BodyMemory,
-    upgrade: OnUpgrade,
+    upgrade: ClientUpgrade,
     record: Option<Arc<Record>>,
     /// Whether it comes from a caller in this process.
     is_local: bool,
@@ -92,7 +92,7 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let began = Instant::now();
-        let upgrade = hyper::upgrade::on(&mut request);
+        let upgrade = ClientUpgrade::of(&mut request);
         let (mut parts, body) = request.into_parts();
         let info = RequestInfo::parse(&parts.method, &parts.uri);
         let is_local = identity.is_some();

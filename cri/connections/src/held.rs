@@ -1,6 +1,7 @@
 //! A stream that keeps its connection's slot, even after an HTTP upgrade to another protocol.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,10 +9,13 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::Slot;
+use crate::abandoned::SocketOwner;
 
 /// A byte stream and its [`Slot`], or another permit that it keeps until its end.
 #[derive(Debug)]
 pub struct SlotStream<I, S = Arc<Slot>> {
+    /// Before the stream: it is dropped first.
+    _socket: Option<SocketOwner>,
     io: I,
     _slot: S,
 }
@@ -19,7 +23,15 @@ pub struct SlotStream<I, S = Arc<Slot>> {
 impl<I, S> SlotStream<I, S> {
     /// Ties a stream to its slot.
     pub fn new(io: I, slot: S) -> Self {
-        Self { io, _slot: slot }
+        Self { _socket: None, io, _slot: slot }
+    }
+}
+
+impl<I: AsRawFd> SlotStream<I> {
+    /// Ties a stream to its slot, which then knows the socket: see [`watch_reads`](crate::watch_reads).
+    pub fn of_socket(io: I, slot: Arc<Slot>) -> Self {
+        let socket = SocketOwner::new(slot.clone(), io.as_raw_fd());
+        Self { _socket: Some(socket), io, _slot: slot }
     }
 }
 

@@ -8,6 +8,7 @@
 //! - If the port is full and a source with fewer connections needs one, the newest connection of the source with the most
 //!   connections is closed.
 
+mod abandoned;
 mod held;
 mod log_limit;
 
@@ -21,6 +22,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
+pub use abandoned::{Abandonment, ReadWatch, watch_reads};
 pub use held::SlotStream;
 pub use log_limit::LogLimit;
 
@@ -69,6 +71,7 @@ pub struct Slot {
     number: u64,
     source: Source,
     evicted: CancellationToken,
+    socket: abandoned::Socket,
 }
 
 #[derive(Debug)]
@@ -171,7 +174,7 @@ impl Connections {
         count.all += 1;
         count.unauthenticated += 1;
         drop(state);
-        Ok(Slot { inner: self.inner.clone(), number, source, evicted })
+        Ok(Slot { inner: self.inner.clone(), number, source, evicted, socket: abandoned::Socket::default() })
     }
 }
 
