@@ -23,7 +23,10 @@ use self::{
     hook::Hook,
     review::{Objects, Verdict},
 };
-use super::{Admission, Admit, Attributes, GROUP, Operation, expression::Subject};
+use super::{
+    Admission, Admit, Attributes, GROUP, Operation,
+    expression::{self, Subject},
+};
 use crate::{
     convert,
     error::{ApiError, Result},
@@ -116,7 +119,7 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 /// The resource in the version that a webhook's rules select; `None` if the request does not match the webhook.
 ///
 /// # Errors
-/// A match condition failed, and the failure policy is `Fail`.
+/// A match condition failed, and the failure policy is `Fail`, or the request's limit on cost was the reason.
 async fn matching(
     admission: &Admission,
     hook: &Hook,
@@ -129,9 +132,12 @@ async fn matching(
     }
     let objects = objects(attributes, &kind, object).await?;
     let subject = Subject::new(admission, attributes, &kind);
-    match hook.conditions.matches(&subject.input(&objects, None)) {
+    let evaluate = || hook.conditions.matches(&subject.input(&objects, None));
+    match expression::evaluate(attributes.cost, false, evaluate).await {
         Ok(matches) => Ok(matches.then_some(kind)),
-        Err(why) if hook.fails => Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)),
+        Err(why) if hook.fails || attributes.cost.is_exhausted() => {
+            Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
+        }
         Err(why) => {
             tracing::debug!(webhook = hook.name, why, "match conditions failed open");
             Ok(None)
