@@ -1,4 +1,5 @@
-//! The default seccomp profile as data: containerd's list of system calls, extended by the container's capabilities. Pure.
+//! The default seccomp profile as data: containerd's list of system calls, extended by the container's capabilities, without
+//! changes of a file's project. Pure.
 
 use coracle_proto::cri::SecurityProfile;
 use coracle_proto::cri::security_profile::ProfileType;
@@ -93,6 +94,12 @@ const SOCKETS: [(u64, LinuxSeccompOperator); 3] = [
 ];
 
 const ENOSYS: u32 = 38;
+const ENOTTY: u32 = 25;
+
+/// Requests of `ioctl` that change the project of files: `FS_IOC_FSSETXATTR`, `FS_IOC_SETFLAGS`, and the latter of 32-bit
+/// processes. Outside of a user namespace the kernel allows them to the owner of a file, who could leave the quota of a
+/// volume. Programs understand `ENOTTY`: many file systems do not have these requests.
+const PROJECT_REQUESTS: [u64; 3] = [0x401c_5820, 0x4008_6602, 0x4004_6602];
 
 /// The default profile for a container that keeps `capabilities`.
 pub(crate) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, OciSpecError> {
@@ -133,6 +140,9 @@ pub(crate) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, O
         clone3.set_action(LinuxSeccompAction::ScmpActErrno);
         clone3.set_errno_ret(Some(ENOSYS));
         calls.push(clone3);
+        for request in PROJECT_REQUESTS {
+            calls.push(refuse_request(request)?);
+        }
     }
     let mut profile = LinuxSeccomp::default();
     profile.set_default_action(LinuxSeccompAction::ScmpActErrno);
@@ -147,6 +157,22 @@ fn allow(names: Vec<String>, argument: Option<LinuxSeccompArg>) -> LinuxSyscall 
     call.set_action(LinuxSeccompAction::ScmpActAllow);
     call.set_args(argument.map(|argument| vec![argument]));
     call
+}
+
+/// A rule that refuses a request of `ioctl`. The kernel uses the lower half of the argument only.
+fn refuse_request(request: u64) -> Result<LinuxSyscall, OciSpecError> {
+    let argument = LinuxSeccompArgBuilder::default()
+        .index(1usize)
+        .value(u64::from(u32::MAX))
+        .value_two(request)
+        .op(LinuxSeccompOperator::ScmpCmpMaskedEq)
+        .build()?;
+    let mut call = LinuxSyscall::default();
+    call.set_names(vec!["ioctl".to_owned()]);
+    call.set_action(LinuxSeccompAction::ScmpActErrno);
+    call.set_errno_ret(Some(ENOTTY));
+    call.set_args(Some(vec![argument]));
+    Ok(call)
 }
 
 fn argument(index: usize, value: u64, op: LinuxSeccompOperator) -> Result<LinuxSeccompArg, OciSpecError> {
