@@ -105,6 +105,7 @@ fn main() -> ExitCode {
         exec::thousands_of_execs_leave_nothing,
         streams::a_half_closed_stream_still_delivers_the_pods_answer,
         streams::a_disconnected_client_leaves_no_connection,
+        streams::a_client_that_is_gone_is_noticed_while_its_command_does_not_read,
         streams::an_idle_stream_is_closed,
         streams::a_silent_client_is_disconnected,
         images::concurrent_removals_pulls_and_creations_are_consistent,
