@@ -112,10 +112,14 @@ pub(super) async fn forward(forwarder: &Forwarder, request: cri::PortForwardRequ
             }
         }
     };
-    tokio::select! {
+    let is_closed_by_client = tokio::select! {
         // Both arms may be dropped: the client's connection is over.
-        _sent = sending => {}
-        () = receiving => {}
+        _sent = sending => false,
+        () = receiving => true,
+    };
+    if is_closed_by_client {
+        // Some clients wait for it. Others are gone.
+        let _sent = timeout(LINGER, writer.close()).await;
     }
 }
 

@@ -381,8 +381,9 @@ mod tests {
         // As much as other servers accept, and the largest length that exists.
         for length in [32 << 20, u64::MAX >> 1] {
             let head = [&[0x82, 0xff][..], &u64::to_be_bytes(length), &[0; 4]].concat();
-            let endless = tokio::io::repeat(b'x');
-            let (mut reader, _writer) = split(std::io::Cursor::new(head).chain(endless), tokio::io::sink());
+            // Buffers and readers both have a method `chain`.
+            let input = tokio::io::AsyncReadExt::chain(io::Cursor::new(head), tokio::io::repeat(b'x'));
+            let (mut reader, _writer) = split(input, tokio::io::sink());
             let mut received = 0;
             while received < 1 << 20 {
                 let piece = reader.next().await.expect("valid").expect("a piece");

@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn standard_input_is_passed_on_before_the_message_ends() {
-        for (codec, begin) in [(Codec::default(), &b"\x00hel"[..]), (OLD, b"0aGVsb")] {
+        for (codec, begin) in [(Codec::default(), &b"\x00hel"[..]), (OLD, &b"0aGVsb"[..])] {
             let piece = Piece { bytes: Bytes::from_static(begin), is_first: true, is_last: false };
             assert_eq!(Decoder::new(codec).input(piece), Some(Input::Stdin(Bytes::from_static(b"hel"))));
         }
