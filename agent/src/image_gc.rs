@@ -214,8 +214,9 @@ impl ImageGc {
     /// Removes images one by one, except those that a pod has started to use.
     async fn remove(&self, removals: Vec<Removal>) -> (u64, Vec<String>) {
         let (mut freed, mut errors) = (0, Vec::new());
+        let mut named = inventory::NamedImages::default();
         for removal in removals {
-            if inventory::is_named(&self.pods, &removal.id, &removal.names) {
+            if named.contains(self.pods.all(), &removal.id, &removal.names) {
                 continue;
             }
             let image = cri::ImageSpec { image: removal.id.clone(), ..cri::ImageSpec::default() };
