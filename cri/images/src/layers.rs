@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::digest::Digest;
+use crate::error::{ErrorKind, errno_kind, io_kind};
 use crate::image::Usage;
 use crate::unpack::{Link, LinkError, Rebuilt, UnpackError};
 
@@ -131,6 +132,26 @@ pub(crate) enum LayerError {
     Deep { layer: Digest, count: usize },
     #[error("the store is shutting down")]
     Stopped,
+}
+
+// === impl LayerError ===
+
+impl LayerError {
+    /// The kind of this error.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            LayerError::Disk { source, .. } => io_kind(source),
+            LayerError::Sync { source, .. } => errno_kind(*source),
+            LayerError::Commit(error) => error.kind(),
+            LayerError::Collision { .. } => ErrorKind::Rejected,
+            LayerError::DirectoryAttributes(error) => error.kind(),
+            LayerError::Archive(source) => io_kind(source),
+            LayerError::View { source, .. } => errno_kind(*source),
+            LayerError::Link { source, .. } => source.kind(),
+            LayerError::Deep { .. } => ErrorKind::Unsupported,
+            LayerError::Stopped => ErrorKind::Io,
+        }
+    }
 }
 
 // === impl Layers ===
