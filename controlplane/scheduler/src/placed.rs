@@ -6,18 +6,18 @@ use coracle_values::object::{Key, ObjectExt};
 use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::PodCondition;
 
+use crate::affinity_term::{Labels, PodTerms};
 use crate::object::Pod;
 use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
-use crate::topology::term::{Labels, PodTerms};
 use crate::volumes::claims_of;
 
 /// A pod on its node: requests, ports and the fields that filters and scores of other pods read.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
-    pub(super) requests: Resources,
+    pub(crate) requests: Resources,
     /// The requests in scores.
-    pub(super) assumed: Resources,
-    pub(super) ports: Vec<HostPort>,
+    pub(crate) assumed: Resources,
+    pub(crate) ports: Vec<HostPort>,
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) priority: i32,
@@ -29,7 +29,7 @@ pub(crate) struct Placed {
     /// Whether it is being deleted as a victim of preemption.
     pub(crate) preempted: bool,
     /// The pod's affinity to other pods.
-    pub(super) terms: Option<Arc<PodTerms>>,
+    pub(crate) terms: Option<Arc<PodTerms>>,
     /// The claims that the pod uses.
     pub(crate) claims: Vec<Key>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Placed {
 // === impl Placed ===
 
 impl Placed {
-    pub(super) fn of(pod: &Pod) -> Self {
+    pub(crate) fn of(pod: &Pod) -> Self {
         Self {
             requests: of_pod(pod),
             assumed: assumed_of_placed(pod),

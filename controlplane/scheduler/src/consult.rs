@@ -1,4 +1,4 @@
-//! The calls to extenders for one pod. An error names the extender that failed and is not ignorable.
+//! The calls to extenders for one pod: they filter and score nodes, choose victims, or bind it. An error names the extender that failed and is not ignorable.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,20 +11,20 @@ use kube::core::Request;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::client::{Remote, RequestError};
-use super::result::ExtenderResult;
-use super::wire::{
+use crate::extender::client::{Remote, RequestError};
+use crate::extender::result::ExtenderResult;
+use crate::extender::wire::{
     Args, BindingArgs, BindingResult, FilterResult, HostPriority, MetaPod, MetaVictims, NodeList,
     PreemptionArgs, PreemptionResult, Victims,
 };
 use crate::filter::Refused;
 use crate::hint::Changes;
+use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
 use crate::preempt::{Preemption, Victim};
-use crate::score::BEST;
 
 /// The best score of an extender.
-const EXTENDER_BEST: i64 = 10;
+const MAX_EXTENDER_PRIORITY: i64 = 10;
 /// Maximum bytes of the reason against a node.
 const REASON_MAX: usize = 256;
 
@@ -119,7 +119,7 @@ async fn filter(
 /// The weighted scores of an extender, on the scale of our scores. As upstream, an extender that fails has none.
 async fn prioritize(remote: &Remote, objects: &Objects, nodes: &[String]) -> Vec<(String, i64)> {
     let Some(verb) = &remote.extender.prioritize else { return Vec::new() };
-    let scale = remote.extender.weight.saturating_mul(BEST / EXTENDER_BEST);
+    let scale = remote.extender.weight.saturating_mul(MAX_NODE_SCORE / MAX_EXTENDER_PRIORITY);
     match remote.call::<Option<Vec<HostPriority>>>(verb, &objects.args(remote, nodes)).await {
         Ok(scores) => {
             let scores = scores.into_iter().flatten();
@@ -289,5 +289,4 @@ impl Objects {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;
