@@ -16,7 +16,7 @@ use crate::cgroup::Cgroups;
 use crate::container::{Container, args};
 use crate::error::Error;
 use crate::records::Records;
-use crate::services::containers::{PROCESS_FILE, read_process};
+use crate::services::process_file::{PROCESS_FILE, read_process};
 use crate::shim_client::{self, ErrorKind, ExecStdio, StartResult, Started};
 use crate::tables::Tables;
 

@@ -19,11 +19,7 @@ use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
-use super::{
-    Admission, Attributes, GROUP,
-    matching::Matching,
-    webhook::{objects, review::Objects},
-};
+use super::{Admission, Attributes, GROUP, matching::Matching, review::Objects, webhook::objects};
 use crate::{error::Result, offload};
 
 pub(super) use mutating::MutatingPolicies;

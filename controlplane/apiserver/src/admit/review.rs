@@ -4,7 +4,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::Resource;
 use serde_json::{Value, json};
 
-use super::super::{Attributes, Operation};
+use super::{Attributes, Operation};
 use crate::error::ApiError;
 
 /// The response of a webhook.
@@ -19,9 +19,9 @@ pub(super) struct Verdict {
 }
 
 /// The object before and after the request, in the version that the webhook's rules select.
-pub(in crate::admit) struct Objects {
-    pub(in crate::admit) new: Value,
-    pub(in crate::admit) old: Value,
+pub(super) struct Objects {
+    pub(super) new: Value,
+    pub(super) old: Value,
 }
 
 /// The AdmissionReview of a request.
@@ -42,7 +42,7 @@ pub(super) fn request(
 }
 
 /// An AdmissionRequest without its objects, for the version of the resource that a rule names.
-pub(in crate::admit) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value {
+pub(super) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value {
     let kind_of = |kind: &Resource| match attributes.declared {
         Some(declared) if declared.kind != kind.kind => {
             json!({"group": declared.group, "version": declared.version, "kind": declared.kind})
