@@ -11,9 +11,10 @@ use oci_spec::runtime::Spec;
 use super::service::ContainerService;
 use crate::container::mount_points;
 use crate::error::Error;
+use crate::namespaces;
 use crate::records::{ContainerRecord, replace};
+use crate::sandbox::Sandbox;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{Sandbox, namespaces};
 use crate::services::process_file::PROCESS_FILE;
 
 /// The directories of a container.

@@ -1,5 +1,7 @@
 //! Disk usage of directories and traffic of network interfaces.
 
+pub(crate) mod meter;
+
 use std::path::Path;
 
 use tracing::debug;
@@ -22,7 +24,7 @@ pub(crate) struct Traffic {
 }
 
 /// Bytes and inodes below a directory. The containers of a layer cannot link out of it, so each file counts once.
-pub(super) fn disk(dir: &Path) -> (u64, u64) {
+fn disk(dir: &Path) -> (u64, u64) {
     coracle_tree::usage(dir).unwrap_or_else(|error| {
         debug!(dir = %dir.display(), %error, "cannot measure the disk usage of a directory");
         (0, 0)

@@ -1,5 +1,7 @@
 //! Validation of requested security profiles, and reading of seccomp profile files.
 
+pub(crate) mod seccomp;
+
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -7,7 +9,6 @@ use coracle_proto::cri::SecurityProfile;
 use coracle_proto::cri::security_profile::ProfileType;
 use oci_spec::runtime::LinuxSeccomp;
 
-use super::seccomp;
 use crate::error::Error;
 use crate::known::known;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::usage::disk;
+use super::disk;
 use crate::clock::now;
 use crate::lock::locked;
 

@@ -87,7 +87,7 @@ impl CheckpointError {
 }
 
 /// For `map_err` on file operations.
-pub(super) fn file(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn file(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::File { doing, path, source }
 }
