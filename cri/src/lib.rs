@@ -12,6 +12,7 @@
 //! - Errors become gRPC codes in `server/grpc_status.rs` and nowhere else.
 //! - An idle runtime has no timers, no polling and no writes.
 
+mod announcement;
 pub mod blocking;
 mod cdi;
 mod cgroup;
@@ -23,6 +24,7 @@ mod descriptor;
 mod error;
 mod event_outbox;
 mod events;
+mod exec_killer;
 mod exit_recorder;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
@@ -35,6 +37,7 @@ mod names;
 mod namespaces;
 mod nri;
 mod pidfd;
+mod plugin_host;
 mod profiles;
 mod records;
 mod recover;

@@ -8,7 +8,7 @@ use coracle_proto::nri::{ContainerEviction, ContainerUpdate};
 use futures::future::BoxFuture;
 use oci_spec::runtime::Spec;
 
-use super::{about, limits};
+use crate::nri::{about, limits};
 use crate::records::Records;
 use crate::services::containers::ContainerService;
 use crate::tables::Tables;
