@@ -10,6 +10,8 @@ mod authorize;
 mod backend;
 mod cadvisor;
 mod config;
+mod container_ends;
+mod log_watches;
 pub(crate) mod logs;
 mod respond;
 mod route;
@@ -40,7 +42,8 @@ use route::Route;
 pub use access::Access;
 pub use backend::{Backend, PodView};
 pub use config::{Certificate, ServerConfig, ServerError};
-pub use logs::{ContainerEnds, LogWatches};
+pub use container_ends::ContainerEnds;
+pub use log_watches::LogWatches;
 use respond::{json, text};
 
 /// The kubelet API, listening but not serving yet.

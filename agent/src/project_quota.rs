@@ -9,9 +9,11 @@
 #![allow(unsafe_code, reason = "quotactl_fd(2) and the ioctls of project ids have no safe wrapper")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 
 use nix::errno::Errno;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use sha2::{Digest, Sha256};
 
 /// The first project id of volumes. Other programs use small numbers; the kubelet's begin with 1048577.
@@ -73,8 +75,14 @@ nix::ioctl_write_ptr!(
     Attributes
 );
 
+/// Whether the file system of an existing directory enforces the sizes of volumes.
+pub(crate) fn limits_sizes(dir: &Path) -> bool {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    openat(CWD, dir, flags, Mode::empty()).is_ok_and(|dir| is_enforced(dir.as_fd()))
+}
+
 /// Whether the file system of a directory enforces limits of projects.
-pub(super) fn is_enforced(dir: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_enforced(dir: BorrowedFd<'_>) -> bool {
     let mut state = QuotaState { version: 1, flags: 0, rest: [0; 16] };
     // SAFETY: the kernel writes a `struct fs_quota_stat` of 80 bytes, for which `state` has room.
     unsafe { quota(dir, GET_STATE, 0, (&raw mut state).cast()) }.is_ok() && state.flags & ENFORCED != 0
@@ -82,7 +90,7 @@ pub(super) fn is_enforced(dir: BorrowedFd<'_>) -> bool {
 
 /// Limits a new, empty directory: it gets a free project id, and the id this limit. If containers use all ids that a
 /// volume of this name can have, the volume has no limit, as without quotas.
-pub(super) fn assign(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<()> {
+pub(crate) fn assign(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<()> {
     for id in ids(name) {
         if usage(dir, id)?.inodes > 0 {
             continue;
@@ -100,7 +108,7 @@ pub(super) fn assign(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<
 }
 
 /// Changes the limit of a volume's directory. Does nothing if the directory has no project id.
-pub(super) fn resize(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<()> {
+pub(crate) fn resize(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<()> {
     match project(dir, name)? {
         Some(id) if usage(dir, id)?.limit != bytes.div_ceil(BLOCK) * BLOCK => limit(dir, id, bytes),
         _ => Ok(()),
@@ -108,7 +116,7 @@ pub(super) fn resize(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<
 }
 
 /// The project id of a volume's directory. `None`: it has no id, or an id of another volume.
-pub(super) fn project(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<u32>> {
+pub(crate) fn project(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<u32>> {
     let id = attributes(dir)?.project;
     Ok(ids(name).any(|own| own == id).then_some(id))
 }
@@ -121,20 +129,20 @@ fn ids(name: &str) -> impl Iterator<Item = u32> + use<> {
 }
 
 /// Releases the id of a removed directory. `base` is a directory of the same file system.
-pub(super) fn release_id(base: BorrowedFd<'_>, id: u32) -> io::Result<()> {
+pub(crate) fn release_id(base: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     if usage(base, id)?.inodes == 0 { limit(base, id, 0) } else { Ok(()) }
 }
 
 /// What a project uses and may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Usage {
-    pub(super) inodes: u64,
+pub(crate) struct Usage {
+    pub(crate) inodes: u64,
     /// Bytes; 0: no limit.
-    pub(super) limit: u64,
+    pub(crate) limit: u64,
 }
 
 /// Usage and limit of a project.
-pub(super) fn usage(dir: BorrowedFd<'_>, id: u32) -> io::Result<Usage> {
+pub(crate) fn usage(dir: BorrowedFd<'_>, id: u32) -> io::Result<Usage> {
     // SAFETY: all fields are integers, for which zero is valid.
     let mut found: libc::dqblk = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes a `struct if_dqblk`, which is `libc::dqblk`.
@@ -196,7 +204,6 @@ unsafe fn quota(
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::AsFd;
 
     use super::*;
 

@@ -22,10 +22,10 @@ const RECORD_MAX: u64 = 64 << 20;
 
 /// Entry of the record while there are policies of the whole cluster: they may select pods of every namespace. No
 /// namespace has this name.
-pub(super) const EVERY_NAMESPACE: &str = "*";
+pub(crate) const EVERY_NAMESPACE: &str = "*";
 
 /// A request to the task of network policies.
-pub(super) enum Request {
+pub(crate) enum Request {
     /// The pod's sandbox has these addresses. `done` is answered when its policies are in the kernel.
     Admit { facts: PodFacts, done: oneshot::Sender<()> },
     /// The pod's sandbox was removed.
@@ -51,7 +51,7 @@ pub(crate) struct PolicyGate {
 
 /// The recorded namespaces with policies.
 #[derive(Clone)]
-pub(super) struct Restricted {
+pub(crate) struct Restricted {
     record: PathBuf,
     /// None while the record cannot be read: then every namespace counts as restricted.
     namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
@@ -59,8 +59,8 @@ pub(super) struct Restricted {
 
 /// The side of the gate that the network policy task holds.
 pub(crate) struct GateEnd {
-    pub(super) requests: mpsc::UnboundedReceiver<Request>,
-    pub(super) restricted: Restricted,
+    pub(crate) requests: mpsc::UnboundedReceiver<Request>,
+    pub(crate) restricted: Restricted,
 }
 
 /// A gate, and its end for the task. `None` in place of a record: policies are not enforced.
@@ -135,7 +135,7 @@ impl Restricted {
     }
 
     /// Replaces the namespaces, and writes the record if they differ.
-    pub(super) async fn set(&self, namespaces: BTreeSet<String>) {
+    pub(crate) async fn set(&self, namespaces: BTreeSet<String>) {
         if self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces) {
             return;
         }

@@ -34,7 +34,7 @@ pub(crate) fn find_again(ips: &watch::Sender<Vec<IpAddr>>) {
 }
 
 /// Keeps the addresses up to date. Does not return.
-pub(super) async fn follow(ips: &watch::Sender<Vec<IpAddr>>) {
+pub(crate) async fn follow(ips: &watch::Sender<Vec<IpAddr>>) {
     let mut changes = match AddressMonitor::open() {
         Ok(changes) => changes,
         Err(error) => {

@@ -30,7 +30,7 @@ impl Default for ImageGcPolicy {
 
 impl ImageGcPolicy {
     /// Whether no image is ever removed.
-    pub(super) fn is_off(&self) -> bool {
+    pub(crate) fn is_off(&self) -> bool {
         self.high_threshold >= 100 && self.maximum_age.is_zero()
     }
 }

@@ -8,9 +8,9 @@ use tokio::sync::Notify;
 /// Triggers image garbage collection. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trigger {
-    pub(super) check: Arc<Notify>,
-    pub(super) no_room: Arc<AtomicBool>,
-    pub(super) pods_known: Arc<Notify>,
+    pub(crate) check: Arc<Notify>,
+    pub(crate) no_room: Arc<AtomicBool>,
+    pub(crate) pods_known: Arc<Notify>,
 }
 
 impl Trigger {
