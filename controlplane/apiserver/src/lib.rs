@@ -93,7 +93,7 @@ pub use authn::{RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
 pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError};
 pub use coracle_audit::LogOptions as AuditLogOptions;
-pub use coracle_kinds::resource::{RuntimeConfig, RuntimeConfigError};
+pub use coracle_kinds::kind::{RuntimeConfig, RuntimeConfigError};
 pub use error::ApiError;
 pub use file_watch::follow_file;
 pub use in_flight::{MAX_IN_FLIGHT, REQUEST_TIMEOUT};

@@ -201,8 +201,6 @@ mod tests {
     }
 
     fn other() -> Weak<Resources> {
-        Arc::downgrade(
-            &crate::registry::Registry::new(&coracle_kinds::resource::RuntimeConfig::default()).load(),
-        )
+        Arc::downgrade(&crate::registry::Registry::new(&coracle_kinds::kind::RuntimeConfig::default()).load())
     }
 }

@@ -1,14 +1,12 @@
 //! Selectors of lists and watches: labels, and the fields that a kind can be selected by.
 
 mod facets;
-pub(crate) mod field;
-pub(crate) mod fields;
 
 use coracle_values::field_selector;
 use serde_json::Value;
 
 pub use self::facets::{Facets, part};
-pub use self::field::Field;
+pub use crate::fields::Field;
 pub use coracle_values::SelectorError;
 pub use coracle_values::label_selector::LabelSelector;
 
@@ -82,7 +80,7 @@ fn unknown(kind: &Resource, name: &str) -> String {
             | ("events.k8s.io", "Event")
             | ("certificates.k8s.io", _)
     );
-    let is_built_in = || crate::resource::by_resource(&kind.group, &kind.version, &kind.plural).is_some();
+    let is_built_in = || crate::kind::by_resource(&kind.group, &kind.version, &kind.plural).is_some();
     match (&*kind.group, &*kind.kind) {
         ("batch", "Job") => format!("field label {name:?} not supported for Job"),
         ("resource.k8s.io", "ResourceSlice") => {

@@ -36,7 +36,7 @@ impl Facets {
         let labels = labels.filter_map(|(key, value)| Some((key.as_str().into(), value.as_str()?.into())));
         let fields = kind.fields.iter();
         let fields = fields.map(|field| (field.name.clone(), field.read(&object).into_boxed_str()));
-        let is_uninitialized = crate::initializers::is_uninitialized(&object);
+        let is_uninitialized = crate::initialization::is_uninitialized(&object);
         let fields = fields.chain(is_uninitialized.then(|| (UNINITIALIZED.into(), "true".into())));
         Facets { labels: labels.collect(), fields: fields.filter(|(_, value)| !value.is_empty()).collect() }
     }
@@ -100,7 +100,7 @@ mod tests {
             "involvedObject": {"kind": "Pod", "resourceVersion": 7},
         });
         let text = object.to_string();
-        for kind in crate::resource::built_in().iter() {
+        for kind in crate::kind::built_in().iter() {
             let facets = Facets::read(kind, text.as_bytes());
             for field in &kind.fields {
                 assert_eq!(facets.field(&field.name), field.read(&object), "{} {}", kind.kind, field.name);

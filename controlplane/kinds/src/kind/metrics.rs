@@ -6,10 +6,10 @@ use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Resource, Strategy, Text};
+use crate::cause::Causes;
+use crate::resource::{Resource, Strategy, Text};
 use crate::schema::{FieldValidation, Parsed, SchemaError};
 use crate::table;
-use crate::validate::cause::Causes;
 
 /// API group.
 pub(super) const GROUP: &str = "metrics.k8s.io";
@@ -23,7 +23,7 @@ struct ReadOnly {
 
 /// Both resources.
 pub(super) fn resources() -> [Resource; 2] {
-    let nodes = resource(("NodeMetrics", "nodes"), json!({"usage": usage_schema()}), |object| {
+    let mut nodes = resource(("NodeMetrics", "nodes"), json!({"usage": usage_schema()}), |object| {
         [object["usage"]["cpu"].clone(), object["usage"]["memory"].clone()]
     });
     let container = json!({
@@ -36,7 +36,8 @@ pub(super) fn resources() -> [Resource; 2] {
         json!({"containers": {"type": "array", "items": container}}),
         |object| [sum(object, "cpu"), sum(object, "memory")],
     );
-    [Resource { namespaced: false, ..nodes }, pods]
+    nodes.namespaced = false;
+    [nodes, pods]
 }
 
 fn resource(

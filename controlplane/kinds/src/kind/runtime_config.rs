@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Resource, Resources, built_in};
+use super::built_in;
+use crate::resource::{Resource, Resources};
 
 /// Keys that select versions by their stability.
 const CLASSES: [&str; 4] = ["api/all", "api/ga", "api/beta", "api/alpha"];

@@ -6,11 +6,12 @@ use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{
+use super::definition::{Kind, StoredAs};
+use super::metrics;
+use super::rows::KINDS;
+use crate::resource::{
     ConversionError, Convert, Converting, Resource, Resources, SelectableField, Strategy, Subresource, Text,
 };
-use crate::kind::definition::{Kind, StoredAs};
-use crate::kind::rows::KINDS;
 use crate::schema::{self, FieldValidation, Parsed, SchemaError};
 use crate::validate::{self, Causes};
 use crate::{ownership, table};
@@ -60,7 +61,7 @@ impl Resources {
             resource.convert = Some(Arc::new(BetweenRows(of)));
             resources.push(Arc::new(resource));
         }
-        resources.extend(super::metrics::resources().map(|mut resource| {
+        resources.extend(metrics::resources().map(|mut resource| {
             resource.is_built_in = true;
             Arc::new(resource)
         }));

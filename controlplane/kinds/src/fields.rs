@@ -1,8 +1,15 @@
-//! The fields for field selectors of each kind.
+//! The fields that lists and watches of each built-in kind can select by.
 
 use serde_json::Value;
 
-use super::field::Field;
+/// A field that lists and watches can select by.
+#[derive(Clone, Copy)]
+pub struct Field {
+    /// Its path as clients write it: `spec.nodeName`.
+    pub name: &'static str,
+    /// Reads its value from an object, as text.
+    pub value: fn(&Value) -> String,
+}
 
 /// The text at a path; empty if absent.
 fn text(object: &Value, path: &[&str]) -> String {
