@@ -5,7 +5,7 @@
 //! `write.rs` lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes
 //! once. `registry.rs` has the served resources; [`Apiserver::add_resource`] adds a custom one at run time.
 //!
-//! Modules depend downwards only; the test of `layers.rs` checks this:
+//! Modules depend downwards only; `integration/tests/tidy/modules.rs` checks that there are no cycles:
 //!
 //! | layer | modules |
 //! |---|---|
@@ -52,8 +52,6 @@ pub mod fuzz;
 mod health;
 mod in_flight;
 mod initialization;
-#[cfg(test)]
-mod layers;
 mod list_body;
 mod listen;
 mod media;

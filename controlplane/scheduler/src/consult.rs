@@ -17,11 +17,11 @@ use crate::extender::wire::{
     Args, BindingArgs, BindingResult, FilterResult, HostPriority, MetaPod, MetaVictims, NodeList,
     PreemptionArgs, PreemptionResult, Victims,
 };
-use crate::filter::Refused;
 use crate::hint::Changes;
 use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
 use crate::preempt::{Preemption, Victim};
+use crate::refusal::Refused;
 
 /// The best score of an extender.
 const MAX_EXTENDER_PRIORITY: i64 = 10;

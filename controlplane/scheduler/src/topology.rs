@@ -7,10 +7,10 @@ mod affinity;
 mod spread;
 
 use crate::config::Profile;
-use crate::filter::Refused;
 use crate::hint::Changes;
 use crate::object::Pod;
 use crate::placed::Placed;
+use crate::refusal::Refused;
 use crate::snapshot::{Candidate, Snapshot};
 
 /// Counts of other pods by topology domain, for the spread constraints and the affinity of one pod.
