@@ -146,7 +146,9 @@ fn edges() -> BTreeMap<String, Edges> {
             let same = module.iter().zip(&path).take_while(|(a, b)| a == b).count();
             let Some((own, other)) = module.get(same).zip(path.get(same)) else { continue };
             if modules.contains_key(&(name.clone(), path[..=same].to_vec())) {
-                let parent = edges.entry([&[name.clone()], &module[..same]].concat().join("::")).or_default();
+                let parent = edges
+                    .entry([std::slice::from_ref(name), &module[..same]].concat().join("::"))
+                    .or_default();
                 parent.entry(own.clone()).or_default().insert(other.clone());
             }
         }
