@@ -1,11 +1,11 @@
 //! Selectors of lists and watches: labels, and the fields that a kind can be selected by.
 
-mod facets;
+mod attributes;
 
 use coracle_values::field_selector;
 use serde_json::Value;
 
-pub use self::facets::{Facets, part};
+pub use self::attributes::{SelectorAttributes, part};
 pub use crate::fields::Field;
 pub use coracle_values::SelectorError;
 pub use coracle_values::label_selector::LabelSelector;
@@ -65,9 +65,9 @@ impl FieldSelector {
         self.terms.iter().all(|term| (term.field.read(object) == term.value) == term.equal)
     }
 
-    /// As [`FieldSelector::matches`], from the object's facets.
-    pub fn matches_facets(&self, facets: &Facets) -> bool {
-        self.terms.iter().all(|term| (facets.field(&term.field.stored) == term.value) == term.equal)
+    /// As [`FieldSelector::matches`], from the object's attributes.
+    pub fn matches_attributes(&self, attributes: &SelectorAttributes) -> bool {
+        self.terms.iter().all(|term| (attributes.field(&term.field.stored) == term.value) == term.equal)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Facets: the labels and selectable fields of an encoded object. They are read once and kept beside the object.
+//! Attributes for selectors: the labels and selectable fields of an encoded object. They are read once and kept beside
+//! the object.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,22 +10,22 @@ use coracle_values::label_selector::LabelSelector;
 
 use crate::Resource;
 
-/// Name under which the facets of an uninitialized object have the value `true`. No selector can name it.
+/// Name under which the attributes of an uninitialized object have the value `true`. No selector can name it.
 const UNINITIALIZED: &str = "metadata.initializers";
 
 /// Labels and selectable fields of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facets {
+pub struct SelectorAttributes {
     labels: Box<[(Box<str>, Box<str>)]>,
     /// Values by field name. Empty values are left out.
     fields: Box<[(Arc<str>, Box<str>)]>,
 }
 
-// === impl Facets ===
+// === impl SelectorAttributes ===
 
-impl Facets {
-    /// Reads the facets of an encoded object. The parser skips the rest of the object.
-    pub fn read(kind: &Resource, json: &[u8]) -> Facets {
+impl SelectorAttributes {
+    /// Reads the attributes of an encoded object. The parser skips the rest of the object.
+    pub fn read(kind: &Resource, json: &[u8]) -> SelectorAttributes {
         let mut paths: Vec<Vec<&str>> =
             kind.fields.iter().map(|field| field.name.split('.').collect()).collect();
         paths.push(vec!["metadata", "labels"]);
@@ -38,7 +39,10 @@ impl Facets {
         let fields = fields.map(|field| (field.name.clone(), field.read(&object).into_boxed_str()));
         let is_uninitialized = crate::initialization::is_uninitialized(&object);
         let fields = fields.chain(is_uninitialized.then(|| (UNINITIALIZED.into(), "true".into())));
-        Facets { labels: labels.collect(), fields: fields.filter(|(_, value)| !value.is_empty()).collect() }
+        SelectorAttributes {
+            labels: labels.collect(),
+            fields: fields.filter(|(_, value)| !value.is_empty()).collect(),
+        }
     }
 
     /// The value of a label.
@@ -101,15 +105,22 @@ mod tests {
         });
         let text = object.to_string();
         for kind in crate::kind::built_in().iter() {
-            let facets = Facets::read(kind, text.as_bytes());
+            let attributes = SelectorAttributes::read(kind, text.as_bytes());
             for field in &kind.fields {
-                assert_eq!(facets.field(&field.name), field.read(&object), "{} {}", kind.kind, field.name);
+                assert_eq!(
+                    attributes.field(&field.name),
+                    field.read(&object),
+                    "{} {}",
+                    kind.kind,
+                    field.name
+                );
             }
         }
-        let facets = Facets::read(crate::kind::by_kind("v1", "Pod").unwrap(), text.as_bytes());
+        let attributes =
+            SelectorAttributes::read(crate::kind::by_kind("v1", "Pod").unwrap(), text.as_bytes());
         for selector in ["app=web", "app!=web", "!app", "x=", "y", "app in (a,web),x"] {
             let selector = LabelSelector::parse(selector).unwrap();
-            assert_eq!(facets.match_labels(&selector), selector.matches_object(&object), "{selector}");
+            assert_eq!(attributes.match_labels(&selector), selector.matches_object(&object), "{selector}");
         }
     }
 
@@ -121,8 +132,9 @@ mod tests {
             (json!({"initializers": {"pending": [{"name": "a.b.c"}]}}), true),
             (json!({"initializers": {"result": {"status": "Failure"}}}), true),
         ] {
-            let facets = Facets::read(pod, json!({"metadata": metadata}).to_string().as_bytes());
-            assert_eq!(facets.is_uninitialized(), expect, "{metadata}");
+            let attributes =
+                SelectorAttributes::read(pod, json!({"metadata": metadata}).to_string().as_bytes());
+            assert_eq!(attributes.is_uninitialized(), expect, "{metadata}");
         }
         assert!(FieldSelector::parse(pod, "metadata.initializers=true").is_err());
     }
@@ -131,11 +143,11 @@ mod tests {
     fn other_texts_have_no_facets_and_absent_flags_are_false() {
         let pod = crate::kind::by_kind("v1", "Pod").unwrap();
         for text in ["", "null", "[1]", "{\"spec\":7}", "{\"metadata\":{\"labels\":[]}}"] {
-            let facets = Facets::read(pod, text.as_bytes());
-            assert_eq!(facets.label("a"), None);
-            assert_eq!(facets.field("spec.hostNetwork"), "false", "for {text}");
+            let attributes = SelectorAttributes::read(pod, text.as_bytes());
+            assert_eq!(attributes.label("a"), None);
+            assert_eq!(attributes.field("spec.hostNetwork"), "false", "for {text}");
             let unset = FieldSelector::parse(pod, "spec.nodeName=,metadata.name=").unwrap();
-            assert!(unset.matches_facets(&facets));
+            assert!(unset.matches_attributes(&attributes));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A stream that keeps its connection's slot, even after an HTTP upgrade to another protocol.
+//! A stream that keeps its connection's permit, even after an HTTP upgrade to another protocol.
 
 use std::io;
 use std::pin::Pin;
@@ -7,23 +7,23 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::Slot;
+use crate::ConnectionPermit;
 
-/// A byte stream and its [`Slot`], or another permit that it keeps until its end.
+/// A byte stream and its [`ConnectionPermit`], or another permit that it keeps until its end.
 #[derive(Debug)]
-pub struct SlotStream<I, S = Arc<Slot>> {
+pub struct PermitStream<I, S = Arc<ConnectionPermit>> {
     io: I,
-    _slot: S,
+    _permit: S,
 }
 
-impl<I, S> SlotStream<I, S> {
-    /// Ties a stream to its slot.
-    pub fn new(io: I, slot: S) -> Self {
-        Self { io, _slot: slot }
+impl<I, S> PermitStream<I, S> {
+    /// Ties a stream to its permit.
+    pub fn new(io: I, permit: S) -> Self {
+        Self { io, _permit: permit }
     }
 }
 
-impl<I: AsyncRead + Unpin, S: Unpin> AsyncRead for SlotStream<I, S> {
+impl<I: AsyncRead + Unpin, S: Unpin> AsyncRead for PermitStream<I, S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -33,7 +33,7 @@ impl<I: AsyncRead + Unpin, S: Unpin> AsyncRead for SlotStream<I, S> {
     }
 }
 
-impl<I: AsyncWrite + Unpin, S: Unpin> AsyncWrite for SlotStream<I, S> {
+impl<I: AsyncWrite + Unpin, S: Unpin> AsyncWrite for PermitStream<I, S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
