@@ -4,7 +4,6 @@
 //! responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
-mod read_watch;
 
 use std::{
     convert::Infallible,
@@ -24,11 +23,10 @@ use hyper_util::{
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_util::task::TaskTracker;
+use tokio_util::{io::InspectReader, task::TaskTracker};
 
 use crate::server::{Apiserver, PeerAddress};
 use activity::Activity;
-use read_watch::ReadWatch;
 
 /// Maximum time for running requests to end after the shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -128,7 +126,13 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    let held = ReadWatch::new(PermitStream::new(stream, permit.clone()), activity.clone());
+    // Received bytes begin the time of a request header.
+    let receiving = activity.clone();
+    let held = InspectReader::new(PermitStream::new(stream, permit.clone()), move |received: &[u8]| {
+        if !received.is_empty() {
+            receiving.received();
+        }
+    });
     let of_requests = activity.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
