@@ -147,34 +147,8 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn call(&mut self, name: &'a str, target: Option<&'a Expr>, args: &'a [Expr]) -> Evaluated<'a> {
-        match (name, args) {
-            ("_&&_", [left, right]) => return self.logic(left, right, false),
-            ("_||_", [left, right]) => return self.logic(left, right, true),
-            ("_?:_" | "_?_:_", [condition, yes, no]) => {
-                return match self.eval(condition)? {
-                    Value::Bool(true) => self.eval(yes),
-                    Value::Bool(false) => self.eval(no),
-                    _ => Err(EvalError::NoOverload),
-                };
-            }
-            ("@not_strictly_false", [condition]) => {
-                return match self.eval(condition) {
-                    Err(EvalError::CostLimit) => Err(EvalError::CostLimit),
-                    Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
-                    _ => Ok(Value::Bool(true)),
-                };
-            }
-            ("_?._", [operand, field]) => {
-                let (operand, field) = (self.eval(operand)?, self.eval(field)?);
-                self.meter.charge(1 + field.cost_size() / 10)?;
-                return self.meter.copied(optional_index(&operand, &field));
-            }
-            ("_[?_]", [operand, index]) => {
-                let (operand, index) = (self.eval(operand)?, self.eval(index)?);
-                self.meter.charge(1 + index.cost_size() / 10)?;
-                return self.meter.copied(optional_index(&operand, &index));
-            }
-            _ => {}
+        if let Some(result) = self.partial_operator(name, args) {
+            return result;
         }
         let space = target.and_then(|target| match &target.kind {
             Kind::Ident(space) if !self.is_variable(space) => Some(&**space),
@@ -209,6 +183,34 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             self.meter.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
         }
         result
+    }
+
+    /// Operators that evaluate their arguments themselves, and not always all of them. None for other names.
+    fn partial_operator(&mut self, name: &str, args: &'a [Expr]) -> Option<Evaluated<'a>> {
+        Some(match (name, args) {
+            ("_&&_", [left, right]) => self.logic(left, right, false),
+            ("_||_", [left, right]) => self.logic(left, right, true),
+            ("_?:_" | "_?_:_", [condition, yes, no]) => match self.eval(condition) {
+                Ok(Value::Bool(true)) => self.eval(yes),
+                Ok(Value::Bool(false)) => self.eval(no),
+                Ok(_) => Err(EvalError::NoOverload),
+                Err(error) => Err(error),
+            },
+            ("@not_strictly_false", [condition]) => match self.eval(condition) {
+                Err(EvalError::CostLimit) => Err(EvalError::CostLimit),
+                Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
+                _ => Ok(Value::Bool(true)),
+            },
+            ("_?._" | "_[?_]", [operand, key]) => self.optional_element(operand, key),
+            _ => return None,
+        })
+    }
+
+    /// `operand.?field` and `operand[?index]`.
+    fn optional_element(&mut self, operand: &'a Expr, key: &'a Expr) -> Evaluated<'a> {
+        let (operand, key) = (self.eval(operand)?, self.eval(key)?);
+        self.meter.charge(1 + key.cost_size() / 10)?;
+        self.meter.copied(optional_index(&operand, &key))
     }
 
     /// `&&` and `||`: an error of one side is ignored if the other side decides.
