@@ -6,53 +6,32 @@ use std::fs;
 /// The modules that each module names. All of them have the same parent.
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
-/// Cycles that are not broken yet: the parent, and the modules in its cycles or between them. The plugins share one
-/// `Host`, and the controllers one `Context`, which have parts that belong to one of them.
-const KNOWN: &[(&str, &[&str])] = &[
-    (
-        "cni",
-        &[
-            "bandwidth",
-            "bridge",
-            "connection_limit",
-            "conntrack",
-            "firewall",
-            "gate",
-            "host",
-            "host_local",
-            "invoke",
-            "ipam",
-            "nft",
-            "plugin",
-            "portmap",
-            "source_guard",
-        ],
-    ),
-    (
-        "controlplane/controllers",
-        &[
-            "account_token",
-            "address_pool",
-            "config",
-            "context",
-            "csr_signing",
-            "daemon_set",
-            "endpoint_slice",
-            "endpoints",
-            "ip_address",
-            "local_volume",
-            "node_balancer",
-            "node_lifecycle",
-            "pod_autoscaler",
-            "pod_control",
-            "pod_group_protection",
-            "queueing",
-            "replica_set",
-            "revision_history",
-            "volume_binding",
-        ],
-    ),
-];
+/// Cycles that are not broken yet: the parent, and the modules in its cycles or between them. The controllers share one
+/// `Context`, which has parts that belong to one of them.
+const KNOWN: &[(&str, &[&str])] = &[(
+    "controlplane/controllers",
+    &[
+        "account_token",
+        "address_pool",
+        "config",
+        "context",
+        "csr_signing",
+        "daemon_set",
+        "endpoint_slice",
+        "endpoints",
+        "ip_address",
+        "local_volume",
+        "node_balancer",
+        "node_lifecycle",
+        "pod_autoscaler",
+        "pod_control",
+        "pod_group_protection",
+        "queueing",
+        "replica_set",
+        "revision_history",
+        "volume_binding",
+    ],
+)];
 
 /// The word at the start of a text.
 fn word(text: &str) -> &str {

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::warn;
 
-use super::parameters::Parameters;
+use crate::address_store::{DirVersion, Owner};
 use crate::error::Error;
-use crate::host_local::store::{DirVersion, Owner};
 use crate::link::parse_mac;
+use crate::parameters::Parameters;
 use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
