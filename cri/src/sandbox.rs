@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 use crate::cgroup::driver::Layout;
 use crate::error::Error;
 use crate::lock::locked;
+use crate::namespaces;
 use crate::records::{SandboxPhase, SandboxRecord, Transition};
 use crate::shim_client::Shim;
 use crate::table::Row;
