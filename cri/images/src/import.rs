@@ -248,8 +248,8 @@ fn read_image(source: &Source, top: &Descriptor, platform: &Platform) -> Result<
     loop {
         let read = match search.next() {
             Ok(Step::Found(found)) => return read_found(source, top, found),
-            Ok(Step::Document(lead)) => match read_blob(source, &lead.descriptor, MANIFEST_MAX) {
-                Ok(document) => Ok(search.document(&lead, &document)?),
+            Ok(Step::Document(wanted)) => match read_blob(source, &wanted.descriptor, MANIFEST_MAX) {
+                Ok(document) => Ok(search.document(&wanted, &document)?),
                 Err(error) => Err(error),
             },
             Ok(Step::Configuration(candidate)) => {

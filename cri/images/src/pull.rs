@@ -174,8 +174,8 @@ impl Pull {
         loop {
             let read = match search.next() {
                 Ok(Step::Found(found)) => return Ok(found),
-                Ok(Step::Document(lead)) => match self.registry.by_digest(lead.descriptor.digest).await {
-                    Ok(fetched) => Ok(search.document(&lead, &fetched.bytes)?),
+                Ok(Step::Document(wanted)) => match self.registry.by_digest(wanted.descriptor.digest).await {
+                    Ok(fetched) => Ok(search.document(&wanted, &fetched.bytes)?),
                     Err(error) => Err(error.into()),
                 },
                 Ok(Step::Configuration(candidate)) => match self.config(&candidate.manifest.config).await {
