@@ -1,4 +1,4 @@
-//! What the worker of a pod knows about the pod's resizes.
+//! The state of a pod's resizes in its worker.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! Whether an object is initialized: what `metadata.initializers` says.
+//! Whether an object is initialized, by its `metadata.initializers`.
 
 use serde_json::Value;
 

@@ -1,4 +1,5 @@
-//! The calls to extenders for one pod: they filter and score nodes, choose victims, or bind it. An error names the extender that failed and is not ignorable.
+//! The calls to extenders for one pod: they filter and score nodes, choose victims, or bind it. An error names the
+//! extender that failed and is not ignorable.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

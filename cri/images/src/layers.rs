@@ -55,7 +55,7 @@ pub(crate) struct Layers {
     committing: tokio::sync::Mutex<()>,
 }
 
-/// What is known about a layer.
+/// The state of a layer.
 enum LayerState {
     Unpacking(InProgress),
     Complete { meta: Meta, refs: usize, keep_until: Option<Instant> },
