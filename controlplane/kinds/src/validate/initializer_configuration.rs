@@ -1,4 +1,5 @@
-//! InitializerConfigurations. Source: `ValidateInitializerConfiguration` of `pkg/apis/admissionregistration`, v1.9 to v1.13.
+//! InitializerConfigurations. Source: `ValidateInitializerConfiguration` of `pkg/apis/admissionregistration`, v1.9 to
+//! v1.13.
 
 use serde_json::Value;
 
