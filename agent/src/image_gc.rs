@@ -11,8 +11,6 @@
 
 mod inventory;
 mod plan;
-mod policy;
-mod trigger;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,12 +23,12 @@ use k8s_openapi::jiff::Timestamp;
 use rustix::fs::statvfs;
 use tokio::time::{Instant, sleep_until};
 
+use crate::event_recorder::{Level, Recorder};
+use crate::image_gc_policy::ImageGcPolicy;
+use crate::image_gc_trigger::Trigger;
 use crate::pod::Pods;
-use crate::pod::{Level, Recorder};
 use crate::runtime::{Runtime, RuntimeError};
 use plan::{Disk, Removal, SpaceToFree};
-pub use policy::ImageGcPolicy;
-pub(crate) use trigger::Trigger;
 
 /// Period of checks without a trigger, because other programs write to the disk, too; and of repeated events for a
 /// disk that stays full.

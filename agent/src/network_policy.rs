@@ -2,11 +2,10 @@
 //!
 //! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
 //! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod
-//! start after its policies are in the kernel, see [`PolicyGate`].
+//! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate).
 
 mod admission;
 mod cluster;
-mod gate;
 mod peers;
 
 use std::collections::BTreeSet;
@@ -25,11 +24,10 @@ use kube::runtime::watcher::Event;
 use tokio::sync::mpsc;
 
 use crate::pod::NodeContext;
+use crate::policy_gate::{self, GateEnd, Request};
 use crate::repair::RepairPause;
 use admission::Admitted;
 use cluster::ClusterPolicies;
-use gate::{GateEnd, Request};
-pub(crate) use gate::{PolicyGate, gate};
 use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
 
 /// The task that keeps the table of policies.
@@ -38,7 +36,7 @@ pub(crate) struct NetworkPolicies {
     node_name: String,
     table: String,
     requests: mpsc::UnboundedReceiver<Request>,
-    restricted: gate::Restricted,
+    restricted: policy_gate::Restricted,
     model: Model,
     admitted: Admitted,
     policies: Listing<Key>,
@@ -136,7 +134,7 @@ impl NetworkPolicies {
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         if std::mem::take(&mut self.are_policies_new) {
             let mut restricted = self.model.restricted_namespaces();
-            restricted.extend(self.model.is_tiered().then(|| gate::EVERY_NAMESPACE.to_owned()));
+            restricted.extend(self.model.is_tiered().then(|| policy_gate::EVERY_NAMESPACE.to_owned()));
             self.restricted.set(restricted).await;
         }
         if self.model.is_empty() {

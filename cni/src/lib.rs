@@ -12,8 +12,10 @@
 //!   running sandboxes, and removes objects without an owner;
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
 
+mod address_store;
 mod announce;
 mod announced_address;
+mod attachment_cache;
 mod bandwidth;
 mod bridge;
 mod connection_limit;
@@ -21,6 +23,7 @@ mod conntrack;
 mod error;
 mod executable;
 mod firewall;
+mod firewall_repair;
 mod gate;
 mod host;
 mod host_address;
@@ -36,8 +39,11 @@ mod netns;
 mod network;
 mod nft;
 mod overlay;
+mod parameters;
 mod plugin;
+mod plugin_executables;
 mod plugin_kind;
+mod port_condition;
 mod portmap;
 mod ports;
 mod route_socket;

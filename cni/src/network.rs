@@ -18,16 +18,17 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
+use crate::attachment_cache::{Cache, Entry};
 use crate::connection_limit::ConnectionLimit;
 use crate::error::Error;
 use crate::firewall::Firewall;
+use crate::firewall_repair;
 use crate::host::Host;
-use crate::invoke::cache::{Cache, Entry};
-use crate::invoke::exec::Executables;
 use crate::invoke::{Invoker, Parameters};
 use crate::link::inside;
 use crate::name_lock::{NameLocks, SharedName};
 use crate::netns::{self, Netns};
+use crate::plugin_executables::Executables;
 use crate::ports::PortMapping;
 use crate::source_guard::SourceGuard;
 use crate::spec::Version;
@@ -173,7 +174,7 @@ impl Network {
             SharedName { kind: "nftables table", name: &config.table, setting: "--nft-table" },
         ];
         let names = NameLocks::take(&names).await?;
-        let events = Firewall::listen();
+        let events = firewall_repair::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?.serving(&config.served);
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
@@ -183,7 +184,7 @@ impl Network {
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
         // Packets to pods of other nodes are not masqueraded, also before the other nodes are known again.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
-        let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();
+        let keeper = tokio::spawn(firewall_repair::keep(Arc::downgrade(&host), events)).abort_handle();
         let network = Self {
             inner: Arc::new(Inner {
                 cache,

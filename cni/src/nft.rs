@@ -28,7 +28,7 @@ use coracle_nft::{
 use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::error::Error;
-use crate::portmap::condition::Condition;
+use crate::port_condition::Condition;
 use crate::ports::Protocol;
 use element::octets;
 

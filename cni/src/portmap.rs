@@ -1,7 +1,5 @@
 //! The `portmap` plugin: host ports that are forwarded to a sandbox, in our nftables table.
 
-pub(crate) mod condition;
-
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,11 +7,11 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host::Host;
+use crate::port_condition::{self, Condition};
 use crate::ports::PortMapping;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
-use condition::Condition;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -122,8 +120,8 @@ impl Conf {
     fn conditions(&self) -> Result<[Vec<Condition>; 2], Error> {
         let words = |parts: &Option<Vec<String>>| parts.clone().unwrap_or_default();
         Ok([
-            condition::parse("conditionsV4", &words(&self.conditions_v4), true)?,
-            condition::parse("conditionsV6", &words(&self.conditions_v6), false)?,
+            port_condition::parse("conditionsV4", &words(&self.conditions_v4), true)?,
+            port_condition::parse("conditionsV6", &words(&self.conditions_v6), false)?,
         ])
     }
 }

@@ -1,9 +1,11 @@
 //! Errors of the runtime's calls.
 
+pub(crate) mod checkpoint;
+
 pub(crate) use coracle_error_chain::chain;
 use std::path::PathBuf;
 
-use crate::checkpoint::error::CheckpointError;
+use self::checkpoint::CheckpointError;
 use crate::shim_client;
 
 /// A failed call of the runtime.

@@ -22,7 +22,7 @@ pub use self::policy::labels_containers;
 use self::policy::{Policy, is_enabled};
 pub(crate) use self::relabel::relabel;
 use crate::error::Error;
-use crate::sandbox::namespaces::{self, Pids};
+use crate::namespaces::{self, Pids};
 
 const FIELD: &str = "selinux_options";
 /// Directories of layers in the runtime's root directory.

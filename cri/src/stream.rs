@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_connections::{
-    ACCEPT_PAUSE, Connections, Limits, LogLimit, ReadWatch, Slot, SlotStream, watch_reads,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, ReadWatch, watch_reads,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
@@ -106,12 +106,12 @@ impl StreamService {
         };
         let response = transport.response();
         let service = self.clone();
-        let slot = request.extensions().get::<Arc<Slot>>().cloned();
+        let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
         let upgraded = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             match upgraded.await {
                 Ok(connection) => {
-                    let (connection, abandonment) = watch_reads(TokioIo::new(connection), slot);
+                    let (connection, abandonment) = watch_reads(TokioIo::new(connection), permit);
                     tokio::select! {
                         // The other arm is dropped; its tasks end with the connection.
                         () = abandonment.happened() => {
@@ -208,39 +208,39 @@ pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdow
         let (connection, client) = match accepted {
             Ok((connection, client)) => (connection, client.ip()),
             Err(error) => {
-                if let Some(suppressed) = failures.pass(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
+                if let Some(suppressed) = failures.allow(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
                     warn!(%error, suppressed, "cannot accept a connection for streams");
                 }
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let slot = match connections.admit(client) {
-            Ok(slot) => Arc::new(slot),
+        let permit = match connections.admit(client) {
+            Ok(permit) => Arc::new(permit),
             Err(reason) => {
-                if let Some(suppressed) = refusals.pass(client) {
+                if let Some(suppressed) = refusals.allow(client) {
                     warn!(%client, %reason, suppressed, "refused a connection for streams");
                 }
                 continue;
             }
         };
         enable_keepalive(&connection);
-        tokio::spawn(serve_connection(service.clone(), connection, slot));
+        tokio::spawn(serve_connection(service.clone(), connection, permit));
     }
 }
 
-/// Serves one connection until it is upgraded or ends, or its slot expires.
-async fn serve_connection(service: StreamService, connection: TcpStream, slot: Arc<Slot>) {
-    let held = SlotStream::of_socket(connection, slot.clone());
-    let proven = slot.clone();
+/// Serves one connection until it is upgraded or ends, or its permit expires.
+async fn serve_connection(service: StreamService, connection: TcpStream, permit: Arc<ConnectionPermit>) {
+    let held = PermitStream::of_socket(connection, permit.clone());
+    let authenticating = permit.clone();
     let handler = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        let (service, slot) = (service.clone(), proven.clone());
-        request.extensions_mut().insert(slot.clone());
+        let (service, permit) = (service.clone(), authenticating.clone());
+        request.extensions_mut().insert(permit.clone());
         async move {
             let response = service.stream(request).await;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 // The token was valid.
-                slot.prove();
+                permit.set_authenticated();
             }
             Ok::<_, Infallible>(response)
         }
@@ -255,6 +255,6 @@ async fn serve_connection(service: StreamService, connection: TcpStream, slot: A
         served = served => if let Err(error) = served {
             debug!(%error, "a streaming connection failed");
         },
-        () = slot.expired() => debug!("closed a streaming connection without a token"),
+        () = permit.expired() => debug!("closed a streaming connection without a token"),
     }
 }

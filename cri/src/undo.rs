@@ -7,9 +7,9 @@ use coracle_cni::Network;
 use coracle_nri::Nri;
 use tracing::warn;
 
+use crate::announcement::Announcement;
 use crate::cgroup::Cgroups;
 use crate::error::Error;
-use crate::nri::announcement::Announcement;
 use crate::records::Records;
 use crate::selinux::Selinux;
 use crate::shim_client::{ErrorKind, Shim};

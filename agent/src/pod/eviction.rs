@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
 
+use super::NodeContext;
 use super::state::has_ended;
-use super::{Level, NodeContext};
+use crate::event_recorder::Level;
 use crate::node::{Shortage, disk_shortage};
 pub(crate) use plan::is_limited;
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::jiff::Timestamp;
 
 use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, RESOURCES, files};
-use super::resize::KernelLimits;
+use super::resize_state::KernelLimits;
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
 use crate::runtime::{Runtime, RuntimeError};
 

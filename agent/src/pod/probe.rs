@@ -19,8 +19,8 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::NodeContext;
-use super::events::{ContainerRef, Level, MESSAGE_MAX};
 use super::state::Probed;
+use crate::event_recorder::{ContainerRef, Level, MESSAGE_MAX};
 use crate::runtime::RuntimeError;
 use metrics::ContainerCounts;
 use outcome::Outcome;

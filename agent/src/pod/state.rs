@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 
 use super::backoff::Backoff;
-use super::resize::{KernelLimits, ResizeState};
+use super::resize_state::{KernelLimits, ResizeState};
 
 /// The desired state of a pod.
 #[derive(Clone, Debug)]

@@ -16,11 +16,11 @@ use tokio::task::JoinSet;
 use super::NodeContext;
 use super::admit::{self, unsupported};
 use super::config::POD_UID;
-use super::events::Level;
 use super::pods::Pods;
 use super::resize::allocation;
 use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
+use crate::event_recorder::Level;
 use crate::source::PodChange;
 use resize::PendingPod;
 

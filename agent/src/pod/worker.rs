@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::NodeContext;
 use super::apply::{ApplyError, Job, Report};
-use super::events::Level;
 use super::observe::observe;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
-use super::resize::ResizeState;
+use super::resize_state::ResizeState;
 use super::state::{DesiredPod, EVICTED, ObservedPod, Probed, Verdict, WorkerState};
 use super::status::{self, write::Update};
+use crate::event_recorder::Level;
 use crate::volume::{self, Volumes};
 use probes::Probes;
 

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use coracle_connections::{Slot, watch_reads};
+use coracle_connections::{ConnectionPermit, watch_reads};
 use coracle_error_chain::chain;
 
 /// Maximum size in bytes of a response that does not upgrade the connection.
@@ -87,11 +87,11 @@ async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Respon
         let body = Limited::new(body, REFUSAL_MAX).collect().await.map_err(|e| said(&*e))?.to_bytes();
         return Ok(Response::from_parts(head, http_body_util::Full::new(body).boxed_unsync()));
     }
-    let slot = request.extensions().get::<Arc<Slot>>().cloned();
+    let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
     let (theirs, ours) = (hyper::upgrade::on(&mut answer), hyper::upgrade::on(&mut request));
     tokio::spawn(async move {
         if let (Ok(theirs), Ok(ours)) = tokio::join!(theirs, ours) {
-            let (mut ours, abandonment) = watch_reads(TokioIo::new(ours), slot);
+            let (mut ours, abandonment) = watch_reads(TokioIo::new(ours), permit);
             tokio::select! {
                 // A stream ends when either end closes it: it cannot be resumed.
                 _ = tokio::io::copy_bidirectional(&mut TokioIo::new(theirs), &mut ours) => {}

@@ -157,7 +157,7 @@ impl Machine {
         let checkpoint =
             Checkpoint::open(&self.dir.join("agent"), &self.dir.join("sealing.key")).expect("checkpoint");
         let configs = ConfigCache::new(client.clone(), checkpoint, ApiHealth::default());
-        let (recorder, events) = crate::pod::events(client, "n1");
+        let (recorder, events) = crate::event_recorder::channel(client, "n1");
         tokio::spawn(events.run());
         let node = NodeFacts {
             name: "n1".to_owned(),

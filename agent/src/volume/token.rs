@@ -21,7 +21,7 @@ use super::{VolumeContext, lock};
 use crate::api_health::{ApiHealth, is_unavailable};
 use crate::bounded;
 use crate::checkpoint::{Checkpoint, Key, TOKEN_SECONDS, account, token_key};
-use crate::pod::Level;
+use crate::event_recorder::Level;
 
 /// Maximum age of a token in seconds. It is renewed at four fifths of its lifetime, at most after a day.
 const MAX_AGE: i64 = 24 * 3600;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::nft::{Mapping, Plan};
-use crate::portmap::condition::Condition;
+use crate::port_condition::Condition;
 use crate::ports::PortMapping;
 use crate::spec::request::Request;
 use crate::sysctl;

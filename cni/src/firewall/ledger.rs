@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 
 use crate::nft::{Mapping, Plan};
-use crate::portmap::condition::Condition;
+use crate::port_condition::Condition;
 
 /// Number of claims on each object of one kind.
 #[derive(Debug)]

@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
 use super::{Attachment, Network, State, parameters};
+use crate::attachment_cache::Entry;
 use crate::bridge;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
 use crate::invoke::ExecutionPlace;
-use crate::invoke::cache::Entry;
 use crate::link::derived::host_interface;
 use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::Network;
 use super::default::NAME;
+use crate::attachment_cache::Entry;
 use crate::error::Error;
-use crate::invoke::cache::Entry;
 use crate::link::Links;
 use crate::link::derived::host_interface;
 use crate::netns::{self, Netns};

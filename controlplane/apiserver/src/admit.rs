@@ -24,6 +24,7 @@ mod pod_resize;
 mod pod_security;
 mod policy;
 pub(crate) mod priority;
+mod review;
 mod runtime_class;
 mod service_account;
 mod storage;

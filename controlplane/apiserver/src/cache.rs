@@ -19,7 +19,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use coracle_kinds::{Resource, resource};
+use coracle_kinds::{Resource, kind::built_in};
 use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
 
 use crate::error::{ApiError, Result};
@@ -81,7 +81,7 @@ impl Cache {
     /// An empty cache of the built-in resources at a revision.
     pub(crate) fn new(revision: u64) -> Self {
         let mut collections = Collections::new();
-        for kind in resource::built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
+        for kind in built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
             insert(&mut collections, Collection::new(kind.clone(), revision));
         }
         let revision = Progress::new(revision);

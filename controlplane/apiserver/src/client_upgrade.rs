@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use coracle_connections::Slot;
+use coracle_connections::ConnectionPermit;
 use http::Request;
 use hyper::upgrade::OnUpgrade;
 
 /// The client's connection after the response that switches protocols.
 pub(crate) struct ClientUpgrade {
     pub(crate) on: OnUpgrade,
-    /// The connection's slot; none for requests of this process.
-    pub(crate) slot: Option<Arc<Slot>>,
+    /// The connection's permit; none for requests of this process.
+    pub(crate) permit: Option<Arc<ConnectionPermit>>,
 }
 
 // === impl ClientUpgrade ===
@@ -18,7 +18,7 @@ pub(crate) struct ClientUpgrade {
 impl ClientUpgrade {
     /// Takes the upgrade of a request.
     pub(crate) fn of<B>(request: &mut Request<B>) -> Self {
-        let slot = request.extensions().get::<Arc<Slot>>().cloned();
-        Self { on: hyper::upgrade::on(request), slot }
+        let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
+        Self { on: hyper::upgrade::on(request), permit }
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_kinds::resource::RuntimeConfig;
+use coracle_kinds::kind::RuntimeConfig;
 
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;

@@ -277,12 +277,12 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
         "Number of requests currently pending in queues of the API Priority and Fairness subsystem.",
     );
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    for figures in flow_control.levels() {
-        let labels = [figures.name.as_str()];
-        nominal.with_label_values(&labels).set(number(figures.nominal));
-        seats.with_label_values(&labels).set(number(figures.seats_in_use));
-        running.with_label_values(&labels).set(number(figures.running));
-        waiting.with_label_values(&labels).set(number(figures.waiting));
+    for counts in flow_control.levels() {
+        let labels = [counts.name.as_str()];
+        nominal.with_label_values(&labels).set(number(counts.nominal));
+        seats.with_label_values(&labels).set(number(counts.seats_in_use));
+        running.with_label_values(&labels).set(number(counts.running));
+        waiting.with_label_values(&labels).set(number(counts.waiting));
     }
     let labels = ["flow_schema", "priority_level"];
     let dispatched = counter(
@@ -295,10 +295,10 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
         "Number of requests rejected by API Priority and Fairness subsystem.",
         &["flow_schema", "priority_level", "reason"],
     );
-    for figures in flow_control.schemas() {
-        let (schema, level) = (figures.schema.as_str(), figures.level.as_str());
-        dispatched.with_label_values(&[schema, level]).inc_by(figures.dispatched);
-        for (reason, number) in figures.rejected.into_iter().filter(|(_, number)| *number > 0) {
+    for counts in flow_control.schemas() {
+        let (schema, level) = (counts.schema.as_str(), counts.level.as_str());
+        dispatched.with_label_values(&[schema, level]).inc_by(counts.dispatched);
+        for (reason, number) in counts.rejected.into_iter().filter(|(_, number)| *number > 0) {
             rejected.with_label_values(&[schema, level, reason]).inc_by(number);
         }
     }

@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
-use coracle_connections::Slot;
+use coracle_connections::ConnectionPermit;
 use coracle_kinds::{Resource, Resources};
 use http::{HeaderMap, HeaderValue, Method, Request, header};
 use tokio::sync::watch;
@@ -159,8 +159,10 @@ impl Apiserver {
         };
         let caller = state.authenticators.identify(&state.cache, certificate, &received).await?;
         freshness::check_credential(&*state.store, &caller)?;
-        if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
-            slot.prove();
+        if let Some(permit) =
+            parts.extensions.get::<Arc<ConnectionPermit>>().filter(|_| !caller.is_anonymous())
+        {
+            permit.set_authenticated();
         }
         Ok(caller)
     }

@@ -47,6 +47,26 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// The state before the first watch event.
+    pub(crate) fn new(client: Client, recorder: Recorder, config: ControllersConfig) -> Self {
+        Self {
+            client,
+            caches: Caches::new(),
+            recorder,
+            config,
+            lifecycle: Arc::new(Lifecycle::new()),
+            last_ranges: Mutex::default(),
+            daemon_backoff: Mutex::default(),
+            pod_counts: Default::default(),
+            autoscaling: Default::default(),
+            volumes: Arc::default(),
+            group_members: Arc::default(),
+            service_addresses: Arc::default(),
+            balancers: Arc::default(),
+            address_pool: Arc::default(),
+        }
+    }
+
     /// Writes objects of the kind that this cache holds.
     pub(crate) fn writer<'a, K>(&'a self, cache: &'a Cache<K>) -> Writer<'a, K> {
         Writer { client: &self.client, cache }

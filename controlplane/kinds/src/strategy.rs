@@ -8,7 +8,7 @@ pub(crate) mod workload;
 
 use serde_json::{Map, Value, json};
 
-use crate::{Resource, defaults, initializers};
+use crate::{Resource, defaults, initialization};
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
 pub use pod_group::drop_scheduling_group;
@@ -43,7 +43,7 @@ pub fn prepare_for_update(kind: &Resource, new: &mut Value, old: &Value) {
     if kind.has_status {
         take(new, old, "status");
     }
-    if kind.is("", "Pod") && initializers::is_pending(old) && new["status"].is_object() {
+    if kind.is("", "Pod") && initialization::is_pending(old) && new["status"].is_object() {
         // An initializer may change the resources of the containers.
         new["status"]["qosClass"] = qos_class(&new["spec"]).as_str().into();
     }

@@ -8,7 +8,6 @@ pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
-pub(crate) mod cause;
 pub(crate) mod certificate;
 mod condition;
 pub(crate) mod config;
@@ -22,7 +21,9 @@ pub(crate) mod extension;
 mod file_path;
 pub(crate) mod flow_control;
 pub(crate) mod format;
+mod fully_qualified_name;
 mod immutable;
+pub(crate) mod initializer_configuration;
 pub mod initializers;
 mod meta;
 pub(crate) mod migration;
@@ -51,9 +52,9 @@ pub(crate) mod workload;
 
 use serde_json::Value;
 
-pub use self::cause::{Cause, Causes, Path};
 pub use self::service::service_addresses;
 use self::value::{entries, items, text};
+pub use crate::cause::{Cause, Causes, Path};
 use crate::{Resource, defaults};
 
 /// Validates a new object, after defaulting and name generation.
@@ -73,7 +74,7 @@ pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
     // Initializers may change fields of a pod that are immutable later. Source: `isUpdatingUninitializedPod`, v1.9.
-    let is_changeable = kind.is("", "Pod") && crate::initializers::is_pending(old);
+    let is_changeable = kind.is("", "Pod") && crate::initialization::is_pending(old);
     kind.strategy().validate(&mut causes, new, (!is_changeable).then_some(old));
     causes.into_list()
 }

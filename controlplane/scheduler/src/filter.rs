@@ -10,7 +10,7 @@ mod unschedulable;
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::object::Pod;
-pub(crate) use crate::refusal::{Refusal, Refused};
+use crate::refusal::{Refusal, Refused};
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 

@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use crate::config::Profile;
 use crate::decide::{self, Prepared, Unschedulable, fit_error_message};
 use crate::object::Pod;
+use crate::placed::Placed;
 use crate::snapshot::Snapshot;
-use crate::snapshot::placed::Placed;
 
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";

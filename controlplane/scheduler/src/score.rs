@@ -11,9 +11,6 @@ use crate::object::Pod;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 
-/// The best score.
-pub(crate) const BEST: i64 = 100;
-
 /// The weighted scores of one plugin, one for each node.
 pub(crate) type Scores = (&'static str, Vec<i64>);
 
@@ -71,21 +68,6 @@ pub(crate) fn totals(
         }
     }
     totals
-}
-
-/// `part` of `whole` on the scale from 0 to [`BEST`], rounded down; `whole` is above 0.
-fn share(part: i128, whole: i128) -> i64 {
-    i64::try_from(part * i128::from(BEST) / whole).unwrap_or(i64::MAX)
-}
-
-/// Scores in proportion to the largest value. With `reverse` the largest value gets the lowest score.
-fn normalize(mut values: Vec<i64>, reverse: bool) -> Vec<i64> {
-    let largest = values.iter().copied().max().unwrap_or_default();
-    for value in &mut values {
-        let mark = if largest == 0 { 0 } else { *value * BEST / largest };
-        *value = if reverse { BEST - mark } else { mark };
-    }
-    values
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! The nodes with the requests of their pods, including assumed pods.
 
-pub(crate) mod placed;
-
 use std::cell::Cell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -10,17 +8,17 @@ use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt};
 use coracle_values::pod_resources::Resources;
 
+use crate::affinity_term::{Labels, PodTerms};
 use crate::budget::Budgets;
 use crate::config::Profile;
 use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
+use crate::placed::Placed;
 use crate::request::HostPort;
 use crate::selectors::Selectors;
-use crate::topology::term::{Labels, PodTerms};
 use crate::volumes::{Choice, VolumeUsage, Volumes};
-use placed::Placed;
 
 /// The node annotation with the size of the disk that has its local volumes. The agent sets it if the disk enforces
 /// sizes.

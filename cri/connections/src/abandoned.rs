@@ -17,7 +17,7 @@ use nix::libc;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-use crate::Slot;
+use crate::ConnectionPermit;
 
 /// Interval of the checks of a stream that does not read. A stream is abandoned if it has read nothing for one interval.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -28,10 +28,10 @@ pub(crate) struct Socket {
     descriptor: Mutex<Option<RawFd>>,
 }
 
-/// The time for which a stream owns the socket of its slot.
+/// The time for which a stream owns the socket of its permit.
 #[derive(Debug)]
 pub(crate) struct SocketOwner {
-    slot: Arc<Slot>,
+    permit: Arc<ConnectionPermit>,
 }
 
 /// A stream that records its reads.
@@ -46,7 +46,7 @@ pub struct ReadWatch<I> {
 pub struct Abandonment {
     reads: Arc<Reads>,
     /// None for a connection whose socket is not known.
-    slot: Option<Arc<Slot>>,
+    permit: Option<Arc<ConnectionPermit>>,
 }
 
 #[derive(Debug, Default)]
@@ -58,10 +58,10 @@ struct Reads {
     completed: Notify,
 }
 
-/// Watches the reads of a stream on the connection of a slot.
-pub fn watch_reads<I>(io: I, slot: Option<Arc<Slot>>) -> (ReadWatch<I>, Abandonment) {
+/// Watches the reads of a stream on the connection of a permit.
+pub fn watch_reads<I>(io: I, permit: Option<Arc<ConnectionPermit>>) -> (ReadWatch<I>, Abandonment) {
     let reads = Arc::<Reads>::default();
-    (ReadWatch { io, reads: reads.clone() }, Abandonment { reads, slot })
+    (ReadWatch { io, reads: reads.clone() }, Abandonment { reads, permit })
 }
 
 // === impl Socket ===
@@ -86,15 +86,15 @@ impl Socket {
 // === impl SocketOwner ===
 
 impl SocketOwner {
-    pub(crate) fn new(slot: Arc<Slot>, descriptor: RawFd) -> Self {
-        *slot.socket.descriptor() = Some(descriptor);
-        Self { slot }
+    pub(crate) fn new(permit: Arc<ConnectionPermit>, descriptor: RawFd) -> Self {
+        *permit.socket.descriptor() = Some(descriptor);
+        Self { permit }
     }
 }
 
 impl Drop for SocketOwner {
     fn drop(&mut self) {
-        *self.slot.socket.descriptor() = None;
+        *self.permit.socket.descriptor() = None;
     }
 }
 
@@ -104,7 +104,7 @@ impl Abandonment {
     /// Returns when the client has closed the connection and the stream has not read for some time. Does not wake while
     /// the stream waits for data.
     pub async fn happened(self) {
-        let Some(slot) = &self.slot else { return std::future::pending().await };
+        let Some(permit) = &self.permit else { return std::future::pending().await };
         loop {
             self.reads.completed.notified().await;
             let mut before = self.reads.count.load(Ordering::Relaxed);
@@ -114,7 +114,7 @@ impl Abandonment {
                     break;
                 }
                 let now = self.reads.count.load(Ordering::Relaxed);
-                if now == before && slot.socket.is_closed_by_client() {
+                if now == before && permit.socket.is_closed_by_client() {
                     return;
                 }
                 before = now;
@@ -174,19 +174,19 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{Connections, Limits, SlotStream};
+    use crate::{Connections, Limits, PermitStream};
 
     const LONG: Duration = Duration::from_secs(3600);
 
     /// A client that has sent five bytes, of which the stream has read the first one.
-    async fn connected() -> (TcpStream, ReadWatch<SlotStream<TcpStream>>, Abandonment) {
+    async fn connected() -> (TcpStream, ReadWatch<PermitStream<TcpStream>>, Abandonment) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
         let mut client = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
         let (accepted, address) = listener.accept().await.expect("accept");
-        let slot = Connections::new(Limits::share(8, 8)).admit(address.ip()).expect("a place");
-        let slot = Arc::new(slot);
-        let stream = SlotStream::of_socket(accepted, slot.clone());
-        let (mut stream, abandonment) = watch_reads(stream, Some(slot));
+        let permit = Connections::new(Limits::share(8, 8)).admit(address.ip()).expect("a place");
+        let permit = Arc::new(permit);
+        let stream = PermitStream::of_socket(accepted, permit.clone());
+        let (mut stream, abandonment) = watch_reads(stream, Some(permit));
         client.write_all(b"hello").await.expect("write");
         stream.read_exact(&mut [0]).await.expect("read");
         (client, stream, abandonment)
@@ -195,14 +195,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_closed_connection_is_noticed_while_its_data_is_not_read() {
         let (client, stream, abandonment) = connected().await;
-        let slot = abandonment.slot.clone().expect("a slot");
+        let permit = abandonment.permit.clone().expect("a permit");
         let mut happened = std::pin::pin!(abandonment.happened());
         assert!(timeout(LONG, &mut happened).await.is_err(), "the client is connected");
         drop(client);
         assert!(timeout(LONG, happened).await.is_ok());
-        assert!(slot.socket.is_closed_by_client());
+        assert!(permit.socket.is_closed_by_client());
         drop(stream);
-        assert!(!slot.socket.is_closed_by_client(), "there is no socket any more");
+        assert!(!permit.socket.is_closed_by_client(), "there is no socket any more");
     }
 
     #[tokio::test(start_paused = true)]

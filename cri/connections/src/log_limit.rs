@@ -28,7 +28,7 @@ struct Seen {
 impl LogLimit {
     /// Returns `None` if this line must be suppressed. Otherwise returns the number of lines suppressed since
     /// the last logged line.
-    pub fn pass(&self, address: IpAddr) -> Option<u64> {
+    pub fn allow(&self, address: IpAddr) -> Option<u64> {
         self.allow_at(address, Instant::now())
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::digest::{Digest, HashingReader};
-use crate::error::{Error, ErrorKind, io_kind};
+use crate::error::{Cause, Error, ErrorKind, io_kind};
 use crate::images::Images;
 use crate::layers::Layers;
 use crate::manifest::{self, ManifestError};
@@ -245,6 +245,12 @@ impl ExportError {
             }
             ExportError::Stopped => ErrorKind::Io,
         }
+    }
+}
+
+impl From<ExportError> for Cause {
+    fn from(error: ExportError) -> Cause {
+        Cause::new(error.kind(), error)
     }
 }
 

@@ -13,12 +13,12 @@ use tokio::sync::watch;
 
 use crate::config::ImagesConfig;
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::{Cause, Error, ErrorKind, io_kind};
 use crate::fetch_slots::FetchSlots;
 use crate::image::{Image, ImageGcInfo, Usage};
 use crate::layers::{LayerError, Layers, Lease};
 use crate::manifest::{self, ParsedConfig};
-use crate::pull::PullsInProgress;
+use crate::pulls_in_progress::PullsInProgress;
 use crate::records::{self, Record, RecordError};
 use crate::table::{self, Table};
 
@@ -84,6 +84,28 @@ pub(crate) struct NewImage {
 
 /// How long [`Images::wait_for_space`] waits for the disk.
 const SPACE_TIMEOUT: Duration = Duration::from_millis(500);
+
+// === impl StoreError ===
+
+impl StoreError {
+    /// The kind of this error.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            StoreError::Layer(error) => error.kind(),
+            StoreError::Record(error) => io_kind(&error.source),
+            StoreError::Locked { .. } => ErrorKind::Locked,
+            StoreError::Lock { source, .. } => io_kind(source),
+            StoreError::Kernel => ErrorKind::Unsupported,
+            StoreError::Stopped => ErrorKind::Io,
+        }
+    }
+}
+
+impl From<StoreError> for Cause {
+    fn from(error: StoreError) -> Cause {
+        Cause::new(error.kind(), error)
+    }
+}
 
 // === impl Images ===
 

@@ -33,6 +33,7 @@ mod process;
 mod program;
 mod report;
 mod restorer;
+mod rlimits;
 mod seccomp;
 mod selinux;
 mod setup;

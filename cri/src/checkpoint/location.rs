@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::archive;
-use super::error::{CheckpointError, file};
+use crate::error::checkpoint::{CheckpointError, file};
 
 /// File name of the note.
 const NOTE: &str = "checkpoint.location";

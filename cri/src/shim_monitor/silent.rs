@@ -73,7 +73,7 @@ impl ShimMonitor {
             process1::watch(sandbox, &live);
         }
         state.execs.retain(|exec| !sandbox.expects_exec(&exec.exec_id));
-        this.execs.kill_orphaned(state.execs);
+        this.exec_killer.kill_orphaned(state.execs);
         for container in &containers {
             let found = state.containers.iter().find(|found| found.container_id == container.id);
             let applied = match found {

@@ -258,7 +258,10 @@ mod tests {
     #[test]
     fn the_parent_process_is_found() {
         let own = PathBuf::from(format!("/proc/{}", std::process::id()));
-        assert_eq!(parent(&own), Some(PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id()))));
+        assert_eq!(
+            parent(&own),
+            Some(PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id())))
+        );
         assert_eq!(parent(Path::new("/proc/1")), None);
     }
 

@@ -4,8 +4,8 @@ use coracle_error_chain::chain;
 use coracle_proto::cri;
 
 use super::{ApplyError, Job, Report};
+use crate::event_recorder::Level;
 use crate::pod::config::sandbox::log_dir_name;
-use crate::pod::events::Level;
 use crate::pod::pull;
 use crate::pod::state::{SANDBOX, Shape, VOLUMES};
 use crate::volume;

@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::Container;
 
-use super::mounts::OfRuntime;
+use super::mounts::RuntimeMounts;
 use super::start_queue::StartQueue;
 use super::{ApplyError, Job, Report};
 use crate::cgroup::container_resources;
+use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::admit::{containers, unsupported};
 use crate::pod::config::{container as container_config, files, hostname};
 use crate::pod::env::{Addresses, Sources, environment, needs};
-use crate::pod::events::{ContainerRef, Level};
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{self, Present, PullTask};
 use crate::pod::state::{Failed, Shape, Waiting};
@@ -173,7 +173,7 @@ impl Job {
             options.pid = cri::NamespaceMode::Target.into();
             options.target_id = self.target(target)?;
         }
-        let runtime = OfRuntime {
+        let runtime = RuntimeMounts {
             images: self.image_volumes(container).await?,
             recursive_read_only: self.recursive_read_only(container).await?,
         };

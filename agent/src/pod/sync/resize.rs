@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Sync;
 use crate::cgroup::resources::pod_requests;
-use crate::pod::events::Level;
+use crate::event_recorder::Level;
 use crate::pod::resize::allocation::{Candidate, check_resize, condition, differs, with_resources};
 use crate::pod::resize::event_message;
 use crate::pod::state::{DesiredPod, has_ended};

@@ -6,7 +6,7 @@ use coracle_kinds::{Resource, kind::by_resource};
 use futures::FutureExt as _;
 use serde_json::Value;
 
-use super::{Admission, Attributes, webhook::review};
+use super::{Admission, Attributes, review};
 use crate::{
     authn::User,
     authz::{AccessAttributes, Verdict},

@@ -23,7 +23,8 @@ use super::{
     Admission, Attributes, GROUP,
     expression::{self, LIGHT},
     matching::Matching,
-    webhook::{objects, review::Objects},
+    review::Objects,
+    webhook::objects,
 };
 use crate::{error::Result, offload};
 

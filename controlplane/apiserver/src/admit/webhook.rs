@@ -5,7 +5,6 @@
 //! unless the webhook's failure policy is `Ignore`.
 
 mod hook;
-pub(super) mod review;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -19,13 +18,11 @@ use coracle_kinds::{
 use futures::future::try_join_all;
 use serde_json::Value;
 
-use self::{
-    hook::Hook,
-    review::{Objects, Verdict},
-};
+use self::hook::Hook;
 use super::{
     Admission, Admit, Attributes, GROUP, Operation,
     expression::{self, Subject},
+    review::{self, Objects, Verdict},
 };
 use crate::{
     convert,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_connections::SlotStream;
+use coracle_connections::PermitStream;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -98,7 +98,7 @@ impl Forwarder {
         let server = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
         let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
         request.headers_mut().insert(header::HOST, host);
-        let stream = SlotStream::new(endpoint.connect().await?, permit);
+        let stream = PermitStream::new(endpoint.connect().await?, permit);
         endpoint.send_tls(stream, (tls, server), request, self.timeout).await
     }
 }

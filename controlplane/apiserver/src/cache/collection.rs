@@ -107,8 +107,8 @@ pub(crate) struct Collection {
 impl Change {
     /// The nodes of a pod after and before the change; empty if it was not bound.
     fn nodes(&self, kind: &Resource) -> [&str; 2] {
-        let old = self.old.as_ref().map_or("", |old| old.facets(kind).field(NODE));
-        [self.new.facets(kind).field(NODE), old]
+        let old = self.old.as_ref().map_or("", |old| old.selector_attributes(kind).field(NODE));
+        [self.new.selector_attributes(kind).field(NODE), old]
     }
 }
 
@@ -123,10 +123,10 @@ impl Scope {
     /// Whether labels, fields and initialization match. The caller checks the prefix.
     pub(crate) fn selects(&self, kind: &Resource, object: &Object) -> bool {
         self.is_plain() || {
-            let facets = object.facets(kind.stored_as());
-            facets.match_labels(&self.labels)
-                && self.fields.matches_facets(facets)
-                && !(self.initialized_only && facets.is_uninitialized())
+            let attributes = object.selector_attributes(kind.stored_as());
+            attributes.match_labels(&self.labels)
+                && self.fields.matches_attributes(attributes)
+                && !(self.initialized_only && attributes.is_uninitialized())
         }
     }
 
@@ -239,7 +239,7 @@ impl Collection {
     pub(super) fn replace(&mut self, kind: Arc<Resource>) {
         let names = |kind: &Resource| kind.fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>();
         if names(&self.kind) != names(&kind) {
-            // The facets have the values of the former fields.
+            // The attributes have the values of the former fields.
             self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_facets()));
         }
         self.kind = kind;

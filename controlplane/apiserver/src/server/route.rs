@@ -1,6 +1,6 @@
 //! From the verb and the path of a request to the function that answers it.
 
-use coracle_kinds::{Resources, resource};
+use coracle_kinds::{Resources, kind::built_in};
 use http::Method;
 
 use crate::{
@@ -23,7 +23,7 @@ pub(super) fn nowhere(set: &Resources, path: &str) -> Result<Reply> {
     };
     let is_below = parts.next().is_some_and(|part| !part.is_empty());
     let is_built_in = |group: &str| {
-        resource::built_in().iter().any(|kind| kind.group == group) && set.versions_of(group).next().is_some()
+        built_in().iter().any(|kind| kind.group == group) && set.versions_of(group).next().is_some()
     };
     if is_below && group.is_some_and(is_built_in) {
         return Err(ApiError::no_resource());

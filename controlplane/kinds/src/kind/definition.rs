@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
-use crate::selector::field::Field;
-use crate::validate::cause::Causes;
+use crate::cause::Causes;
+use crate::fields::Field;
+use crate::resource::NameRule;
 
 /// A kind that the API server serves under a resource name.
 pub struct Kind {
@@ -91,19 +92,6 @@ pub(crate) struct Writes {
     pub(crate) create: fn(&mut Value),
     /// Prepares an update of the resource itself, after its status was restored.
     pub(crate) update: fn(&mut Value),
-}
-
-/// Rule for `metadata.name`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameRule {
-    /// DNS label (RFC 1123).
-    Dns1123Label,
-    /// DNS subdomain (RFC 1123).
-    Dns1123Subdomain,
-    /// DNS label (RFC 1035), which starts with a letter.
-    Dns1035Label,
-    /// One segment of a URL path.
-    PathSegment,
 }
 
 /// A subresource, such as `pods/{name}/log`.

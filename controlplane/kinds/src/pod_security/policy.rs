@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Level, LevelVersion, Version};
-use crate::validate::{Cause, Causes, Path};
+use crate::cause::{Cause, Causes, Path};
 
 /// Prefix of the labels and of the audit annotations.
 pub const PREFIX: &str = "pod-security.kubernetes.io/";

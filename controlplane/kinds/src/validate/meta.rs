@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::cause::{Causes, Path};
 use super::format;
 use super::initializers;
 use super::value::{entries, items, text};
 use crate::Resource;
-use crate::kind::definition::NameRule;
+use crate::cause::{Causes, Path};
+use crate::resource::NameRule;
 
 /// Maximum bytes of all annotations together.
 const MAX_ANNOTATIONS: usize = 256 * 1024;

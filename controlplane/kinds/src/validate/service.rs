@@ -7,9 +7,9 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 pub use self::addresses::service_addresses;
-use super::cause::{Causes, Path};
 use super::value::{items, text};
 use super::{format, meta};
+use crate::cause::{Causes, Path};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 /// Maximum time of session affinity in seconds.

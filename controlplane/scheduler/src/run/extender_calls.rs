@@ -14,7 +14,7 @@ use super::Scheduler;
 use crate::config::{Profile, SchedulerConfig};
 use crate::decide::{Ranked, Unschedulable, first_fitting, rank};
 use crate::extender::client::Remote;
-use crate::extender::{consult, result::ExtenderResult};
+use crate::extender::result::ExtenderResult;
 use crate::object::Pod;
 use crate::preempt::{self, Preemption};
 use coracle_events::Event;

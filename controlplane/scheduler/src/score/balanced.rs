@@ -3,8 +3,8 @@
 //!
 //! Source: upstream's plugin of that name, which compares the node with the pod and without it.
 
-use super::BEST;
 use crate::config::Profile;
+use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
 use crate::request::{amount, of_pod};
 use crate::snapshot::Candidate;
@@ -24,7 +24,7 @@ pub(crate) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Ve
             let used = names.iter().map(|name| (amount(given, name) + added(name), amount(has, name)));
             balance(used.filter(|(_, has)| *has != 0))
         };
-        BEST / 2 + (BEST / 2 + balance(&|name| amount(&own, name)) - balance(&|_| 0)) / 2
+        MAX_NODE_SCORE / 2 + (MAX_NODE_SCORE / 2 + balance(&|name| amount(&own, name)) - balance(&|_| 0)) / 2
     };
     nodes.iter().map(mark).collect()
 }
@@ -42,7 +42,7 @@ fn balance(used: impl Iterator<Item = (i128, i128)>) -> i64 {
             (parts.iter().map(|part| (part - mean) * (part - mean)).sum::<f64>() / parts.len() as f64).sqrt()
         }
     };
-    ((1.0 - deviation) * BEST as f64) as i64
+    ((1.0 - deviation) * MAX_NODE_SCORE as f64) as i64
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use coracle_values::pod_resources::Resources;
 
-use super::{BEST, share};
 use crate::config::{Fit, Profile, Strategy};
+use crate::node_score::{MAX_NODE_SCORE, share};
 use crate::object::Pod;
 use crate::request::{assumed_of_pod, of_pod};
 use crate::snapshot::Candidate;
@@ -51,7 +51,9 @@ impl Strategy {
             Strategy::Least if used > has => 0,
             Strategy::Least => share(has - used, has),
             Strategy::Most => share(used.min(has), has),
-            Strategy::Ratio(points) => ratio(points, if used > has { BEST } else { share(used, has) }),
+            Strategy::Ratio(points) => {
+                ratio(points, if used > has { MAX_NODE_SCORE } else { share(used, has) })
+            }
         }
     }
 }
@@ -59,7 +61,7 @@ impl Strategy {
 /// The score between the two points around a utilization in percent.
 fn ratio(points: &[(i64, i64)], used: i64) -> i64 {
     // The file has scores from 0 to 10.
-    let scaled = |score: i64| score * (BEST / 10);
+    let scaled = |score: i64| score * (MAX_NODE_SCORE / 10);
     let Some(next) = points.iter().position(|(at, _)| used <= *at) else {
         return points.last().map_or(0, |(_, score)| scaled(*score));
     };

@@ -3,7 +3,7 @@
 use coracle_values::node_selector::term_matches;
 use k8s_openapi::api::core::v1::{NodeAffinity, PreferredSchedulingTerm};
 
-use super::normalize;
+use crate::node_score::normalize;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 

@@ -2,7 +2,7 @@
 
 use coracle_values::toleration::is_tolerated;
 
-use super::normalize;
+use crate::node_score::normalize;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 

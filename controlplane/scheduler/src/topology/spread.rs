@@ -9,9 +9,9 @@ use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 
 use crate::config::SpreadDefaults;
 use crate::filter::node_affinity;
+use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
-use crate::score::BEST;
-use crate::snapshot::placed::Placed;
+use crate::placed::Placed;
 use crate::snapshot::{Candidate, Snapshot};
 
 const UNEVEN: &str = "node(s) didn't match pod topology spread constraints";
@@ -139,8 +139,8 @@ impl Spread {
         let least = sums.iter().flatten().copied().min().unwrap_or_default();
         let score = |sum: Option<i64>| match sum {
             None => 0,
-            Some(_) if most == 0 => BEST,
-            Some(sum) => BEST * (most + least - sum) / most,
+            Some(_) if most == 0 => MAX_NODE_SCORE,
+            Some(sum) => MAX_NODE_SCORE * (most + least - sum) / most,
         };
         sums.into_iter().map(score).collect()
     }

@@ -11,7 +11,7 @@ use kube::runtime::watcher::Event;
 
 use super::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, Slim, StorageClass, Volume};
 use super::{State, VolumeChanges, Volumes};
-use crate::run::{stream, watch_config};
+use crate::watch::{stream, watch_config};
 
 /// Keeps the state up to date. Never returns.
 pub(crate) async fn run(client: Client, volumes: Volumes) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::{KEEP, LayerError, Layers, Lease, Meta, Slot, UnpackDir, read_meta};
+use super::{KEEP, LayerError, LayerState, Layers, Lease, Meta, UnpackDir, read_meta};
 use crate::digest::Digest;
 use crate::image::Login;
 use crate::reference::Reference;
@@ -146,13 +146,14 @@ impl Layers {
     }
 
     fn begin(self: &Arc<Layers>, diff_id: Digest, source: &Source) -> Step {
-        let mut slots = self.slots();
-        let others = match slots.entry(diff_id).or_insert_with(|| Slot::Unpacking(InProgress::none())) {
-            Slot::Complete { refs, .. } => {
+        let mut states = self.states();
+        let others = match states.entry(diff_id).or_insert_with(|| LayerState::Unpacking(InProgress::none()))
+        {
+            LayerState::Complete { refs, .. } => {
                 *refs += 1;
                 return Step::Take(Lease { layers: self.clone(), diff_id, keep: false });
             }
-            Slot::Unpacking(others) => others,
+            LayerState::Unpacking(others) => others,
         };
         let changed = others.changed.subscribe();
         if others.is_committing || !others.callers.is_empty() {
@@ -217,15 +218,15 @@ impl Layers {
 
 impl Unpacking {
     fn begin_commit(&mut self) -> Outcome {
-        let mut slots = self.layers.slots();
-        // The slot is absent if another caller's layer was completed and removed meanwhile.
-        match slots.entry(self.diff_id).or_insert_with(|| Slot::Unpacking(InProgress::none())) {
-            Slot::Complete { refs, .. } => {
+        let mut states = self.layers.states();
+        // There is no state if another caller's layer was completed and removed meanwhile.
+        match states.entry(self.diff_id).or_insert_with(|| LayerState::Unpacking(InProgress::none())) {
+            LayerState::Complete { refs, .. } => {
                 *refs += 1;
                 Outcome::Take(Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false })
             }
-            Slot::Unpacking(all) if all.is_committing => Outcome::Wait(all.changed.subscribe()),
-            Slot::Unpacking(all) => {
+            LayerState::Unpacking(all) if all.is_committing => Outcome::Wait(all.changed.subscribe()),
+            LayerState::Unpacking(all) => {
                 (all.is_committing, self.commits) = (true, true);
                 Outcome::Commit
             }
@@ -234,8 +235,8 @@ impl Unpacking {
 
     fn complete(mut self, meta: Meta) -> Lease {
         self.is_complete = true;
-        let slot = Slot::Complete { meta, refs: 1, keep_until: None };
-        self.layers.slots().insert(self.diff_id, slot);
+        let state = LayerState::Complete { meta, refs: 1, keep_until: None };
+        self.layers.states().insert(self.diff_id, state);
         Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false }
     }
 }
@@ -245,8 +246,8 @@ impl Drop for Unpacking {
         if self.is_complete {
             return;
         }
-        let mut slots = self.layers.slots();
-        let Some(Slot::Unpacking(all)) = slots.get_mut(&self.diff_id) else { return };
+        let mut states = self.layers.states();
+        let Some(LayerState::Unpacking(all)) = states.get_mut(&self.diff_id) else { return };
         all.callers.retain(|(number, _)| *number != self.number);
         if self.commits {
             all.is_committing = false;
@@ -254,12 +255,12 @@ impl Drop for Unpacking {
             let found = read_meta(&self.layers.layers.join(self.diff_id.short()));
             if let Some(meta) = found.filter(|meta| meta.diff_id == self.diff_id) {
                 let keep_until = Some(std::time::Instant::now() + KEEP);
-                slots.insert(self.diff_id, Slot::Complete { meta, refs: 0, keep_until });
+                states.insert(self.diff_id, LayerState::Complete { meta, refs: 0, keep_until });
                 return;
             }
         }
         if all.callers.is_empty() && !all.is_committing {
-            slots.remove(&self.diff_id);
+            states.remove(&self.diff_id);
         } else {
             all.changed.send_replace(());
         }
@@ -298,7 +299,7 @@ mod tests {
         let (first, second) = tokio::join!(first, second);
         drop((first.unwrap(), second.unwrap()));
         layers.sweep(std::time::Instant::now()).unwrap();
-        assert!(!layers.path(&id).exists() && layers.slots().is_empty());
+        assert!(!layers.path(&id).exists() && layers.states().is_empty());
         assert_eq!(std::fs::read_dir(root.path().join("partial")).unwrap().count(), 0);
     }
 
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(layers.usage().bytes, 1);
         drop(leases);
         layers.sweep(std::time::Instant::now()).unwrap();
-        assert!(layers.slots().is_empty());
+        assert!(layers.states().is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Pull, PullError};
 use crate::config::Limits;
 use crate::digest::{Algorithm, Digest};
-use crate::error::{ErrorKind, report, unpack_kind};
+use crate::error::{ErrorKind, report};
 use crate::fetch_slots::{FetchSlot, FetchSlots};
 use crate::layers::{LayerError, Layers, Lease, Saved, Spool, UnpackDir};
 use crate::manifest::Descriptor;
@@ -319,7 +319,7 @@ impl Turn {
 /// image. The rest is not checked to its end if the turn is over.
 async fn refused(blob: &mut Blob<'_>, turn: &Turn, descriptor: &Descriptor, error: UnpackError) -> PullError {
     let is_window = matches!(error, UnpackError::TooLarge(TooLarge::Window(_)));
-    if is_window || !matches!(unpack_kind(&error), ErrorKind::Corrupt | ErrorKind::Rejected) {
+    if is_window || !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
         return PullError::Unpack { digest: descriptor.digest.into(), source: error };
     }
     // Not cancel-safe: the blob is not used any more after the turn.

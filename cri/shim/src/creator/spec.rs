@@ -149,7 +149,7 @@ pub(crate) fn adjust_process(process: &mut Process, host: &Host) {
 }
 
 fn clamp_limit(limit: PosixRlimit) -> PosixRlimit {
-    let resource = crate::exec::limit::resource(limit.typ());
+    let resource = crate::rlimits::resource(limit.typ());
     let Some((_, most)) = resource.and_then(|resource| getrlimit(resource).ok()) else { return limit };
     let hard = limit.hard().min(most);
     let clamped =

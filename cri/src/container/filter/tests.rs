@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::container::seccomp::default_profile;
+use crate::security_profile::seccomp::default_profile;
 
 const X86_64: u32 = 0xc000_003e;
 const I386: u32 = 0x4000_0003;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use tracing::{info, warn};
 
-use super::bundle::{PROCESS_FILE, read_process, write_json};
+use super::bundle::write_json;
 use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
@@ -13,6 +13,7 @@ use crate::records::{ContainerPhase, ContainerRecord};
 use crate::resize::apply::Resize;
 use crate::resize::merged;
 use crate::resize::note::Note;
+use crate::services::process_file::{PROCESS_FILE, read_process};
 
 /// A change of a container's limits.
 struct LimitChange {

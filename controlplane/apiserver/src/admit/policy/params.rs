@@ -82,7 +82,9 @@ pub(super) async fn collect(
         None => found.extend(admission.cache.get(&resource, namespace, &reference.name)),
         Some(selector) => {
             let all = admission.cache.list(&resource, namespace);
-            let is_chosen = |object: &Arc<Object>| object.facets(resource.stored_as()).match_labels(selector);
+            let is_chosen = |object: &Arc<Object>| {
+                object.selector_attributes(resource.stored_as()).match_labels(selector)
+            };
             found.extend(all.into_iter().filter(is_chosen));
         }
     }

@@ -217,7 +217,7 @@ impl Controller {
 
 /// The names of built-in resources of a group, as a definition that has them.
 fn built_in_names(group: &str) -> Vec<Definition> {
-    let resources = coracle_kinds::resource::built_in().iter().filter(|resource| resource.group == group);
+    let resources = coracle_kinds::kind::built_in().iter().filter(|resource| resource.group == group);
     resources
         .map(|resource| {
             let mut definition = Definition::default();
