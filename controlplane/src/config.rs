@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_apiserver::{
-    AuditConfig, AuthorizationConfig, InitialResourcesOptions, PluginSelection, RequestHeaderConfig,
-    RuntimeConfig, TokenWebhookConfig,
+    AuditConfig, AuthorizationConfig, InitialResourcesOptions, OidcConfig, PluginSelection,
+    RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
 };
 use coracle_controllers::ControllerSelection;
 use coracle_scheduler::SchedulerConfig;
@@ -56,6 +56,8 @@ pub struct ControlPlaneConfig {
     pub token_signer: Option<String>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
+    /// Issuer of OpenID Connect tokens. Excludes the authentication file.
+    pub oidc: Option<OidcConfig>,
     /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
     /// Proxy that sends the user's name in request headers.
@@ -141,6 +143,7 @@ impl ControlPlaneConfig {
             password_file: None,
             token_signer: None,
             authentication_file: None,
+            oidc: None,
             token_webhook: None,
             request_header: None,
             anonymous_auth: true,

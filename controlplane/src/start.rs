@@ -170,6 +170,7 @@ fn apiserver_config(
         password_file: config.password_file.clone(),
         token_file: config.token_file.clone(),
         authentication_file: config.authentication_file.clone(),
+        oidc: config.oidc.clone(),
         token_webhook: config.token_webhook.clone(),
         request_header: config.request_header.clone(),
         anonymous_auth: config.anonymous_auth,

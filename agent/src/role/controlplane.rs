@@ -77,6 +77,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.token_file = settings.token_auth_file;
     config.password_file = settings.basic_auth_file;
     config.authentication_file = settings.authentication_config;
+    config.oidc = settings.oidc;
     config.anonymous_auth = settings.anonymous_auth;
     config.token_webhook = settings.token_webhook;
     config.request_header = settings.request_header;

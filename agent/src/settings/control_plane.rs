@@ -4,6 +4,7 @@
     allow(dead_code, reason = "a node alone accepts the settings of the control plane in its file")
 )]
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -45,6 +46,25 @@ settings! {
     /// Token issuers (OpenID Connect) and the rule for anonymous requests: an AuthenticationConfiguration, as for
     /// kube-apiserver.
     authentication_config: Option<PathBuf> = unset "", "FILE";
+    /// URL of an issuer of OpenID Connect tokens. Needs oidc-client-id; excludes authentication-config, which can have several
+    /// issuers.
+    oidc_issuer_url: Option<String> = unset "", "URL";
+    /// Client ID at the issuer: tokens must be for it.
+    oidc_client_id: Option<String> = unset "", "ID";
+    /// Authorities of the issuer's certificate.
+    oidc_ca_file: Option<PathBuf> = unset "those of the machine", "FILE";
+    /// Claim with the name of the user.
+    oidc_username_claim: Option<String> = unset "sub", "CLAIM";
+    /// Prefix of user names; - is none.
+    oidc_username_prefix: Option<String> = unset "the issuer's URL and #, or none for the claim email", "PREFIX";
+    /// Claim with the groups of the user.
+    oidc_groups_claim: Option<String> = unset "", "CLAIM";
+    /// Prefix of groups.
+    oidc_groups_prefix: Option<String> = unset "", "PREFIX";
+    /// Claims of a token that must have these values. A value with a comma is given in the file.
+    oidc_required_claim: BTreeMap<String, String> = default "", "CLAIM=VALUE";
+    /// Signing algorithms that tokens may have: RS256, RS384, RS512, ES256, ES384, ES512, PS256, PS384, PS512.
+    oidc_signing_algs: Vec<String> = unset "RS256", "ALGORITHM";
     /// Accept requests without credentials, as the user system:anonymous. Needs another mode than AlwaysAllow.
     anonymous_auth: bool = default "true", "BOOL";
     /// Kubeconfig file of the webhook that authenticates bearer tokens by TokenReviews.

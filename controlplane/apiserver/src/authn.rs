@@ -34,7 +34,8 @@ use crate::{
     error::{ApiError, Result},
 };
 use guess_limit::GuessLimit;
-pub(crate) use oidc::config::{AnonymousConfig, AuthenticationConfig};
+pub use oidc::config::OidcConfig;
+pub(crate) use oidc::config::{AnonymousConfig, AuthenticationConfig, IssuerConfig};
 use password_file::PasswordFile;
 use presented::Presented;
 use request_header::PeerVerifier;
@@ -103,7 +104,7 @@ pub(crate) trait Authenticator: Send + Sync {
 pub(crate) struct Sources<'a> {
     pub(crate) password_file: Option<&'a Path>,
     pub(crate) token_file: Option<&'a Path>,
-    /// The file of upstream's `AuthenticationConfiguration`.
+    /// Upstream's `AuthenticationConfiguration`.
     pub(crate) config: AuthenticationConfig,
     pub(crate) token_webhook: Option<TokenWebhookConfig>,
     pub(crate) request_header: Option<RequestHeaderConfig>,

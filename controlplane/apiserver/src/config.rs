@@ -12,7 +12,7 @@ use coracle_kinds::resource::RuntimeConfig;
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;
 use crate::audit::{AuditWebhookConfig, Auditor};
-use crate::authn::{AuthenticationConfig, RequestHeaderConfig, TokenWebhookConfig};
+use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
 use crate::error::ApiError;
 use crate::service_range::ServiceRanges;
@@ -39,6 +39,8 @@ pub struct ApiserverConfig {
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
+    /// Issuer of OpenID Connect tokens. Excludes the authentication file.
+    pub oidc: Option<OidcConfig>,
     /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
     /// Proxy that sends the user's name in request headers.

@@ -89,7 +89,7 @@ mod write;
 pub use admit::PluginSelection;
 pub use aggregation::FrontProxy;
 pub use audit::AuditWebhookConfig;
-pub use authn::{RequestHeaderConfig, TokenWebhookConfig, User};
+pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
 pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError};
 pub use coracle_audit::LogOptions as AuditLogOptions;

@@ -20,7 +20,7 @@ use crate::{
     aggregation::Remotes,
     allocate::Allocator,
     authn::{
-        Authenticators, Sources, User,
+        Authenticators, IssuerConfig, OidcConfig, Sources, User,
         legacy_use::{self, LabelRequest, TokenUseQueue},
         service_account::Tokens,
         token_keys::TokenKeys,
@@ -98,7 +98,10 @@ fn authenticators(
     // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
     let refuses_anonymous = allows_all || !config.anonymous_auth;
     let path = config.authentication_file.as_deref();
-    let (authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;
+    let (mut authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;
+    if let Some(oidc) = &config.oidc {
+        authentication.issuers.push(single_issuer(oidc, file.is_some()).map_err(OpenError::Authentication)?);
+    }
     let sources = Sources {
         password_file: config.password_file.as_deref(),
         token_file: config.token_file.as_deref(),
@@ -109,6 +112,14 @@ fn authenticators(
     };
     let authenticators = Authenticators::new(tokens, sources).map_err(OpenError::Authentication)?;
     Ok((authenticators, file))
+}
+
+/// The issuer that settings give. A configuration file excludes it: the issuer would be lost when the file changes.
+pub(super) fn single_issuer(oidc: &OidcConfig, has_file: bool) -> Result<IssuerConfig, String> {
+    match has_file {
+        true => Err("the authentication configuration excludes the oidc settings".to_owned()),
+        false => oidc.issuer(),
+    }
 }
 
 /// The admission plugins that run.

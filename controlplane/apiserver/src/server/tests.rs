@@ -160,6 +160,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         password_file: None,
         token_file: Some(token_file),
         authentication_file: None,
+        oidc: None,
         token_webhook: None,
         request_header: None,
         anonymous_auth: true,

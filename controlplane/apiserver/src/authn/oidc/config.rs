@@ -1,16 +1,19 @@
 //! The configuration of authentication: `AuthenticationConfiguration` of `apiserver.config.k8s.io`.
 
+mod single;
+
 use std::collections::BTreeMap;
 
 use jsonwebtoken::Algorithm;
 use serde::Deserialize;
 
 use super::expression::{Expression, Wanted};
+pub use single::OidcConfig;
 
 /// Maximum number of rules, and of extra mappings, of one issuer.
 const MAX_RULES: usize = 64;
 
-/// Algorithms that the file's issuers may use, as upstream; ES512 too, which is in `es512.rs`.
+/// Algorithms that issuers may use, as upstream; ES512 too, which is in `es512.rs`.
 const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -52,6 +55,8 @@ pub(crate) struct IssuerConfig {
     /// A token must be for one of them.
     pub(crate) audiences: Vec<String>,
     pub(crate) algorithms: Vec<Algorithm>,
+    /// Whether tokens may be signed with ES512, which is not one of the other algorithms.
+    pub(crate) has_es512: bool,
     pub(crate) username: Mapping,
     pub(crate) groups: Option<Mapping>,
     pub(crate) uid: Option<Mapping>,
@@ -249,6 +254,7 @@ fn issuer(jwt: Jwt) -> Result<IssuerConfig, String> {
         authority: certificate_authority.filter(|pem| !pem.is_empty()),
         audiences,
         algorithms: ALGORITHMS.to_vec(),
+        has_es512: true,
         username: mapping("claimMappings.username", mappings.username, (Wanted::Text, true))?,
         groups: mappings
             .groups

@@ -288,6 +288,23 @@ async fn a_changed_configuration_of_authentication_is_used_and_an_invalid_one_is
     assert_eq!(code().await, 200);
 }
 
+#[tokio::test]
+async fn an_issuer_of_settings_excludes_the_configuration_of_authentication() {
+    let directory = tempfile::tempdir().unwrap();
+    let oidc = crate::OidcConfig {
+        issuer_url: "https://issuer.example".to_owned(),
+        client_id: "app".to_owned(),
+        username_claim: "sub".to_owned(),
+        ..crate::OidcConfig::default()
+    };
+    let single = crate::server::open::single_issuer(&oidc, false).unwrap();
+    assert_eq!(single.url, "https://issuer.example");
+    assert!(crate::server::open::single_issuer(&oidc, true).is_err());
+    let api = open_with(directory.path(), |config| config.oidc = Some(oidc)).await;
+    let request = Request::get("/livez").body(Full::<Bytes>::default()).unwrap();
+    assert_eq!(api.handle(request, None).await.status(), 200);
+}
+
 #[test]
 fn a_large_configuration_of_authentication_is_refused() {
     let directory = tempfile::tempdir().unwrap();
