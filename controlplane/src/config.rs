@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coracle_apiserver::{
     AuditConfig, AuthorizationConfig, InitialResourcesOptions, OidcConfig, PluginSelection,
-    RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
+    RequestHeaderConfig, RuntimeConfig, ServerFeatures, TokenWebhookConfig,
 };
 use coracle_controllers::ControllerSelection;
 use coracle_scheduler::SchedulerConfig;
@@ -83,6 +83,8 @@ pub struct ControlPlaneConfig {
     pub initial_resources: InitialResourcesOptions,
     /// The built-in versions that are served.
     pub runtime_config: RuntimeConfig,
+    /// Behaviour of the API server that feature gates switch.
+    pub features: ServerFeatures,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The controllers that run.
@@ -156,6 +158,7 @@ impl ControlPlaneConfig {
             admission_plugins: PluginSelection::default(),
             initial_resources: InitialResourcesOptions::default(),
             runtime_config: RuntimeConfig::default(),
+            features: ServerFeatures::default(),
             audit: None,
             controllers: ControllerSelection::default(),
             run_scheduler: true,

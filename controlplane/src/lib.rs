@@ -32,7 +32,7 @@ pub use clients::{ExternalServer, run_clients};
 pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,
-    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig,
+    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerFeatures,
     TokenWebhookConfig,
 };
 pub use coracle_controllers::ControllerSelection;

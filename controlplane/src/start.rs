@@ -180,6 +180,7 @@ fn apiserver_config(
         admission_plugins: config.admission_plugins.clone(),
         initial_resources: config.initial_resources,
         runtime_config: config.runtime_config.clone(),
+        features: config.features,
         audit: config.audit.clone(),
         front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,

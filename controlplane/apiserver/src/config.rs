@@ -59,6 +59,8 @@ pub struct ApiserverConfig {
     pub initial_resources: InitialResourcesOptions,
     /// The built-in versions that are served.
     pub runtime_config: RuntimeConfig,
+    /// Behaviour that feature gates switch.
+    pub features: ServerFeatures,
     /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The identity of this server towards aggregated servers.
@@ -73,6 +75,21 @@ pub struct ApiserverConfig {
     /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
     /// server in this time.
     pub shutdown_delay: Duration,
+}
+
+/// Behaviour that feature gates of Kubernetes switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerFeatures {
+    /// Whether large responses are compressed for clients that accept it. Gate `APIResponseCompression`.
+    pub response_compression: bool,
+    /// Whether a watch can begin with all objects (`sendInitialEvents`). Gate `WatchList`.
+    pub watch_list: bool,
+}
+
+impl Default for ServerFeatures {
+    fn default() -> Self {
+        Self { response_compression: true, watch_list: true }
+    }
 }
 
 /// The audit of requests.

@@ -114,7 +114,8 @@ impl Apiserver {
         let legacy = caller.as_ref().ok().and_then(|user| user.legacy_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
-        let is_compressed = compression::is_wanted(&info, &parts.headers);
+        let compresses = self.state.features.response_compression;
+        let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
         let memory = if is_local { BodyMemory::default() } else { self.state.in_flight.body(sender) };
         let incoming = Incoming {

@@ -13,7 +13,7 @@ use crate::{
     authn::Authenticators,
     authz::Authorizers,
     cache::Cache,
-    config::KubeletTls,
+    config::{KubeletTls, ServerFeatures},
     flow_control::FlowControl,
     in_flight::InFlight,
     merged_openapi::Merged,
@@ -47,6 +47,7 @@ pub(crate) struct State {
     /// The last usage of each node.
     pub(crate) usage: Samples,
     pub(crate) request_timeout: Duration,
+    pub(crate) features: ServerFeatures,
     /// The parts of the control plane that run in this process.
     pub(crate) own_components: Vec<&'static str>,
     /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.

@@ -177,6 +177,7 @@ fn state(
         flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),
         metrics,
         request_timeout: config.request_timeout,
+        features: config.features,
         usage: Samples::default(),
         own_components: config.own_components,
         stopping,

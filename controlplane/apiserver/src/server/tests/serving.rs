@@ -76,6 +76,23 @@ async fn a_large_object_is_compressed() {
 }
 
 #[tokio::test]
+async fn feature_gates_switch_compression_and_watches_that_begin_with_all_objects() {
+    let server = with(|config| {
+        config.features = crate::ServerFeatures { response_compression: false, watch_list: false };
+    })
+    .await;
+    let mut large = config_map("large", json!({}));
+    large["data"]["key"] = "x".repeat(300_000).into();
+    assert_eq!(server.post(CONFIG_MAPS, large).await.code, 201);
+    let request = Request::get(format!("{CONFIG_MAPS}/large")).header("accept-encoding", "gzip");
+    let answer = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), Some(admin())).await;
+    assert!(!answer.headers().contains_key("content-encoding"));
+    let watch = "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let refused = server.get(&format!("{CONFIG_MAPS}{watch}")).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+}
+
+#[tokio::test]
 async fn a_server_that_stops_is_not_ready_but_answers() {
     let server = with(|config| config.shutdown_delay = Duration::from_secs(3600)).await;
     assert_eq!(server.get("/readyz/shutdown").await.code, 200);
