@@ -43,6 +43,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         autoscaling: pod_autoscaler::State::default(),
         volumes: Arc::default(),
         group_members: Arc::default(),
+        unfinished_migrations: Arc::default(),
         service_addresses: Arc::default(),
         balancers: Arc::default(),
         address_pool: Arc::default(),

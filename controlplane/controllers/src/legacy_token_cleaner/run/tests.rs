@@ -64,6 +64,7 @@ impl Api {
             autoscaling: Default::default(),
             volumes: Arc::default(),
             group_members: Arc::default(),
+            unfinished_migrations: Arc::default(),
             service_addresses: Arc::default(),
             balancers: Arc::default(),
             address_pool: Arc::default(),
