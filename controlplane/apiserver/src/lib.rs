@@ -81,6 +81,7 @@ mod usage;
 mod usage_history;
 mod usage_samples;
 mod verb;
+mod waits;
 mod warnings;
 mod web_socket;
 mod webhook_client;

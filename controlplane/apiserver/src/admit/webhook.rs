@@ -27,7 +27,7 @@ use super::{Admission, Admit, Attributes, GROUP, Operation, expression::Subject}
 use crate::{
     convert,
     error::{ApiError, Result},
-    webhook_client,
+    waits, webhook_client,
 };
 
 const MUTATING: &str = "mutatingwebhookconfigurations";
@@ -100,7 +100,7 @@ impl Admit for ValidatingWebhooks {
                 Some(kind) => ask(admission, hook, attributes, (&kind, object)).await.map(drop),
                 None => Ok(()),
             });
-        try_join_all(calls).await.map(drop)
+        waits::counted(try_join_all(calls)).await.map(drop)
     }
 
     fn is_local(&self) -> bool {
@@ -147,7 +147,8 @@ async fn apply(
     object: &mut Value,
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
-    let Some(verdict) = ask(admission, hook, attributes, (&kind, object)).await? else { return Ok(true) };
+    let asked = waits::counted(ask(admission, hook, attributes, (&kind, object))).await?;
+    let Some(verdict) = asked else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }

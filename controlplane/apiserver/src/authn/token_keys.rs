@@ -74,6 +74,11 @@ impl TokenKeys {
         (signer.is_unknown(token) && is_of(token, issuer)).then_some(signer)
     }
 
+    /// Whether the keys are this server's own. Those of an external signer can change at any time.
+    pub(crate) fn are_own(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+
     /// The public keys as a JSON web key set.
     pub(crate) fn key_set(&self) -> Value {
         match self {

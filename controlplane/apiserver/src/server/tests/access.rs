@@ -24,7 +24,10 @@ async fn an_external_signer_signs_and_its_new_keys_are_fetched_for_tokens_of_the
     };
     let token = answer.body["status"]["token"].as_str().unwrap().to_owned();
     assert_eq!(status(&token).await, 200);
-    let set = server.get("/openid/v1/jwks").await.body;
+    let answer = server.get("/openid/v1/jwks").await;
+    assert_eq!(answer.headers["content-type"], "application/jwk-set+json");
+    assert_eq!(answer.headers["cache-control"], "no-cache, private", "the signer changes its keys");
+    let set = answer.body;
     assert_eq!((&set["keys"][0]["kid"], &set["keys"][0]["alg"]), (&json!("a"), &json!("ES256")));
     // Another API server gets a token of a new key.
     let other = TokenSigner::connect(&socket, CancellationToken::new()).await.unwrap();

@@ -32,6 +32,11 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
     let took =
         value(&text, "apiserver_request_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
     assert_eq!(took, Some(2.0));
+    let own =
+        value(&text, "apiserver_request_sli_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
+    assert_eq!(own, Some(2.0));
+    let version = server.get("/version").await.body["gitVersion"].as_str().unwrap().to_owned();
+    assert_eq!(value(&text, "kubernetes_build_info", &[&format!("git_version=\"{version}\"")]), Some(1.0));
     assert_eq!(value(&text, "apiserver_resource_objects", &["group=\"\"", "resource=\"pods\""]), Some(1.0));
     assert!(text.contains("process_resident_memory_bytes "), "{text}");
     assert_eq!(
