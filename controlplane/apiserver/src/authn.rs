@@ -116,6 +116,8 @@ pub(crate) struct Sources<'a> {
 #[derive(Clone)]
 pub(crate) struct PeerCertificate {
     certificate: Arc<CertificateDer<'static>>,
+    /// End of its validity, in seconds since 1970.
+    expires: Option<i64>,
     is_client: bool,
     is_proxy: bool,
 }
@@ -208,6 +210,15 @@ impl User {
     }
 }
 
+// === impl PeerCertificate ===
+
+impl PeerCertificate {
+    /// Seconds until the end of its validity; negative after it.
+    pub(crate) fn remaining(&self) -> Option<i64> {
+        Some(self.expires? - jiff::Timestamp::now().as_second())
+    }
+}
+
 // === impl Credential ===
 
 impl<'a> Credential<'a> {
@@ -282,7 +293,7 @@ impl Authenticators {
     pub(crate) fn peer(&self, chain: &[CertificateDer<'_>]) -> Option<PeerCertificate> {
         let certificate = Arc::new(chain.first()?.clone().into_owned());
         let (is_client, is_proxy) = self.peers.as_ref().map_or((true, false), |peers| peers.verify(chain));
-        Some(PeerCertificate { certificate, is_client, is_proxy })
+        Some(PeerCertificate { expires: x509::expiry(&certificate), certificate, is_client, is_proxy })
     }
 
     /// Authenticates a request from the network.

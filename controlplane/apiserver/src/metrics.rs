@@ -4,6 +4,8 @@
 //! are read when a client gets the metrics. Labels come from the registry, never from the request, so that clients
 //! cannot add values.
 
+mod buckets;
+
 use std::time::Duration;
 
 use coracle_kinds::{Resource, Resources};
@@ -12,6 +14,8 @@ use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
+
+use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
 
 use crate::{
     aggregation::Remotes,
@@ -29,18 +33,6 @@ use crate::{
 /// Path of the metrics.
 pub(crate) const PATH: &str = "/metrics";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Upper bounds of the durations of requests, in seconds.
-const DURATIONS: [f64; 23] = [
-    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
-    20.0, 30.0, 45.0, 60.0,
-];
-/// Upper bounds of the durations of webhooks, in seconds.
-const WEBHOOK_DURATIONS: [f64; 7] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0];
-/// Upper bounds of the durations without waits, in seconds.
-const SLI_DURATIONS: [f64; 21] = [
-    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0,
-    45.0, 60.0,
-];
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
     ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
@@ -55,6 +47,7 @@ pub(crate) struct Metrics {
     /// Durations without the waits for webhooks and seats.
     sli_durations: HistogramVec,
     authentications: IntCounterVec,
+    certificates: HistogramVec,
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
@@ -146,6 +139,11 @@ impl Metrics {
                 "Counter of authenticated attempts.",
                 &["result"],
             ),
+            certificates: histogram(
+                "apiserver_client_certificate_expiration_seconds",
+                "Distribution of the remaining lifetime on the certificate used to authenticate a request.",
+                (&VALIDITIES, &[]),
+            ),
             authorizations: counter(
                 "authorization_attempts_total",
                 "Counter of authorization attempts broken down by result.",
@@ -158,21 +156,25 @@ impl Metrics {
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
         };
-        let collectors: [Box<dyn Collector>; 9] = [
-            Box::new(metrics.authentication_reloads.count.clone()),
-            Box::new(metrics.authentication_reloads.last.clone()),
-            Box::new(metrics.authentications.clone()),
-            Box::new(metrics.authorizations.clone()),
-            Box::new(metrics.webhooks.clone()),
-            Box::new(metrics.requests.clone()),
-            Box::new(metrics.durations.clone()),
-            Box::new(metrics.sli_durations.clone()),
-            Box::new(ProcessCollector::for_self()),
-        ];
-        for collector in collectors {
+        for collector in metrics.collectors() {
             valid(metrics.registry.register(collector));
         }
         metrics
+    }
+
+    fn collectors(&self) -> [Box<dyn Collector>; 10] {
+        [
+            Box::new(self.authentication_reloads.count.clone()),
+            Box::new(self.authentication_reloads.last.clone()),
+            Box::new(self.authentications.clone()),
+            Box::new(self.certificates.clone()),
+            Box::new(self.authorizations.clone()),
+            Box::new(self.webhooks.clone()),
+            Box::new(self.requests.clone()),
+            Box::new(self.durations.clone()),
+            Box::new(self.sli_durations.clone()),
+            Box::new(ProcessCollector::for_self()),
+        ]
     }
 
     /// Counts an answered request. `took` is its duration, `waited` the part in which it waited for others.
@@ -199,6 +201,12 @@ impl Metrics {
             Attempt::Failure => "failure",
         };
         self.authentications.with_label_values(&[result]).inc();
+    }
+
+    /// Counts a client certificate of a request, by its remaining validity in seconds.
+    pub(crate) fn presented_certificate(&self, remaining: i64) {
+        #[expect(clippy::cast_precision_loss, reason = "seconds of a validity have less than 53 bits")]
+        self.certificates.with_label_values::<&str>(&[]).observe(remaining as f64);
     }
 
     /// Counts a read of the changed configuration of authentication.

@@ -166,6 +166,9 @@ impl Apiserver {
             path: parts.uri.path(),
             address: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
         };
+        if let Some(remaining) = certificate.and_then(PeerCertificate::remaining) {
+            state.metrics.presented_certificate(remaining);
+        }
         let caller = state.authenticators.identify(&state.cache, certificate, &received).await?;
         freshness::check_credential(&*state.store, &caller)?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {

@@ -46,6 +46,23 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
 }
 
 #[tokio::test]
+async fn the_remaining_validity_of_client_certificates_is_counted() {
+    let server = Fixture::new().await;
+    let key = KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    let certificate = params.self_signed(&key).unwrap();
+    let mut request = Request::get("/api").body(Full::<Bytes>::default()).unwrap();
+    request
+        .extensions_mut()
+        .insert(server.api.state.authenticators.peer(&[certificate.der().clone()]).unwrap());
+    server.api.handle(request, None).await;
+    let expired = "apiserver_client_certificate_expiration_seconds_bucket{le=\"0\"} 1";
+    let text = metrics(&server).await;
+    assert!(text.lines().any(|line| line == expired), "{text}");
+}
+
+#[tokio::test]
 async fn a_request_cannot_make_labels_and_anonymous_clients_read_none() {
     let server = Fixture::new().await;
     for path in ["/apis/evil.example/v1/evils/a", "/api/v1/namespaces/default/pods/a/evil", "/evil"] {
