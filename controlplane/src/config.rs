@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coracle_apiserver::{
     AuditConfig, AuthorizationConfig, InitialResourcesOptions, OidcConfig, PluginSelection,
-    RequestHeaderConfig, RuntimeConfig, ServerFeatures, TokenWebhookConfig,
+    RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, TokenWebhookConfig,
 };
 use coracle_controllers::ControllerSelection;
 use coracle_scheduler::SchedulerConfig;
@@ -85,6 +85,8 @@ pub struct ControlPlaneConfig {
     pub runtime_config: RuntimeConfig,
     /// Behaviour of the API server that feature gates switch.
     pub features: ServerFeatures,
+    /// Options with kube-apiserver's defaults.
+    pub options: ServerOptions,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The controllers that run.
@@ -159,6 +161,7 @@ impl ControlPlaneConfig {
             initial_resources: InitialResourcesOptions::default(),
             runtime_config: RuntimeConfig::default(),
             features: ServerFeatures::default(),
+            options: ServerOptions::default(),
             audit: None,
             controllers: ControllerSelection::default(),
             run_scheduler: true,

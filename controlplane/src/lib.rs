@@ -33,7 +33,7 @@ pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,
     InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerFeatures,
-    TokenWebhookConfig,
+    ServerOptions, TokenWebhookConfig,
 };
 pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;

@@ -181,6 +181,7 @@ fn apiserver_config(
         initial_resources: config.initial_resources,
         runtime_config: config.runtime_config.clone(),
         features: config.features,
+        options: config.options.clone(),
         audit: config.audit.clone(),
         front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,
@@ -235,6 +236,7 @@ fn controllers_config(
         own_node: config.own_node.clone(),
         signer: Some(signer),
         node_balancers: config.node_balancers,
+        node_ports: config.options.node_ports.clone(),
         load_balancer_pool: config.load_balancer_pool.clone(),
         node_monitor_grace: config.node_monitor_grace,
         ..ControllersConfig::default()

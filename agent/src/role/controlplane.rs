@@ -101,6 +101,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.admission_plugins = settings.admission_plugins;
     config.initial_resources = settings.initial_resources;
     config.runtime_config = settings.runtime_config;
+    config.options = settings.options;
     config.controllers = settings.controllers;
     config.run_scheduler = settings.scheduler;
     config.audit = settings.audit;

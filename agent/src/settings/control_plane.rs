@@ -14,7 +14,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{Age, Percent};
+use super::value::{Age, Percent, PortRange};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -33,7 +33,10 @@ settings! {
     /// Ranges of pod addresses, at most one of each family. Each node gets a part of each range.
     cluster_cidr: Vec<IpNetwork> = default "10.42.0.0/16", "CIDR";
     /// Ranges of service addresses, at most one of each family. The first one has the default family.
-    service_cidr: Vec<IpNetwork> = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR";
+    service_cidr: Vec<IpNetwork>
+        = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR", also "service-cluster-ip-range";
+    /// Ports from which services get node ports.
+    service_node_port_range: PortRange = default "30000-32767", "PORT-PORT";
     /// Prefix length of a node's IPv4 range.
     node_cidr_mask_size_ipv4: u8 = default "24", "LENGTH";
     /// Prefix length of a node's IPv6 range.
@@ -103,6 +106,12 @@ settings! {
     /// Unix socket of an external signer of service account tokens (externaljwt v1), instead of the key in the state
     /// directory. A name in the abstract namespace begins with @.
     service_account_signing_endpoint: Option<String> = unset "", "SOCKET";
+    /// Issuers of service account tokens. The first one issues tokens; tokens of the others are accepted too.
+    service_account_issuer: Vec<String> = unset "https://kubernetes.default.svc.cluster.local", "ISSUER";
+    /// URL of the keys of service account tokens in the discovery document of the issuer.
+    service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
+    /// Audiences of the API server: tokens of service accounts must be for one of them.
+    api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
     /// of them decrypt.
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";
@@ -181,6 +190,12 @@ settings! {
     /// Addresses for LoadBalancer services of the class coracle.dev/address-pool. Nodes announce them in their network, so
     /// no other machine may use them.
     load_balancer_pool: Vec<IpNetwork> = default "", "CIDR";
+    /// Seconds for which pods stay on a node that is not ready, if they have no such toleration.
+    default_not_ready_toleration_seconds: i64 = default "300", "SECONDS";
+    /// Seconds for which pods stay on a node that is unreachable, if they have no such toleration.
+    default_unreachable_toleration_seconds: i64 = default "300", "SECONDS";
+    /// Time after which an event is deleted; at least 1s.
+    event_ttl: Age = default "1h", "DURATION";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
     /// Maximum read-only API requests in flight. The priority levels share the sum of this and the next number.

@@ -392,7 +392,7 @@ mod tests {
         std::fs::write(&path, "pw,ann,7\n").unwrap();
         let key = rcgen::KeyPair::generate().unwrap().serialize_der();
         let key = token_keys::TokenKeys::own(&key).unwrap();
-        let tokens = Tokens::new(key, "https://a".to_owned(), Vec::new(), legacy_use::queue().0);
+        let tokens = Tokens::new(key, vec!["https://a".to_owned()], Vec::new(), legacy_use::queue().0);
         let sources = Sources {
             password_file: Some(&path),
             token_file: None,

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +62,8 @@ pub struct ApiserverConfig {
     pub runtime_config: RuntimeConfig,
     /// Behaviour that feature gates switch.
     pub features: ServerFeatures,
+    /// Options with kube-apiserver's defaults.
+    pub options: ServerOptions,
     /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The identity of this server towards aggregated servers.
@@ -89,6 +92,37 @@ pub struct ServerFeatures {
 impl Default for ServerFeatures {
     fn default() -> Self {
         Self { response_compression: true, watch_list: true }
+    }
+}
+
+/// Options of kube-apiserver, with its defaults.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Ports from which services get node ports.
+    pub node_ports: RangeInclusive<u16>,
+    /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
+    pub toleration_seconds: [i64; 2],
+    /// Time after which an event is deleted.
+    pub event_lifetime: Duration,
+    /// Issuers of service account tokens. The first one issues, tokens of the others are accepted too. If there is none,
+    /// the issuer is [`ApiserverConfig::issuer`].
+    pub token_issuers: Vec<String>,
+    /// Audiences of this server. If there is none, they are the issuers.
+    pub audiences: Vec<String>,
+    /// URL of the keys of the tokens in the discovery document; `None` uses this server's address.
+    pub keys_url: Option<String>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            node_ports: 30000..=32767,
+            toleration_seconds: [300; 2],
+            event_lifetime: Duration::from_secs(3600),
+            token_issuers: Vec::new(),
+            audiences: Vec::new(),
+            keys_url: None,
+        }
     }
 }
 

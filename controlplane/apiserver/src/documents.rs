@@ -212,9 +212,10 @@ fn of_issuer(state: &State, media: &'static str, document: &Value) -> Reply {
 
 fn issuer(state: &State) -> Value {
     let tokens = &state.authenticators.tokens;
+    let own = || format!("https://{}/openid/v1/jwks", state.advertise);
     json!({
-        "issuer": tokens.issuer,
-        "jwks_uri": format!("https://{}/openid/v1/jwks", state.advertise),
+        "issuer": tokens.issuer(),
+        "jwks_uri": state.keys_url.clone().unwrap_or_else(own),
         "response_types_supported": ["id_token"],
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": tokens.keys.algorithms(),

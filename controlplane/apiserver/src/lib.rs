@@ -92,7 +92,7 @@ pub use aggregation::FrontProxy;
 pub use audit::AuditWebhookConfig;
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
-pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError, ServerFeatures};
+pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError, ServerFeatures, ServerOptions};
 pub use coracle_audit::LogOptions as AuditLogOptions;
 pub use coracle_kinds::resource::{RuntimeConfig, RuntimeConfigError};
 pub use error::ApiError;

@@ -48,6 +48,10 @@ pub(crate) struct State {
     pub(crate) usage: Samples,
     pub(crate) request_timeout: Duration,
     pub(crate) features: ServerFeatures,
+    /// Time after which an event is deleted.
+    pub(crate) event_lifetime: Duration,
+    /// URL of the keys of service account tokens in the discovery document.
+    pub(crate) keys_url: Option<String>,
     /// The parts of the control plane that run in this process.
     pub(crate) own_components: Vec<&'static str>,
     /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig,
+    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions,
     TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
@@ -45,6 +45,7 @@ pub(crate) struct ControlPlane {
     pub(crate) admission_plugins: PluginSelection,
     pub(crate) initial_resources: InitialResourcesOptions,
     pub(crate) runtime_config: RuntimeConfig,
+    pub(crate) options: ServerOptions,
     pub(crate) audit: Option<AuditConfig>,
     pub(crate) controllers: ControllerSelection,
     pub(crate) scheduler: bool,
@@ -85,8 +86,9 @@ impl ControlPlaneSettings {
         let authorization = sources.take(self.authorization())?;
         let election = sources.take(self.election())?;
         let runtime_config = sources.take(runtime_config(&self.runtime_config).context("runtime-config"))?;
+        let options = sources.take(self.options())?;
         let request_header = self.request_header();
-        let admission_plugins = self.admission_plugins();
+        let (admission_plugins, initial_resources) = self.admission();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
@@ -117,11 +119,9 @@ impl ControlPlaneSettings {
             election,
             admission_control_config_file: self.admission_control_config_file,
             admission_plugins,
-            initial_resources: InitialResourcesOptions {
-                percentile: self.ir_percentile.0,
-                namespace_only: self.ir_namespace_only,
-            },
+            initial_resources,
             runtime_config,
+            options,
             audit,
             controllers,
             scheduler: self.scheduler,
@@ -206,12 +206,44 @@ impl ControlPlaneSettings {
         })
     }
 
-    /// The admission plugins that run.
-    fn admission_plugins(&self) -> PluginSelection {
-        PluginSelection {
+    /// The admission plugins that run, and the options of one.
+    fn admission(&self) -> (PluginSelection, InitialResourcesOptions) {
+        let plugins = PluginSelection {
             enabled: self.enable_admission_plugins.clone(),
             disabled: self.disable_admission_plugins.clone(),
+        };
+        let options = InitialResourcesOptions {
+            percentile: self.ir_percentile.0,
+            namespace_only: self.ir_namespace_only,
+        };
+        (plugins, options)
+    }
+
+    /// The options that kube-apiserver has with the same defaults.
+    fn options(&self) -> anyhow::Result<ServerOptions> {
+        let Age(event_lifetime) = self.event_ttl;
+        anyhow::ensure!(
+            event_lifetime >= Duration::from_secs(1),
+            "event-ttl {event_lifetime:?} must be at least 1s"
+        );
+        for issuer in &self.service_account_issuer {
+            anyhow::ensure!(!issuer.is_empty(), "service-account-issuer must not have an empty name");
         }
+        let keys_url = self.service_account_jwks_uri.clone();
+        if let Some(url) = keys_url.as_deref().filter(|url| !url.starts_with("https://")) {
+            anyhow::bail!("service-account-jwks-uri {url:?} must begin with https://");
+        }
+        Ok(ServerOptions {
+            node_ports: self.service_node_port_range.0.clone(),
+            toleration_seconds: [
+                self.default_not_ready_toleration_seconds,
+                self.default_unreachable_toleration_seconds,
+            ],
+            event_lifetime,
+            token_issuers: self.service_account_issuer.clone(),
+            audiences: self.api_audiences.clone(),
+            keys_url,
+        })
     }
 
     /// Authorization by modes or by a file, not by both.

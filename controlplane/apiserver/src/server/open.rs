@@ -92,9 +92,15 @@ fn authenticators(
     token_uses: TokenUseQueue,
 ) -> Result<(Authenticators, Option<AuthenticationFile>), OpenError> {
     let keys = TokenKeys::new(config.token_signer.take(), &config.service_account_key);
-    let audiences = vec![config.issuer.clone()];
-    let tokens =
-        Tokens::new(keys.ok_or(OpenError::SigningKey)?, config.issuer.clone(), audiences, token_uses);
+    let (mut issuers, mut audiences) =
+        (config.options.token_issuers.clone(), config.options.audiences.clone());
+    if issuers.is_empty() {
+        issuers.push(config.issuer.clone());
+    }
+    if audiences.is_empty() {
+        audiences.clone_from(&issuers);
+    }
+    let tokens = Tokens::new(keys.ok_or(OpenError::SigningKey)?, issuers, audiences, token_uses);
     // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
     let refuses_anonymous = allows_all || !config.anonymous_auth;
     let path = config.authentication_file.as_deref();
@@ -159,8 +165,9 @@ fn state(
             namespaces: Box::new(NamespaceCreator(itself.clone())),
             initialization,
             usage_history,
+            toleration_seconds: config.options.toleration_seconds,
         },
-        allocator: Allocator::new(cache.clone(), config.service_ranges),
+        allocator: Allocator::new(cache.clone(), config.service_ranges, config.options.node_ports),
         store,
         cache,
         registry,
@@ -178,6 +185,8 @@ fn state(
         metrics,
         request_timeout: config.request_timeout,
         features: config.features,
+        event_lifetime: config.options.event_lifetime,
+        keys_url: config.options.keys_url,
         usage: Samples::default(),
         own_components: config.own_components,
         stopping,

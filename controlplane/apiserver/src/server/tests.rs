@@ -171,6 +171,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         initial_resources: InitialResourcesOptions::default(),
         runtime_config: RuntimeConfig::default(),
         features: crate::ServerFeatures::default(),
+        options: crate::ServerOptions::default(),
         audit: None,
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,

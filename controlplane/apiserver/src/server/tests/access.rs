@@ -292,6 +292,37 @@ async fn a_changed_configuration_of_authentication_is_used_and_an_invalid_one_is
 }
 
 #[tokio::test]
+async fn tokens_of_a_former_issuer_are_valid_while_it_is_configured() {
+    const OLD: &str = "https://kubernetes.default.svc";
+    const NEW: &str = "https://tokens.example.com";
+    let key = KeyPair::generate().unwrap().serialize_der();
+    let with = |server: Fixture, issuers: &[&str]| {
+        let (key, issuers) = (key.clone(), issuers.iter().map(|&one| one.to_owned()).collect());
+        server.again_with(move |config| {
+            config.service_account_key = key;
+            config.options.token_issuers = issuers;
+            config.options.keys_url = Some("https://keys.example.com".to_owned());
+        })
+    };
+    let server = with(Fixture::new().await, &[]).await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let made = server.post(path, json!({"spec": {}})).await;
+    let review = json!({"spec": {"token": made.body["status"]["token"]}});
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let server = with(server, &[NEW, OLD]).await;
+    assert_eq!(server.post(reviews, review.clone()).await.body["status"]["authenticated"], true);
+    let made = server.post(path, json!({"spec": {}})).await;
+    let claims = made.body["status"]["token"].as_str().unwrap().split('.').nth(1).unwrap().to_owned();
+    let claims: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap();
+    assert_eq!((&claims["iss"], &claims["aud"]), (&json!(NEW), &json!([NEW, OLD])));
+    let document = server.get("/.well-known/openid-configuration").await.body;
+    let keys = &document["jwks_uri"];
+    assert_eq!((&document["issuer"], keys), (&json!(NEW), &json!("https://keys.example.com")));
+    let server = with(server, &[NEW]).await;
+    assert_ne!(server.post(reviews, review).await.body["status"]["authenticated"], true);
+}
+
+#[tokio::test]
 async fn an_issuer_of_settings_excludes_the_configuration_of_authentication() {
     let directory = tempfile::tempdir().unwrap();
     let oidc = crate::OidcConfig {
