@@ -249,8 +249,9 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let is_long = in_flight::is_long_running(&info);
-        let entry = self.state.flow_control.enter(&user, &info, &self.state.cache);
-        let (classified, seats) = waits::counted(entry).await;
+        let arrived = Instant::now();
+        let (classified, seats) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
+        waits::add(arrived.elapsed());
         let answered = match seats {
             Ok(seats) => self.answer(user, info, incoming).await.map(|reply| (reply, seats)),
             Err(error) => Err(error),

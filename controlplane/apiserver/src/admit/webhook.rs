@@ -100,7 +100,10 @@ impl Admit for ValidatingWebhooks {
                 Some(kind) => ask(admission, hook, attributes, (&kind, object)).await.map(drop),
                 None => Ok(()),
             });
-        waits::counted(try_join_all(calls)).await.map(drop)
+        let began = std::time::Instant::now();
+        let answered = try_join_all(calls).await;
+        waits::add(began.elapsed());
+        answered.map(drop)
     }
 
     fn is_local(&self) -> bool {
@@ -147,8 +150,10 @@ async fn apply(
     object: &mut Value,
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
-    let asked = waits::counted(ask(admission, hook, attributes, (&kind, object))).await?;
-    let Some(verdict) = asked else { return Ok(true) };
+    let began = std::time::Instant::now();
+    let asked = ask(admission, hook, attributes, (&kind, object)).await;
+    waits::add(began.elapsed());
+    let Some(verdict) = asked? else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }
