@@ -102,6 +102,8 @@ pub struct ControlPlaneConfig {
     pub token_clean_up_period: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,
+    /// Number of finished pods of the cluster that are kept; 0 keeps all.
+    pub max_finished_pods: usize,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
     /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
@@ -169,6 +171,7 @@ impl ControlPlaneConfig {
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             token_clean_up_period: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
+            max_finished_pods: 12_500,
             node_balancers: true,
             load_balancer_pool: Vec::new(),
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,

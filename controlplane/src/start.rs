@@ -237,6 +237,7 @@ fn controllers_config(
         signer: Some(signer),
         node_balancers: config.node_balancers,
         node_ports: config.options.node_ports.clone(),
+        max_finished_pods: config.max_finished_pods,
         load_balancer_pool: config.load_balancer_pool.clone(),
         node_monitor_grace: config.node_monitor_grace,
         ..ControllersConfig::default()

@@ -110,6 +110,8 @@ settings! {
     service_account_issuer: Vec<String> = unset "https://kubernetes.default.svc.cluster.local", "ISSUER";
     /// URL of the keys of service account tokens in the discovery document of the issuer.
     service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
+    /// Maximum validity of service account tokens. A request for a longer one is shortened.
+    service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
     /// Audiences of the API server: tokens of service accounts must be for one of them.
     api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
@@ -184,6 +186,8 @@ settings! {
     cluster_signing_seconds: NonZero<u32> = default "31536000", "SECONDS";
     /// Seconds without a lease renewal after which a node is Unknown and its pods are evicted.
     node_monitor_grace_seconds: NonZero<u32> = default "50", "SECONDS";
+    /// Finished pods of the cluster that are kept; 0 keeps all. Older ones are deleted.
+    terminated_pod_gc_threshold: u32 = default "12500", "COUNT";
     /// Nodes serve LoadBalancer services at their own addresses: services without a class, and services of the class
     /// coracle.dev/node-addresses. Disable it if another program serves them.
     node_balancers: bool = default "true", "BOOL";

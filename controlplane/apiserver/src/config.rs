@@ -109,6 +109,8 @@ pub struct ServerOptions {
     pub token_issuers: Vec<String>,
     /// Audiences of this server. If there is none, they are the issuers.
     pub audiences: Vec<String>,
+    /// Maximum validity of service account tokens in seconds.
+    pub max_token_seconds: Option<i64>,
     /// URL of the keys of the tokens in the discovery document; `None` uses this server's address.
     pub keys_url: Option<String>,
 }
@@ -121,6 +123,7 @@ impl Default for ServerOptions {
             event_lifetime: Duration::from_secs(3600),
             token_issuers: Vec::new(),
             audiences: Vec::new(),
+            max_token_seconds: None,
             keys_url: None,
         }
     }

@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) features: ServerFeatures,
     /// Time after which an event is deleted.
     pub(crate) event_lifetime: Duration,
+    /// Maximum validity of service account tokens in seconds.
+    pub(crate) max_token_seconds: Option<i64>,
     /// URL of the keys of service account tokens in the discovery document.
     pub(crate) keys_url: Option<String>,
     /// The parts of the control plane that run in this process.

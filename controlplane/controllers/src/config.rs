@@ -47,6 +47,8 @@ pub struct ControllersConfig {
     pub node_ports: RangeInclusive<u16>,
     /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
     pub load_balancer_pool: Vec<IpNetwork>,
+    /// Number of finished pods of the cluster that are kept; 0 keeps all.
+    pub max_finished_pods: usize,
     /// Time without a heartbeat after which a node's conditions become Unknown.
     pub node_monitor_grace: Duration,
     /// Grace period of a node that has never written its status.
@@ -79,6 +81,7 @@ impl Default for ControllersConfig {
             node_balancers: true,
             node_ports: 30000..=32767,
             load_balancer_pool: Vec::new(),
+            max_finished_pods: 12_500,
             node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             eviction_interval: Duration::from_secs(10),

@@ -55,6 +55,7 @@ pub(crate) struct ControlPlane {
     pub(crate) signing_duration: Duration,
     pub(crate) token_clean_up_period: Duration,
     pub(crate) node_monitor_grace: Duration,
+    pub(crate) max_finished_pods: usize,
     pub(crate) node_balancers: bool,
     pub(crate) load_balancer_pool: Vec<IpNetwork>,
     pub(crate) request_timeout: Duration,
@@ -130,6 +131,7 @@ impl ControlPlaneSettings {
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
             token_clean_up_period,
+            max_finished_pods: usize::try_from(self.terminated_pod_gc_threshold).unwrap_or(usize::MAX),
             node_balancers: self.node_balancers,
             load_balancer_pool,
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
@@ -233,7 +235,16 @@ impl ControlPlaneSettings {
         if let Some(url) = keys_url.as_deref().filter(|url| !url.starts_with("https://")) {
             anyhow::bail!("service-account-jwks-uri {url:?} must begin with https://");
         }
+        let max_token_seconds = self.service_account_max_token_expiration.map(|Age(limit)| limit.as_secs());
+        if let Some(seconds) = max_token_seconds {
+            let is_allowed = (3600..=1 << 32).contains(&seconds);
+            anyhow::ensure!(
+                is_allowed,
+                "service-account-max-token-expiration must be between 1h and 2^32 seconds"
+            );
+        }
         Ok(ServerOptions {
+            max_token_seconds: max_token_seconds.and_then(|seconds| i64::try_from(seconds).ok()),
             node_ports: self.service_node_port_range.0.clone(),
             toleration_seconds: [
                 self.default_not_ready_toleration_seconds,

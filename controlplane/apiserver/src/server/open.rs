@@ -186,6 +186,7 @@ fn state(
         request_timeout: config.request_timeout,
         features: config.features,
         event_lifetime: config.options.event_lifetime,
+        max_token_seconds: config.options.max_token_seconds,
         keys_url: config.options.keys_url,
         usage: Samples::default(),
         own_components: config.own_components,

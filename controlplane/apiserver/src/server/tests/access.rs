@@ -302,6 +302,7 @@ async fn tokens_of_a_former_issuer_are_valid_while_it_is_configured() {
             config.service_account_key = key;
             config.options.token_issuers = issuers;
             config.options.keys_url = Some("https://keys.example.com".to_owned());
+            config.options.max_token_seconds = Some(7200);
         })
     };
     let server = with(Fixture::new().await, &[]).await;
@@ -311,7 +312,8 @@ async fn tokens_of_a_former_issuer_are_valid_while_it_is_configured() {
     let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
     let server = with(server, &[NEW, OLD]).await;
     assert_eq!(server.post(reviews, review.clone()).await.body["status"]["authenticated"], true);
-    let made = server.post(path, json!({"spec": {}})).await;
+    let made = server.post(path, json!({"spec": {"expirationSeconds": 10_000}})).await;
+    assert_eq!(made.body["spec"]["expirationSeconds"], 7200);
     let claims = made.body["status"]["token"].as_str().unwrap().split('.').nth(1).unwrap().to_owned();
     let claims: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap();
     assert_eq!((&claims["iss"], &claims["aud"]), (&json!(NEW), &json!([NEW, OLD])));
