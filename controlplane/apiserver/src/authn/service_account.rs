@@ -72,6 +72,11 @@ impl Tokens {
         self.issuers.first().map_or("", String::as_str)
     }
 
+    /// Whether this is the name of one of the issuers.
+    pub(crate) fn is_issuer(&self, name: &str) -> bool {
+        self.issuers.iter().any(|own| own == name)
+    }
+
     /// A signed token and the second when it ends.
     pub(crate) async fn issue(&self, claims: &Claims<'_>) -> Result<(String, i64)> {
         let now = jiff::Timestamp::now().as_second();
@@ -165,8 +170,7 @@ impl Tokens {
         let audience = claims["aud"].as_array().is_some_and(|list| {
             list.iter().filter_map(Value::as_str).any(|one| audiences.iter().any(|own| own == one))
         });
-        let is_issuer = |name: &str| self.issuers.iter().any(|own| own == name);
-        claims["iss"].as_str().is_some_and(is_issuer)
+        claims["iss"].as_str().is_some_and(|name| self.is_issuer(name))
             && audience
             && time("exp", 0) > now - LEEWAY
             && time("nbf", i64::MAX) <= now + LEEWAY

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::expression::{Expression, Wanted};
 pub use single::OidcConfig;
 
-/// Maximum number of rules, and of extra mappings, of one issuer.
+/// Maximum number of issuers, and of rules and extra mappings of one issuer.
 const MAX_RULES: usize = 64;
 
 /// Algorithms that issuers may use, as upstream; ES512 too, which is in `es512.rs`.
@@ -198,6 +198,7 @@ impl AuthenticationConfig {
                 file.kind, file.api_version
             ));
         }
+        at_most("jwt", file.jwt.len())?;
         let mut issuers: Vec<IssuerConfig> = Vec::new();
         for (index, jwt) in file.jwt.into_iter().enumerate() {
             let issuer = issuer(jwt).map_err(|reason| format!("jwt[{index}].{reason}"))?;
@@ -439,6 +440,11 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_refused_with_its_field() {
+        let one = |number: usize| {
+            let issuer = format!("{{url: 'https://a{number}', audiences: [b]}}");
+            format!("- {{issuer: {issuer}, claimMappings: {{username: {{claim: sub, prefix: ''}}}}}}\n")
+        };
+        let many = format!("jwt:\n{}", (0..65).map(one).collect::<String>());
         for (found, field) in [
             (issuer_with("url: 'http://a', audiences: [b]", ""), "jwt[0].issuer.url"),
             (issuer_with("url: 'https://a?b', audiences: [b]", ""), "jwt[0].issuer.url"),
@@ -481,6 +487,7 @@ mod tests {
             ),
             (parse("anonymous: {enabled: false, conditions: [{path: /}]}"), "anonymous.conditions"),
             (parse("other: 1"), "other"),
+            (parse(&many), "jwt: must have at most 64 items"),
             (
                 AuthenticationConfig::parse("apiVersion: v1\nkind: Pod"),
                 "expected an AuthenticationConfiguration",
