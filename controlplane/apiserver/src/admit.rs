@@ -155,6 +155,8 @@ pub(crate) struct Admission {
     pub(crate) initialization: Option<Arc<Initialization>>,
     /// None without the plugin InitialResources.
     pub(crate) usage_history: Option<Arc<UsageHistory>>,
+    /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
+    pub(crate) toleration_seconds: [i64; 2],
 }
 
 impl Operation {

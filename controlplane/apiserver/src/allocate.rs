@@ -2,7 +2,7 @@
 
 mod families;
 
-use std::{collections::HashSet, net::IpAddr, sync::Arc};
+use std::{collections::HashSet, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
 use coracle_kinds::{Resource, kind::by_kind, validate::Cause};
 use coracle_store::{Expect, Guard};
@@ -17,7 +17,6 @@ use crate::{
     service_range::{ServiceRange, ServiceRanges},
 };
 
-const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
 /// Number of addresses at the start of a large range that are not allocated automatically: manifests can name them, for
 /// example for the cluster's DNS.
 const STATIC_ADDRESSES: u128 = 256;
@@ -33,6 +32,8 @@ struct Taken<'a> {
     old: OldAllocation,
     /// Ports that this service has chosen already.
     chosen: HashSet<u16>,
+    /// Ports that services get.
+    node_ports: &'a RangeInclusive<u16>,
 }
 
 /// Addresses and ports of a service before an update. The service keeps them without a check of the ranges: after a
@@ -114,6 +115,8 @@ pub(crate) struct Allocator {
     pub(crate) cache: Arc<Cache>,
     /// The configured ranges.
     pub(crate) ranges: ServiceRanges,
+    /// Ports that services get.
+    node_ports: RangeInclusive<u16>,
     /// Held while a service's addresses are allocated and stored.
     lock: Arc<Mutex<()>>,
 }
@@ -121,8 +124,8 @@ pub(crate) struct Allocator {
 // === impl Allocator ===
 
 impl Allocator {
-    pub(crate) fn new(cache: Arc<Cache>, ranges: ServiceRanges) -> Self {
-        Self { cache, ranges, lock: Arc::default() }
+    pub(crate) fn new(cache: Arc<Cache>, ranges: ServiceRanges, node_ports: RangeInclusive<u16>) -> Self {
+        Self { cache, ranges, node_ports, lock: Arc::default() }
     }
 
     /// Allocates the address and the ports of a new service.
@@ -184,6 +187,7 @@ impl Allocator {
             own: &own,
             old: old.map(OldAllocation::of).unwrap_or_default(),
             chosen: HashSet::new(),
+            node_ports: &self.node_ports,
         };
         cluster_ips(object, &ranges, &taken).map_err(|message| refuse("spec.clusterIPs", message))?;
         ports(object, &mut taken)
@@ -363,9 +367,11 @@ fn requested(wanted: i64, taken: &Taken<'_>) -> std::result::Result<u16, String>
     if let Some(held) = number.filter(|number| taken.keeps(*number)) {
         return Ok(held);
     }
-    let number = number.filter(|number| NODE_PORTS.contains(number));
+    let all = taken.node_ports;
+    let number = number.filter(|number| all.contains(number));
     let number = number.ok_or_else(|| {
-        format!("Invalid value: {wanted}: provided port is not in the valid range. The range of valid ports is 30000-32767")
+        let why = "provided port is not in the valid range. The range of valid ports is";
+        format!("Invalid value: {wanted}: {why} {}-{}", all.start(), all.end())
     })?;
     if taken.has_port(number) {
         return Err(format!("Invalid value: {wanted}: provided port is already allocated"));
@@ -374,14 +380,17 @@ fn requested(wanted: i64, taken: &Taken<'_>) -> std::result::Result<u16, String>
 }
 
 fn any_free(taken: &Taken<'_>) -> Option<u16> {
-    let start = rand::rng().random_range(NODE_PORTS);
-    let mut all = (start..=*NODE_PORTS.end()).chain(*NODE_PORTS.start()..start);
+    let (first, last) = (*taken.node_ports.start(), *taken.node_ports.end());
+    let start = rand::rng().random_range(first..=last);
+    let mut all = (start..=last).chain(first..start);
     all.find(|port| !taken.has_port(*port))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
     fn range(network: &str) -> ServiceRange {
         ServiceRange::new(network.parse().unwrap())
@@ -407,6 +416,7 @@ mod tests {
             own: "own",
             old: OldAllocation::default(),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         address(ranges, &taken, wanted)
     }
@@ -459,6 +469,7 @@ mod tests {
             own: "own",
             old: OldAllocation::of(old),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         let open = [range("10.0.0.0/24")];
         assert_eq!(address(&open, &taken(&old), "10.1.0.9").unwrap(), "10.1.0.9");
@@ -500,6 +511,7 @@ mod tests {
             own: "own",
             old: OldAllocation::default(),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         ports(&mut object, &mut taken)?;
         let list = object["spec"]["ports"].as_array().unwrap();
@@ -555,6 +567,7 @@ mod tests {
             own: "own",
             old: OldAllocation::of(&old),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         let ranges = [range("10.43.0.0/24"), range("fd43::/112")];
         let mut object = json!({"spec": {"clusterIPs": ["10.9.9.9"], "ipFamilies": ["IPv4", "IPv6"]}});
@@ -577,7 +590,14 @@ mod tests {
             let (services, addresses) = (services(&[], taken), Allocated::default());
             let chosen = HashSet::from([30001]);
             let old = OldAllocation::default();
-            let taken = Taken { services: &services, addresses: &addresses, own: "own", old, chosen };
+            let taken = Taken {
+                services: &services,
+                addresses: &addresses,
+                own: "own",
+                old,
+                chosen,
+                node_ports: &NODE_PORTS,
+            };
             let mut object = json!({"spec": spec});
             health_port(&mut object, &taken).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
         };

@@ -9,6 +9,7 @@ mod ledger;
 mod object;
 mod progress;
 mod references;
+mod watchers;
 
 use std::{
     collections::HashMap,
@@ -24,13 +25,14 @@ use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
 
 use crate::error::{ApiError, Result};
 pub(crate) use allocated::Allocated;
-pub(crate) use collection::{Change, Collection, Event, Events, Scope, Watcher};
+pub(crate) use collection::{Change, Collection, Scope};
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
 use progress::Progress;
 pub(crate) use references::{References, Referred};
+pub(crate) use watchers::{Event, Events, Watcher};
 
 /// The guard of the services' addresses and ports: each write that allocates some touches it. It has no `/`, so no object
 /// has this key.
@@ -271,9 +273,12 @@ fn split(key: &str) -> Option<(&str, &str)> {
     Some((parts.next()?, parts.next()?))
 }
 
-fn insert(collections: &mut Collections, collection: Collection) -> Arc<Shared> {
+fn insert(collections: &mut Collections, mut collection: Collection) -> Arc<Shared> {
     let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
-    let shared = Arc::new(Shared(Mutex::new(collection)));
+    let shared = Arc::new_cyclic(|itself| {
+        collection.share_as(itself.clone());
+        Shared(Mutex::new(collection))
+    });
     collections.entry(group).or_default().insert(plural, shared.clone());
     shared
 }

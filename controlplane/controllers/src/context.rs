@@ -14,6 +14,7 @@ use crate::ip_address::index::ServiceAddresses;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::pod_group_protection::members::GroupMembers;
+use crate::storage_version_migration::plan::Unfinished;
 use crate::volume_binding::index::VolumeIndex;
 use crate::write::Writer;
 use coracle_events::{Event, Recorder};
@@ -38,6 +39,8 @@ pub(crate) struct Context {
     pub(crate) volumes: Arc<VolumeIndex>,
     /// Active pods of groups.
     pub(crate) group_members: Arc<GroupMembers>,
+    /// Migrations of stored objects that have not ended.
+    pub(crate) unfinished_migrations: Arc<Mutex<Unfinished>>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
     /// The ports that LoadBalancer services claim, and refusals.
@@ -61,6 +64,7 @@ impl Context {
             autoscaling: Default::default(),
             volumes: Arc::default(),
             group_members: Arc::default(),
+            unfinished_migrations: Arc::default(),
             service_addresses: Arc::default(),
             balancers: Arc::default(),
             address_pool: Arc::default(),

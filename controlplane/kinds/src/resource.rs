@@ -73,7 +73,7 @@ pub struct Resource {
     pub convert: Option<Arc<dyn Convert>>,
     /// Whether objects are stored in the store's memory tier only.
     pub volatile: bool,
-    /// Time to live of an object in seconds; 0 has no limit.
+    /// Default time to live of an object in seconds; 0 has no limit.
     pub ttl_seconds: u32,
     /// Fields for field selectors, with `metadata.name` and `metadata.namespace`.
     pub fields: Vec<SelectableField>,

@@ -97,6 +97,9 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     if kind.is("resource.k8s.io", "ResourceClaim") {
         drop_deallocated_devices(new);
     }
+    if kind.is("scheduling.k8s.io", "PodGroup") {
+        pod_group::drop_from_status(new);
+    }
 }
 
 /// Removes the status of devices from a claim without an allocation. Source: `dropDeallocatedStatusDevices`.
@@ -267,10 +270,20 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
     }
 }
 
+/// Metadata that a write of `/status` does not change. Source: `PrepareForUpdate` of the status strategies; several call
+/// `ResetObjectMetaForStatus`.
 fn status_preserved_metadata(kind: &Resource) -> &'static [&'static str] {
     match (&*kind.group, &*kind.kind) {
         ("apps", "Deployment") => &["labels"],
         ("", "Pod") => &["ownerReferences"],
+        ("admissionregistration.k8s.io", "ValidatingAdmissionPolicy")
+        | ("networking.k8s.io", "ServiceCIDR")
+        | ("resource.k8s.io", "ResourceClaim")
+        | ("scheduling.k8s.io", "PodGroup")
+        | ("storage.k8s.io", "VolumeAttachment")
+        | ("storagemigration.k8s.io", "StorageVersionMigration") => {
+            &["labels", "annotations", "finalizers", "ownerReferences"]
+        }
         _ if !kind.is_built_in => {
             &["labels", "annotations", "finalizers", "ownerReferences", "generateName", "namespace", "name"]
         }
@@ -342,6 +355,17 @@ mod tests {
         let expect = json!({"kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "1"}, "annotations": {"x": "y"}, "generation": 2},
             "spec": {"replicas": 1}, "status": {"replicas": 1}});
         assert_eq!(new, expect);
+    }
+
+    #[test]
+    fn a_status_update_of_a_claim_changes_no_metadata() {
+        let kind = by_kind("resource.k8s.io/v1", "ResourceClaim").unwrap();
+        let old = json!({"metadata": {"name": "c", "finalizers": ["a"], "labels": {"a": "1"}}, "spec": {}});
+        let mut new = json!({"metadata": {"name": "c", "labels": {"a": "2"}, "annotations": {"x": "y"},
+            "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": {"reservedFor": []}});
+        prepare_for_status_update(kind, &mut new, &old);
+        assert_eq!(new["metadata"], old["metadata"]);
+        assert_eq!(new["status"], json!({"reservedFor": []}));
     }
 
     #[test]

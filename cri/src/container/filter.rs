@@ -129,7 +129,7 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
             }
         }
     }
-    let mut program = newer::prefix(profile, &architectures, (&newer, &requests));
+    let mut program = newer::prefix(profile, &architectures, &newer, &requests);
     program.extend(export(&context)?);
     match program.len() / newer::INSTRUCTION {
         long if long > MAX_INSTRUCTIONS => Err(FilterError::TooLong(long)),

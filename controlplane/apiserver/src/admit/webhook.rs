@@ -27,7 +27,7 @@ use super::{
 use crate::{
     convert,
     error::{ApiError, Result},
-    webhook_client,
+    waits, webhook_client,
 };
 
 const MUTATING: &str = "mutatingwebhookconfigurations";
@@ -100,7 +100,10 @@ impl Admit for ValidatingWebhooks {
                 Some(kind) => ask(admission, hook, attributes, (&kind, object)).await.map(drop),
                 None => Ok(()),
             });
-        try_join_all(calls).await.map(drop)
+        let began = std::time::Instant::now();
+        let answered = try_join_all(calls).await;
+        waits::add(began.elapsed());
+        answered.map(drop)
     }
 
     fn is_local(&self) -> bool {
@@ -150,7 +153,10 @@ async fn apply(
     object: &mut Value,
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
-    let Some(verdict) = ask(admission, hook, attributes, (&kind, object)).await? else { return Ok(true) };
+    let began = std::time::Instant::now();
+    let asked = ask(admission, hook, attributes, (&kind, object)).await;
+    waits::add(began.elapsed());
+    let Some(verdict) = asked? else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }

@@ -3,10 +3,7 @@
 use std::{
     cell::LazyCell,
     collections::{BTreeMap, VecDeque},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
 use coracle_kinds::{
@@ -14,19 +11,16 @@ use coracle_kinds::{
     selector::{FieldSelector, LabelSelector},
 };
 use coracle_store::{Commit, Entry, Page};
-use tokio::sync::mpsc;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Allocated, Object, References};
+use super::{
+    Allocated, Object, References, Shared,
+    watchers::{Event, Watcher, Watchers},
+};
 use crate::error::{ApiError, Result};
 
 /// Maximum number of recent changes of a kind, and maximum bytes of their superseded objects.
 const MAX_HISTORY: usize = 1000;
 const MAX_HISTORY_BYTES: usize = 384 << 10;
-/// Maximum events that wait for a watcher. A slower watcher is disconnected and can resume.
-const MAX_QUEUED_EVENTS: usize = 4096;
-/// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
-const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// The field with the node of a pod.
 const NODE: &str = "spec.nodeName";
@@ -41,18 +35,6 @@ pub(crate) struct Change {
     pub(crate) deleted: bool,
 }
 
-/// An event of a watch.
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    Added(Arc<Object>),
-    Modified(Arc<Object>),
-    Deleted(Arc<Object>),
-    /// All events up to this revision were sent.
-    Bookmark(u64),
-    /// The initial objects at this revision were sent.
-    InitialEnd(u64),
-}
-
 /// The scope of a list or watch.
 #[derive(Clone, Default)]
 pub(crate) struct Scope {
@@ -63,27 +45,6 @@ pub(crate) struct Scope {
     pub(crate) initialized_only: bool,
 }
 
-/// The collection's end of a watch.
-pub(crate) struct Watcher {
-    pub(crate) scope: Scope,
-    pub(crate) bookmarks: bool,
-    /// Revision of the newest queued event, or of the watch's start if there is none.
-    sent: u64,
-    events: mpsc::Sender<Event>,
-    /// Bytes of the queued events.
-    queued: Arc<AtomicUsize>,
-    /// Cancelled when the collection removes the watcher.
-    _cut: DropGuard,
-}
-
-/// The client's end of a watch.
-pub(crate) struct Events {
-    events: mpsc::Receiver<Event>,
-    queued: Arc<AtomicUsize>,
-    /// Cancelled when no more events will be queued.
-    pub(crate) cut: CancellationToken,
-}
-
 pub(crate) struct Collection {
     kind: Arc<Resource>,
     objects: BTreeMap<Arc<str>, Arc<Object>>,
@@ -91,7 +52,7 @@ pub(crate) struct Collection {
     change_bytes: usize,
     /// Changes after this revision are in `changes`.
     compacted: u64,
-    watchers: Vec<Watcher>,
+    watchers: Watchers,
     /// Commits that arrived while the stored objects are loaded; None afterwards.
     pending: Option<Vec<Commit>>,
     /// Whether the resource was removed: there are no more events.
@@ -152,46 +113,6 @@ impl Scope {
     }
 }
 
-// === impl Watcher ===
-
-impl Watcher {
-    pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
-        let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
-        let (queued, cut) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
-        let received = Events { events: receiver, queued: queued.clone(), cut: cut.clone() };
-        (Self { scope, bookmarks, sent: 0, events, queued, _cut: cut.drop_guard() }, received)
-    }
-
-    /// Queues an event. Returns false if the watcher is disconnected or too slow: the collection then removes it.
-    fn send(&mut self, event: Event, revision: u64) -> bool {
-        self.sent = revision;
-        let before = self.queued.fetch_add(event.weight(), Ordering::Relaxed);
-        before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
-    }
-}
-
-// === impl Events ===
-
-impl Events {
-    pub(crate) async fn recv(&mut self) -> Option<Event> {
-        let event = self.events.recv().await?;
-        self.queued.fetch_sub(event.weight(), Ordering::Relaxed);
-        Some(event)
-    }
-}
-
-// === impl Event ===
-
-impl Event {
-    /// Bytes that the event keeps in memory.
-    fn weight(&self) -> usize {
-        match self {
-            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json_len(),
-            Event::Bookmark(_) | Event::InitialEnd(_) => 0,
-        }
-    }
-}
-
 // === impl Collection ===
 
 impl Collection {
@@ -202,7 +123,7 @@ impl Collection {
             changes: VecDeque::new(),
             change_bytes: 0,
             compacted: revision,
-            watchers: Vec::new(),
+            watchers: Watchers::default(),
             pending: None,
             is_closed: false,
             references: References::default(),
@@ -223,6 +144,11 @@ impl Collection {
         for commit in pending.iter().filter(|commit| commit.revision > page.revision) {
             self.apply(commit);
         }
+    }
+
+    /// Sets the collection to which the watches belong. It is the shared form of this one.
+    pub(super) fn share_as(&mut self, itself: Weak<Shared>) {
+        self.watchers = Watchers::of(itself);
     }
 
     /// The stored version of the resource.
@@ -344,15 +270,12 @@ impl Collection {
         }
         let (kind, is_of_pods) = (&self.kind, self.has_references());
         let nodes = LazyCell::new(|| change.nodes(kind));
-        self.watchers.retain_mut(|watcher| {
+        self.watchers.retain(|watcher| {
             // Each node watches its pods: a change of a pod must not cost a selection for each node.
             let node = watcher.scope.node().filter(|_| is_of_pods);
             let is_elsewhere = node.is_some_and(|node| !nodes.contains(&node));
             let event = if is_elsewhere { None } else { watcher.scope.event(kind, &change) };
-            match event {
-                Some(event) => watcher.send(event, change.revision),
-                None => !watcher.events.is_closed(),
-            }
+            event.is_none_or(|event| watcher.send(event, change.revision))
         });
         self.record_change(change.clone());
         Some(change)
@@ -371,7 +294,7 @@ impl Collection {
         // A client without newer events could not resume from a removed change, so it gets a bookmark. This needs no
         // timer.
         let compacted = self.compacted;
-        self.watchers.retain_mut(|watcher| {
+        self.watchers.retain(|watcher| {
             !watcher.bookmarks || watcher.sent >= compacted || watcher.send(Event::Bookmark(newest), newest)
         });
     }
@@ -393,6 +316,11 @@ impl Collection {
     /// Number of running watches.
     pub(crate) fn watchers(&self) -> usize {
         self.watchers.len()
+    }
+
+    /// Removes a watch: its client is gone.
+    pub(super) fn end_watch(&mut self, number: u64) {
+        self.watchers.remove(number);
     }
 
     /// The addresses, node ports and ranges of the objects.
@@ -457,7 +385,7 @@ impl Collection {
                 watcher.send(event, change.revision);
             }
         }
-        self.watchers.push(watcher);
+        self.watchers.add(watcher);
         Ok(())
     }
 
@@ -466,7 +394,7 @@ impl Collection {
         let mut initial = self.candidates(&watcher.scope);
         initial.retain(|object| watcher.scope.selects(&self.kind, object));
         watcher.sent = revision;
-        self.watchers.push(watcher);
+        self.watchers.add(watcher);
         initial
     }
 }

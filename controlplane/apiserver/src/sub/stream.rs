@@ -236,7 +236,7 @@ fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
 /// end does not read what the client has sent before.
 pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
     tokio::spawn(async move {
-        let ClientUpgrade { on, slot } = client;
+        let ClientUpgrade { on, permit } = client;
         let (client, node) = match futures::future::try_join(on, node).await {
             Ok(both) => both,
             Err(error) => {
@@ -244,7 +244,7 @@ pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util:
                 return;
             }
         };
-        let (mut client, abandonment) = watch_reads(TokioIo::new(client), slot);
+        let (mut client, abandonment) = watch_reads(TokioIo::new(client), permit);
         let mut node = TokioIo::new(node);
         tokio::select! {
             // If either side closes, the stream ends: it cannot be resumed.

@@ -31,7 +31,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(node.key());
         }
     });
-    let (own, finished) = (queue.clone(), Mutex::new(plan::Finished::default()));
+    let (own, finished) = (queue.clone(), Mutex::new(plan::Finished::new(context.config.max_finished_pods)));
     context.caches.pods.on_change(move |change| {
         let mut finished = finished.lock().unwrap_or_else(PoisonError::into_inner);
         let surplus = finished.observe(change.old.map(|old| &**old), change.new.map(|new| &**new));

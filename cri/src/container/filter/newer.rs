@@ -84,7 +84,8 @@ pub(super) fn number(name: &str) -> Option<u32> {
 pub(super) fn prefix(
     profile: &LinuxSeccomp,
     architectures: &[Arch],
-    (decided, requests): (&[(u32, ScmpAction)], &[(u32, ScmpAction)]),
+    decided: &[(u32, ScmpAction)],
+    requests: &[(u32, ScmpAction)],
 ) -> Vec<u8> {
     let absent = answers_enosys(profile);
     if decided.is_empty() && requests.is_empty() && !absent {
