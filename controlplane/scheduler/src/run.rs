@@ -3,15 +3,14 @@
 mod extender_calls;
 mod grouped;
 mod refused;
+mod watches;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
-use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client};
+use kube::Client;
+use kube::runtime::watcher;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -37,13 +36,8 @@ use crate::volumes::bind::BindError;
 use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use extender_calls::ExtenderCalls;
+pub(crate) use watches::{stream, watch_config};
 
-/// Timeout of a watch request: long, so that an idle machine rarely wakes up.
-const WATCH_TIMEOUT_SECONDS: u32 = 1500;
-const FIRST_DELAY: Duration = Duration::from_millis(20);
-const MAX_DELAY: Duration = Duration::from_secs(10);
-/// Maximum delay between the attempts to list a kind that the API server does not serve.
-const MAX_UNSERVED_DELAY: Duration = Duration::from_secs(300);
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together; more requests only need
 /// more memory and, towards another server, more connections.
 const MAX_BINDINGS: usize = 32;
@@ -155,49 +149,6 @@ async fn wait_until(due: Option<Instant>) {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
-}
-
-pub(crate) fn watch_config() -> watcher::Config {
-    watcher::Config::default().timeout(WATCH_TIMEOUT_SECONDS)
-}
-
-/// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
-pub(crate) fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
-where
-    K: kube::Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
-{
-    let api: Api<K> = Api::all(client.clone());
-    let state = (Box::pin(watcher(api, config)), FIRST_DELAY, Duration::ZERO);
-    futures::stream::unfold(state, async |(mut events, mut delay, mut pause)| {
-        loop {
-            tokio::time::sleep(pause).await;
-            let error = match events.next().await? {
-                // It comes before the request.
-                Ok(event @ watcher::Event::Init) => return Some((event, (events, delay, Duration::ZERO))),
-                Ok(event) => return Some((event, (events, FIRST_DELAY, Duration::ZERO))),
-                Err(error) => error,
-            };
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
-            let is_unserved = is_unserved(&error);
-            pause = delay.min(if is_unserved { MAX_UNSERVED_DELAY } else { MAX_DELAY });
-            delay = pause * 2;
-            if is_unserved {
-                return Some((watcher::Event::InitDone, (events, delay, pause)));
-            }
-        }
-    })
-    .boxed()
-}
-
-/// Whether the server does not serve the kind, as an older server. The list counts as empty then.
-fn is_unserved(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 // === impl Scheduler ===
@@ -487,17 +438,7 @@ mod tests {
     async fn a_ready_pod_does_not_wait_for_a_timer() {
         let now = Instant::now();
         assert!(wait_until(Some(now)).now_or_never().is_some());
-        assert!(wait_until(Some(now + MAX_DELAY)).now_or_never().is_none());
+        assert!(wait_until(Some(now + std::time::Duration::from_secs(10))).now_or_never().is_none());
         assert!(wait_until(None).now_or_never().is_none());
-    }
-
-    #[test]
-    fn only_a_kind_that_is_not_served_counts_as_listed() {
-        let failed = |code| {
-            let status = kube::core::Status { code, ..Default::default() };
-            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
-        };
-        assert!(is_unserved(&failed(404)));
-        assert!(!is_unserved(&failed(403)) && !is_unserved(&failed(500)));
     }
 }
