@@ -7,9 +7,10 @@ use crate::devices::PodDevices;
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, Refused, node_affinity};
 use crate::hint::Changes;
+use crate::memo::{NodeInput, NodeOutcome};
 use crate::object::Pod;
 use crate::request::PodRequirements;
-use crate::score;
+use crate::score::{self, NodeScores};
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 use crate::volumes::PodClaims;
@@ -43,6 +44,8 @@ pub(crate) struct Filtered<'a> {
     pub(crate) prepared: Prepared,
     /// The nodes that can run the pod.
     pub(crate) fitting: Vec<Candidate<'a>>,
+    /// Their scores that depend on no other node or pod.
+    pub(crate) scores: Vec<NodeScores>,
     refused: BTreeMap<&'a str, Refused>,
 }
 
@@ -52,7 +55,7 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     let snapshot = &*snapshot;
     let found = filter(pod, profile, snapshot, promised)?;
     let from = (&found.prepared.topology, snapshot);
-    let best = score::best(pod, profile, from, &found.fitting);
+    let best = score::best(pod, profile, from, (&found.fitting, &found.scores));
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
 }
 
@@ -72,7 +75,8 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
     }
-    let totals = score::totals(pod, profile, (&found.prepared.topology, snapshot), &found.fitting);
+    let from = (&found.prepared.topology, snapshot);
+    let totals = score::totals(pod, profile, from, (&found.fitting, &found.scores));
     let nodes = found.fitting.iter().zip(totals);
     let nodes = nodes.map(|(node, total)| (node.properties.name.clone(), total, node.info.requested.pods));
     let nodes = nodes.collect();
@@ -120,28 +124,48 @@ pub(crate) fn filter<'a>(
         return Err(prefilter("pod affinity terms conflict"));
     }
     let prepared = prepare(pod, profile, snapshot).map_err(|why| prefilter(&why))?;
-    let (mut fitting, mut refused) = (Vec::new(), BTreeMap::new());
+    let (mut fitting, mut scores, mut refused) = (Vec::new(), Vec::new(), BTreeMap::new());
     let wanted = wanted_nodes(profile.percentage, total);
     let start = if wanted < total { snapshot.search_start.get() % total } else { 0 };
     let nodes = snapshot.candidates().skip(start).chain(snapshot.candidates().take(start));
+    let mut outcomes = snapshot.outcomes.borrow_mut();
+    let needs = &prepared.needs;
+    let is_equal = |known: &NodeInput| known.is_of(pod, profile, needs);
+    let outcomes = outcomes.table(is_equal, || NodeInput::of(pod, profile, needs));
     for node in nodes {
         if fitting.len() >= wanted {
             break;
         }
         let name = node.properties.name.as_str();
-        let refusal = if named.as_ref().is_some_and(|named| !named.contains(name)) {
+        let known = if named.as_ref().is_some_and(|named| !named.contains(name)) {
             let reasons = vec![NOT_NAMED.to_owned()];
             Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE })
         } else {
-            promised.remove(name).or_else(|| refuse(pod, profile, &prepared, (node, snapshot)))
+            promised.remove(name)
         };
-        match refusal {
-            None => fitting.push(node),
-            Some(refusal) => drop(refused.insert(name, refusal)),
+        let outcome = match known {
+            Some(refusal) => Err(refusal),
+            None => outcomes.get(node, || node_outcome(pod, profile, needs, node)).clone(),
+        };
+        let by_others = |found| refuse_by_others(profile, &prepared, (node, snapshot)).map_or(Ok(found), Err);
+        match outcome.and_then(by_others) {
+            Ok(found) => {
+                fitting.push(node);
+                scores.push(found);
+            }
+            Err(refusal) => drop(refused.insert(name, refusal)),
         }
     }
     snapshot.search_start.set(start + fitting.len() + refused.len());
-    Ok(Filtered { prepared, fitting, refused })
+    Ok(Filtered { prepared, fitting, scores, refused })
+}
+
+/// The part of the decision about a node that depends on the pod and the node only.
+fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> NodeOutcome {
+    match filter::refuse(pod, needs, profile, node) {
+        Some(refused) => Err(refused),
+        None => Ok(NodeScores::of(pod, profile, needs, node)),
+    }
 }
 
 /// Number of nodes that fit at which the search ends.
@@ -177,7 +201,18 @@ pub(crate) fn refuse(
     (node, snapshot): (Candidate<'_>, &Snapshot),
 ) -> Option<Refused> {
     filter::refuse(pod, &prepared.needs, profile, node)
-        .or_else(|| prepared.claims.refuse(profile, node.properties, snapshot.volume_usage(node)))
+        .or_else(|| refuse_by_others(profile, prepared, (node, snapshot)))
+}
+
+/// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices.
+fn refuse_by_others(
+    profile: &Profile,
+    prepared: &Prepared,
+    (node, snapshot): (Candidate<'_>, &Snapshot),
+) -> Option<Refused> {
+    let claims = &prepared.claims;
+    claims
+        .refuse(profile, node.properties, snapshot.volume_usage(node))
         .or_else(|| prepared.topology.refuse(profile, node))
         .or_else(|| snapshot.devices.refuse(&prepared.devices, node.properties))
 }

@@ -19,6 +19,7 @@ mod filter;
 mod fixture;
 mod groups;
 mod hint;
+mod memo;
 mod node_properties;
 mod object;
 mod preempt;
