@@ -11,7 +11,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use kube::Client;
 use kube::runtime::watcher;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -61,6 +61,8 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
+    /// Whether all permits are in use. Events wait then.
+    is_saturated: watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders: a slow extender does not delay the pods of others.
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
@@ -88,7 +90,8 @@ struct Listing {
 
 /// Schedules pods until `shutdown` is cancelled. Failed watches are retried forever.
 pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
-    let (recorder, events) = coracle_events::recorder(client.clone(), "");
+    let is_saturated = watch::Sender::new(false);
+    let (recorder, events) = coracle_events::yielding_recorder(client.clone(), "", is_saturated.subscribe());
     let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
     let mut nodes = stream::<Node>(&client, watch_config());
@@ -100,7 +103,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         // The configuration was checked when it was read.
         Err(error) => return tracing::error!(error, "scheduler stopped: an extender cannot be used"),
     };
-    let mut scheduler = Scheduler::new(client, config, recorder, extender_calls);
+    let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), extender_calls);
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
     sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
     let mut device_changes = scheduler.snapshot.devices.changes();
@@ -157,7 +160,7 @@ impl Scheduler {
     fn new(
         client: Client,
         config: SchedulerConfig,
-        recorder: Recorder,
+        (recorder, is_saturated): (Recorder, watch::Sender<bool>),
         extender_calls: ExtenderCalls,
     ) -> Self {
         Self {
@@ -169,6 +172,7 @@ impl Scheduler {
             assumed: HashSet::new(),
             bindings: JoinSet::new(),
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
+            is_saturated,
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
             extender_calls,
@@ -380,9 +384,16 @@ impl Scheduler {
             let result = result.await;
             Bound { pod, node, reserved, result }
         });
+        self.update_saturation();
+    }
+
+    fn update_saturation(&self) {
+        let is_saturated = self.requests.available_permits() == 0;
+        self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
     }
 
     fn bound(&mut self, Bound { pod, node, reserved, result }: Bound) {
+        self.update_saturation();
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));
