@@ -453,6 +453,24 @@ mod tests {
     }
 
     #[test]
+    fn contradictory_node_affinity_fits_no_node_and_preemption_does_not_help() {
+        let labels = json!({"disk": "ssd"});
+        let mut snapshot = fixture::snapshot(&[
+            fixture::node("a", json!({"/metadata/labels": labels})),
+            fixture::node("b", json!({})),
+        ]);
+        let expression = json!({"key": "disk", "operator": "NotIn", "values": ["ssd"]});
+        let terms = json!([{"matchExpressions": [expression]}]);
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        let spec = json!({"nodeSelector": {"disk": "ssd"}, "affinity": {"nodeAffinity": required}});
+        let refused = decide(&fixture::pod("p", spec), &Profile::default(), &mut snapshot).unwrap_err();
+        let message = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.";
+        assert_eq!((refused.message.as_str(), refused.helped_by), (message, Changes::NODE));
+        assert!(refused.resolvable.is_empty());
+    }
+
+    #[test]
     fn nodes_that_the_affinity_does_not_name_are_left_out() {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         let named = |names: &[&[&str]]| {
