@@ -56,7 +56,7 @@ pub(crate) struct Graph {
 
 /// Capacity of the list of deleted owners.
 const MAX_DELETED_OWNERS: usize = 500;
-/// Maximum number of objects that a search for a circle of owners reads.
+/// Maximum number of objects that a search for a circle of owners finds.
 const MAX_CIRCLE: usize = 1000;
 
 fn state(meta: &ObjectMeta) -> State {
@@ -174,29 +174,25 @@ impl Graph {
     /// The dependents that block the object's foreground deletion. A dependent that itself waits for the object does not
     /// block it: they would wait for each other forever.
     pub(crate) fn blocking_dependents(&self, uid: &str) -> Vec<String> {
-        let dependents = self.dependents_that_block(uid).into_iter();
-        dependents.filter(|dependent| !self.waits_for(dependent, uid)).collect()
-    }
-
-    fn dependents_that_block(&self, uid: &str) -> Vec<String> {
+        let waiting = self.waiting_for(uid);
         let blocks = |item: &Item| item.owners.iter().any(|edge| &*edge.uid == uid && edge.blocking);
-        self.own_dependents(uid).into_iter().filter(|uid| self.items.get(uid).is_some_and(blocks)).collect()
+        let own = self.own_dependents(uid).into_iter();
+        own.filter(|one| !waiting.contains(one) && self.items.get(one).is_some_and(blocks)).collect()
     }
 
-    /// Whether an object is the target, or its foreground deletion waits for the target, also through others.
-    fn waits_for(&self, uid: &str, target: &str) -> bool {
-        let (mut open, mut read) = (vec![uid.to_owned()], HashSet::new());
-        while let Some(uid) = open.pop() {
-            if uid == target {
-                return true;
-            }
-            let waits = self.items.get(&uid).is_some_and(Item::is_foreground);
-            if waits && read.len() < MAX_CIRCLE && !read.contains(&uid) {
-                open.extend(self.dependents_that_block(&uid));
-                read.insert(uid);
+    /// Objects whose foreground deletion waits for an object: its owners, their owners and so on.
+    fn waiting_for(&self, uid: &str) -> HashSet<String> {
+        let (mut open, mut found) = (vec![uid.to_owned()], HashSet::new());
+        while let Some(item) = open.pop().and_then(|uid| self.items.get(&uid)) {
+            for edge in item.owners.iter().filter(|edge| edge.blocking) {
+                let owner = self.items.get(&*edge.uid);
+                let waits = owner.is_some_and(|owner| owner.is_foreground() && may_own(item, owner));
+                if waits && found.len() < MAX_CIRCLE && found.insert(edge.uid.to_string()) {
+                    open.push(edge.uid.to_string());
+                }
             }
         }
-        false
+        found
     }
 
     /// Whether the object may need an action. Decided without requests to the API server.
