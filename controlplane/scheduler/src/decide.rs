@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::config::{MIN_FEASIBLE_NODES, Profile};
 use crate::devices::PodDevices;
 use crate::extender::result::ExtenderResult;
-use crate::filter::{self, Refused, node_affinity};
+use crate::filter::{self, Refused, declared_features, node_affinity};
 use crate::hint::Changes;
 use crate::memo::{NodeInput, NodeOutcome};
 use crate::object::Pod;
@@ -204,7 +204,8 @@ pub(crate) fn refuse(
         .or_else(|| refuse_by_others(profile, prepared, (node, snapshot)))
 }
 
-/// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices.
+/// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices, or that comes after
+/// these in upstream's order.
 fn refuse_by_others(
     profile: &Profile,
     prepared: &Prepared,
@@ -214,6 +215,10 @@ fn refuse_by_others(
     claims
         .refuse(profile, node.properties, snapshot.volume_usage(node))
         .or_else(|| prepared.topology.refuse(profile, node))
+        .or_else(|| {
+            let needed = prepared.needs.restarts_all && profile.filters_by("NodeDeclaredFeatures");
+            declared_features::refuse(needed, node.properties)
+        })
         .or_else(|| snapshot.devices.refuse(&prepared.devices, node.properties))
 }
 

@@ -8,6 +8,7 @@ use coracle_values::pod_resources::{
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::filter::declared_features::restarts_all;
 use crate::object::{Container, ContainerStatus, Pod, PodSpec};
 
 /// Assumed requests of a container without requests, in scores only, so that such pods spread too.
@@ -28,11 +29,18 @@ pub(crate) struct PodRequirements {
     /// The requests in scores.
     pub(crate) assumed: Resources,
     pub(crate) ports: Vec<HostPort>,
+    /// Whether the end of a container may restart all of them.
+    pub(crate) restarts_all: bool,
 }
 
 impl PodRequirements {
     pub(crate) fn of(pod: &Pod) -> Self {
-        Self { requests: of_pod(pod), assumed: assumed_of_pod(pod), ports: host_ports(&pod.spec) }
+        Self {
+            requests: of_pod(pod),
+            assumed: assumed_of_pod(pod),
+            ports: host_ports(&pod.spec),
+            restarts_all: restarts_all(&pod.spec),
+        }
     }
 }
 

@@ -183,6 +183,7 @@ impl Snapshot {
             taints: node.spec.taints.clone().unwrap_or_default(),
             unschedulable: node.spec.unschedulable == Some(true),
             allocatable: Resources::of(node.status.allocatable.as_ref().or(node.status.capacity.as_ref())),
+            declared_features: node.status.declared_features.clone().unwrap_or_default(),
             local_volumes_disk: disk.and_then(|size| Quantity::parse(size).ok()),
         };
         let known = self.nodes.get(&properties.name).and_then(|info| info.properties.as_ref());
