@@ -16,8 +16,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as ApiEvent, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::api::{Patch, PatchParams, PostParams, Request};
+use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
@@ -179,7 +179,11 @@ impl Sender {
             }
         }
         let event = record.to_api(&self.host);
-        api.create(&PostParams::default(), &event).await?;
+        let body = serde_json::to_vec(&event).map_err(kube::Error::SerdeError)?;
+        let request = Request::new(ApiEvent::url_path(&(), Some(namespace)));
+        let request = request.create(&PostParams::default(), body).map_err(kube::Error::BuildRequest)?;
+        // The response is not decoded: it is the same object.
+        self.client.request_text(request).await?;
         correlator::keep_newest(&mut self.sent, SENT_MAX, |sent| sent.last);
         self.sent.insert(admitted.digest, Sent { first: record.at, count: 1, last: record.at });
         Ok(())
