@@ -333,6 +333,8 @@ async fn random_operations_with_killed_controllers_end_with_exact_counts() {
                 assert_eq!(cluster.created_of("n", &format!("Job/{name}")), 2, "pods of job {name} in total");
                 cluster.delete(&format!("{BATCH}/jobs/{name}?propagationPolicy=Background")).await;
             }
+            // Events live for an hour, so those of a long run would take much memory.
+            cluster.delete(&format!("{CORE}/events")).await;
         }
     }
     println!("{} deaths", cluster.deaths());
