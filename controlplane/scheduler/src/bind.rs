@@ -2,7 +2,8 @@
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
+use serde_json::json;
 
 use crate::object::Pod;
 use crate::preempt::Victim;
@@ -18,7 +19,7 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     });
     // The response is a Status, which is not needed.
-    api.create_subresource::<_, Value>("binding", pod.name(), &PostParams::default(), &binding)
+    api.create_subresource::<_, IgnoredAny>("binding", pod.name(), &PostParams::default(), &binding)
         .await
         .map(drop)
 }

@@ -21,6 +21,7 @@ mod filter;
 mod fixture;
 mod groups;
 mod hint;
+mod memo;
 mod node_properties;
 mod node_score;
 mod object;

@@ -60,6 +60,8 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
+    /// Whether all permits are in use. Events wait then.
+    is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders: a slow extender does not delay the pods of others.
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
@@ -87,7 +89,8 @@ struct Listing {
 
 /// Schedules pods until `shutdown` is cancelled. Failed watches are retried forever.
 pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
-    let (recorder, events) = coracle_events::recorder(client.clone(), "");
+    let is_saturated = tokio::sync::watch::Sender::new(false);
+    let (recorder, events) = coracle_events::yielding_recorder(client.clone(), "", is_saturated.subscribe());
     let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
     let mut nodes = stream::<Node>(&client, watch_config());
@@ -99,7 +102,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         // The configuration was checked when it was read.
         Err(error) => return tracing::error!(error, "scheduler stopped: an extender cannot be used"),
     };
-    let mut scheduler = Scheduler::new(client, config, recorder, extender_calls);
+    let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), extender_calls);
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
     sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
     let mut device_changes = scheduler.snapshot.devices.changes();
@@ -156,7 +159,7 @@ impl Scheduler {
     fn new(
         client: Client,
         config: SchedulerConfig,
-        recorder: Recorder,
+        (recorder, is_saturated): (Recorder, tokio::sync::watch::Sender<bool>),
         extender_calls: ExtenderCalls,
     ) -> Self {
         Self {
@@ -168,6 +171,7 @@ impl Scheduler {
             assumed: HashSet::new(),
             bindings: JoinSet::new(),
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
+            is_saturated,
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
             extender_calls,
@@ -379,9 +383,16 @@ impl Scheduler {
             let result = result.await;
             Bound { pod, node, reserved, result }
         });
+        self.update_saturation();
+    }
+
+    fn update_saturation(&self) {
+        let is_saturated = self.requests.available_permits() == 0;
+        self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
     }
 
     fn bound(&mut self, Bound { pod, node, reserved, result }: Bound) {
+        self.update_saturation();
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));

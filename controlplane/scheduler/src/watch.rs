@@ -33,7 +33,10 @@ where
     let state = (Box::pin(watcher(api, config)), FIRST_DELAY, Duration::ZERO);
     futures::stream::unfold(state, async |(mut events, mut delay, mut pause)| {
         loop {
-            tokio::time::sleep(pause).await;
+            // A timer without duration ends only with the current millisecond, so it would limit the rate of events.
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
             let error = match events.next().await? {
                 // It comes before the request.
                 Ok(event @ watcher::Event::Init) => return Some((event, (events, delay, Duration::ZERO))),
@@ -60,7 +63,38 @@ fn is_unserved(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::object::Pod;
+
+    /// The paused clock moves only while all tasks wait for a timer.
+    #[tokio::test(start_paused = true)]
+    async fn a_list_waits_for_no_timer() {
+        let metadata = |number: i32| json!({"name": format!("p{number}"), "uid": number.to_string()});
+        let items: Vec<Value> = (0..50).map(|number| json!({"metadata": metadata(number)})).collect();
+        let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": items});
+        let list = list.to_string();
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let list = list.clone();
+            async { Ok::<_, Infallible>(Response::new(Body::from(list.into_bytes()))) }
+        });
+        let (mut events, start) = (stream::<Pod>(&Client::new(service, ""), watch_config()), Instant::now());
+        let mut pods = 0;
+        while let Some(event) = events.next().await {
+            match event {
+                watcher::Event::InitApply(_) => pods += 1,
+                watcher::Event::InitDone => break,
+                _ => {}
+            }
+        }
+        assert_eq!((pods, start.elapsed()), (50, Duration::ZERO));
+    }
 
     #[test]
     fn only_a_kind_that_is_not_served_counts_as_listed() {

@@ -252,7 +252,8 @@ mod tests {
         let (recorder, _) = coracle_events::recorder(client.clone(), "");
         let config = SchedulerConfig::default();
         let calls = ExtenderCalls::new(&config).unwrap();
-        let mut scheduler = Scheduler::new(client, config, recorder, calls);
+        let is_saturated = tokio::sync::watch::Sender::new(false);
+        let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
         for name in nodes {
             scheduler.node_event(Event::Apply(fixture::node(name, json!({}))));
         }
@@ -425,6 +426,18 @@ mod tests {
         scheduler.group_event(Event::Init);
         scheduler.pod_event(Event::Apply(pod("q", Some("g"))));
         assert_eq!(assumed(&mut scheduler), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn events_wait_only_while_all_permits_of_bindings_are_in_use() {
+        let (scheduler, _) = scheduler(&[]);
+        let permits = scheduler.requests.clone();
+        let all = permits.try_acquire_many_owned(u32::try_from(super::super::MAX_BINDINGS).unwrap()).unwrap();
+        scheduler.update_saturation();
+        assert!(*scheduler.is_saturated.borrow());
+        drop(all);
+        scheduler.update_saturation();
+        assert!(!*scheduler.is_saturated.borrow());
     }
 
     #[tokio::test]

@@ -285,6 +285,21 @@ mod tests {
     }
 
     #[test]
+    fn contradictory_terms_fit_no_node_beside_a_selected_pod() {
+        let mut snapshot = snapshot();
+        let contradictory = |name: &str| {
+            let mut affinity = required("podAffinity", "db", "zone");
+            affinity["podAntiAffinity"] =
+                required("podAntiAffinity", "db", "zone")["podAntiAffinity"].clone();
+            pod(name, "db", affinity)
+        };
+        assert_eq!(fitting(&contradictory("1"), &snapshot), "abc", "the first pod selects itself");
+        snapshot.place(&contradictory("1"), "a");
+        assert_eq!(fitting(&contradictory("2"), &snapshot), "");
+        assert_eq!(fitting(&pod("3", "web", Value::Null), &snapshot), "abc");
+    }
+
+    #[test]
     fn namespaces_are_selected_by_name_or_by_label() {
         let mut snapshot = snapshot();
         let mut other = pod("1", "db", Value::Null);

@@ -257,3 +257,32 @@ fn the_smallest_claim_takes_the_smallest_volume() {
     let take = |claim: &str, volume: &str| (Key::new("d", claim), Choice::Take(volume.to_owned()));
     assert_eq!(chosen, [take("small", "v"), take("big", "large")]);
 }
+
+/// A client of an API server that answers each request with this object.
+fn client(answer: &Value) -> kube::Client {
+    let answer = answer.to_string();
+    let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+        let body = kube::client::Body::from(answer.clone().into_bytes());
+        async { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+    });
+    kube::Client::new(service, "")
+}
+
+/// The paused clock moves only while all tasks wait for a timer.
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_given_back_if_the_provisioner_is_dead() {
+    let waiting = claim("c", json!({}));
+    let volumes = volumes(std::slice::from_ref(&waiting), &[], &[class("x")]);
+    let mut selected = waiting;
+    selected["metadata"]["annotations"] = json!({SELECTED_NODE: "a"});
+    let chosen = [(Key::new("d", "c"), Choice::Provision)];
+    let start = tokio::time::Instant::now();
+    let error = bind::bind(&client(&selected), &volumes, &chosen, "a").await.unwrap_err();
+    assert_eq!(error.to_string(), "binding volumes: context deadline exceeded");
+    assert!(start.elapsed() >= std::time::Duration::from_secs(600));
+    assert_eq!(
+        accepted(&volumes, &pod(&["c"])).0,
+        ["a"],
+        "the provisioner may work on a volume of this node"
+    );
+}
