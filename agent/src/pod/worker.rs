@@ -30,6 +30,7 @@ use super::pull::PullTask;
 use super::resize::ResizeState;
 use super::state::{DesiredPod, EVICTED, ObservedPod, Probed, Verdict, WorkerState};
 use super::status::{self, write::Update};
+use crate::service_cache::LocalPod;
 use crate::volume::{self, Volumes};
 use probes::Probes;
 
@@ -388,6 +389,7 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
+        self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status));
         let known =
             self.reported.as_deref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {
