@@ -343,6 +343,17 @@ impl Rule {
         self.push("numgen", data.number(4, 0))
     }
 
+    /// Loads a number below `modulus`, which is at least 2, that is derived from `length` bytes in the registers from `of`, in host byte order
+    /// (`jhash`). Equal bytes have equal numbers in all rules.
+    #[must_use]
+    pub fn hash(self, (of, length): (u32, u32), modulus: u32, into: u32) -> Self {
+        const JENKINS: u32 = 0;
+        // Without a seed the kernel chooses another one for each rule.
+        const SEED: u32 = 1;
+        let data = Attributes::default().number(1, of).number(2, into).number(3, length);
+        self.push("hash", data.number(4, modulus).number(5, SEED).number(7, JENKINS))
+    }
+
     /// Translates the destination to the address in `R0` and the port in the register after it.
     #[must_use]
     pub fn destination_nat(self, family: u8, address_registers: u32) -> Self {
