@@ -1,13 +1,16 @@
 //! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
-//! neighbour discovery.
+//! neighbour discovery. They send only so many frames to groups, because the bridge copies these to all ports: questions of
+//! ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
 //!
 //! One table of the family `bridge`, because the frames must be judged at the port, before the bridge forwards them. A
-//! frame costs two look-ups in hash sets, and one more for ARP. The content is derived from the attachments.
+//! frame costs three look-ups in hash sets, and one more for ARP and to groups. The content is derived from the
+//! attachments.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use coracle_nft::{
     BRIDGE, BaseChain, Channel, Element, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule, SetSpec,
@@ -22,6 +25,14 @@ const GUARDED: &str = "guarded";
 const HARDWARE: &str = "hardware";
 const V4: &str = "addresses4";
 const V6: &str = "addresses6";
+const TO_GROUPS: &str = "to_groups";
+/// Frames to groups that a port may send in a second, and at once.
+const GROUP_RATE: u64 = 500;
+const GROUP_BURST: u32 = 2000;
+/// Maximum ports whose frames to groups are measured at a time. Those of further ports have no limit.
+const MEASURED_MAX: u32 = 4096;
+/// Time after which a port that sends no frame to groups is forgotten: longer than the burst lasts.
+const MEASURED: Duration = Duration::from_secs(60);
 /// Types of the nft tool: interface name and Ethernet address.
 const IFNAME: u32 = 41;
 const ETHER_ADDR: u32 = 9;
@@ -51,6 +62,8 @@ struct State {
     is_made: bool,
     /// Whether the kernel has no tables of the family `bridge`.
     is_unsupported: bool,
+    /// Whether the kernel cannot measure rates (`CONFIG_NFT_LIMIT`).
+    is_unlimited: bool,
 }
 
 // === impl Source ===
@@ -158,7 +171,7 @@ impl SourceGuard {
             return if state.is_unsupported { Ok(()) } else { removed };
         }
         transaction.make_table();
-        layout(&mut transaction);
+        layout(&mut transaction, !state.is_unlimited);
         state.ports.iter().for_each(|(port, source)| add(&mut transaction, port, source));
         match self.commit(state, transaction, "replace") {
             Ok(()) => state.is_made = true,
@@ -166,9 +179,25 @@ impl SourceGuard {
                 error = error.chain(),
                 "the kernel filters no frames of bridges, so pods may send from any address"
             ),
-            Err(error) => return Err(error),
+            Err(error) if state.is_unlimited => return Err(error),
+            Err(error) => return self.make_without_limit(state, &error),
         }
         Ok(())
+    }
+
+    /// Makes the table without the limit of frames to groups, which the kernel may lack: sources are checked in any case.
+    fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
+        state.is_unlimited = true;
+        let made = self.make(state);
+        // Otherwise the cause is another one.
+        state.is_unlimited = made.is_ok();
+        if made.is_ok() {
+            tracing::warn!(
+                error = cause.chain(),
+                "the kernel cannot limit the frames of pods to groups, so a pod may flood the bridge"
+            );
+        }
+        made
     }
 
     fn commit(
@@ -198,7 +227,7 @@ fn remove(transaction: &mut Transaction<'_>, port: &str, source: &Source) {
 }
 
 /// The sets and the chain. The policy of the chain accepts frames of other ports.
-fn layout(transaction: &mut Transaction<'_>) {
+fn layout(transaction: &mut Transaction<'_>, is_limited: bool) {
     let sets: [(&str, &[u32], u32); 4] = [
         (GUARDED, &[IFNAME], 16),
         (HARDWARE, &[IFNAME, ETHER_ADDR], 24),
@@ -210,7 +239,22 @@ fn layout(transaction: &mut Transaction<'_>) {
     }
     let hook = Hook::Prerouting;
     transaction.make_base_chain(BaseChain { name: CHAIN, hook, priority: PRIORITY, kind: "filter" });
-    rules().iter().for_each(|rule| transaction.rule(CHAIN, rule));
+    let [unguarded, rules @ ..] = rules();
+    transaction.rule(CHAIN, &unguarded);
+    if is_limited {
+        let key = (concatenated(&[IFNAME]), 16);
+        let dynamic = Some((MEASURED, MEASURED_MAX));
+        transaction.make_set(&SetSpec { name: TO_GROUPS, key, dynamic, ..SetSpec::default() });
+        transaction.rule(CHAIN, &too_many_to_groups());
+    }
+    rules.iter().for_each(|rule| transaction.rule(CHAIN, rule));
+}
+
+/// Drops frames to groups, of which the first byte of the address is odd, above the rate of a port.
+fn too_many_to_groups() -> Rule {
+    const GROUP: [u8; 1] = [1];
+    let rule = Rule::default().payload(Header::Link, 0, 1, R0).mask(R0, &GROUP).equal(R0, &GROUP);
+    rule.meta(Meta::InInterface, R0).more_packets_than(TO_GROUPS, GROUP_RATE, GROUP_BURST).drop()
 }
 
 fn rules() -> [Rule; 10] {
