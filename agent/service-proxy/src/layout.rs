@@ -237,17 +237,24 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
         [("filter-input", Hook::Input), ("filter-forward", Hook::Forward), ("filter-output", Hook::Output)]
     {
         transaction.make_base_chain(BaseChain { name, hook, priority: -50, kind: "filter" });
-        transaction.rule(name, &Rule::default().established_or_related().accept());
-        if matches!(hook, Hook::Input | Hook::Forward) {
-            no_encapsulation(node).iter().for_each(|rule| transaction.rule(name, rule));
-        }
-        // A translated destination is an endpoint, so the service has one.
-        transaction.rule(name, &Rule::default().translated().accept());
-        if matches!(hook, Hook::Input | Hook::Output) {
-            transaction.rule(name, &Rule::default().jump("check-ports"));
-        }
-        transaction.rule(name, &Rule::default().jump("check"));
+        filter_rules(hook, node).iter().for_each(|rule| transaction.rule(name, rule));
     }
+}
+
+/// The rules of the filter at a hook, in the order of their costs as far as possible.
+fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
+    let mut rules = vec![Rule::default().established_or_related().accept()];
+    if matches!(hook, Hook::Input | Hook::Forward) {
+        // Before the next rule: the endpoint of a service may be a node.
+        rules.extend(no_encapsulation(node));
+    }
+    // A translated destination is an endpoint, so the service has one.
+    rules.push(Rule::default().translated().accept());
+    if matches!(hook, Hook::Input | Hook::Output) {
+        rules.push(Rule::default().jump("check-ports"));
+    }
+    rules.push(Rule::default().jump("check"));
+    rules
 }
 
 #[cfg(test)]
@@ -275,6 +282,20 @@ mod tests {
         node.overlay_port = None;
         assert_eq!(no_encapsulation(&node), []);
         assert_ne!(with, table(&node), "the rules are in the table");
+    }
+
+    #[test]
+    fn only_first_packets_that_are_not_translated_are_looked_up() {
+        let pod_networks = vec!["10.42.0.0/24".parse().unwrap()];
+        let node = NodeView { pod_networks, overlay_port: Some(8472), ..NodeView::default() };
+        let (established, translated) =
+            (Rule::default().established_or_related(), Rule::default().translated());
+        let [check_ports, check] = ["check-ports", "check"].map(|chain| Rule::default().jump(chain));
+        let [overlay] = <[Rule; 1]>::try_from(no_encapsulation(&node)).unwrap();
+        let (first, then) = (established.accept(), translated.accept());
+        let forward = [first.clone(), overlay, then.clone(), check.clone()];
+        assert_eq!(filter_rules(Hook::Forward, &node), forward);
+        assert_eq!(filter_rules(Hook::Output, &node), [first, then, check_ports, check]);
     }
 
     #[test]
