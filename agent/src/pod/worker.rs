@@ -389,7 +389,8 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
-        self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status));
+        let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());
+        self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status, is_attached));
         let known =
             self.reported.as_deref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {

@@ -12,8 +12,9 @@ pub(crate) struct LocalPod<'a> {
     /// The pod's own addresses. Those of the node are not among them: other pods have them, too.
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) is_ready: bool,
-    /// Whether the pod has ended for good. Its addresses may belong to another pod then.
-    pub(crate) has_ended: bool,
+    /// Whether the pod has these addresses now. Without a sandbox they are those of its last status, and another pod may have
+    /// them.
+    pub(crate) is_attached: bool,
 }
 
 /// Readiness of an address that changed.
@@ -36,7 +37,7 @@ struct Owner {
 
 impl<'a> LocalPod<'a> {
     /// The pod with this status.
-    pub(crate) fn of(uid: &'a str, pod: &Pod, status: &PodStatus) -> Self {
+    pub(crate) fn of(uid: &'a str, pod: &Pod, status: &PodStatus, is_attached: bool) -> Self {
         let on_host = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
         let addresses = status.pod_ips.iter().flatten().filter(|_| !on_host);
         let mut conditions = status.conditions.iter().flatten();
@@ -44,7 +45,7 @@ impl<'a> LocalPod<'a> {
             uid,
             addresses: addresses.filter_map(|address| address.ip.parse().ok()).collect(),
             is_ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
-            has_ended: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")),
+            is_attached,
         }
     }
 }
@@ -63,7 +64,7 @@ impl LocalPods {
             let owner = self.owners.get(address);
             let is_own = owner.is_some_and(|owner| *owner.uid == *pod.uid);
             let is_known = is_own && owner.is_some_and(|owner| owner.is_ready == pod.is_ready);
-            if is_known || (pod.has_ended && owner.is_some() && !is_own) {
+            if is_known || (!pod.is_attached && owner.is_some() && !is_own) {
                 continue;
             }
             self.owners.insert(*address, Owner { uid: pod.uid.into(), is_ready: pod.is_ready });
@@ -100,7 +101,7 @@ mod tests {
 
     fn pod<'a>(uid: &'a str, addresses: &[&str], is_ready: bool) -> LocalPod<'a> {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        LocalPod { uid, addresses, is_ready, has_ended: false }
+        LocalPod { uid, addresses, is_ready, is_attached: true }
     }
 
     fn at(address: &str, is_ready: bool) -> Change {
@@ -120,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_an_ended_pod_belongs_to_the_next_pod() {
+    fn the_former_address_of_a_pod_belongs_to_the_next_pod() {
         let mut pods = LocalPods::default();
-        let ended = || LocalPod { has_ended: true, ..pod("a", &["10.0.0.1"], false) };
-        assert_eq!(pods.put(&ended()), [at("10.0.0.1", false)]);
+        let former = || LocalPod { is_attached: false, ..pod("a", &["10.0.0.1"], false) };
+        assert_eq!(pods.put(&former()), [at("10.0.0.1", false)]);
         assert_eq!(pods.put(&pod("b", &["10.0.0.1"], true)), [at("10.0.0.1", true)]);
-        assert_eq!(pods.put(&ended()), []);
+        assert_eq!(pods.put(&former()), []);
         assert_eq!(pods.take("a"), []);
         assert_eq!(pods.put(&pod("b", &["10.0.0.1"], false)), [at("10.0.0.1", false)]);
     }
@@ -141,9 +142,9 @@ mod tests {
         let with = |host: bool| -> Pod {
             serde_json::from_value(json!({"spec": {"hostNetwork": host, "containers": []}})).unwrap()
         };
-        assert!(LocalPod::of("a", &with(true), &status("False")).addresses.is_empty());
+        assert!(LocalPod::of("a", &with(true), &status("False"), true).addresses.is_empty());
         let (pod, status) = (with(false), status("True"));
-        let own = LocalPod::of("a", &pod, &status);
-        assert_eq!((own.addresses.len(), own.is_ready, own.has_ended), (1, true, false));
+        let own = LocalPod::of("a", &pod, &status, true);
+        assert_eq!((own.addresses.len(), own.is_ready, own.is_attached), (1, true, true));
     }
 }

@@ -159,7 +159,7 @@ async fn a_pod_of_this_node_that_is_not_ready_leaves_its_services_at_once() {
         uid: "u",
         addresses: vec!["10.42.0.2".parse().unwrap()],
         is_ready,
-        has_ended: false,
+        is_attached: true,
     };
     cache.report_pod(&pod(true));
     assert!(is_ready() && changes.take().is_empty());
