@@ -146,8 +146,7 @@ impl<'a> Transaction<'a> {
         let flags = flag(spec.intervals, INTERVAL)
             | flag(is_map, MAP)
             | flag(spec.dynamic.is_some(), TIMEOUT | EVAL)
-            // Older kernels free elements without connections only in sets with a timeout.
-            | flag(spec.counted.is_some(), TIMEOUT | EVAL);
+            | flag(spec.counted.is_some(), EVAL);
         let mut set = self.named().text(2, spec.name).number(3, flags);
         set = set.number(4, spec.key.0).number(5, spec.key.1);
         if let Some((kind, length)) = spec.value {
