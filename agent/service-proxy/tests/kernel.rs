@@ -251,7 +251,7 @@ fn short_connections_succeed_while_endpoints_change() {
 fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
     const NEW: u16 = 0x100;
     const FLAGS: u16 = 0x4 | 0x600; // NLM_F_ACK, NLM_F_CREATE | NLM_F_EXCL
-    const ANSWERED_AND_ASSURED: u32 = 0x2 | 0x4;
+    const STATUS: u32 = 0x2 | 0x4 | 0x8; // IPS_SEEN_REPLY, IPS_ASSURED, IPS_CONFIRMED
     let client = std::net::Ipv4Addr::from(0xc612_0000 + (number & 0x1_ffff)).octets();
     let client_port = 1000 + u16::try_from(number >> 17).unwrap();
     let server = [203, 0, 113, 1];
@@ -263,7 +263,7 @@ fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
     };
     let (client, server) = ((client, client_port), (server, port));
     let entry = Attributes::default().nest(1, tuple(client, server)).nest(2, tuple(server, client));
-    let entry = entry.number(3, ANSWERED_AND_ASSURED).number(7, 600);
+    let entry = entry.number(3, STATUS).number(7, 600);
     match channel.request(NEW, FLAGS, 2, &entry) {
         Ok(answer) => {
             !messages(&answer).any(|message| kind_of(message) == NLMSG_ERROR && errno_of(message) > 0)
