@@ -5,11 +5,11 @@
 //! (`ct count`), and drops the first packet of one more. TCP connections that are closed do not count. Packets of
 //! existing connections cost two comparisons. When the table is made again, counting begins again.
 //!
-//! The kernel looks at all connections of a counter once in each tick of its clock, and Linux before 6.19 removes only 8
-//! ended ones then. So the connections of an address have many counters: a hash of the destination and the ports chooses one
-//! of them. A new connection costs a hash and two look-ups, and a look at one counter. With one counter for an address, one
-//! with 8,000 connections began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores); with parts it is not
-//! measured yet.
+//! The kernel looks at all connections of a counter once in each tick of its clock, and Linux before 6.19 removes only
+//! 8 ended ones then. So the connections of an address have many counters: a hash of the destination and the ports
+//! chooses one of them. A new connection costs a hash and two look-ups, and a look at one counter. With one counter for
+//! an address, one with 8,000 connections began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores);
+//! with parts it is not measured yet.
 //!
 //! Packets without ports, whose protocol has no header of four bytes, are not counted. The kernel replaces their
 //! connections when the table is full.
@@ -34,7 +34,8 @@ const CHAIN: &str = "begin";
 const PART: u32 = 256;
 /// Maximum counters of an address.
 const PARTS_MAX: u32 = 256;
-/// Maximum counters of all addresses. Further ones have no limit. The kernel allocates 16 bytes for each of them in advance.
+/// Maximum counters of all addresses. Further ones have no limit. The kernel allocates 16 bytes for each of them in
+/// advance.
 const COUNTERS_MAX: u32 = 32768;
 /// Maximum counters that are paused.
 const PAUSED_MAX: u32 = 8192;
@@ -100,8 +101,8 @@ impl ConnectionLimit {
         &self.table
     }
 
-    /// Sets the maximum for tables that are made from now on. 0: no limit. `None`: a quarter of the connections that the kernel
-    /// tracks.
+    /// Sets the maximum for tables that are made from now on. 0: no limit. `None`: a quarter of the connections that
+    /// the kernel tracks.
     pub(crate) fn set(&self, max: Option<u32>) {
         let max = match max {
             Some(0) => Max::Unlimited,

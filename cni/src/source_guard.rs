@@ -1,6 +1,6 @@
 //! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
-//! neighbour discovery. They send only so many frames to groups, because the bridge copies these to all ports: questions of
-//! ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
+//! neighbour discovery. They send only so many frames to groups, because the bridge copies these to all ports:
+//! questions of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
 //!
 //! One table of the family `bridge`, because the frames must be judged at the port, before the bridge forwards them. A
 //! frame of IPv4 costs one look-up in a hash set, others two, and one more to groups. The content is derived from the
@@ -183,7 +183,8 @@ impl SourceGuard {
         Ok(())
     }
 
-    /// Makes the table without the limit of frames to groups, which the kernel may lack: sources are checked in any case.
+    /// Makes the table without the limit of frames to groups, which the kernel may lack: sources are checked in any
+    /// case.
     fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
         state.is_unlimited = true;
         let made = self.make(state);

@@ -11,8 +11,8 @@
 //!                            ─► reject or drop
 //! ```
 //!
-//! Established connections leave each filter at its first rule. The first packet of a connection to a cluster IP costs two
-//! look-ups: its chain and its target.
+//! Established connections leave each filter at its first rule. The first packet of a connection to a cluster IP costs
+//! two look-ups: its chain and its target.
 
 use coracle_nft::{
     BaseChain, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Meta, R0, Rule, SetSpec,

@@ -246,8 +246,8 @@ fn short_connections_succeed_while_endpoints_change() {
     });
 }
 
-/// Makes an entry of a connection by UDP that has been answered, which the kernel does not replace by another one. Returns
-/// whether the table had room for it.
+/// Makes an entry of a connection by UDP that has been answered, which the kernel does not replace by another one.
+/// Returns whether the table had room for it.
 fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
     const NEW: u16 = 0x100;
     const FLAGS: u16 = 0x4 | 0x600; // NLM_F_ACK, NLM_F_CREATE | NLM_F_EXCL

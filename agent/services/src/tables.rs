@@ -38,8 +38,8 @@ pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
     all.filter_map(|address| address.parse().ok())
 }
 
-/// Whether the endpoints of a service are the ready pods that it selects. Otherwise the author of the service, or of its
-/// slices, decides which endpoints take traffic.
+/// Whether the endpoints of a service are the ready pods that it selects. Otherwise the author of the service, or of
+/// its slices, decides which endpoints take traffic.
 fn follows_readiness(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     spec.is_some_and(|spec| {

@@ -335,8 +335,8 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, ADD).number(4, R0).nest(7, count))
     }
 
-    /// Matches packets of the key in the registers from `R0` that are more than `rate` a second, after `burst` at once. The
-    /// set has an element for each key, which measures its packets (`limit rate over`).
+    /// Matches packets of the key in the registers from `R0` that are more than `rate` a second, after `burst` at once.
+    /// The set has an element for each key, which measures its packets (`limit rate over`).
     #[must_use]
     pub fn more_packets_than(self, set: &str, rate: u64, burst: u32) -> Self {
         const UPDATE: u32 = 1;
@@ -357,8 +357,8 @@ impl Rule {
         self.push("numgen", data.number(4, 0))
     }
 
-    /// Loads a number below `modulus`, which is at least 2, that is derived from `length` bytes in the registers from `of`, in host byte order
-    /// (`jhash`). Equal bytes have equal numbers in all rules.
+    /// Loads a number below `modulus`, which is at least 2, that is derived from `length` bytes in the registers from
+    /// `of`, in host byte order (`jhash`). Equal bytes have equal numbers in all rules.
     #[must_use]
     pub fn hash(self, (of, length): (u32, u32), modulus: u32, into: u32) -> Self {
         const JENKINS: u32 = 0;
