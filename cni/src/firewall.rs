@@ -373,7 +373,9 @@ impl Firewall {
         let mut is_changed = false;
         if std::mem::take(&mut state.is_known) && had_content && !is_empty {
             let [before, now] = ledger.change();
-            is_changed = self.commit(state, nft::change(&self.table, &before, &now), "change").is_ok();
+            let entrances = nft::Entrances { ports: ledger.have_ports(), served: &self.served };
+            let batch = nft::change(&self.table, &before, &now, &entrances);
+            is_changed = self.commit(state, batch, "change").is_ok();
         }
         if !is_changed {
             // The table in the kernel was incomplete.

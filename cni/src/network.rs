@@ -206,9 +206,9 @@ impl Network {
         Ok(network)
     }
 
-    /// Limits the connections of each pod of the default network; 0, or no call: no limit. Must be called before
-    /// [`set_pod_cidrs`](Self::set_pod_cidrs).
-    pub fn set_max_connections(&self, max: u32) {
+    /// Limits the connections of each pod of the default network. 0, or no call: no limit; `None`: a quarter of the
+    /// connections that the kernel tracks. Must be called before [`set_pod_cidrs`](Self::set_pod_cidrs).
+    pub fn set_max_connections(&self, max: Option<u32>) {
         if let Some(connections) = &self.inner.host.connections {
             connections.set(max);
         }

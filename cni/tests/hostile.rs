@@ -99,24 +99,31 @@ async fn add(network: &Network, pod: &Pod, ports: Vec<PortMapping>) {
 
 /// Sends a raw frame.
 fn send(frame: &[u8]) {
+    send_times(frame, 1);
+}
+
+/// Sends a raw frame as often as given.
+fn send_times(frame: &[u8], times: u64) {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
     // SAFETY: all-zero bytes are a valid sockaddr_ll.
     let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     to.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
     to.sll_ifindex = nix::net::if_::if_nametoindex("eth0").unwrap().cast_signed();
     let length = u32::try_from(size_of_val(&to)).unwrap();
-    // SAFETY: frame and address outlive the call, and the lengths are theirs.
-    let sent = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            frame.as_ptr().cast(),
-            frame.len(),
-            0,
-            (&raw const to).cast(),
-            length,
-        )
-    };
-    assert_eq!(sent, isize::try_from(frame.len()).unwrap(), "{}", std::io::Error::last_os_error());
+    for _ in 0..times {
+        // SAFETY: frame and address outlive the call, and the lengths are theirs.
+        let sent = unsafe {
+            libc::sendto(
+                socket.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                0,
+                (&raw const to).cast(),
+                length,
+            )
+        };
+        assert_eq!(sent, isize::try_from(frame.len()).unwrap(), "{}", std::io::Error::last_os_error());
+    }
 }
 
 fn mac_of(interface: &str) -> [u8; 6] {
@@ -305,11 +312,27 @@ fn solicitation(from: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
     [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
 }
 
+/// A question for the neighbour with the address `target` (RFC 4861 §4.3), to all nodes.
+fn question(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
+    let all: Ipv6Addr = "ff02::1".parse().unwrap();
+    let mut body = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
+    let addresses = [source.octets(), all.octets()].concat();
+    let sum = checksum(&[&addresses[..], &[0, 0, 0, 24], &[0, 0, 0, 58], &body].concat());
+    body[2..4].copy_from_slice(&sum);
+    let header = [&[0x60, 0, 0, 0, 0, 24, 58, 255][..], &addresses].concat();
+    [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
+}
+
+/// A counter of ICMPv6 messages of the node.
+fn counter(name: &str) -> u64 {
+    let counters = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+    let found = counters.lines().find_map(|line| line.strip_prefix(name));
+    found.map_or(0, |count| count.trim().parse().unwrap())
+}
+
 /// Number of router solicitations that the node received.
 fn solicited() -> u64 {
-    let counters = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
-    let found = counters.lines().find_map(|line| line.strip_prefix("Icmp6InRouterSolicits"));
-    found.map_or(0, |count| count.trim().parse().unwrap())
+    counter("Icmp6InRouterSolicits")
 }
 
 /// Entries of the node's neighbour table with this hardware address.
@@ -384,6 +407,31 @@ fn a_pod_sends_only_from_its_own_addresses() {
             !String::from_utf8_lossy(&Command::new("nft").args(["list", "tables"]).output().unwrap().stdout)
                 .contains("coracle")
         );
+    });
+}
+
+#[test]
+fn a_pod_does_not_flood_the_bridge_with_multicast() {
+    const FRAMES: u64 = 10_000;
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        ip("addr add fd99::1/64 dev coracle0 nodad");
+        until_taken(&pod);
+        let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
+        let frame = question(pod.mac(), link_local, "fd99::99".parse().unwrap());
+        let flood = || {
+            let before = counter("Icmp6InNeighborSolicits");
+            let frame = frame.clone();
+            pod.within(move || send_times(&frame, FRAMES));
+            // Datagrams to one destination still arrive.
+            until_taken(&pod);
+            counter("Icmp6InNeighborSolicits") - before
+        };
+        let received = flood();
+        assert!((1..FRAMES / 2).contains(&received), "{received} of {FRAMES}");
+        disable_guard();
+        eventually("the flood arrives without the rules", 20, || flood() > FRAMES / 2);
+        network.remove().await.unwrap();
     });
 }
 

@@ -124,6 +124,22 @@ impl EndpointSlice {
         };
         Arc::new(self)
     }
+
+    /// Whether an endpoint for which `of` is true takes traffic.
+    pub(crate) fn serves(&self, of: impl Fn(IpAddr) -> bool) -> bool {
+        let mut those = self.endpoints.iter().filter(|endpoint| endpoint.address.is_some_and(&of));
+        those.any(|endpoint| endpoint.conditions.is_ready() || endpoint.conditions.is_serving())
+    }
+
+    /// The slice with endpoints that take no traffic: those for which `of` is true.
+    pub(crate) fn without(&self, of: impl Fn(IpAddr) -> bool) -> Self {
+        let mut slice = self.clone();
+        let those = slice.endpoints.iter_mut().filter(|endpoint| endpoint.address.is_some_and(&of));
+        those.for_each(|endpoint| {
+            (endpoint.conditions.ready, endpoint.conditions.serving) = (Some(false), Some(false));
+        });
+        slice
+    }
 }
 
 // === impl Conditions ===
@@ -212,6 +228,17 @@ mod tests {
         let left: Vec<_> =
             slice.endpoints.iter().map(|endpoint| endpoint.address.unwrap().to_string()).collect();
         assert_eq!(left, ["10.0.0.1", "fd00::1"]);
+    }
+
+    #[test]
+    fn some_endpoints_take_no_traffic() {
+        let slice: EndpointSlice = serde_json::from_value(json!({"metadata": {}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}], "ports": null}))
+        .unwrap();
+        let first = |address: IpAddr| address == IpAddr::from([10, 0, 0, 1]);
+        assert!(slice.serves(first));
+        let without = slice.without(first);
+        assert!(!without.serves(first) && without.serves(|address| !first(address)));
     }
 
     #[test]

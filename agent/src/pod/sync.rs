@@ -223,6 +223,7 @@ impl Sync {
             Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
                 self.inputs.pods.take(uid);
+                self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
                 self.retry_resizes();
             }
@@ -231,7 +232,14 @@ impl Sync {
 
     /// The API server has listed all pods: pods that run or are stored without an object must end.
     fn complete(&mut self, uids: &HashSet<String>) {
-        self.finished.retain(|uid| uids.contains(uid));
+        let services = &self.node.services;
+        self.finished.retain(|uid| {
+            let exists = uids.contains(uid);
+            if !exists {
+                services.remove_pod(uid);
+            }
+            exists
+        });
         let stale: Vec<(String, Arc<Pod>)> = self
             .handles
             .iter()
@@ -282,6 +290,8 @@ impl Sync {
                 let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());
                 if matches!(desired, Some(DesiredPod::Run(_))) {
                     self.finished.insert(uid);
+                } else {
+                    self.node.services.remove_pod(&uid);
                 }
             }
             Err(error) => tracing::error!(%error, "a pod's worker panicked"),

@@ -30,6 +30,7 @@ use super::resize_state::ResizeState;
 use super::state::{DesiredPod, EVICTED, ObservedPod, Probed, Verdict, WorkerState};
 use super::status::{self, write::Update};
 use crate::event_recorder::Level;
+use crate::service_cache::LocalPod;
 use crate::volume::{self, Volumes};
 use probes::Probes;
 
@@ -388,6 +389,8 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
+        let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());
+        self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status, is_attached));
         let known =
             self.reported.as_deref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {

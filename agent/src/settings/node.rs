@@ -61,7 +61,7 @@ settings! {
     /// Pods of the built-in network send from their own addresses only (hardware, IP, ARP, neighbour discovery).
     check_pod_sources: bool = default "true", "BOOL";
     /// Maximum connections that a pod of the built-in network begins and the node tracks at the same time; 0: no limit.
-    pod_max_connections: u32 = default "0", "COUNT";
+    pod_max_connections: Option<u32> = unset "a quarter of net.netfilter.nf_conntrack_max", "COUNT";
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";

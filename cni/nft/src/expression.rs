@@ -335,12 +335,37 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, ADD).number(4, R0).nest(7, count))
     }
 
+    /// Matches packets of the key in the registers from `R0` that are more than `rate` a second, after `burst` at once.
+    /// The set has an element for each key, which measures its packets (`limit rate over`).
+    #[must_use]
+    pub fn more_packets_than(self, set: &str, rate: u64, burst: u32) -> Self {
+        const UPDATE: u32 = 1;
+        const PACKETS: u32 = 0;
+        const OVER: u32 = 1;
+        const SECOND: u64 = 1;
+        let limit = Attributes::default().bytes(1, &rate.to_be_bytes()).bytes(2, &SECOND.to_be_bytes());
+        let limit = limit.number(3, burst).number(4, PACKETS).number(5, OVER);
+        let limit = Attributes::default().text(1, "limit").nest(2, limit);
+        self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0).nest(7, limit))
+    }
+
     /// Loads a random number below `modulus`, in host byte order.
     #[must_use]
     pub fn random(self, modulus: u32, into: u32) -> Self {
         const RANDOM: u32 = 1;
         let data = Attributes::default().number(1, into).number(2, modulus).number(3, RANDOM);
         self.push("numgen", data.number(4, 0))
+    }
+
+    /// Loads a number below `modulus`, which is at least 2, that is derived from `length` bytes in the registers from
+    /// `of`, in host byte order (`jhash`). Equal bytes have equal numbers in all rules.
+    #[must_use]
+    pub fn hash(self, (of, length): (u32, u32), modulus: u32, into: u32) -> Self {
+        const JENKINS: u32 = 0;
+        // Without a seed the kernel chooses another one for each rule.
+        const SEED: u32 = 1;
+        let data = Attributes::default().number(1, of).number(2, into).number(3, length);
+        self.push("hash", data.number(4, modulus).number(5, SEED).number(7, JENKINS))
     }
 
     /// Translates the destination to the address in `R0` and the port in the register after it.

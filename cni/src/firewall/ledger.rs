@@ -83,6 +83,13 @@ impl<T: Ord + Clone> Counted<T> {
     fn is_changed(&self) -> bool {
         self.changed().next().is_some()
     }
+
+    /// Whether there were objects before, and whether there are some now.
+    fn exist(&self) -> [bool; 2] {
+        let before = self.changed().any(|(_, before, _)| before);
+        let added = self.changed().filter(|(_, _, now)| *now).count();
+        [before || self.counts.len() > added, !self.counts.is_empty()]
+    }
 }
 
 // === impl Ledger ===
@@ -159,6 +166,13 @@ impl Ledger {
             || self.loopback.is_changed()
             || self.isolated.is_changed()
             || self.opened.is_changed()
+    }
+
+    /// Whether there were host ports before, and whether there are some now.
+    pub(super) fn have_ports(&self) -> [bool; 2] {
+        let ([was, is], [was_conditional, is_conditional]) =
+            (self.mappings.exist(), self.conditional.exist());
+        [was || was_conditional, is || is_conditional]
     }
 
     /// The previous and the present content. It has only the elements that changed. It has the rules only if

@@ -224,6 +224,7 @@ fn the_content_after_changes_is_that_of_all_claims() {
         assert_eq!(index.ledger.is_empty(), wanted == Plan::default());
         if random % 3 == 0 {
             let [before, now] = index.ledger.change();
+            assert_eq!(index.ledger.have_ports(), [known.has_ports(), wanted.has_ports()], "round {round}");
             let elements = &(&known.mappings - &before.mappings) | &now.mappings;
             assert_eq!(elements, wanted.mappings, "round {round}");
             assert_eq!(&(&known.untouched - &before.untouched) | &now.untouched, wanted.untouched);

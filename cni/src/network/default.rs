@@ -117,6 +117,7 @@ impl Network {
         host.firewall.put(&claim(state))?;
         coracle_fault::point("recover.network-ranges");
         host.firewall.repair()?;
+        sysctl::room_for_connections();
         if let Some(connections) = &host.connections {
             connections.make(&config.bridge);
         }

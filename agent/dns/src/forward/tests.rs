@@ -82,6 +82,27 @@ async fn equal_questions_at_the_same_time_are_one_query() {
 }
 
 #[tokio::test]
+async fn a_server_that_hangs_is_queried_last() {
+    let (hanging, other) = (Other::start(60).await, Other::start(60).await);
+    hanging.is_silent.send_replace(true);
+    let servers = vec![hanging.address, other.address];
+    let stub = StubDomain { domain: "example.".to_owned(), servers };
+    let upstream = Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default()));
+    let order = || -> Vec<_> {
+        let servers = upstream.servers.of(&question("a.example.").0);
+        servers.iter().map(|server| server.address).collect()
+    };
+    assert_eq!(order(), [hanging.address, other.address]);
+    let resolve = |name: &str| upstream.resolve(question(name));
+    // At the same time: each of them waits for the server that hangs.
+    let names = ["a.example.", "b.example.", "c.example.", "d.example."];
+    let [a, b, c, d] = names.map(resolve);
+    let answers: [Message; 4] = tokio::join!(a, b, c, d).into();
+    assert!(answers.iter().all(|answer| answer.answers.len() == 1));
+    assert_eq!(order(), [other.address, hanging.address]);
+}
+
+#[tokio::test]
 async fn without_servers_the_answer_is_a_failure() {
     let upstream = Other::start(60).await.upstream();
     let answer = upstream.resolve(question("other.")).await;

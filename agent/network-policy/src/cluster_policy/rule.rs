@@ -121,6 +121,9 @@ fn rule_of(value: &Value, direction: Direction, problems: &mut Vec<String>) -> R
     for protocol in raw.protocols.iter().flatten() {
         protocol.add_to(&mut ports)?;
     }
+    if direction == Direction::Ingress && peers.iter().any(Peer::is_of_egress) {
+        return Err("nodes, networks and domainNames are peers of egress rules".to_owned());
+    }
     let peers = peers_of(&peers, action, problems)?;
     Ok(Rule { action, peers: Some(peers), ports: Some(ports).filter(|ports| *ports != PortList::default()) })
 }
@@ -165,6 +168,18 @@ fn add_range(ports: &mut PortList, protocol: u8, first: u16, last: u16) -> Resul
         false => drop(ports.ranges.insert((protocol, first, last))),
     }
     Ok(())
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// Whether only egress rules have such a peer. In an ingress rule it is an unknown field.
+    fn is_of_egress(&self) -> bool {
+        match self {
+            Self::Namespaces(_) | Self::Pods(_) => false,
+            Self::Nodes(_) | Self::Networks(_) | Self::DomainNames(_) => true,
+        }
+    }
 }
 
 // === impl Port ===

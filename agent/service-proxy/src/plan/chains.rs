@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::{NodeView, Port};
 use crate::endpoints::{Target, TrafficEndpoints};
-use crate::layout::{MASQUERADE, address};
+use crate::layout::{MASQUERADE, address, masquerade_outside};
 use crate::program::{Affinity, Program};
 
 /// The chains of one service port in one family. Their names show the service to readers of `nft list ruleset`.
@@ -62,6 +62,19 @@ impl Chains {
             None => vec![self.translate(targets)],
             Some(timeout) => self.remembering(program, targets, timeout),
         };
+        program.chains.insert(chain.clone(), rules);
+        chain
+    }
+
+    /// Makes the chain for packets to the cluster IPs, with one of our balancing chains. Returns its name.
+    pub(super) fn make_internal(&self, program: &mut Program, balancing: &str, node: &NodeView) -> String {
+        let chain = format!("internal {}", self.base);
+        #[cfg(test)]
+        if let Some(targets) = program.targets.get(balancing).cloned() {
+            program.targets.insert(chain.clone(), targets);
+        }
+        let outside = masquerade_outside(self.is_ipv4, node);
+        let rules = outside.into_iter().chain([Rule::default().goto(balancing)]).collect();
         program.chains.insert(chain.clone(), rules);
         chain
     }
