@@ -374,7 +374,7 @@ impl Network {
             return self.del(id).await;
         }
         // From here on GC does not restore its host ports.
-        inner.cache.leave(id);
+        inner.cache.mark_releasing(id);
         inner.host.firewall.remove_sandbox(id)?;
         coracle_fault::point("network.released");
         self.schedule_removal(id);
@@ -395,14 +395,14 @@ impl Network {
     async fn release_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
         // From here on GC restores nothing of it.
-        self.inner.cache.leave(&entry.at.container_id);
+        self.inner.cache.mark_releasing(&entry.at.container_id);
         let _shared = entry.list.is_in_process().then_some(shared);
         self.delete_attachment(entry).await
     }
 
     async fn delete_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let mut at = entry.at.clone();
-        self.inner.cache.leave(&at.container_id);
+        self.inner.cache.mark_releasing(&at.container_id);
         // The path may lead to another namespace by now.
         at.netns = at.netns.filter(|path| entry.netns_id.is_some() && netns::id(path) == entry.netns_id);
         self.invoker().del(&entry.list, &at, entry.result.as_ref()).await?;

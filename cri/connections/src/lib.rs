@@ -62,7 +62,7 @@ pub struct Connections {
     inner: Arc<Inner>,
 }
 
-/// One of the connections that the limits allow. Dropping it releases it.
+/// An admitted connection. It counts in the limits until the slot is dropped.
 #[derive(Debug)]
 pub struct Slot {
     inner: Arc<Inner>,
@@ -134,7 +134,7 @@ impl std::fmt::Display for Refusal {
 // === impl Connections ===
 
 impl Connections {
-    /// Without connections.
+    /// A port with these limits and no connections.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { inner: Arc::new(Inner { limits, state: Mutex::default() }) }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn proven_connections_are_not_evicted_and_limited_per_source() {
+    fn authenticated_connections_are_limited_per_source_and_not_evicted() {
         let port = Connections::new(LIMITS);
         let authenticated: Vec<Slot> = (0..5)
             .map(|_| {
