@@ -119,7 +119,7 @@ async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: 
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.
         () = requests(connection, tls, backend, slot.clone()) => {}
-        () = slot.expired() => tracing::debug!("closed a connection without an authenticated request"),
+        () = slot.expired() => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
     }
 }
 

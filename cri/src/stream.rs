@@ -237,6 +237,6 @@ async fn serve_connection(service: StreamService, connection: TcpStream, slot: A
         served = served => if let Err(error) = served {
             debug!(%error, "a streaming connection failed");
         },
-        () = slot.expired() => debug!("closed a streaming connection without a token"),
+        () = slot.expired() => debug!("closed a streaming connection that was evicted or had no valid token in time"),
     }
 }
