@@ -220,7 +220,7 @@ impl<'a> Port<'a> {
         self.connectionless(program, None, node_port);
     }
 
-    /// Where packets to the cluster IPs go.
+    /// The destination of packets to the cluster IPs.
     fn destination(&self, program: &mut Program, chains: &Chains, is_local: bool) -> Destination {
         let targets = if is_local { &self.choice.local } else { &self.choice.cluster };
         if targets.is_empty() {

@@ -76,7 +76,7 @@ fn wanted(security: &LinuxContainerSecurityContext) -> Result<(Option<ProfileTyp
     if let Some(profile) = &security.apparmor {
         let kind = profile.profile_type();
         if kind == ProfileType::Localhost && profile.localhost_ref.is_empty() {
-            return Err("a localhost profile needs a name".to_owned());
+            return Err("localhost_ref is empty, but the profile is a localhost profile".to_owned());
         }
         return Ok((Some(kind), trim(&profile.localhost_ref)));
     }

@@ -39,7 +39,7 @@ struct Level {
     name: CString,
 }
 
-/// Removes a file or a directory tree. An absent path is a success. A symbolic link is removed itself, not
+/// Removes a file or a directory tree. An absent path is not an error. A symbolic link is removed itself, not
 /// its target.
 ///
 /// # Errors
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_removed_and_an_absent_path_is_a_success() {
+    fn a_file_is_removed_and_an_absent_path_is_not_an_error() {
         let place = tempfile::tempdir().expect("directory");
         fs::write(place.path().join("file"), "file").expect("write");
         let opened = fs::File::open(place.path()).expect("open");

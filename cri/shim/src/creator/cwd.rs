@@ -27,7 +27,7 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
             let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();
             mount.source().as_deref().map(|source| (source, below))
         }
-        // A new file system: it does not exist yet.
+        // A file system that is mounted later, such as a tmpfs.
         Some(_) => None,
     }
 }
