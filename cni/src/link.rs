@@ -41,7 +41,8 @@ pub(crate) struct Links {
     task: tokio::task::JoinHandle<()>,
     /// Whether the links belong to the caller's own namespace.
     is_here: bool,
-    /// Held while a bridge is looked up, made and marked: until then a concurrent call would treat it as a foreign bridge.
+    /// Held while a bridge is looked up, made and marked: until then a concurrent call would treat it as a foreign
+    /// bridge.
     bridging: tokio::sync::Mutex<()>,
 }
 
@@ -167,8 +168,8 @@ impl Links {
         Ok((link, is_new))
     }
 
-    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether they do: the kernel needs
-    /// the module `br_netfilter`, and has the module's sysctls only while it is loaded.
+    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether they do: the kernel
+    /// needs the module `br_netfilter`, and has the module's sysctls only while it is loaded.
     pub(crate) async fn filter_bridge(&self, name: &str) -> Result<bool, Error> {
         let message = LinkBridge::new(name).append_info_data(InfoBridge::NfCallIpTables(true));
         let message = message.append_info_data(InfoBridge::NfCallIp6Tables(true)).build();
@@ -221,8 +222,8 @@ impl Links {
                 false => failed("create veth", pair.host)(error),
             })?;
         }
-        // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the port.
-        // No frame can arrive before the peer is up.
+        // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the
+        // port. No frame can arrive before the peer is up.
         sysctl::no_ipv6(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
         Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })

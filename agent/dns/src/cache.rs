@@ -15,8 +15,8 @@ const GENERATION_BYTES: usize = 4 << 20;
 const MAX_ANSWER_BYTES: usize = 4096;
 /// Maximum time for which an answer is used, whatever its time to live.
 const MAX_TTL: Duration = Duration::from_secs(3600);
-/// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names visible
-/// soon.
+/// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
+/// visible soon.
 const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 /// Time after its expiry in which an answer is used while no server responds (RFC 8767).
 const MAX_STALE: Duration = Duration::from_secs(3600);
@@ -47,8 +47,9 @@ pub(crate) enum Cached {
     Stale(Message),
 }
 
-/// A cache of two generations. When the new generation is full, the old one is dropped and the new one becomes the old one.
-/// An entry that is used moves to the new generation. So number and size of the entries are bounded, and used entries stay.
+/// A cache of two generations. When the new generation is full, the old one is dropped and the new one becomes the old
+/// one. An entry that is used moves to the new generation. So number and size of the entries are bounded, and used
+/// entries stay.
 #[derive(Default)]
 pub(crate) struct Cache {
     new: HashMap<Question, Entry>,

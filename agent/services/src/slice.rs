@@ -184,8 +184,9 @@ fn first_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ip
     Ok(address.filter(|address| may_be_an_endpoint(*address)))
 }
 
-/// Whether the address may be an endpoint. Upstream's validation rejects loopback, link-local and unspecified addresses: they
-/// would lead clients to services of the node itself. The others that this function rejects are no address of one pod.
+/// Whether the address may be an endpoint. Upstream's validation rejects loopback, link-local and unspecified
+/// addresses: they would lead clients to services of the node itself. The others that this function rejects are no
+/// address of one pod.
 fn may_be_an_endpoint(address: IpAddr) -> bool {
     let special = match address {
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local() || ip.is_broadcast(),

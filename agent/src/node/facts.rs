@@ -143,8 +143,8 @@ fn binary(kib: u64) -> String {
     }
 }
 
-/// Amounts that pods cannot use: the thresholds of hard evictions, below which the node has memory or disk pressure. The
-/// kubelet subtracts them in the same way.
+/// Amounts that pods cannot use: the thresholds of hard evictions, below which the node has memory or disk pressure.
+/// The kubelet subtracts them in the same way.
 fn eviction_reserve(
     capacity: &BTreeMap<String, Quantity>,
     eviction: &EvictionThresholds,

@@ -1,7 +1,7 @@
 //! Ranges of the cluster's addresses. Each node gets a part of each pod range; services have a range of their own.
 //!
-//! Invalid ranges are rejected at the start of the process. Otherwise nodes would get no range, or addresses of pods and
-//! services would overlap, which a controller would report only later.
+//! Invalid ranges are rejected at the start of the process. Otherwise nodes would get no range, or addresses of pods
+//! and services would overlap, which a controller would report only later.
 
 use ipnetwork::IpNetwork;
 

@@ -324,8 +324,8 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0))
     }
 
-    /// Matches a packet if its connection would be one more than `max` with the same key, in the registers from `R0`. The
-    /// set has an element for each key, which counts the connections (`ct count over`).
+    /// Matches a packet if its connection would be one more than `max` with the same key, in the registers from `R0`.
+    /// The set has an element for each key, which counts the connections (`ct count over`).
     #[must_use]
     pub fn more_connections_than(self, set: &str, max: u32) -> Self {
         const ADD: u32 = 0;

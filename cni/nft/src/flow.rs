@@ -74,8 +74,8 @@ pub struct MarkCounts {
 /// Maximum number of ports that are listed separately. For more ports one list of all connections is cheaper.
 const PORTS_MAX: usize = 16;
 
-/// Deletes the entries of the protocol and address family to the ports for which `stale` is true. For few ports, the kernel
-/// lists only the entries to them, if it supports the filter. Returns the number of listed entries.
+/// Deletes the entries of the protocol and address family to the ports for which `stale` is true. For few ports, the
+/// kernel lists only the entries to them, if it supports the filter. Returns the number of listed entries.
 ///
 /// # Errors
 /// When the kernel refuses the list; then no entry is deleted. When it refuses a deletion; then the other stale entries
@@ -119,8 +119,8 @@ pub fn delete_flows(
 /// its mark.
 ///
 /// # Errors
-/// When the kernel refuses the list; then no connection is changed. When it refuses a change; then the other connections
-/// are still changed, and the first error is returned.
+/// When the kernel refuses the list; then no connection is changed. When it refuses a change; then the other
+/// connections are still changed, and the first error is returned.
 pub fn mark_flows(
     channel: &mut Channel,
     ends: FlowSelector,

@@ -57,8 +57,8 @@ pub struct SetSpec<'a> {
     pub intervals: bool,
     /// Rules add elements, at most this number. The kernel removes an element after this time.
     pub dynamic: Option<(Duration, u32)>,
-    /// Rules add elements that count connections, at most this number of elements. The kernel removes an element without
-    /// connections.
+    /// Rules add elements that count connections, at most this number of elements. The kernel removes an element
+    /// without connections.
     pub counted: Option<u32>,
 }
 

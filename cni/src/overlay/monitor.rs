@@ -105,8 +105,8 @@ mod filter {
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-    /// The filter: passes messages about routes, addresses and these interfaces. BPF loads words in network byte order, but
-    /// netlink writes native order.
+    /// The filter: passes messages about routes, addresses and these interfaces. BPF loads words in network byte order,
+    /// but netlink writes native order.
     fn program(indexes: &[u32]) -> Vec<libc::sock_filter> {
         let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
         let always = [libc::RTM_NEWROUTE, libc::RTM_DELROUTE, libc::RTM_NEWADDR, libc::RTM_DELADDR];

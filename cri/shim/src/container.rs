@@ -123,8 +123,8 @@ impl Container {
         }
     }
 
-    /// When the container's outputs may be read again, if it writes too fast. `None` after the end of its first process,
-    /// because the rest of the output has a deadline.
+    /// When the container's outputs may be read again, if it writes too fast. `None` after the end of its first
+    /// process, because the rest of the output has a deadline.
     pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.is_alive().then(|| self.stdio.paused_until(now))?
     }

@@ -168,8 +168,8 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// Determines why the content cannot be unpacked. Returns an error if spooled data or the host is at fault. The rest of
-    /// the blob is read, to check its digest, only if another host could have better content.
+    /// Determines why the content cannot be unpacked. Returns an error if spooled data or the host is at fault. The
+    /// rest of the blob is read, to check its digest, only if another host could have better content.
     pub(crate) async fn check_rest(&mut self, why: io::Error) -> Result<(), RegistryError> {
         if self.kept {
             return Err(self.damaged(why));
