@@ -49,9 +49,9 @@ pub struct Server {
     tls: TlsAcceptor,
 }
 
-/// This port may use one descriptor in this number of the process's descriptors.
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
-/// Maximum connections, whatever the descriptor limit.
+/// Maximum connections, even if the descriptor limit permits more.
 const CONNECTIONS: usize = 4 << 10;
 /// Maximum time without a request, and of sending a request's header, as in the API server.
 const IDLE: Duration = Duration::from_secs(90);
@@ -114,7 +114,7 @@ impl Server {
     }
 }
 
-/// Serves one connection until it ends, or until its slot is given to another connection.
+/// Serves one connection until it ends, or until its slot expires.
 async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: Arc<Slot>) {
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.

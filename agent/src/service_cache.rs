@@ -51,7 +51,9 @@ struct Shared {
     tables: Arc<RwLock<Tables>>,
     subscriptions: Mutex<Vec<Arc<Subscription>>>,
     progress: watch::Sender<Progress>,
+    /// Namespaces with changes that are not stored yet.
     unsaved: Mutex<BTreeSet<String>>,
+    /// Notified when a namespace is added to `unsaved`.
     unsaved_more: Notify,
 }
 
@@ -121,7 +123,7 @@ impl ServiceCache {
         subscription
     }
 
-    /// Wakes at each change.
+    /// A receiver that is notified of each change.
     pub(crate) fn changes(&self) -> watch::Receiver<Progress> {
         self.shared.progress.subscribe()
     }

@@ -30,10 +30,10 @@ pub struct ConnectionCounts {
 }
 
 /// Marks the connections that the policies do not allow, and removes the mark from the others. `of`: the addresses
-/// whose connections are judged; `None` judges all.
+/// whose connections are checked; `None` checks all.
 ///
 /// # Errors
-/// When the kernel refuses to list or to mark connections. The other connections are still judged; the first error is
+/// When the kernel refuses to list or to mark connections. The other connections are still checked; the first error is
 /// returned.
 pub fn judge_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<ConnectionCounts> {
     let mut channel = Channel::open()?;

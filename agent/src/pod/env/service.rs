@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-/// Variables of the API server's service, and with `links` of the namespace's services. A service of the namespace takes
-/// precedence over the API server's if it has the same name, as in the kubelet (`getServiceEnvVarMap`).
+/// Variables of the API server's service, and with `links` of the namespace's services. A service of the namespace
+/// takes precedence over the API server's if it has the same name, as in the kubelet (`getServiceEnvVarMap`).
 pub(super) fn environment(
     services: &[Arc<Service>],
     namespace: &str,

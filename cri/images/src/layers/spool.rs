@@ -66,8 +66,8 @@ impl Spools {
         Ok(Spools { directory, known: Mutex::new(known) })
     }
 
-    /// The spool of a blob, for one user at a time. `None` if another pull uses it or the disk refuses; the
-    /// pull then works without it.
+    /// The spool of a blob, for one user at a time. `None` if another pull uses the spool, or if its file cannot
+    /// be opened; the pull then works without a spool.
     pub(crate) fn take(self: &Arc<Spools>, digest: Digest) -> Option<Spool> {
         let mut known = self.known();
         if known.get(&digest).is_some_and(|known| known.busy) {
