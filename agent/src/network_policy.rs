@@ -63,7 +63,7 @@ struct Table {
 // === impl NetworkPolicies ===
 
 impl NetworkPolicies {
-    /// The task of this node. It reads the requests of the gate's other end.
+    /// The task of this node. It receives the requests of the [`PolicyGate`](gate::PolicyGate).
     pub(crate) fn new(node: &NodeContext, table: &str, end: GateEnd) -> Self {
         let GateEnd { requests, restricted } = end;
         let client = node.configs.client().clone();

@@ -363,7 +363,7 @@ impl Network {
 
     /// Removes the sandbox's network like [`del`](Self::del). If all plugins are our own, it returns when the host
     /// ports are free. The kernel removes the interface with the namespace, many at once; a sweep a moment later
-    /// removes what is left, and frees the addresses. Must be called when the namespace ends.
+    /// removes interfaces that still exist, and frees the addresses. Must be called when the namespace ends.
     ///
     /// # Errors
     /// When a record cannot be written, or the kernel or a plugin fails. The call can be repeated.

@@ -318,7 +318,7 @@ fn neighbours(mac: [u8; 6]) -> String {
     ip("neigh show").lines().filter(|line| line.contains(&text)).collect::<Vec<_>>().join("\n")
 }
 
-/// Number of addresses that the node believes to be at this hardware address, other than the pod's own.
+/// Number of addresses that the node's neighbour tables have for this hardware address, without the pod's own.
 fn claimed_by(mac: [u8; 6]) -> usize {
     neighbours(mac).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count()
 }

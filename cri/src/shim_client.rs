@@ -359,8 +359,8 @@ impl Shim {
         self.done(request::Call::ReopenLog(shim::ReopenLog { container_id }), self.times.answer).await
     }
 
-    /// Kills the rest of the container, unmounts its root and removes its cgroup. An absent container is a success, as the
-    /// CRI's RemoveContainer requires.
+    /// Kills the rest of the container, unmounts its root and removes its cgroup. An absent container is not an error,
+    /// as the CRI's RemoveContainer requires.
     pub async fn delete(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
         self.done(request::Call::Delete(shim::DeleteContainer { container_id }), self.times.end).await

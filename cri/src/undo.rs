@@ -144,7 +144,7 @@ impl Step {
         matches!(self, Self::SandboxRecord(_) | Self::ContainerRecord(_))
     }
 
-    /// The kind of the created thing, and its id or path.
+    /// The kind of the created object, and its id or path.
     fn describe(&self) -> (&'static str, String) {
         match self {
             Self::Level(id) => ("SELinux level", id.clone()),

@@ -82,7 +82,7 @@ impl Freezer {
         !self.unified
     }
 
-    /// Thaws the cgroup. An absent or thawed cgroup is a success.
+    /// Thaws the cgroup. An absent or thawed cgroup is not an error.
     pub(crate) fn thaw(&self) -> io::Result<()> {
         match self.write("0", "THAWED") {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
