@@ -1,8 +1,8 @@
 //! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
 //! neighbour discovery.
 //!
-//! One table of the family `bridge`, because the frames must be judged at the port, before the bridge forwards them. A
-//! frame costs two look-ups in hash sets, and one more for ARP. The content is derived from the attachments.
+//! One table of the family `bridge`, because the frames must be filtered at the port, before the bridge forwards them.
+//! A frame costs two look-ups in hash sets, and one more for ARP. The content is derived from the attachments.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -127,7 +127,7 @@ impl SourceGuard {
         self.make(&mut state)
     }
 
-    /// The netlink port that identifies own changes in notifications. `None` before the first change.
+    /// The netlink port that identifies the guard's own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channel.as_ref().map(Channel::port)

@@ -1,4 +1,4 @@
-//! Policies as parsed rules, and NetworkPolicies parsed.
+//! Parsed rules of policies, and the parser of NetworkPolicies.
 
 use std::collections::BTreeSet;
 
