@@ -283,14 +283,20 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
 /// state, and is kept.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let mut points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
-    points.retain(|point| Path::new(point).starts_with(dir) && Path::new(point) != dir);
-    points.sort_by_key(|point| std::cmp::Reverse(point.len()));
-    for point in points {
-        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
-            .with_context(|| format!("cannot unmount {point}"))?;
+    for point in mount_points_below(&table, dir) {
+        nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH)
+            .with_context(|| format!("cannot unmount {}", point.display()))?;
     }
     Ok(())
+}
+
+/// The mount points below `dir`, the deepest first. The table, mountinfo, escapes blanks and backslashes.
+fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
+    let unescaped = |point: &str| PathBuf::from(point.replace("\\040", " ").replace("\\134", "\\"));
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+    let mut points: Vec<PathBuf> = points.filter(|point| point.starts_with(dir) && point != dir).collect();
+    points.sort_by_key(|point| std::cmp::Reverse(point.as_os_str().len()));
+    points
 }
 
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
@@ -328,6 +334,15 @@ mod tests {
         drop(holder.kill());
         assert!(ended.is_some(), "it still runs");
         stop_holder(dir.path()).await.expect("no process holds the lock");
+    }
+
+    #[test]
+    fn mount_points_below_a_directory_with_a_blank_are_found() {
+        let table = "30 1 8:0 / / rw - ext4 /dev/sda rw\n31 30 0:28 / /a\\040b rw - tmpfs x rw\n\
+                     32 31 0:29 / /a\\040b/c rw - tmpfs x rw\n33 32 0:30 / /a\\040b/c/d rw - tmpfs x rw\n\
+                     34 30 0:31 / /a rw - tmpfs x rw\n";
+        let found = mount_points_below(table, Path::new("/a b"));
+        assert_eq!(found, [Path::new("/a b/c/d"), Path::new("/a b/c")]);
     }
 
     #[test]
