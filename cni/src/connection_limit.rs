@@ -8,7 +8,7 @@
 //! Off by default: the kernel looks at all counted connections of the address once in each tick of its clock. With 8,000
 //! connections an address began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores). Linux before 6.19 also
 //! removes only 8 ended connections of an address from its count in each tick. An address that begins more than 800 to 8,000
-//! short connections a second, by the kernel's HZ, seems to have more than it has.
+//! short connections a second, depending on the kernel's HZ, has a higher count than it has connections.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -48,7 +48,7 @@ struct State {
 // === impl ConnectionLimit ===
 
 impl ConnectionLimit {
-    /// The limit beside the firewall table of this name.
+    /// The limit, in a table that is named after the firewall table.
     pub(crate) fn beside(table: &str) -> Self {
         Self { table: format!("{table}-connections"), state: Mutex::default() }
     }
@@ -63,7 +63,8 @@ impl ConnectionLimit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).max = Some(max).filter(|max| *max > 0);
     }
 
-    /// Limits the connections from a bridge, unless it did so already. A failure is logged: pods run without the limit.
+    /// Limits the connections from a bridge, unless the table limits them already. A failure is logged: pods run
+    /// without the limit.
     pub(crate) fn make(&self, bridge: &str) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.bridge.as_deref() != Some(bridge) {
@@ -89,7 +90,7 @@ impl ConnectionLimit {
         self.commit(&mut state, transaction, "remove")
     }
 
-    /// The netlink port that identifies own changes in notifications. `None` before the first change.
+    /// The netlink port that identifies the limit's own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channel.as_ref().map(Channel::port)

@@ -252,7 +252,7 @@ impl Channel {
         Ok(Self { socket, port })
     }
 
-    /// The channel's netlink port, which identifies our own changes in notifications.
+    /// The channel's netlink port, which identifies the channel's own changes in notifications.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.port
