@@ -381,7 +381,7 @@ impl Network {
         Ok(())
     }
 
-    /// Removes the sandbox's network later and retries until that succeeds, for callers that cannot handle a failure.
+    /// Removes the sandbox's network later and retries until that succeeds, for callers that cannot report a failure.
     pub fn del_later(&self, id: &str) {
         self.retry_later(id);
     }

@@ -77,7 +77,7 @@ fn watch_nearest(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
     let mut ancestors = dir.ancestors();
     while let Some(nearest) = ancestors.next() {
         match inotify.add_watch(nearest, within | moved | itself) {
-            // It may have been created before its parent was watched.
+            // The directory may have been created before its parent was watched.
             Ok(parent) if below.is_some_and(Path::is_dir) => {
                 // An error means that the parent has ended meanwhile.
                 let _ = inotify.rm_watch(parent);

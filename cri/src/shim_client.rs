@@ -120,9 +120,9 @@ impl Shim {
     /// Connects to a shim that may be silent.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do not
-    /// mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer supports our
-    /// protocol.
+    /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do
+    /// not mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer
+    /// supports this protocol.
     pub async fn reach(dir: &Path, times: Times) -> Result<ConnectResult, Error> {
         let socket = process::read_config(dir).await?.socket;
         Self::connect_to(dir, Path::new(&socket), None, times).await

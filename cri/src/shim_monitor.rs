@@ -135,7 +135,7 @@ impl ShimMonitor {
             warn!(
                 sandbox = sandbox.id,
                 error = source.chain(),
-                "cannot remove the network of a dead pod; it is retried"
+                "cannot remove the network of a pod whose shim has ended, retrying"
             );
             state.network.del_later(&sandbox.id);
         }

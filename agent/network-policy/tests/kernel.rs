@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use coracle_network_policy::{
-    ClusterKind, ClusterPolicy, Effect, Enforcer, Model, PodFacts, judge_connections,
+    ClusterKind, ClusterPolicy, Effect, Enforcer, Model, PodFacts, mark_connections,
 };
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use nix::sched::{CloneFlags, unshare};
@@ -244,22 +244,22 @@ fn open_connections_end_with_their_permission_and_others_stay() {
             model.put_policy(&policy("allow", allow));
             let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
             assert_eq!(of, web.ips.into());
-            let judged = judge_connections(&model, Some(&of)).unwrap();
-            assert_eq!(judged.forbidden, count, "also those of the other family");
+            let counts = mark_connections(&model, Some(&of)).unwrap();
+            assert_eq!(counts.forbidden, count, "also those of the other family");
             assert_eq!(forbidden.works(), [false, false], "the server's packets open no new way");
             assert_eq!(kept.works(), [true, true]);
             model.put_pod(friend.facts("n", "stranger"));
             let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
             assert_eq!(of, friend.ips.into());
-            let judged = judge_connections(&model, Some(&of)).unwrap();
-            assert_eq!(judged.forbidden, count);
-            assert!(family == 1 || judged.listed == 1, "only connections of the friend are listed");
-            assert_eq!(judge_connections(&model, None).unwrap().forbidden, 2 * count);
+            let counts = mark_connections(&model, Some(&of)).unwrap();
+            assert_eq!(counts.forbidden, count);
+            assert!(family == 1 || counts.listed == 1, "only connections of the friend are listed");
+            assert_eq!(mark_connections(&model, None).unwrap().forbidden, 2 * count);
             assert_eq!(kept.works(), [false, false]);
             model.take_policy(&coracle_values::object::Key::new("n", "allow"));
             model.put_pod(friend.facts("n", "friend"));
             enforcer.change(&mut model).unwrap();
-            assert_eq!(judge_connections(&model, None).unwrap().forbidden, 0);
+            assert_eq!(mark_connections(&model, None).unwrap().forbidden, 0);
             assert_eq!((kept.works(), forbidden.works()), ([true, true], [true, true]));
         }
         enforcer.remove().unwrap();

@@ -155,7 +155,7 @@ impl Identity {
         self.until
     }
 
-    /// Whether it has expired.
+    /// Whether the certificate has expired.
     pub(super) fn is_over(&self, now: jiff::Timestamp) -> bool {
         now >= self.until
     }

@@ -227,7 +227,7 @@ fn dump_filter(protocol: u8, port: Option<u16>) -> Attributes {
 fn act(channel: &mut Channel, kind: u16, family: u8, named: &Attributes) -> io::Result<()> {
     let answer = channel.request(kind, ACK, family, named)?;
     match messages(&answer).find_map(error_of) {
-        // It expired in the meantime.
+        // The entry expired in the meantime.
         Some(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         Some(error) => Err(error),
         None => Ok(()),

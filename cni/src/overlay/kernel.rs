@@ -34,7 +34,8 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Indexes of foreign interfaces that conflict with ours: they have a name of ours, or the same VNI and UDP port.
+    /// Indexes of foreign interfaces that conflict with the overlay's: they have such a name, or the same VNI and UDP
+    /// port.
     blockers: Vec<u32>,
 }
 
@@ -71,7 +72,7 @@ impl Kernel {
         self.port_of(link.header.index).is_none()
     }
 
-    /// Our interfaces, their uplinks, and foreign interfaces that conflict with ours.
+    /// The overlay's interfaces, their uplinks, and foreign interfaces that conflict with them.
     pub(crate) fn watched(&self) -> Vec<u32> {
         self.indexes.values().chain(&self.uplinks).chain(&self.blockers).copied().collect()
     }

@@ -61,7 +61,7 @@ pub struct Connection {
     calls: Mutex<HashMap<u32, oneshot::Sender<Response>>>,
     last: AtomicU32,
     closed: CancellationToken,
-    /// Number of the logical connection for our calls. The other one is for calls of the peer.
+    /// Number of the logical connection for calls of this side. Another one is for calls of the peer.
     calling: u32,
 }
 
@@ -71,7 +71,7 @@ struct RemoveOnDrop<'a>(&'a Connection, u32);
 // === impl CallError ===
 
 impl CallError {
-    /// Whether the plugin has to be dropped, because it did not respond properly.
+    /// Whether the plugin has to be dropped, because its connection is closed or it gave no valid response in time.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         matches!(self, Self::Closed | Self::Timeout(_) | Self::Decode(_))

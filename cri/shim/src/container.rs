@@ -77,8 +77,8 @@ pub(crate) struct Container {
     pub(crate) gate: Gate,
     /// Cgroup path below each hierarchy's mount. Empty until the creator reports it.
     pub(crate) cgroup: String,
-    /// Whether it shares a pid namespace, so that the kernel does not kill its other processes when the first
-    /// one ends.
+    /// Whether the container shares a pid namespace, so that the kernel does not kill its other processes when the
+    /// first one ends.
     pub(crate) shares_pids: bool,
     /// OOM kills of the pod's cgroup before this container was created.
     pub(crate) pod_oom_kills: u64,

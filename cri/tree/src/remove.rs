@@ -122,10 +122,10 @@ impl Removal {
         match openat2(level.dir.fd()?, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV) {
             Ok(fd) => self.levels.push(Level { dir: Dir::new(fd)?, name: name.to_owned() }),
             Err(Errno::NOENT) => {}
-            // It was replaced by a link or a file.
+            // The directory was replaced by a link or a file.
             Err(Errno::NOTDIR | Errno::LOOP) => return self.unlink(name),
             Err(Errno::MFILE | Errno::NFILE) if self.levels.len() > 1 => return self.move_up(name),
-            // It is a mount point.
+            // The directory is a mount point.
             Err(Errno::XDEV) => return Err(Errno::BUSY),
             Err(error) => return Err(error),
         }
