@@ -125,7 +125,7 @@ pub enum Error {
     #[error("the checkpoint cannot be restored with this request: {0}")]
     Unfit(String),
     /// An NRI plugin failed or refused.
-    #[error("NRI")]
+    #[error(transparent)]
     Nri(#[from] coracle_nri::Error),
     /// systemd failed to manage a cgroup.
     #[error("cannot manage a cgroup with systemd")]

@@ -124,12 +124,7 @@ async fn try_undo(context: &UndoContext, steps: Vec<Step>) -> Vec<Step> {
             left.push(step);
         } else if let Err(error) = step.undo(context).await {
             let (what, of) = step.describe();
-            warn!(
-                what,
-                of,
-                error = error.chain(),
-                "cannot undo a step of an incomplete creation; it is retried"
-            );
+            warn!(what, of, error = error.chain(), "cannot undo a step of an incomplete creation, retrying");
             left.push(step);
         }
     }

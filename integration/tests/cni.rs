@@ -460,7 +460,7 @@ fn installing_creates_links_and_keeps_foreign_files() {
     fs::write(dir.path().join("bin/portmap"), "another's").unwrap();
     let refused = install(&[]);
     assert!(!refused.status.success());
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("portmap is there already"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("portmap exists and is not a link"));
     assert!(install(&["--force"]).status.success());
     assert!(dir.path().join("bin/portmap").is_symlink());
 }

@@ -145,7 +145,7 @@ async fn forward_to_pods(
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
             Err(error) => {
-                tracing::debug!(%error, "cannot receive packets in UDP");
+                tracing::debug!(%error, "cannot receive packets of the UDP tunnel");
                 tokio::time::sleep(AFTER_ERROR).await;
                 continue;
             }

@@ -201,7 +201,7 @@ impl Images {
         }
     }
 
-    /// Schedules the removal of data that a broken pull left for a retry, for the time when it expires.
+    /// Schedules the removal of data that an interrupted pull left for a retry, for the time when it expires.
     pub(crate) fn schedule_sweep(&self) {
         let Some(due) = self.inner.layers.next_expiry() else { return };
         if self.inner.sweep_due.swap(true, Ordering::AcqRel) {

@@ -75,7 +75,7 @@ pub(crate) enum RegistryError {
     },
     #[error("{url} made no progress in {timeout:?}")]
     NoProgress { url: String, timeout: Duration },
-    #[error("the transfer of {url} broke off")]
+    #[error("the transfer of {url} was interrupted")]
     Broken {
         url: String,
         #[source]

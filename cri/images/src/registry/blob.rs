@@ -2,7 +2,7 @@
 //! digest.
 //!
 //! ```text
-//! all hosts, each resumes where the last one broke off ──wrong digest──► one host alone, from the start
+//! all hosts, each resumes where the last one stopped ──wrong digest──► one host alone, from the start
 //!                     ▲         │                                          │   ▲              │
 //!                     └─────────┘ the spooled data is damaged              │   └──next host──┘ wrong, or broken
 //!                                                                          └──none left──► error of all hosts

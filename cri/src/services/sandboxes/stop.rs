@@ -108,7 +108,7 @@ pub(super) fn first(errors: Vec<Error>) -> Result<(), Error> {
     let mut errors = errors.into_iter();
     let Some(first) = errors.next() else { return Ok(()) };
     for error in errors {
-        warn!(error = error.chain(), "a further step of the call failed");
+        warn!(error = error.chain(), "a later step of the stop failed as well");
     }
     Err(first)
 }
