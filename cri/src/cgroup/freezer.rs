@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{Cgroups, below, processes};
 
-/// Timeout for the freeze of all processes: a process may sleep in the kernel.
+/// Timeout for the freeze of all processes: a process may be in uninterruptible sleep.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Interval at which the state is polled on v1.
 const STEP: Duration = Duration::from_millis(2);
