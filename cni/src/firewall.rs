@@ -445,7 +445,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
         let path = entry.map_err(failed("read", dir))?.path();
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("json") => {}
-            // A leftover of a killed writer: a living writer holds the lock that this process holds now.
+            // The file of a writer that was killed: a running writer holds the lock that this process holds now.
             Some("new") => {
                 remove(&path)?;
                 continue;

@@ -8,8 +8,8 @@
 //! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
 //! connection until [`Shim::acknowledge`] has its sequence number.
 //!
-//! A live shim may not answer: it can be stopped, frozen, or asleep in the kernel because of a hanging disk. Every call has
-//! a timeout in [`Times`]. The shim still executes the call when it wakes.
+//! A live shim may not answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk. Every
+//! call has a timeout in [`Times`]. The shim still executes the call when it wakes.
 
 mod error;
 pub(crate) mod file;

@@ -40,7 +40,7 @@ pub(super) struct FirstProcess<'a> {
 /// The container's root file system.
 #[derive(Clone, Copy)]
 pub(super) enum Root<'a> {
-    /// An overlay that this process mounts itself, so that it vanishes with this mount namespace.
+    /// An overlay that this process mounts itself, so that it is unmounted at the end of this mount namespace.
     Layers(&'a Overlay),
     Directory(&'a Path),
 }
