@@ -74,7 +74,7 @@ class Cluster:
         return [f"{self.name}-{number}" for number in (1, 2, 3)]
 
     def processes(self, node):
-        """Ids of a node's processes: those of its pods, its shims and the node itself. Those outside of the pods' cgroups come first."""
+        """Ids of the processes of a node, its shims and its pods. Those outside of the pods' cgroups come first."""
         number = self.number(node)
         group, places = f"/coracle-cluster-{node}", [f"{base}/{self.name}/{number}/" for base in (self.state, self.run_dir)]
         namespace = os.stat(f"{self.run_dir}/{self.name}/{number}.net").st_ino
@@ -97,7 +97,7 @@ class Cluster:
         return [pid for _, pid in sorted(found)]
 
     def kill(self, node):
-        """Ends all processes of a node at once, as a power failure does: first they are stopped, so that none reacts to another's end."""
+        """Ends all processes of a node at once, as a power failure does: stopped first, none reacts to another's end."""
         count = 0
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in self.processes(node):
