@@ -95,7 +95,7 @@ impl Drop for Undo {
     }
 }
 
-/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime lives: until its next start
+/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime runs: until its next start
 /// there is no other reference to them.
 async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
     let Some(context) = context else { return };
