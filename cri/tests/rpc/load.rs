@@ -278,7 +278,7 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     machine.close_runtime().await;
     let written = || proc_number(shim, "io", "wchar:");
     // The first files make allocations that are kept.
-    until("it writes", async || written() > 10 * SIZE).await;
+    until("the container writes", async || written() > 10 * SIZE).await;
     let (first, memory) = (written(), proc_number(shim, "status", "VmRSS:"));
     until("the container continues to write", async || written() > first + 40 * SIZE).await;
     let now = proc_number(shim, "status", "VmRSS:");
