@@ -158,8 +158,8 @@ fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
     [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &udp].concat()
 }
 
-/// Binds a socket. A process that another test starts inherits our sockets until its execve, so that a closed one may
-/// still be bound.
+/// Binds a socket. A process that another test starts inherits the sockets of this process until its execve, so that a
+/// closed one may still be bound.
 fn bound(at: &str) -> UdpSocket {
     eventually("the address is free", 20, || UdpSocket::bind(at).ok())
 }
@@ -236,7 +236,7 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
         };
         let port =
             PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
-        // Without a host port the kernel drops such packets; with a host port our rules must do it.
+        // Without a host port the kernel drops such packets; with a host port the firewall's rules must do it.
         for ports in [Vec::new(), vec![port]] {
             let has_port = !ports.is_empty();
             add(&network, &pod, ports).await;
@@ -378,7 +378,10 @@ fn a_pod_sends_only_from_its_own_addresses() {
         network.del("aaaa").await.unwrap();
         let left =
             Command::new("nft").args(["list", "set", "bridge", "coracle", "guarded"]).output().unwrap();
-        assert!(!String::from_utf8_lossy(&left.stdout).contains("elements"), "the port is forgotten");
+        assert!(
+            !String::from_utf8_lossy(&left.stdout).contains("elements"),
+            "the port is removed from the set"
+        );
         network.remove().await.unwrap();
         assert!(
             !String::from_utf8_lossy(&Command::new("nft").args(["list", "tables"]).output().unwrap().stdout)
@@ -400,7 +403,7 @@ sendp([
 ], iface="eth0", verbose=False)
 "#;
 
-/// Finding A4 of the first audit: ARP, NDP and IP spoofing with a tool of attackers.
+/// ARP, NDP and IP spoofing with scapy.
 #[test]
 fn spoofing_with_a_real_tool_has_no_effect() {
     on_a_node(true, async |network, pod| {
