@@ -237,7 +237,7 @@ impl ImageGc {
         let info = self.runtime.image_fs_info(cri::ImageFsInfoRequest {}).await;
         let images = info.map_err(|s| runtime_failed(&s))?.image_filesystems.into_iter().next();
         let mountpoint = images.and_then(|images| images.fs_id).map(|id| PathBuf::from(id.mountpoint));
-        let directory = mountpoint.ok_or_else(|| Failed::Runtime("it names no image filesystem".into()))?;
+        let directory = mountpoint.ok_or_else(|| Failed::Runtime("it reports no image filesystem".into()))?;
         self.directory = Some(directory.clone());
         Ok(directory)
     }
@@ -252,7 +252,7 @@ impl ImageGc {
     /// `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a period.
     fn failed(&mut self, failed: &Failed) {
         let message = coracle_error_chain::chain(failed);
-        tracing::warn!(error = message, "cannot collect images");
+        tracing::warn!(error = message, "cannot collect unused images");
         let again = std::mem::replace(&mut self.failures.in_a_row, true);
         let reason = match failed {
             Failed::Full { .. } => Some("FreeDiskSpaceFailed"),

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
-use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, judge_connections};
+use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, mark_connections};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
 use futures::stream::StreamExt;
@@ -46,8 +46,8 @@ pub(crate) struct NetworkPolicies {
     nodes: Option<Nodes>,
     /// Whether conntrack entries have the mark. A later change may allow their connections.
     has_forbidden: bool,
-    /// Whether the last judgement failed.
-    is_unjudged: bool,
+    /// Whether the last check of connections failed.
+    check_failed: bool,
     /// Whether policies were received after the last record of the namespaces with policies.
     are_policies_new: bool,
 }
@@ -61,7 +61,7 @@ struct Table {
 // === impl NetworkPolicies ===
 
 impl NetworkPolicies {
-    /// The task of this node. It reads the requests of the gate's other end.
+    /// The task of this node. It receives the requests of the [`PolicyGate`](gate::PolicyGate).
     pub(crate) fn new(node: &NodeContext, table: &str, end: GateEnd) -> Self {
         let GateEnd { requests, restricted } = end;
         let client = node.configs.client().clone();
@@ -79,7 +79,7 @@ impl NetworkPolicies {
             peers: None,
             nodes: None,
             has_forbidden: false,
-            is_unjudged: false,
+            check_failed: false,
             are_policies_new: true,
         }
     }
@@ -180,30 +180,30 @@ impl NetworkPolicies {
         match effect {
             Some(Effect::None) => {}
             Some(Effect::Allows(_)) if !self.has_forbidden => {}
-            Some(Effect::Allows(addresses) | Effect::MayForbid(addresses)) if !self.is_unjudged => {
-                self.judge_connections(Some(addresses)).await;
+            Some(Effect::Allows(addresses) | Effect::MayForbid(addresses)) if !self.check_failed => {
+                self.check_connections(Some(addresses)).await;
             }
-            _ => self.judge_connections(None).await,
+            _ => self.check_connections(None).await,
         }
         Ok(())
     }
 
     /// Marks open connections of the addresses, or all, that the policies no longer allow. After a failure the next
-    /// change judges all.
-    async fn judge_connections(&mut self, of: Option<BTreeSet<IpAddr>>) {
+    /// change checks all.
+    async fn check_connections(&mut self, of: Option<BTreeSet<IpAddr>>) {
         let is_complete = of.is_none();
-        match on_thread(&mut self.model, move |model| judge_connections(model, of.as_ref())).await {
-            Ok(judged) => {
-                self.is_unjudged = false;
-                self.has_forbidden = judged.forbidden > 0 || self.has_forbidden && !is_complete;
+        match on_thread(&mut self.model, move |model| mark_connections(model, of.as_ref())).await {
+            Ok(counts) => {
+                self.check_failed = false;
+                self.has_forbidden = counts.forbidden > 0 || self.has_forbidden && !is_complete;
                 tracing::debug!(
-                    listed = judged.listed,
-                    forbidden = judged.forbidden,
-                    "judged open connections"
+                    listed = counts.listed,
+                    forbidden = counts.forbidden,
+                    "checked open connections against the network policies"
                 );
             }
             Err(error) => {
-                (self.has_forbidden, self.is_unjudged) = (true, true);
+                (self.has_forbidden, self.check_failed) = (true, true);
                 tracing::warn!(
                     error = chain(&error),
                     "cannot check open connections against the network policies"

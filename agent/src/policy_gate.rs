@@ -1,4 +1,5 @@
-//! The gate between a pod's sandbox and its containers: they start after the pod's policies are in the kernel.
+//! The gate between a pod's sandbox and its containers: the containers start after the pod's policies are in the
+//! kernel.
 //!
 //! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the namespaces
 //! with policies decides: pods of these namespaces wait, others start.
@@ -41,7 +42,8 @@ pub(crate) struct NotEnforced {
     namespace: String,
 }
 
-/// Sends requests; cheap to clone. Without a task every pod passes.
+/// Makes pods wait until their policies are in the kernel; cheap to clone. Without the task of network policies no pod
+/// waits.
 #[derive(Clone)]
 pub(crate) struct PolicyGate {
     node_name: String,

@@ -54,9 +54,9 @@ pub struct Server {
     tls: TlsAcceptor,
 }
 
-/// This port may use one descriptor in this number of the process's descriptors.
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
-/// Maximum connections, whatever the descriptor limit.
+/// Maximum connections, even if the descriptor limit permits more.
 const CONNECTIONS: usize = 4 << 10;
 /// Maximum time without a request, and of sending a request's header, as in the API server.
 const IDLE: Duration = Duration::from_secs(90);
@@ -124,7 +124,7 @@ async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.
         () = requests(connection, tls, backend, permit.clone()) => {}
-        () = permit.expired() => tracing::debug!("closed a connection without an authenticated request"),
+        () = permit.expired() => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
     }
 }
 

@@ -58,7 +58,9 @@ struct Shared {
     local_pods: Mutex<LocalPods>,
     subscriptions: Mutex<Vec<Arc<Subscription>>>,
     progress: watch::Sender<Progress>,
+    /// Namespaces with changes that are not stored yet.
     unsaved: Mutex<BTreeSet<String>>,
+    /// Notified when a namespace is added to `unsaved`.
     unsaved_more: Notify,
 }
 
@@ -153,7 +155,7 @@ impl ServiceCache {
         self.notify(&changed);
     }
 
-    /// Wakes at each change.
+    /// A receiver that is notified of each change.
     pub(crate) fn changes(&self) -> watch::Receiver<Progress> {
         self.shared.progress.subscribe()
     }

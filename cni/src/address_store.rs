@@ -67,7 +67,8 @@ impl Store {
         let file = file.map_err(failed("open", &path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
-        // A killed process may have left it, linked to an address already: writing to it would change that address.
+        // A killed process may have left the temporary file, already linked to an address: writing to it would change
+        // the owner of that address.
         remove(&dir.join(TEMPORARY))?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
@@ -122,8 +123,8 @@ impl Store {
         }
     }
 
-    /// The version of the directory. It changes when a file is created or removed. None if the kernel does not report
-    /// it.
+    /// The version of the directory. It changes when a file is created or removed. None if the directory cannot be
+    /// read.
     ///
     /// Since Linux 6.13 the modification time is exact; before, it changes with the clock tick of at most 10 ms.
     pub(crate) fn version(&self) -> Option<DirVersion> {

@@ -106,7 +106,7 @@ impl Cache {
     }
 
     /// Marks an attachment whose DEL begins.
-    pub(crate) fn leave(&self, id: &str) {
+    pub(crate) fn mark_releasing(&self, id: &str) {
         if let Some(entry) = self.lock().get_mut(id) {
             entry.releasing = true;
         }
@@ -260,7 +260,7 @@ fn read(path: &Path, boot: &str) -> Option<Entry> {
     Entry::of_file(serde_json::from_slice(&fs::read(path).ok()?).ok()?, boot)
 }
 
-/// An incomplete record is ignored: `reconcile` finds what it described.
+/// Removes a record that cannot be parsed: `reconcile` finds the objects that it described.
 fn remove_unreadable(path: &Path) -> Result<(), Error> {
     warn!(path = %path.display(), "removing a network record that cannot be read");
     remove_file(path)
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_other_peoples_plugins_outlast_the_boot_but_the_namespace_does_not() {
+    fn records_of_foreign_plugins_are_kept_across_boots_without_the_namespace() {
         let dir = tempfile::tempdir().unwrap();
         let mut foreign = entry("b");
         Arc::make_mut(&mut foreign.list).plugins[0].insert("type".to_owned(), json!("ptp"));

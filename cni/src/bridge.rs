@@ -279,8 +279,8 @@ impl Bridge<'_> {
         }
     }
 
-    /// Finds or makes the host's interface in a VLAN of the bridge: a veth pair like the reference plugin's, so that
-    /// each of the two can use the other's. Like the bridge, it is not removed with the last attachment.
+    /// Finds or makes the host's interface in a VLAN of the bridge: a veth pair as the reference plugin makes it, so
+    /// that each plugin can use the pair of the other. Like the bridge, it is not removed with the last attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {
@@ -294,7 +294,7 @@ impl Bridge<'_> {
                 links.get(&name).await?
             }
         };
-        // The process that made it may have ended before it was a port of the bridge.
+        // The process that made the pair may have ended before it connected the pair to the bridge.
         let port = match gateway.peer {
             Some(index) => links.find_index(index).await?,
             None => None,

@@ -91,7 +91,7 @@ fn quarter(text: &str) -> Option<u32> {
 // === impl ConnectionLimit ===
 
 impl ConnectionLimit {
-    /// The limit beside the firewall table of this name.
+    /// The limit, in a table that is named after the firewall table.
     pub(crate) fn beside(table: &str) -> Self {
         Self { table: format!("{table}-connections"), state: Mutex::default() }
     }
@@ -112,7 +112,8 @@ impl ConnectionLimit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).max = max;
     }
 
-    /// Limits the connections from a bridge, unless it did so already. A failure is logged: pods run without the limit.
+    /// Limits the connections from a bridge, unless the table limits them already. A failure is logged: pods run
+    /// without the limit.
     pub(crate) fn make(&self, bridge: &str) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.bridge.as_deref() != Some(bridge) {
@@ -138,7 +139,7 @@ impl ConnectionLimit {
         self.commit(&mut state, transaction, "remove")
     }
 
-    /// The netlink port that identifies own changes in notifications. `None` before the first change.
+    /// The netlink port that identifies the limit's own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channel.as_ref().map(Channel::port)

@@ -1,5 +1,5 @@
 //! Firewall claims of attachments, one file each, and the nftables table that is derived from them. A table that was
-//! flushed or changed by others can be made again at any time.
+//! flushed or changed by another program can be rebuilt at any time.
 //!
 //! Several processes may share a directory (plugin executables). A lock admits one at a time. Each process reads the
 //! files of the others, and detects whether one was killed between its claim and the table. A single process (the
@@ -190,7 +190,7 @@ impl Firewall {
             gone.into_iter().for_each(|(key, claim)| drop(state.claims.put(key, claim)));
             return Err(error);
         }
-        // The files are removed last: after a crash, the next process finds what is left.
+        // The files are removed last: after a crash, the next process finds the claims, and removes them too.
         state.gone.extend(gone.into_iter().map(|(key, _)| key));
         self.remove_files(&mut state)?;
         self.unmark()
@@ -378,7 +378,7 @@ impl Firewall {
             is_changed = self.commit(state, batch, "change").is_ok();
         }
         if !is_changed {
-            // The table in the kernel was incomplete.
+            // The table's content is unknown, the table or its new content is empty, or the change failed.
             let batch = match is_empty {
                 true => nft::remove(&self.table),
                 false => nft::replace(&self.table, &state.claims.ledger.full_plan(), &self.served),
@@ -447,7 +447,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
         let path = entry.map_err(failed("read", dir))?.path();
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("json") => {}
-            // A leftover of a killed writer: a living writer holds the lock that this process holds now.
+            // The file of a writer that was killed: a running writer holds the lock that this process holds now.
             Some("new") => {
                 remove(&path)?;
                 continue;

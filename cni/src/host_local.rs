@@ -61,7 +61,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Check => {
             if Store::open(&ipam.dir)?.addresses_of(&owner)?.is_empty() {
                 let what = format!("the address of {} {}", owner.id, owner.ifname);
-                return Err(Error::Changed { what, reason: "it holds none".to_owned() });
+                return Err(Error::Changed { what, reason: "the attachment has no address".to_owned() });
             }
         }
         Command::Status => ipam.status()?,

@@ -189,8 +189,8 @@ async fn run(
     }
 }
 
-/// Whether a plugin of this type runs in process. An executable of this name that is this program would do the same some
-/// milliseconds later.
+/// Whether a plugin of this type runs in process. An executable of this name that is this program would do the same,
+/// but would take some milliseconds.
 fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind).is_some() && (host.in_process() || executables.is_this_program(kind))
 }

@@ -3,14 +3,14 @@
 //!
 //! The crate implements both sides of the specification. The runtime's side: [`Network`] runs the plugins of a
 //! configuration list, or of the default network, for each sandbox. The plugins' side: bridge, host-local,
-//! loopback, portmap, bandwidth, tuning and firewall run in process for our own runtime, and as executables
+//! loopback, portmap, bandwidth, tuning and firewall run in process for Coracle's runtime, and as executables
 //! ([`plugin_main`]) for any other. No `ip`, `nft`, `tc` or `iptables` is needed.
 //!
 //! Invariants:
 //! - a sandbox is an id and a network namespace; the crate has no pod specs, and no types of the CRI or Kubernetes;
 //! - all its objects are derivable: [`Network::reconcile`] rebuilds addresses and firewall from the namespaces of
 //!   running sandboxes, and removes objects without an owner;
-//! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
+//! - each nftables table of the crate is changed by one atomic transaction at a time.
 
 mod address_store;
 mod announce;

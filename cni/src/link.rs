@@ -30,8 +30,8 @@ use crate::sysctl;
 
 /// Alias of a bridge that this program made and that has no other users; `ip link` shows it.
 const OURS: &str = "coracle: pod network";
-/// Timeout until the kernel forwards a port's packets.
-const PASSING: Duration = Duration::from_secs(2);
+/// Maximum wait until the kernel forwards a port's packets.
+const FORWARDING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The links of one network namespace.
 pub(crate) struct Links {
@@ -39,9 +39,10 @@ pub(crate) struct Links {
     /// Held during a dump: the kernel refuses a second dump on the same socket (EBUSY).
     listing: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
-    /// Whether they belong to the caller's own namespace.
+    /// Whether the links belong to the caller's own namespace.
     is_here: bool,
-    /// Held while a bridge is looked up, made and marked: a concurrent call would take it for a foreign bridge.
+    /// Held while a bridge is looked up, made and marked: until then a concurrent call would treat it as a foreign
+    /// bridge.
     bridging: tokio::sync::Mutex<()>,
 }
 
@@ -62,7 +63,7 @@ pub(crate) struct Link {
     pub(crate) port_state: Option<BridgePortState>,
     /// Index of the veth peer in the peer's namespace.
     pub(crate) peer: Option<u32>,
-    /// Whether the bridge filters VLANs. `None` if the kernel cannot.
+    /// Whether the bridge filters VLANs. `None` if the kernel has no VLAN filtering.
     pub(crate) vlan_filtering: Option<bool>,
     /// Default VLAN of the bridge's new ports.
     pub(crate) default_vlan: Option<u16>,
@@ -75,7 +76,7 @@ pub(crate) struct Link {
 pub(crate) struct Bridge {
     pub(crate) mtu: Option<u32>,
     pub(crate) promiscuous: bool,
-    /// Whether it filters VLANs. An existing bridge is not changed.
+    /// Whether a new bridge filters VLANs. An existing bridge is not changed.
     pub(crate) vlan_filtering: bool,
     /// Whether the bridge must be ours: an existing bridge needs our mark, a new bridge gets it.
     pub(crate) ours: bool,
@@ -167,8 +168,8 @@ impl Links {
         Ok((link, is_new))
     }
 
-    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether the kernel can: it needs
-    /// `br_netfilter`, and reports its settings only with it.
+    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether they do: the kernel
+    /// needs the module `br_netfilter`, and has the module's sysctls only while it is loaded.
     pub(crate) async fn filter_bridge(&self, name: &str) -> Result<bool, Error> {
         let message = LinkBridge::new(name).append_info_data(InfoBridge::NfCallIpTables(true));
         let message = message.append_info_data(InfoBridge::NfCallIp6Tables(true)).build();
@@ -182,7 +183,7 @@ impl Links {
         Ok(sysctl::filters_bridges())
     }
 
-    /// The bridge, and whether this call made it: another process may be faster.
+    /// Makes the bridge. Returns it, and whether this call made it: another process may have made it first.
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         // A fixed address: otherwise the bridge has the lowest address of its ports, and changes it with them.
         let mut message = LinkBridge::new(name).address(random_mac().to_vec()).down();
@@ -214,15 +215,15 @@ impl Links {
             if self.find(pair.host).await?.is_none() {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
-            // A crash after the kernel made the pair left it. Remove it and try once more.
+            // The pair is left over from a crash after the kernel made it. Remove it and try once more.
             self.delete(pair.host).await?;
             self.try_pair(pair, netns).await.map_err(|error| match is_errno(&error, libc::EEXIST) {
                 true => Error::InterfaceExists { name: pair.inside.to_owned() },
                 false => failed("create veth", pair.host)(error),
             })?;
         }
-        // A bridge delivers frames to link-local protocol addresses (01:80:c2:00:00:0X) locally. None can arrive
-        // before the peer is up.
+        // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the
+        // port. No frame can arrive before the peer is up.
         sysctl::no_ipv6(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
         Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })
@@ -292,7 +293,7 @@ impl Links {
             }
             Ok(())
         };
-        let passes = tokio::time::timeout(PASSING, passes).await;
+        let passes = tokio::time::timeout(FORWARDING_TIMEOUT, passes).await;
         listening.abort();
         passes.unwrap_or(Ok(()))
     }
@@ -428,7 +429,7 @@ impl Link {
         }
     }
 
-    /// Whether it has our mark.
+    /// Whether the link has our mark.
     fn is_ours(&self) -> bool {
         self.alias == OURS
     }

@@ -364,7 +364,7 @@ impl Network {
 
     /// Removes the sandbox's network like [`del`](Self::del). If all plugins are our own, it returns when the host
     /// ports are free. The kernel removes the interface with the namespace, many at once; a sweep a moment later
-    /// removes what is left, and frees the addresses. Must be called when the namespace ends.
+    /// removes interfaces that still exist, and frees the addresses. Must be called when the namespace ends.
     ///
     /// # Errors
     /// When a record cannot be written, or the kernel or a plugin fails. The call can be repeated.
@@ -375,14 +375,14 @@ impl Network {
             return self.del(id).await;
         }
         // From here on GC does not restore its host ports.
-        inner.cache.leave(id);
+        inner.cache.mark_releasing(id);
         inner.host.firewall.remove_sandbox(id)?;
         coracle_fault::point("network.released");
         self.schedule_removal(id);
         Ok(())
     }
 
-    /// Removes the sandbox's network later and retries until that succeeds, for callers that cannot handle a failure.
+    /// Removes the sandbox's network later and retries until that succeeds, for callers that cannot report a failure.
     pub fn del_later(&self, id: &str) {
         self.retry_later(id);
     }
@@ -396,14 +396,14 @@ impl Network {
     async fn release_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
         // From here on GC restores nothing of it.
-        self.inner.cache.leave(&entry.at.container_id);
+        self.inner.cache.mark_releasing(&entry.at.container_id);
         let _shared = entry.list.is_in_process().then_some(shared);
         self.delete_attachment(entry).await
     }
 
     async fn delete_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let mut at = entry.at.clone();
-        self.inner.cache.leave(&at.container_id);
+        self.inner.cache.mark_releasing(&at.container_id);
         // The path may lead to another namespace by now.
         at.netns = at.netns.filter(|path| entry.netns_id.is_some() && netns::id(path) == entry.netns_id);
         self.invoker().del(&entry.list, &at, entry.result.as_ref()).await?;

@@ -104,7 +104,7 @@ pub struct Peer {
     pub kind: PeerKind,
     /// Its addresses, at most one of each family.
     pub ends: Vec<End>,
-    /// Whether the node's bridge has the second address of each range even without pods, as on our nodes.
+    /// Whether the node's bridge has the second address of each range even without pods, as on nodes of Coracle.
     pub bridged: bool,
 }
 

@@ -75,17 +75,17 @@ impl Executables {
         if let Some(group) = group {
             group.ended();
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        if !said.trim().is_empty() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        if !stderr.trim().is_empty() {
             warn!(
                 plugin = kind,
                 command = request.command.name(),
-                stderr = said.trim(),
+                stderr = stderr.trim(),
                 "a CNI plugin wrote to standard error"
             );
         }
         if !output.status.success() {
-            return Err(refusal(kind, &output.stdout, &said, &output.status.to_string()));
+            return Err(refusal(kind, &output.stdout, &stderr, &output.status.to_string()));
         }
         answer(request, &output.stdout)
     }
@@ -140,11 +140,11 @@ async fn exchange(child: &mut Child, input: &[u8]) -> io::Result<Output> {
 }
 
 async fn read(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
-    let mut said = Vec::new();
+    let mut bytes = Vec::new();
     if let Some(mut pipe) = pipe {
-        pipe.read_to_end(&mut said).await?;
+        pipe.read_to_end(&mut bytes).await?;
     }
-    Ok(said)
+    Ok(bytes)
 }
 
 /// Process group of a running plugin. Its delegates would otherwise continue with outdated parameters.
@@ -157,7 +157,7 @@ impl Group {
         Self(leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw))
     }
 
-    /// The plugin has ended: processes that it leaves behind are not killed.
+    /// Keeps the group's other processes alive, because the plugin has ended by itself.
     fn ended(mut self) {
         self.0 = None;
     }
@@ -176,10 +176,10 @@ impl Drop for Group {
 fn refusal(kind: &str, stdout: &[u8], stderr: &str, status: &str) -> Error {
     let kind = kind.to_owned();
     match serde_json::from_slice::<Refusal>(stdout) {
-        Ok(said) => Error::Plugin { kind, code: said.code, message: said.msg, details: said.details },
+        Ok(Refusal { code, msg: message, details }) => Error::Plugin { kind, code, message, details },
         Err(_) => {
             let (out, err) = (String::from_utf8_lossy(stdout), stderr.trim());
-            let message = format!("it ended with {status} and no error object");
+            let message = format!("ended with {status} and no error object");
             Error::Plugin {
                 kind,
                 code: 999,
@@ -273,7 +273,7 @@ mod tests {
             stat.is_ok_and(|stat| !stat.contains(") Z "))
         };
         assert_eq!(executables.run("test", &request()).await.unwrap(), None);
-        assert!(lives(), "what it left behind");
+        assert!(lives(), "the child of an ended plugin");
         let id: i32 = std::fs::read_to_string(&child).unwrap().trim().parse().unwrap();
         nix::sys::signal::kill(Pid::from_raw(id), Signal::SIGKILL).unwrap();
         let script = std::fs::read_to_string(dir.path().join("test")).unwrap().replace("$WAIT", "wait");
@@ -281,7 +281,7 @@ mod tests {
         assert!(executables.run("test", &request()).await.unwrap_err().chain().contains("was killed"));
         let begun = tokio::time::Instant::now();
         while lives() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "it lives on");
+            assert!(begun.elapsed() < Duration::from_secs(30), "the child of a killed plugin is killed");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

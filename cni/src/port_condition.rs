@@ -75,8 +75,8 @@ fn one<'w>(
     };
     let after = words.next_if(|word| ["!=", "=="].contains(word)) == Some("!=");
     let value = words.next().ok_or_else(ends)?;
-    let subject =
-        subject(field, value, v4).ok_or_else(|| Error::invalid(name, format!("{value:?} cannot be")))?;
+    let subject = subject(field, value, v4)
+        .ok_or_else(|| Error::invalid(name, format!("{value:?} is not a valid value")))?;
     Ok(Condition { subject, negated: before || after })
 }
 

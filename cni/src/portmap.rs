@@ -1,4 +1,4 @@
-//! The `portmap` plugin: host ports that are forwarded to a sandbox, in our nftables table.
+//! The `portmap` plugin: host ports that are forwarded to a sandbox, in the firewall's nftables table.
 
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
@@ -21,7 +21,7 @@ struct Conf {
     snat: bool,
     #[serde(default)]
     masq_all: bool,
-    /// Ignored: our rules do not mark packets, because conntrack identifies packets to host ports.
+    /// Ignored: the firewall's rules do not mark packets, because conntrack identifies packets to host ports.
     mark_masq_bit: Option<u8>,
     external_set_mark_chain: Option<Value>,
     #[serde(rename = "conditionsV4")]
@@ -109,7 +109,7 @@ impl Conf {
         if let Some(bit) = self.mark_masq_bit.filter(|bit| *bit > 31) {
             return Err(Error::invalid("markMasqBit", format!("{bit} is not between 0 and 31")));
         }
-        // A configuration with its own iptables chain expects its own rules, not ours.
+        // A configuration with its own iptables chain expects rules that use this chain.
         if let Some(chain) = self.external_set_mark_chain.as_ref().filter(|chain| !chain.is_null()) {
             return Err(Error::unsupported("externalSetMarkChain", chain));
         }

@@ -2,7 +2,7 @@
 //! neighbour discovery. They send only so many frames to groups, because the bridge copies these to all ports:
 //! questions of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
 //!
-//! One table of the family `bridge`, because the frames must be judged at the port, before the bridge forwards them. A
+//! One table of the family `bridge`, because the frames must be filtered at the port, before the bridge forwards them. A
 //! frame of IPv4 costs one look-up in a hash set, others two, and one more to groups. The content is derived from the
 //! attachments.
 
@@ -138,7 +138,7 @@ impl SourceGuard {
         self.make(&mut state)
     }
 
-    /// The netlink port that identifies own changes in notifications. `None` before the first change.
+    /// The netlink port that identifies the guard's own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channel.as_ref().map(Channel::port)

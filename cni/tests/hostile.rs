@@ -165,8 +165,8 @@ fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
     [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &udp].concat()
 }
 
-/// Binds a socket. A process that another test starts inherits our sockets until its execve, so that a closed one may
-/// still be bound.
+/// Binds a socket. A process that another test starts inherits the sockets of this process until its execve, so that a
+/// closed one may still be bound.
 fn bound(at: &str) -> UdpSocket {
     eventually("the address is free", 20, || UdpSocket::bind(at).ok())
 }
@@ -243,7 +243,7 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
         };
         let port =
             PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
-        // Without a host port the kernel drops such packets; with a host port our rules must do it.
+        // Without a host port the kernel drops such packets; with a host port the firewall's rules must do it.
         for ports in [Vec::new(), vec![port]] {
             let has_port = !ports.is_empty();
             add(&network, &pod, ports).await;
@@ -341,7 +341,7 @@ fn neighbours(mac: [u8; 6]) -> String {
     ip("neigh show").lines().filter(|line| line.contains(&text)).collect::<Vec<_>>().join("\n")
 }
 
-/// Number of addresses that the node believes to be at this hardware address, other than the pod's own.
+/// Number of addresses that the node's neighbour tables have for this hardware address, without the pod's own.
 fn claimed_by(mac: [u8; 6]) -> usize {
     neighbours(mac).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count()
 }
@@ -401,7 +401,10 @@ fn a_pod_sends_only_from_its_own_addresses() {
         network.del("aaaa").await.unwrap();
         let left =
             Command::new("nft").args(["list", "set", "bridge", "coracle", "guarded"]).output().unwrap();
-        assert!(!String::from_utf8_lossy(&left.stdout).contains("elements"), "the port is forgotten");
+        assert!(
+            !String::from_utf8_lossy(&left.stdout).contains("elements"),
+            "the port is removed from the set"
+        );
         network.remove().await.unwrap();
         assert!(
             !String::from_utf8_lossy(&Command::new("nft").args(["list", "tables"]).output().unwrap().stdout)
@@ -448,7 +451,7 @@ sendp([
 ], iface="eth0", verbose=False)
 "#;
 
-/// Finding A4 of the first audit: ARP, NDP and IP spoofing with a tool of attackers.
+/// ARP, NDP and IP spoofing with scapy.
 #[test]
 fn spoofing_with_a_real_tool_has_no_effect() {
     on_a_node(true, async |network, pod| {

@@ -53,7 +53,7 @@ pub(crate) struct Container {
     pub(crate) stopping: Arc<AtomicBool>,
     /// State for usage rates.
     pub(crate) meter: Meter,
-    /// Hold the layers of its image and of its image volumes.
+    /// Holds on the layers of its image and of its image volumes: the layers are not removed.
     _held: Vec<ImageHold>,
 }
 

@@ -37,7 +37,9 @@ pub(crate) fn requested_seccomp(
 pub(crate) fn check(field: &'static str, profile: &SecurityProfile) -> Result<(), Error> {
     let named = !profile.localhost_ref.is_empty();
     match known(field, profile.profile_type)? {
-        ProfileType::Localhost if !named => Err(Error::invalid(field, "a localhost profile needs a name")),
+        ProfileType::Localhost if !named => {
+            Err(Error::invalid(field, "localhost_ref is empty, but the profile is a localhost profile"))
+        }
         ProfileType::RuntimeDefault | ProfileType::Unconfined if named => {
             Err(Error::invalid(field, "localhost_ref is set, but the profile is not a localhost profile"))
         }

@@ -125,7 +125,7 @@ impl ShimMonitor {
             return;
         }
         let state = &self.state;
-        warn!(sandbox = sandbox.id, "the shim died; its pod is ended");
+        warn!(sandbox = sandbox.id, "a shim ended unexpectedly, ending its pod");
         sandbox.forget_all_execs();
         for container in state.tables.containers_of(&sandbox.id) {
             state.exits.end_lost_container(&container).await;
@@ -135,7 +135,7 @@ impl ShimMonitor {
             warn!(
                 sandbox = sandbox.id,
                 error = source.chain(),
-                "cannot remove the network of a dead pod; it is retried"
+                "cannot remove the network of a pod whose shim has ended, retrying"
             );
             state.network.del_later(&sandbox.id);
         }

@@ -68,9 +68,9 @@ const KEEPALIVE_IDLE: u32 = 60;
 const KEEPALIVE_INTERVAL: u32 = 15;
 /// Unanswered keepalive probes after which the kernel closes the connection.
 const KEEPALIVE_PROBES: u32 = 4;
-/// Share of the process's descriptors for this port: one in this many.
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
-/// Maximum connections, whatever the descriptor limit.
+/// Maximum connections, even if the descriptor limit permits more.
 const CONNECTIONS: usize = 4 << 10;
 
 /// Serves streams: exec, attach and port-forward.
@@ -255,6 +255,6 @@ async fn serve_connection(service: StreamService, connection: TcpStream, permit:
         served = served => if let Err(error) = served {
             debug!(%error, "a streaming connection failed");
         },
-        () = permit.expired() => debug!("closed a streaming connection without a token"),
+        () = permit.expired() => debug!("closed a streaming connection that was evicted or had no valid token in time"),
     }
 }

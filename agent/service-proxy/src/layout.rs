@@ -166,7 +166,7 @@ fn local_port(is_ipv4: bool, node: &NodeView) -> Rule {
     rule.protocol_and_port(R0)
 }
 
-/// Rejects packets to services without endpoints.
+/// Rejects packets to services without endpoints, and to unused ports of cluster IPs.
 fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
     for is_ipv4 in [true, false] {
         let ports = local_port(is_ipv4, node).lookup_verdict(name(Map::RejectedPorts, is_ipv4));
@@ -207,7 +207,7 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Drops packets of pods to the network between nodes, at the addresses of any node.
+/// Rules that drop packets of pods to the overlay's UDP port, at any address.
 fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
     const UDP: u8 = 17;
     let of = |port: u16| {
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pod_packets_never_enter_the_network_between_nodes() {
+    fn packets_of_pods_to_the_overlay_port_are_dropped() {
         let mut node = NodeView {
             pod_networks: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
             overlay_port: Some(8472),

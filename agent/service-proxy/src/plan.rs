@@ -219,7 +219,7 @@ impl<'a> Port<'a> {
         self.connectionless(program, None, node_port);
     }
 
-    /// Where packets to the cluster IPs go.
+    /// The destination of packets to the cluster IPs.
     fn destination(&self, program: &mut Program, chains: &Chains, node: &NodeView) -> Destination {
         let is_local = self.spec.internal_traffic_policy.as_deref() == Some("Local");
         let targets = if is_local { &self.choice.local } else { &self.choice.cluster };

@@ -23,7 +23,8 @@ use serde_json::{Value, json};
 
 const TABLE: &str = "test-services";
 
-/// Runs the test in a new network namespace, in which all addresses of 10.0.0.0/8 are local.
+/// Runs the test in a new network namespace, in which the addresses of 10.42.0.0/24 are local and a route leads the
+/// addresses of services, 10.43.0.0/16, to a veth device.
 fn alone(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
@@ -130,7 +131,7 @@ fn connections_reach_all_endpoints_and_survive_changes_of_others() {
         proxy.replace(node(), [both]).unwrap();
         assert_eq!(ask(&mut kept), owner, "a restart replaces the table");
         proxy.change([(Key::new("n", "s"), None)]).unwrap();
-        assert_eq!(ask(&mut kept), owner, "the service is gone, its connections are not");
+        assert_eq!(ask(&mut kept), owner, "connections survive the removal of their service");
         let listing = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
         let listing = String::from_utf8(listing.stdout).unwrap();
         assert!(!listing.contains("10.42.0.2") && !listing.contains("n/s"), "{listing}");
@@ -176,7 +177,7 @@ fn node_ports_and_affinity() {
 }
 
 #[test]
-fn datagrams_leave_a_removed_endpoint() {
+fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() {
     alone(|| {
         let server = |address: &str| {
             ip(&format!("addr replace {address}/32 dev lo"));

@@ -57,7 +57,7 @@ pub fn is_headless(service: &Service) -> bool {
 // === impl Tables ===
 
 impl Tables {
-    /// Whether all services and slices were listed once. Before, an absent name is not known to be absent.
+    /// Whether all services and slices were listed once. Until then, a service that the tables lack may exist.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.listed == (true, true)
@@ -155,8 +155,8 @@ impl Tables {
         Some(service)
     }
 
-    /// Adds or replaces a slice. Returns the services whose slices changed: the one of the slice, and the one that it
-    /// had before.
+    /// Adds or replaces a slice. Returns the services whose slices changed: the slice's service, and its former service
+    /// if that differs.
     pub fn put_slice(&mut self, slice: Arc<EndpointSlice>) -> Vec<Key> {
         let Some(key) = named(&slice.metadata) else { return Vec::new() };
         let mut changed: Vec<Key> = self.take_slice(&key).into_iter().collect();

@@ -138,8 +138,8 @@ fn binary(kib: u64) -> String {
     }
 }
 
-/// Amounts that pods cannot use: below them the node is under pressure and accepts no pods. The kubelet subtracts the
-/// thresholds of hard evictions in the same way.
+/// Amounts that pods cannot use: the thresholds of hard evictions, below which the node has memory or disk pressure.
+/// The kubelet subtracts them in the same way.
 fn eviction_reserve(
     capacity: &BTreeMap<String, Quantity>,
     eviction: &EvictionThresholds,
@@ -156,7 +156,7 @@ fn eviction_reserve(
     ]
 }
 
-/// Capacity without reserved and held back amounts. Huge pages are subtracted from memory.
+/// Capacity minus the reserved and held back amounts. Huge pages are subtracted from memory.
 fn allocatable(
     capacity: &BTreeMap<String, Quantity>,
     reserved: &[BTreeMap<String, String>],

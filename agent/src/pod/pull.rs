@@ -123,6 +123,7 @@ fn lacked_room(error: &RuntimeError) -> bool {
     matches!(error, RuntimeError::Exhausted(_)) || text.contains("no space left on device")
 }
 
+/// A container whose image is made available.
 struct Subject<'a> {
     node: &'a NodeContext,
     pod: &'a Pod,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   spec in the API ──► pending (Deferred, Infeasible) ──► allocated ──► in progress ──► actuated
-//!                       pod sync judges                   pod sync       the worker's jobs
+//!                       pod sync evaluates                   pod sync       the worker's jobs
 //! ```
 //! Pod sync compares the resources of a pod in the API with the allocated ones ([`mod@allocation`]), and informs the
 //! pod's worker through [`Resizes`]. The worker compares the allocated resources with those of the running containers

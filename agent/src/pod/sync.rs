@@ -251,7 +251,7 @@ impl Sync {
         }
         for (uid, pod) in self.orphans.take().into_iter().flatten() {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
-                tracing::info!(uid, pod = pod.metadata.name, "ending a pod that is not in the API");
+                tracing::info!(uid, pod = pod.metadata.name, "terminating a pod that is not in the API");
                 self.start(uid, DesiredPod::Gone(pod), None);
             }
         }

@@ -77,7 +77,7 @@ struct Worker {
     finished: bool,
 }
 
-/// What starts a pass, besides a change of the desired pod, the end of a job, and time.
+/// An event that starts a pass. A change of the desired pod, the end of a job and a timer also start one.
 enum Event {
     Report(Report),
     Finding(Finding),
@@ -442,7 +442,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn events_wait_for_the_end_of_a_running_job_for_a_moment() {
+    async fn events_are_delayed_while_a_job_runs() {
         let (mut reports, mut findings, wake) = (Queue::new(), Queue::new(), Notify::new());
         wake.notify_one();
         let begin = std::time::Instant::now();

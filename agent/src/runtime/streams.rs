@@ -25,8 +25,8 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Serves exec, attach and port-forward streams that the runtime has prepared.
 pub trait Streams: Send + Sync + 'static {
-    /// Responds to the caller's request, and upgrades its connection if it asks for that. `url` is the result of the
-    /// runtime's Exec, Attach or PortForward.
+    /// Responds to the caller's request, and upgrades its connection if the request asks for an upgrade. `url` is the
+    /// result of the runtime's Exec, Attach or PortForward.
     fn stream(&self, url: &str, request: Request<Incoming>) -> BoxFuture<'static, Response<Body>>;
 }
 

@@ -76,7 +76,7 @@ impl<T: Single> Value for T {
     const VALUE_KIND: ValueKind = <T as Single>::VALUE_KIND;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
-        // The last one counts, as in the kubelet.
+        // The last text counts, as in the kubelet.
         texts.last().map_or_else(|| Err("a value is missing".to_owned()), |text| <T as Single>::parse(text))
     }
 

@@ -183,7 +183,7 @@ impl Issued {
         (self.ends.saturating_sub(self.begins).max(0) / 5 * 4).min(MAX_AGE)
     }
 
-    /// Whether it must be renewed. A start in the future means that the clock was set back.
+    /// Whether the token must be renewed. A start in the future means that the clock was set back.
     fn is_due(&self, now: Timestamp) -> bool {
         let age = now.as_second().saturating_sub(self.begins);
         age >= self.lifetime() || age < -60

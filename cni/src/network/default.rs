@@ -101,8 +101,8 @@ impl Network {
         if !host.links.filter_bridge(&config.bridge).await? {
             tracing::warn!(
                 bridge = config.bridge,
-                "packets between pods of this node pass no filters, so network policies do not hold between them: load the \
-                 kernel module br_netfilter"
+                "packets between pods of this node are not filtered, so network policies have no effect between them: \
+                 load the kernel module br_netfilter"
             );
         }
         sysctl::forwarding(&state.cidrs)?;

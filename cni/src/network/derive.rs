@@ -52,7 +52,7 @@ impl Network {
                 first = first.and(given_back);
             } else {
                 // An executable may wait for a part of the node that is not started yet, so this does not wait for it.
-                inner.cache.leave(id);
+                inner.cache.mark_releasing(id);
                 self.schedule_removal(id);
             }
         }

@@ -23,8 +23,8 @@ struct MtuChange {
 }
 
 impl Network {
-    /// Sets this MTU at both ends of each running pod of the default network. An end with a smaller MTU than at its
-    /// creation was changed by an administrator or the pod, and stays unless it is too large.
+    /// Sets this MTU at both ends of the veth pair of each running pod of the default network. An end with a smaller
+    /// MTU than at its creation was changed by an administrator or the pod, and stays unless it is too large.
     pub(super) async fn resize_pods(&self, mtu: u32) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = Ok(());

@@ -34,7 +34,8 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Indexes of foreign interfaces that prevent ours: they have a name of ours, or the same VNI and UDP port.
+    /// Indexes of foreign interfaces that conflict with the overlay's: they have such a name, or the same VNI and UDP
+    /// port.
     blockers: Vec<u32>,
 }
 
@@ -71,7 +72,7 @@ impl Kernel {
         self.port_of(link.header.index).is_none()
     }
 
-    /// Our interfaces, their uplinks, and foreign interfaces that prevent ours.
+    /// The overlay's interfaces, their uplinks, and foreign interfaces that conflict with them.
     pub(crate) fn watched(&self) -> Vec<u32> {
         self.indexes.values().chain(&self.uplinks).chain(&self.blockers).copied().collect()
     }
@@ -136,7 +137,8 @@ impl Kernel {
         Ok(tables)
     }
 
-    /// Applies the changes in order. All are tried; the first relevant failure is returned.
+    /// Applies the changes: removed and new devices first, one by one, then all other changes in one batch. All are
+    /// tried; the first relevant failure is returned.
     pub(crate) fn run(&mut self, changes: &[Change]) -> Result<(), OverlayError> {
         let mut result = Ok(());
         let mut rest = Vec::new();

@@ -137,7 +137,7 @@ impl std::fmt::Display for Refusal {
 // === impl Connections ===
 
 impl Connections {
-    /// Without connections.
+    /// A port with these limits and no connections.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { inner: Arc::new(Inner { limits, state: Mutex::default() }) }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn proven_connections_are_not_evicted_and_limited_per_source() {
+    fn authenticated_connections_are_limited_per_source_and_not_evicted() {
         let port = Connections::new(LIMITS);
         let authenticated: Vec<ConnectionPermit> = (0..5)
             .map(|_| {

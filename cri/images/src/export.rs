@@ -64,7 +64,7 @@ impl Images {
     /// renamed into place when it is complete, and replaces an existing one.
     ///
     /// # Errors
-    /// If the image does not exist, a layer is damaged or cannot be rebuilt, or the disk refuses.
+    /// If the image does not exist, a layer is damaged or cannot be rebuilt, or a file cannot be written.
     pub async fn export(&self, name_or_id: &str, to: &Path) -> Result<(), Error> {
         // Keeps the image from being removed meanwhile.
         let held = self.hold(name_or_id)?;

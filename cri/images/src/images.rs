@@ -161,14 +161,14 @@ impl Images {
         self.inner.changes.subscribe()
     }
 
-    /// Removes an image by any of its names or its id, with all its names. An absent image is a success.
+    /// Removes an image by any of its names or its id, with all its names. An absent image is not an error.
     ///
     /// Layers that no other image and no [`ImageHold`] needs are removed from the store at once, and from the disk
     /// in the background; [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for that. A
     /// power failure right after the removal may restore the complete image, never a part of it.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// If a file cannot be changed or removed.
     pub async fn remove(&self, name_or_id: &str) -> Result<(), Error> {
         let images = self.clone();
         let name = name_or_id.to_owned();
@@ -198,7 +198,7 @@ impl Images {
     /// incomplete pulls. Call it once after a restart, after all ids in use are held again.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// If a file cannot be changed or removed.
     pub async fn collect(&self) -> Result<(), Error> {
         self.collect_now().await.map_err(|e| change("clean up after", "store", e))
     }
@@ -223,7 +223,7 @@ impl Images {
         }
     }
 
-    /// Schedules the removal of data that a broken pull left for a retry, for the time when it expires.
+    /// Schedules the removal of data that an interrupted pull left for a retry, for the time when it expires.
     pub(crate) fn schedule_sweep(&self) {
         let Some(due) = self.inner.layers.next_expiry() else { return };
         if self.inner.sweep_due.swap(true, Ordering::AcqRel) {

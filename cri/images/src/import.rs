@@ -111,7 +111,7 @@ impl Images {
     /// save` archive. Names are those of the archive, or `name`, if there is one image only.
     ///
     /// # Errors
-    /// If the archive is invalid, its content is corrupt, or the disk refuses.
+    /// If the archive is invalid, its content is corrupt, or a file cannot be written.
     pub async fn import(&self, path: &Path, name: Option<&str>) -> Result<Vec<Image>, Error> {
         let name = name.map(Reference::parse).transpose()?;
         let imported = self.import_all(path, name).await;

@@ -6,7 +6,7 @@
 //!                         └──failed or cancelled──► (absent)       └── found when the store is opened
 //! ```
 //! Images (records) and pulls in progress hold references. A layer without references stays until the next
-//! `sweep`, which keeps layers of a broken pull for a while, because a retry needs them.
+//! `sweep`, which keeps layers of an interrupted pull for a while, because a retry needs them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -38,7 +38,7 @@ pub(crate) use trash::Trash;
 use unpacking::InProgress;
 pub(crate) use unpacking::Source;
 
-/// How long a layer of a broken pull is kept for a retry.
+/// How long a layer of an interrupted pull is kept for a retry.
 pub(crate) const KEEP: Duration = Duration::from_secs(3600);
 
 /// All layers of a store.

@@ -81,7 +81,7 @@ impl Identity {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
         if name.is_empty() || !name.chars().all(allowed) {
             return Err(JoinError::Name(format!(
-                "the plugin's name {name:?} has characters other than a-zA-Z0-9_.+-"
+                "the plugin's name {name:?} is empty or has characters other than a-zA-Z0-9_.+-"
             )));
         }
         Ok(Self { index: index.to_owned(), name: name.to_owned() })
@@ -208,7 +208,7 @@ impl Plugin {
             Some(identity) => identity,
             None => Identity::new(&asked.plugin_idx, &asked.plugin_name)?,
         };
-        info!(plugin = identity.full(), version = asked.nri_version, "NRI plugin registers");
+        info!(plugin = identity.full(), version = asked.nri_version, "NRI plugin registered");
         let request = ConfigureRequest {
             config: candidate.config,
             runtime_name: settings.runtime_name.clone(),

@@ -15,7 +15,7 @@ use crate::pidfd;
 
 /// Interval at which remaining descendants are searched.
 const STEP: Duration = Duration::from_millis(3);
-/// Timeout of the search: a process may sleep in the kernel.
+/// Timeout of the search: a process may be in uninterruptible sleep.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A process, from its `stat` (proc(5)).

@@ -53,7 +53,7 @@ const ALLOWED: &str = "accept accept4 access adjtimex alarm bind brk cachestat c
      truncate64 ugetrlimit umask uname unlink unlinkat uretprobe utime utimensat utimensat_time64 \
      utimes vfork vmsplice wait4 waitid waitpid write writev";
 
-/// Allowed since kernel 4.8, which checks ptrace against seccomp. All supported kernels are newer.
+/// Calls for tracing. Since kernel 4.8, which all supported kernels exceed, a tracer cannot bypass the filter.
 const TRACING: &str = "process_vm_readv process_vm_writev ptrace";
 
 /// System calls that a capability allows.
@@ -205,7 +205,7 @@ fn arch_calls() -> &'static str {
     }
 }
 
-/// Converts the deprecated profile path. None if it is empty.
+/// Converts the deprecated profile path. `None` if the path is empty.
 pub(crate) fn of_path(path: &str) -> Result<Option<SecurityProfile>, String> {
     let (kind, file) = match path {
         "" => return Ok(None),
@@ -213,7 +213,11 @@ pub(crate) fn of_path(path: &str) -> Result<Option<SecurityProfile>, String> {
         "runtime/default" | "docker/default" => (ProfileType::RuntimeDefault, ""),
         path => match path.strip_prefix("localhost/") {
             Some(file) => (ProfileType::Localhost, file),
-            None => return Err(format!("{path:?} is not a seccomp profile")),
+            None => {
+                return Err(format!(
+                    "invalid seccomp profile {path:?}: use unconfined, runtime/default or localhost/PATH"
+                ));
+            }
         },
     };
     Ok(Some(SecurityProfile { profile_type: kind.into(), localhost_ref: file.to_owned() }))

@@ -47,7 +47,8 @@ pub(super) struct Pipes {
 pub(super) struct Target<'a> {
     pub(super) tables: &'a Tables,
     pub(super) container_id: &'a str,
-    /// An exec's terminal. No other process of the runtime holds its master, so it hangs up when this is closed.
+    /// An exec's terminal. No other process of the runtime holds its master, so the terminal hangs up when this
+    /// descriptor is closed.
     pub(super) terminal: Option<OwnedFd>,
     /// The container's standard input closes with the input of the first client.
     pub(super) stdin_once: bool,

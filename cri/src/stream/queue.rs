@@ -39,7 +39,7 @@ pub(super) struct QueueSender<T> {
 #[derive(Debug)]
 pub(super) struct QueueReceiver<T> {
     receiver: mpsc::Receiver<Queued<T>>,
-    /// Memory of the last message, which is being handled.
+    /// Memory of the last received message, until the next call of `recv`.
     handled: Option<OwnedSemaphorePermit>,
 }
 
@@ -56,7 +56,7 @@ pub(super) trait Size {
     fn bytes(&self) -> usize;
 }
 
-/// A queue in this memory.
+/// Makes a queue whose messages take this memory.
 pub(super) fn queue<T>(memory: &QueueMemory) -> (QueueSender<T>, QueueReceiver<T>) {
     let (sender, receiver) = mpsc::channel(MESSAGES);
     (QueueSender { memory: memory.clone(), sender }, QueueReceiver { receiver, handled: None })
@@ -152,7 +152,7 @@ mod tests {
         assert!(!is_full(&first, 60).await && !is_full(&second, 40).await);
         assert!(is_full(&first, 1).await && is_full(&second, 0).await, "an empty message needs memory, too");
         assert_eq!(received.recv().await.map(|message| message.len()), Some(60));
-        assert!(is_full(&second, 1).await, "the message is being handled");
+        assert!(is_full(&second, 1).await, "the received message keeps its memory until the next one");
         assert!(timeout(Duration::from_secs(1), received.recv()).await.is_err());
         assert!(!is_full(&second, 60).await);
         // Dropped messages release their memory, and a closed queue does not wait for any.

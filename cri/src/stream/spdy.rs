@@ -77,7 +77,7 @@ impl Writer {
         self.frames.send(Frame::Data { id, fin: false, bytes }).await.is_ok()
     }
 
-    /// Ends our side of a stream.
+    /// Ends the sending direction of a stream.
     pub(crate) async fn finish(&self, id: u32) -> bool {
         self.frames.send(Frame::Data { id, fin: true, bytes: Bytes::new() }).await.is_ok()
     }

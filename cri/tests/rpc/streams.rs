@@ -46,7 +46,7 @@ async fn steady_descriptors() -> usize {
     let (mut count, mut same) = (descriptors(), 0);
     let begun = Instant::now();
     while same < 25 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "descriptors come and go");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the number of descriptors stays the same");
         sleep(Duration::from_millis(20)).await;
         let now = descriptors();
         same = if now == count { same + 1 } else { 0 };

@@ -87,7 +87,7 @@ fn both_versions_have_the_same_ports() {
 }
 
 #[test]
-fn a_policy_without_place_or_subject_has_no_effect() {
+fn a_policy_without_a_valid_tier_priority_or_subject_is_rejected() {
     let kind = ClusterKind::ClusterNetworkPolicy;
     for (specification, problem) in [
         (json!({"tier": "Admin", "priority": 1}), "cannot parse"),

@@ -96,7 +96,7 @@ impl Job {
         Ok(())
     }
 
-    /// Starts the pulls of the first containers, unless an earlier try has.
+    /// Starts the pulls of the first containers, unless an earlier attempt has started them.
     fn pull_first(&mut self, first: &[String]) {
         let spec = self.spec();
         let shape = Shape::of(&spec);

@@ -39,7 +39,7 @@ struct IndexedMount<'a> {
 pub(super) struct RuntimeMounts {
     /// Ids of image volumes, by volume name.
     pub(super) images: BTreeMap<String, String>,
-    /// Whether it supports recursive read-only mounts.
+    /// Whether the runtime supports recursive read-only mounts.
     pub(super) recursive_read_only: bool,
 }
 

@@ -160,7 +160,7 @@ impl Job {
         image: Present,
     ) -> Result<cri::ContainerConfig, NotStarted> {
         if shape.container(&container.name).is_none() {
-            self.judge_added(container)?;
+            self.check_added(container)?;
         }
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
@@ -199,7 +199,7 @@ impl Job {
     }
 
     /// Checks an ephemeral container, which was added after the pod's admission.
-    fn judge_added(&self, container: &Container) -> Result<(), NotStarted> {
+    fn check_added(&self, container: &Container) -> Result<(), NotStarted> {
         if let Some(spec) = &self.pod.spec {
             containers::check_added(spec, &container.name).map_err(NotStarted::config)?;
         }

@@ -14,8 +14,8 @@ use crate::image::Login;
 use crate::reference::Reference;
 use crate::unpack::Unpacked;
 
-/// Time in which a pull waits for layers of other sources, from the first such layer on.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum time for which a pull waits for layers of other sources, counted from its first such wait.
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The source of layers, for one pull or import.
 #[derive(Debug)]
@@ -25,12 +25,12 @@ pub(crate) struct Source {
     waits_until: OnceLock<Instant>,
 }
 
-/// Callers with equal origins wait for each other.
+/// Origin of a layer's data. Callers with equal origins wait for each other.
 #[derive(Debug, PartialEq, Eq)]
 enum Origin {
     /// Data on this machine.
     Local,
-    /// The owner is part of it, because a fetch may wait for the owner's [slots](crate::fetch_slots).
+    /// The owner is part of the origin, because a fetch may wait for the owner's [slots](crate::fetch_slots).
     Registry { owner: String, repository: String, login: Option<Login> },
 }
 
@@ -53,14 +53,14 @@ struct Unpacking {
     is_complete: bool,
 }
 
-/// What a caller does about a layer.
+/// Next step of a caller that needs a layer.
 enum Step {
     Take(Lease),
     Wait { changed: watch::Receiver<()>, until: Option<Instant> },
     Unpack { unpacking: Unpacking, changed: watch::Receiver<()> },
 }
 
-/// What a caller does with an unpacked layer.
+/// Next step of a caller that has unpacked a layer.
 enum Outcome {
     Take(Lease),
     Wait(watch::Receiver<()>),
@@ -83,7 +83,7 @@ impl Source {
     }
 
     #[cfg(test)]
-    pub(super) fn impatient(self) -> Source {
+    pub(super) fn without_wait(self) -> Source {
         Source { waits_until: OnceLock::from(Instant::now()), ..self }
     }
 
@@ -91,7 +91,7 @@ impl Source {
     fn waits_for(&self, others: &InProgress) -> Option<Instant> {
         // A layer that is being moved into place needs no source any more.
         let is_safe = others.is_committing || others.callers.iter().any(|(_, other)| *other == self.origin);
-        (!is_safe).then(|| *self.waits_until.get_or_init(|| Instant::now() + PATIENCE))
+        (!is_safe).then(|| *self.waits_until.get_or_init(|| Instant::now() + WAIT_MAX))
     }
 }
 
@@ -118,7 +118,7 @@ impl Layers {
             match self.begin(diff_id, source) {
                 Step::Take(lease) => return Ok(lease),
                 Step::Unpack { unpacking, changed } => break (unpacking, changed),
-                // The next look shows what has changed.
+                // The next `begin` finds the new state.
                 Step::Wait { mut changed, until: None } => drop(changed.changed().await),
                 Step::Wait { mut changed, until: Some(until) } => {
                     drop(timeout_at(until, changed.changed()).await);
@@ -140,7 +140,7 @@ impl Layers {
         while changed.changed().await.is_ok() {}
         match self.lease(diff_id) {
             Some(lease) => lease,
-            // It is removed already.
+            // The layer is removed already: the caller's own unpacking continues.
             None => std::future::pending().await,
         }
     }
@@ -287,7 +287,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let layers = Arc::new(Layers::open(root.path()).unwrap());
         let id = Digest::of(b"a");
-        let (slow, good) = (source("a", "slow.example/x"), source("b", "good.example/x").impatient());
+        let (slow, good) = (source("a", "slow.example/x"), source("b", "good.example/x").without_wait());
         let first = layers.ensure(id, &slow, async || {
             pending::<()>().await;
             unpacked(&layers, id)
@@ -308,7 +308,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let layers = Arc::new(Layers::open(root.path()).unwrap());
         let id = Digest::of(b"a");
-        let sources = ["a", "b", "c"].map(|owner| source(owner, "example.org/x").impatient());
+        let sources = ["a", "b", "c"].map(|owner| source(owner, "example.org/x").without_wait());
         let barrier = tokio::sync::Barrier::new(3);
         let get = |from| {
             layers.ensure(id, from, async || {

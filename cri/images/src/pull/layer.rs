@@ -27,7 +27,7 @@ const SHARED_WINDOW_LOG: u32 = 25;
 /// Bytes of one read from a spool.
 const SAVED_PIECE: usize = 256 << 10;
 
-/// A message in the channel. If the channel closes without `End`, the download broke off.
+/// A message in the channel. If the channel closes without `End`, the download was interrupted.
 enum Piece {
     Data(Bytes),
     /// From a spool: on disk already.
@@ -368,7 +368,8 @@ impl PieceReader {
             io::copy(&mut self, &mut io::sink()).map_err(UnpackError::Read)?;
             Ok(unpacked)
         });
-        // The spool is kept only if the download broke off, or if the layer is fetched again with a larger window.
+        // The spool is kept only if the download was interrupted, or if the layer is fetched again with a larger
+        // window.
         let is_again = !self.is_alone && matches!(unpacked, Err(UnpackError::TooLarge(TooLarge::Window(_))));
         if let Some(spool) = self.spool.take().filter(|_| self.state != State::BrokeOff && !is_again) {
             spool.discard();
@@ -420,7 +421,7 @@ impl BufRead for PieceReader {
         }
         let failed = |kind, what| Err(io::Error::new(kind, what));
         match self.state {
-            State::BrokeOff => failed(io::ErrorKind::UnexpectedEof, "the download broke off"),
+            State::BrokeOff => failed(io::ErrorKind::UnexpectedEof, "the download was interrupted"),
             State::Wrong => failed(io::ErrorKind::InvalidData, "the content does not match its digest"),
             State::Reading | State::Ended => Ok(&self.current),
         }

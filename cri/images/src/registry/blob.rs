@@ -2,7 +2,7 @@
 //! digest.
 //!
 //! ```text
-//! all hosts, each resumes where the last one broke off ──wrong digest──► one host alone, from the start
+//! all hosts, each resumes where the last one stopped ──wrong digest──► one host alone, from the start
 //!                     ▲         │                                          │   ▲              │
 //!                     └─────────┘ the spooled data is damaged              │   └──next host──┘ wrong, or broken
 //!                                                                          └──none left──► error of all hosts
@@ -147,7 +147,7 @@ impl<'a> Blob<'a> {
         self.kept = true;
     }
 
-    /// The present offset, if it is so far after an earlier one that it counts as progress.
+    /// The current offset, if it is at least [`PROGRESS`] bytes after an earlier one.
     pub(crate) fn progress_since(&self, offset: u64) -> Option<u64> {
         (self.offset >= offset + PROGRESS).then_some(self.offset)
     }
@@ -168,8 +168,8 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// Called if the content cannot be unpacked. Returns an error if the host is at fault. If another host
-    /// could have better content, the rest is read to check the digest.
+    /// Determines why the content cannot be unpacked. Returns an error if spooled data or the host is at fault. The
+    /// rest of the blob is read, to check its digest, only if another host could have better content.
     pub(crate) async fn check_rest(&mut self, why: io::Error) -> Result<(), RegistryError> {
         if self.kept {
             return Err(self.damaged(why));

@@ -54,7 +54,7 @@ pub(super) enum MountError {
     Options { at: PathBuf, why: String },
     #[error("the mount at {} has no source", .0.display())]
     NoSource(PathBuf),
-    #[error("refuse the mount at {}: only proc may be mounted there", .0.display())]
+    #[error("cannot mount at {}: only a proc file system may be mounted in /proc", .0.display())]
     InProc(PathBuf),
     #[error("cannot open {} to mount it at {}", .what.display(), .at.display())]
     Source { what: PathBuf, at: PathBuf, source: io::Error },
@@ -170,7 +170,7 @@ fn may_cover(at: &Path) -> bool {
     MAY_COVER.iter().any(|file| at == Path::new(file))
 }
 
-/// Whether it binds another proc at /proc. That is allowed: it is still a proc.
+/// Whether the entry binds a proc file system at /proc, which is allowed.
 fn is_bind_of_proc(entry: &Mount) -> bool {
     let source = entry.source().as_deref().filter(|_| is_bind(entry));
     entry.destination() == Path::new("/proc")

@@ -87,7 +87,7 @@ pub(super) fn prefix(
     decided: &[(u32, ScmpAction)],
     requests: &[(u32, ScmpAction)],
 ) -> Vec<u8> {
-    let absent = answers_enosys(profile);
+    let absent = needs_enosys(profile);
     if decided.is_empty() && requests.is_empty() && !absent {
         return Vec::new();
     }
@@ -162,8 +162,9 @@ fn length(block: &[Instruction]) -> u32 {
     u32::try_from(block.len()).unwrap_or_default()
 }
 
-/// Whether calls outside of the profile are refused with another result than `ENOSYS`.
-fn answers_enosys(profile: &LinuxSeccomp) -> bool {
+/// Whether the prefix must refuse calls newer than the profile with `ENOSYS`: the profile refuses unknown calls with
+/// another result.
+fn needs_enosys(profile: &LinuxSeccomp) -> bool {
     let permissive = matches!(
         profile.default_action(),
         LinuxSeccompAction::ScmpActAllow

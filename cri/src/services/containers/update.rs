@@ -76,7 +76,7 @@ impl ContainerService {
         Ok(())
     }
 
-    /// Completes or reverts an interrupted change of limits. A recorded change is completed, another one is reverted.
+    /// Finishes an interrupted change of limits: completes it if the container's record contains it, else reverts it.
     pub(crate) async fn finish_limit_change(&self, record: &ContainerRecord) {
         let bundle = self.objects.records.container_dir(&record.id);
         let Some(note) = Note::read(&bundle) else { return };
