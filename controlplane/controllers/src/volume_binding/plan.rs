@@ -36,7 +36,7 @@ pub(crate) enum Action {
         part: Part,
         patch: Value,
     },
-    /// Deletes a released volume. Its provisioner removes the data before the object is removed.
+    /// Deletes this version of a released volume. Its provisioner removes the data before the object is removed.
     DeleteVolume,
     Record(&'static str, bool, String),
 }
@@ -268,7 +268,8 @@ fn released(volume: &PersistentVolume) -> Vec<Action> {
     let steps = volume_phase(volume, "Released", None);
     match volume.spec.persistent_volume_reclaim_policy.as_deref() {
         Some("Delete") => match volume.annotation(PROVISIONED_BY) {
-            Some(local_volume::PROVISIONER_NAME) => [steps, vec![Action::DeleteVolume]].concat(),
+            // The phase is written first. The response has the newest reclaim policy, and queues the volume again.
+            Some(local_volume::PROVISIONER_NAME) if steps.is_empty() => vec![Action::DeleteVolume],
             Some(_) => steps,
             None => failed(
                 "VolumeFailedDelete",
