@@ -17,8 +17,8 @@ use crate::object::{Key, ObjectExt, Secret};
 use crate::queue::{Next, Queue, until};
 use crate::write::{Part, if_unchanged};
 
-/// Time until a Secret that is due but in use, or that was changed, is considered again. It is upstream's interval. A user
-/// who takes the mark off a Secret has this time to use the token.
+/// Delay of the next reconcile if a Secret is due but in use, and minimum delay after a change. Upstream has the same
+/// interval. After a user removes the mark of a Secret, there is this time to use the token.
 const RECHECK: Duration = Duration::from_secs(24 * 3600);
 /// Pods in one page of a list.
 const PAGE: u32 = 100;

@@ -1,4 +1,4 @@
-//! Creates local volumes, grows them, and lets the volumes of deleted nodes go.
+//! Creates and expands local volumes, and releases those of deleted nodes.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ async fn provision(context: &Context, claim: &Claim) -> Result<(), Error> {
     }
 }
 
-/// Gives a volume and its claim the requested size. Admission has checked that the class allows it.
+/// Sets the size of a volume and its claim to the requested size. Admission has checked that the class allows expansion.
 async fn grow(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Result<(), Error> {
     let Some(size) = plan::expansion(claim, volume) else { return Ok(()) };
     let node = plan::node_of(volume).and_then(|node| context.caches.nodes.get(&Key::new("", node)));

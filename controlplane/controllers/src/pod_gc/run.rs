@@ -75,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Marks a pod as failed and deletes it without grace period, because no agent can stop it.
+/// Marks a pod as failed, unless it has finished, and deletes it without grace period, because no agent can stop it.
 async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Result<(), Error> {
     let failed = |verb| {
         let object = format!("Pod {}", pod.key());

@@ -11,7 +11,7 @@ use crate::local_volume;
 use crate::object::{Claim, ObjectExt, PersistentVolume, StorageClass};
 use crate::write::Part;
 
-/// With this provisioner an administrator creates the volumes.
+/// The provisioner of classes whose volumes an administrator creates.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// The observed state of a claim.
@@ -170,7 +170,7 @@ fn bound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
     }
 }
 
-/// The writes that are missing until both sides are bound.
+/// The writes that are still needed to bind a claim and a volume to each other.
 fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
     let mut steps = Vec::new();
     let name = volume.name().to_owned();

@@ -12,7 +12,7 @@ use crate::write::if_unchanged;
 
 const COMPONENT: &str = "persistentvolume-controller";
 
-/// Queues changed claims and volumes, and the other side of their bindings. A volume's key has no namespace.
+/// Queues changed claims and volumes, and the volumes and claims that they are bound to. A volume's key has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, index) = (queue.clone(), context.volumes.clone());
     context.caches.volumes.on_change(move |change| {
