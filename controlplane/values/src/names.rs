@@ -17,7 +17,8 @@ fn problems<const N: usize>(checks: [(bool, String); N]) -> Vec<String> {
     checks.into_iter().filter(|(failed, _)| *failed).map(|(_, text)| text).collect()
 }
 
-/// For names. Labels and keys have [`too_many_bytes`]. Source: the two functions `MaxLenError` of apimachinery.
+/// The error of a long name. Labels and keys have [`too_many_bytes`]. Source: the two functions `MaxLenError` of
+/// apimachinery.
 fn too_long(max: usize) -> String {
     format!("must be no more than {max} characters")
 }

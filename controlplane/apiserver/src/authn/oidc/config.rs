@@ -45,11 +45,11 @@ pub(crate) enum AnonymousConfig {
 pub(crate) struct IssuerConfig {
     /// The value of the claim `iss`, and where discovery starts.
     pub(crate) url: String,
-    /// Another place of the discovery document.
+    /// Another URL of the discovery document.
     pub(crate) discovery_url: Option<String>,
     /// Authorities of the issuer's certificate in PEM form; `None` uses the system's.
     pub(crate) authority: Option<String>,
-    /// A token must be for one of them.
+    /// A token must have one of these audiences.
     pub(crate) audiences: Vec<String>,
     pub(crate) algorithms: Vec<Algorithm>,
     pub(crate) username: Mapping,
@@ -79,7 +79,7 @@ pub(crate) struct Rule {
     pub(crate) message: String,
 }
 
-/// A claim, and what is put before its value.
+/// A claim, and the prefix that its value gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixedClaim {
     pub(crate) claim: String,
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_with_its_field() {
+    fn an_error_names_the_invalid_field() {
         for (found, field) in [
             (issuer_with("url: 'http://a', audiences: [b]", ""), "jwt[0].issuer.url"),
             (issuer_with("url: 'https://a?b', audiences: [b]", ""), "jwt[0].issuer.url"),
