@@ -484,4 +484,14 @@ mod tests {
             assert!(reason.contains(field), "{field}: {reason}");
         }
     }
+
+    #[test]
+    fn the_number_of_expressions_is_limited() {
+        let of = |count| {
+            let rules = vec!["{expression: 'true', message: m}"; count].join(", ");
+            issuer_with("url: 'https://a', audiences: [b]", &format!("claimValidationRules: [{rules}]"))
+        };
+        assert!(of(64).is_ok());
+        assert!(of(65).err().unwrap().contains("must have at most 64 items"));
+    }
 }
