@@ -60,6 +60,7 @@ fn expressions_have_their_values() {
         ("cel.bind(x, 2, x * x)", json!(4)),
         ("optional.of(2).optMap(x, x * x).value()", json!(4)),
         ("type(1) == int && type('a') == string", json!(true)),
+        ("duration('61.5s').getSeconds() + duration('-1.5s').getMilliseconds()", json!(-1439)),
         ("false && (1 / 0 == 1) || true", json!(true)),
         ("[0, 1].exists(x, 1 / x == 1)", json!(true)),
     ] {
