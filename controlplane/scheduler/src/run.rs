@@ -4,7 +4,7 @@ mod extender_calls;
 mod grouped;
 mod refused;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ use crate::queue::Queue;
 use crate::reserve::{Reserved, reserve};
 use crate::selectors;
 use crate::snapshot::Snapshot;
+use crate::topology::term::Labels;
 use crate::volumes;
 use crate::volumes::bind::BindError;
 use coracle_events::{Event, Recorder};
@@ -81,6 +82,8 @@ struct Scheduler {
     nodes: Listing,
     namespaces: Listing,
     budgets: Listing,
+    /// The namespaces of a list that is being received, with their labels.
+    listed_namespaces: HashMap<String, Labels>,
     /// The budgets of a list that is being received.
     listed_budgets: Budgets,
 }
@@ -229,6 +232,7 @@ impl Scheduler {
             nodes: Listing::default(),
             namespaces: Listing::default(),
             budgets: Listing::default(),
+            listed_namespaces: HashMap::new(),
             listed_budgets: Budgets::default(),
         }
     }
@@ -334,21 +338,33 @@ impl Scheduler {
     }
 
     fn namespace_event(&mut self, event: watcher::Event<Namespace>) {
-        match event {
-            watcher::Event::Init => self.snapshot.namespaces.clear(),
-            watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace) => {
-                let labels = namespace.metadata.labels.unwrap_or_default();
-                let name = namespace.metadata.name.unwrap_or_default();
+        let parts = |namespace: Namespace| {
+            let metadata = namespace.metadata;
+            (metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default())
+        };
+        let has_new_labels = match event {
+            // Until the list is complete the known namespaces stay: without them a pod would violate an anti-affinity.
+            watcher::Event::Init => return self.listed_namespaces.clear(),
+            watcher::Event::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
+            watcher::Event::Apply(namespace) => {
+                let (name, labels) = parts(namespace);
                 let before = self.snapshot.namespaces.insert(name, labels.clone());
-                // After a change of its labels, an affinity term may select other pods.
-                if before.is_some_and(|before| before != labels) {
-                    self.queue.change(Changes::NAMESPACE, Instant::now());
-                }
+                before.is_some_and(|before| before != labels)
             }
             watcher::Event::Delete(namespace) => {
-                self.snapshot.namespaces.remove(&namespace.metadata.name.unwrap_or_default());
+                return drop(self.snapshot.namespaces.remove(&parts(namespace).0));
             }
-            watcher::Event::InitDone => self.namespaces.complete = true,
+            watcher::Event::InitDone => {
+                self.namespaces.complete = true;
+                let listed = std::mem::take(&mut self.listed_namespaces);
+                let before = std::mem::replace(&mut self.snapshot.namespaces, listed);
+                let now = &self.snapshot.namespaces;
+                before.iter().any(|(name, labels)| now.get(name).is_some_and(|new| new != labels))
+            }
+        };
+        // After a change of a namespace's labels, an affinity term may select other pods.
+        if has_new_labels {
+            self.queue.change(Changes::NAMESPACE, Instant::now());
         }
     }
 
@@ -480,8 +496,38 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use kube::runtime::watcher::Event as Watched;
+    use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn known_namespaces_stay_until_a_new_list_is_complete() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+        });
+        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+        let (recorder, _) = coracle_events::recorder(client.clone(), "");
+        let calls = ExtenderCalls::new(&config).unwrap();
+        let mut scheduler = Scheduler::new(client, config, recorder, calls);
+        let mut names = |event: Watched<Namespace>| {
+            scheduler.namespace_event(event);
+            let mut names: Vec<_> = scheduler.snapshot.namespaces.keys().cloned().collect();
+            names.sort();
+            names.concat()
+        };
+        let namespace =
+            |name: &str| serde_json::from_value::<Namespace>(json!({"metadata": {"name": name}})).unwrap();
+        assert_eq!(names(Watched::Apply(namespace("a"))), "a");
+        assert_eq!(names(Watched::Apply(namespace("b"))), "ab");
+        assert_eq!(names(Watched::Init), "ab");
+        assert_eq!(names(Watched::InitApply(namespace("b"))), "ab");
+        assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
+        assert_eq!(names(Watched::InitDone), "bc");
+        assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
 
     #[tokio::test]
     async fn a_ready_pod_does_not_wait_for_a_timer() {
