@@ -68,13 +68,13 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
-    /// Permits of concurrent binding requests to extenders: a slow extender does not delay the pods of others.
+    /// Permits of concurrent binding requests to extenders: a slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
-    /// Until when no gang is tried again that was refused: together they take at most a tenth of the time.
+    /// Before this time no refused gang is tried again: the attempts of all gangs take at most a tenth of the time.
     gangs_rest_until: Instant,
     /// Writes of conditions of groups, at most one of each group, with whether they succeeded.
     group_writes: JoinSet<(Write, bool)>,
@@ -180,7 +180,7 @@ where
         loop {
             tokio::time::sleep(pause).await;
             let error = match events.next().await? {
-                // It comes before the request.
+                // `Init` comes before the list request, so it does not show that requests succeed again.
                 Ok(event @ watcher::Event::Init) => return Some((event, (events, delay, Duration::ZERO))),
                 Ok(event) => return Some((event, (events, FIRST_DELAY, Duration::ZERO))),
                 Err(error) => error,
@@ -198,7 +198,7 @@ where
     .boxed()
 }
 
-/// Whether the server does not serve the kind, as an older server. The list counts as empty then.
+/// Whether the server does not serve the kind; an older server may not. The list then counts as empty.
 fn is_unserved(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }

@@ -204,7 +204,7 @@ const FEW_PARAMS: usize = 8;
 /// takes some milliseconds.
 const LIGHT: u64 = 100_000;
 
-/// Whether expressions may take long with these objects and this parameter, which is one of a number.
+/// Whether expressions may take long with these objects and this parameter, one of `number` parameters of the binding.
 fn is_heavy(objects: &Objects, (params, number): (Option<&Value>, usize)) -> bool {
     number > FEW_PARAMS
         || [Some(&objects.new), Some(&objects.old), params]

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_keeps_the_address_until_it_is_lost() {
+    fn a_node_announces_the_addresses_until_the_node_is_lost() {
         let now = jiff::Timestamp::UNIX_EPOCH;
         let (mut service, ips) =
             (service(json!({}), json!({})), BTreeSet::from(["192.0.2.8".parse().unwrap()]));
