@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// An hour: the simulated nodes write no heartbeats.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A pod that was created, ever.
+/// A pod that was created at any time.
 #[derive(Clone, Debug)]
 pub(super) struct CreatedPod {
     pub(super) namespace: String,
@@ -51,7 +51,7 @@ pub(super) struct Cluster {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts all. A process dies at one of its first `steps` writes.
+    /// Starts the API server, the nodes and the processes. A process dies at one of its first `steps` writes.
     pub(super) async fn start(dir: &Path, seed: u64, steps: u64) -> Self {
         let mut config = ControlPlaneConfig::new(dir);
         config.listen = ([127, 0, 0, 1], 0).into();
