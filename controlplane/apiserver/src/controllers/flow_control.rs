@@ -126,8 +126,11 @@ enum Step {
     Correct(Value),
     /// Gives the stored object the annotation that leaves its spec to the administrators.
     Leave(String),
-    /// Deletes an object that an earlier version created.
-    Delete(String),
+    /// Deletes an object that an earlier version created, in the version whose annotation permits it.
+    Delete {
+        name: String,
+        revision: String,
+    },
 }
 
 // === impl CorrectionTimer ===
@@ -176,7 +179,8 @@ fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step>
     for object in stored.iter().filter(|object| annotation(object) == Some(true)) {
         let name = write::text(object, "name");
         if find(mandatory, name).or_else(|| find(suggested, name)).is_none() {
-            steps.push(Step::Delete(name.to_owned()));
+            let revision = write::text(object, "resourceVersion").to_owned();
+            steps.push(Step::Delete { name: name.to_owned(), revision });
         }
     }
     steps
@@ -229,12 +233,11 @@ impl Step {
                 });
                 written.await.map(drop)
             }
-            Self::Delete(name) => {
+            Self::Delete { name, revision } => {
                 let object = json!({"metadata": {"name": name}});
-                let mut call = Call::internal(state, kind.clone(), &object);
-                call.info.verb = "delete";
-                call.resource.name.clone_from(name);
-                verb::delete::run(&call).await.map(drop)
+                let call = Call::internal(state, kind.clone(), &object);
+                let options = verb::delete::Options::default().at(revision);
+                verb::delete::one(&call, name, &options).await.map(drop)
             }
         };
         match done {
@@ -340,8 +343,10 @@ mod tests {
         system["metadata"]["annotations"][AUTO_UPDATE] = json!("false");
         assert_eq!(plan(&own, &mandatory, &suggested), []);
         let mut old = all.clone();
-        old.push(json!({"metadata": {"name": "old", "annotations": {AUTO_UPDATE: "true"}}}));
-        assert_eq!(plan(&old, &mandatory, &suggested), [Step::Delete("old".to_owned())]);
+        let annotations = json!({AUTO_UPDATE: "true"});
+        old.push(json!({"metadata": {"name": "old", "resourceVersion": "7", "annotations": annotations}}));
+        let delete = Step::Delete { name: "old".to_owned(), revision: "7".to_owned() };
+        assert_eq!(plan(&old, &mandatory, &suggested), [delete]);
     }
 
     #[test]
