@@ -43,7 +43,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     }
 }
 
-/// Starts the controllers that have a queue of keys. A macro, because each controller's functions have own types.
+/// Starts the controllers that have a queue of keys. A macro, because the functions of each controller have their own types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {

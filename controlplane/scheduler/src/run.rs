@@ -4,7 +4,7 @@ mod extender_calls;
 mod grouped;
 mod refused;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::affinity_term::Labels;
 use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
@@ -62,13 +63,13 @@ struct Scheduler {
     requests: Arc<Semaphore>,
     /// Whether all permits are in use. Events wait then.
     is_saturated: tokio::sync::watch::Sender<bool>,
-    /// Permits of concurrent binding requests to extenders: a slow extender does not delay the pods of others.
+    /// Permits of concurrent binding requests to extenders: a slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
-    /// Until when no gang is tried again that was refused: together they take at most a tenth of the time.
+    /// Before this time no refused gang is tried again: the attempts of all gangs take at most a tenth of the time.
     gangs_rest_until: Instant,
     /// Writes of conditions of groups, at most one of each group, with whether they succeeded.
     group_writes: JoinSet<(Write, bool)>,
@@ -76,6 +77,8 @@ struct Scheduler {
     nodes: Listing,
     namespaces: Listing,
     budgets: Listing,
+    /// The namespaces of a list that is being received, with their labels.
+    listed_namespaces: HashMap<String, Labels>,
     /// The budgets of a list that is being received.
     listed_budgets: Budgets,
 }
@@ -183,6 +186,7 @@ impl Scheduler {
             nodes: Listing::default(),
             namespaces: Listing::default(),
             budgets: Listing::default(),
+            listed_namespaces: HashMap::new(),
             listed_budgets: Budgets::default(),
         }
     }
@@ -288,21 +292,33 @@ impl Scheduler {
     }
 
     fn namespace_event(&mut self, event: watcher::Event<Namespace>) {
-        match event {
-            watcher::Event::Init => self.snapshot.namespaces.clear(),
-            watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace) => {
-                let labels = namespace.metadata.labels.unwrap_or_default();
-                let name = namespace.metadata.name.unwrap_or_default();
+        let parts = |namespace: Namespace| {
+            let metadata = namespace.metadata;
+            (metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default())
+        };
+        let has_new_labels = match event {
+            // Until the list is complete the known namespaces stay: without them a pod would violate an anti-affinity.
+            watcher::Event::Init => return self.listed_namespaces.clear(),
+            watcher::Event::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
+            watcher::Event::Apply(namespace) => {
+                let (name, labels) = parts(namespace);
                 let before = self.snapshot.namespaces.insert(name, labels.clone());
-                // After a change of its labels, an affinity term may select other pods.
-                if before.is_some_and(|before| before != labels) {
-                    self.queue.change(Changes::NAMESPACE, Instant::now());
-                }
+                before.is_some_and(|before| before != labels)
             }
             watcher::Event::Delete(namespace) => {
-                self.snapshot.namespaces.remove(&namespace.metadata.name.unwrap_or_default());
+                return drop(self.snapshot.namespaces.remove(&parts(namespace).0));
             }
-            watcher::Event::InitDone => self.namespaces.complete = true,
+            watcher::Event::InitDone => {
+                self.namespaces.complete = true;
+                let listed = std::mem::take(&mut self.listed_namespaces);
+                let before = std::mem::replace(&mut self.snapshot.namespaces, listed);
+                let now = &self.snapshot.namespaces;
+                before.iter().any(|(name, labels)| now.get(name).is_some_and(|new| new != labels))
+            }
+        };
+        // After a change of a namespace's labels, an affinity term may select other pods.
+        if has_new_labels {
+            self.queue.change(Changes::NAMESPACE, Instant::now());
         }
     }
 
@@ -443,8 +459,38 @@ mod tests {
     use std::time::Duration;
 
     use futures::FutureExt;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use kube::runtime::watcher::Event as Watched;
+    use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn known_namespaces_stay_until_a_new_list_is_complete() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+        });
+        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+        let (recorder, _) = coracle_events::recorder(client.clone(), "");
+        let calls = ExtenderCalls::new(&config).unwrap();
+        let mut scheduler = Scheduler::new(client, config, recorder, calls);
+        let mut names = |event: Watched<Namespace>| {
+            scheduler.namespace_event(event);
+            let mut names: Vec<_> = scheduler.snapshot.namespaces.keys().cloned().collect();
+            names.sort();
+            names.concat()
+        };
+        let namespace =
+            |name: &str| serde_json::from_value::<Namespace>(json!({"metadata": {"name": name}})).unwrap();
+        assert_eq!(names(Watched::Apply(namespace("a"))), "a");
+        assert_eq!(names(Watched::Apply(namespace("b"))), "ab");
+        assert_eq!(names(Watched::Init), "ab");
+        assert_eq!(names(Watched::InitApply(namespace("b"))), "ab");
+        assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
+        assert_eq!(names(Watched::InitDone), "bc");
+        assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
 
     #[tokio::test]
     async fn a_ready_pod_does_not_wait_for_a_timer() {

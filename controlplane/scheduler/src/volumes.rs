@@ -1,8 +1,9 @@
 //! Volumes in scheduling: the claims of a pod restrict its nodes, and unbound claims are bound before the pod.
 //!
-//! Upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits and VolumeZone. Claims,
-//! volumes, classes and drivers come from watches of their own ([`feed`]). A claim that waits for its first pod gets either a volume that exists
-//! ([`Choice::Take`]) or the annotation with the selected node, by which a provisioner makes one.
+//! This has the functions of upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits
+//! and VolumeZone. Claims, volumes, classes and drivers come from watches of their own ([`feed`]). A claim that waits for
+//! its first pod gets either a volume that exists ([`Choice::Take`]) or the annotation with the selected node, by which a
+//! provisioner makes one.
 
 pub(crate) mod bind;
 pub(crate) mod feed;
@@ -184,7 +185,7 @@ pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
     !claims.is_empty() && claims_of(pod).any(|claim| claims.contains(&claim))
 }
 
-/// Names of the claims that a pod uses.
+/// Keys of the claims that a pod uses.
 pub(crate) fn claims_of(pod: &Pod) -> impl Iterator<Item = Key> {
     pod.spec.volumes.iter().filter_map(|volume| {
         let name = match (&volume.persistent_volume_claim, &volume.ephemeral) {

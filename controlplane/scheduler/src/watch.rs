@@ -38,7 +38,7 @@ where
                 tokio::time::sleep(pause).await;
             }
             let error = match events.next().await? {
-                // It comes before the request.
+                // `Init` comes before the list request, so it does not show that requests succeed again.
                 Ok(event @ watcher::Event::Init) => return Some((event, (events, delay, Duration::ZERO))),
                 Ok(event) => return Some((event, (events, FIRST_DELAY, Duration::ZERO))),
                 Err(error) => error,
@@ -56,7 +56,7 @@ where
     .boxed()
 }
 
-/// Whether the server does not serve the kind, as an older server. The list counts as empty then.
+/// Whether the server does not serve the kind; an older server may not. The list then counts as empty.
 fn is_unserved(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }

@@ -43,7 +43,7 @@ pub(super) struct Cluster {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts all. A process dies at one of its first `steps` writes.
+    /// Starts the API server, the nodes and the processes. A process dies at one of its first `steps` writes.
     pub(super) async fn start(dir: &Path, seed: u64, steps: u64) -> Self {
         let mut config = ControlPlaneConfig::new(dir);
         config.listen = ([127, 0, 0, 1], 0).into();

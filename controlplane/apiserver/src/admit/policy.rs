@@ -198,7 +198,7 @@ const SMALL: usize = 2 << 10;
 /// Number of parameters of a binding above which all evaluations are off the async workers.
 const FEW_PARAMS: usize = 8;
 
-/// Whether expressions may take long with these objects and this parameter, which is one of a number.
+/// Whether expressions may take long with these objects and this parameter, one of `number` parameters of the binding.
 fn is_heavy(objects: &Objects, (params, number): (Option<&Value>, usize)) -> bool {
     number > FEW_PARAMS
         || [Some(&objects.new), Some(&objects.old), params]

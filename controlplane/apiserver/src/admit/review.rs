@@ -94,7 +94,9 @@ fn options(operation: Operation) -> Value {
 /// Reads the response to a request with this version and uid. An error counts as a failed call.
 pub(super) fn response(review: &Value, (version, uid): (&str, &str)) -> Result<Verdict, String> {
     let api_version = format!("admission.k8s.io/{version}");
-    if review["apiVersion"] != api_version.as_str() || review["kind"] != "AdmissionReview" {
+    // As upstream: version, uid and patch type of a response in v1beta1 are not checked.
+    let is_v1 = version == "v1";
+    if is_v1 && (review["apiVersion"] != api_version.as_str() || review["kind"] != "AdmissionReview") {
         return Err(format!(
             "expected webhook response of {api_version}, Kind=AdmissionReview, got {}, Kind={}",
             review["apiVersion"], review["kind"]
@@ -104,15 +106,18 @@ pub(super) fn response(review: &Value, (version, uid): (&str, &str)) -> Result<V
     if !response.is_object() {
         return Err("webhook response was absent".to_owned());
     }
-    if version == "v1" && response["uid"] != uid {
+    if is_v1 && response["uid"] != uid {
         return Err(format!("expected response.uid={uid:?}, got {}", response["uid"]));
     }
-    let Some(allowed) = response["allowed"].as_bool() else {
-        return Err("the field response.allowed is not a boolean".to_owned());
+    let allowed = match &response["allowed"] {
+        Value::Bool(allowed) => *allowed,
+        // As upstream: without the field the response is a refusal, which `failurePolicy: Ignore` does not ignore.
+        Value::Null => false,
+        _ => return Err("the field response.allowed is not a boolean".to_owned()),
     };
     let mut patch = Value::Null;
     if let Some(text) = response["patch"].as_str().filter(|text| !text.is_empty()) {
-        if response["patchType"] != "JSONPatch" {
+        if is_v1 && response["patchType"] != "JSONPatch" {
             return Err(format!("invalid response.patchType {}", response["patchType"]));
         }
         let bytes = BASE64_STANDARD.decode(text).map_err(|error| format!("response.patch: {error}"))?;
@@ -155,9 +160,12 @@ mod tests {
         let patch = BASE64_STANDARD.encode(r#"[{"op":"add","path":"/a","value":1}]"#);
         let patched = json!({"uid": "7", "allowed": true, "patch": patch, "patchType": "JSONPatch"});
         assert_eq!(read(patched).unwrap().patch[0]["path"], "/a");
+        let older = json!({"response": {"allowed": true, "patch": patch}});
+        assert_eq!(response(&older, ("v1beta1", "7")).unwrap().patch[0]["path"], "/a");
+        assert!(!read(json!({"uid": "7"})).unwrap().allowed);
         for (answer, why) in [
             (json!({"uid": "8", "allowed": true}), "expected response.uid=\"7\", got \"8\""),
-            (json!({"uid": "7"}), "the field response.allowed is not a boolean"),
+            (json!({"uid": "7", "allowed": "true"}), "the field response.allowed is not a boolean"),
             (json!({"uid": "7", "allowed": true, "patch": "W10="}), "invalid response.patchType null"),
             (json!(null), "webhook response was absent"),
         ] {

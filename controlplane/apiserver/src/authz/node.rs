@@ -28,7 +28,7 @@ pub(super) struct Nodes;
 
 impl Authorizer for Nodes {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(attributes), "the node needs it for its pods").ready()
+        Decision::allow_if(allows(attributes), "the node needs the access for its pods").ready()
     }
 
     /// What a node may do depends on the object.

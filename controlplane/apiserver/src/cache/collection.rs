@@ -104,11 +104,15 @@ impl Scope {
         let was = change.old.as_ref().is_some_and(|old| self.selects(kind, old));
         let is = !change.deleted && self.selects(kind, &change.new);
         let new = change.new.clone();
-        match (was, is) {
-            (false, true) => Some(Event::Added(new)),
-            (true, true) => Some(Event::Modified(new)),
-            (true, false) => Some(Event::Deleted(new)),
-            (false, false) => None,
+        match (was, is, &change.old) {
+            (false, true, _) => Some(Event::Added(new)),
+            (true, true, _) => Some(Event::Modified(new)),
+            // The last state that matched, as upstream.
+            (true, false, Some(old)) if !change.deleted => {
+                Some(Event::Deleted(Arc::new(old.with_revision(change.revision))))
+            }
+            (true, false, _) => Some(Event::Deleted(new)),
+            (false, false, _) => None,
         }
     }
 }

@@ -43,7 +43,7 @@ impl Object {
         Self::stamped(key, revision, encode(kind, object))
     }
 
-    /// The object with the revision of the commit that deletes it.
+    /// The object with the revision of the commit that deletes it, or after which a selector does not match it.
     pub(crate) fn with_revision(&self, revision: u64) -> Self {
         Self { revision, ..self.without_facets() }
     }

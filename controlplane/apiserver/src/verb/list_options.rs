@@ -7,7 +7,7 @@ use crate::{call::Call, error::Result, request::Query};
 const NOT_OLDER_THAN: &str = "NotOlderThan";
 const EXACT: &str = "Exact";
 
-/// Refuses combinations of options that make no sense. Values that the request ignores are not checked.
+/// Refuses contradictory options. Values that the request ignores are not checked.
 pub(crate) fn check(call: &Call, is_watch: bool) -> Result<()> {
     let query = &call.info.query;
     let causes = match is_watch {

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use coracle_values::names::has_prefix_length;
 use ipnetwork::IpNetwork;
 
 use super::{failed, traversal};
@@ -63,8 +64,14 @@ fn address(text: &str) -> Result<IpAddr, String> {
 }
 
 fn network(text: &str) -> Result<IpNetwork, String> {
-    let parsed = if text.contains('/') { text.parse::<IpNetwork>().ok() } else { None };
-    parsed.ok_or_else(|| format!("CIDR {text:?} parse error during conversion from string"))
+    let is_plain = has_prefix_length(text) && (text.ends_with("/0") || !text.contains("/0"));
+    match text.parse::<IpNetwork>().ok().filter(|_| is_plain) {
+        Some(IpNetwork::V6(network)) if network.ip().to_ipv4_mapped().is_some() => {
+            Err(format!("IPv4-mapped IPv6 address {text:?} is not allowed"))
+        }
+        Some(network) => Ok(network),
+        None => Err(format!("CIDR {text:?} parse error during conversion from string")),
+    }
 }
 
 fn covers(outer: &IpNetwork, inner: &IpNetwork) -> bool {

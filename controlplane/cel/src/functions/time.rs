@@ -34,7 +34,8 @@ fn of_duration(name: &str, nanoseconds: i64) -> Option<i64> {
         "getHours" => nanoseconds / 3_600_000_000_000,
         "getMinutes" => nanoseconds / 60_000_000_000,
         "getSeconds" => nanoseconds / 1_000_000_000,
-        "getMilliseconds" => nanoseconds / 1_000_000 % 1000,
+        // As cel-go: the whole duration, although the specification of CEL has only its part below a second.
+        "getMilliseconds" => nanoseconds / 1_000_000,
         _ => return None,
     })
 }

@@ -37,7 +37,7 @@ impl Finished {
     }
 }
 
-/// Whether the pod has finished and nothing deletes it yet.
+/// Whether the pod has finished and is not being deleted.
 pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
 }

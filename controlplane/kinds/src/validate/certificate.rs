@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_true_and_one() {
+    fn approval_and_denial_are_true_and_exclude_each_other() {
         let condition = |type_: &str, status: &str| json!({"type": type_, "status": status});
         let with = |list: Vec<Value>| said(|object| object["status"]["conditions"] = list.into());
         assert_eq!(with(vec![condition("Approved", "True")]), "");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_one_and_stays() {
+    fn a_certificate_is_valid_and_cannot_be_changed() {
         assert!(said(|o| o["status"]["certificate"] = encode("x").into()).contains("CERTIFICATE PEM block"));
         let mut old = good();
         old["status"] = json!({"certificate": "a", "conditions": [{"type": "Approved", "status": "True"}]});

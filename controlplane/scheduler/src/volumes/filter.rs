@@ -286,7 +286,7 @@ impl Waiting {
             return Err(BIND_CONFLICT);
         }
         let is_larger = |disk: Quantity| self.claim.requested().is_some_and(|requested| requested > disk);
-        // The provisioner would give the node back, and the pod would be tried again and again.
+        // The provisioner would remove the selected node from the claim, and the pod would be scheduled without end.
         if provisioner == LOCAL_PROVISIONER && node.local_volumes_disk.is_some_and(is_larger) {
             return Err(NO_SPACE);
         }

@@ -128,7 +128,7 @@ impl ExecService {
         };
         let is_killed = matches!(end, End::Interrupted);
         if is_killed {
-            self.kill_exec(container, &id, started.pid).await;
+            self.killer.kill(container, &id, started.pid).await;
         }
         if open {
             tokio::select! {

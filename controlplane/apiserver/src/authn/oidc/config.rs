@@ -48,11 +48,11 @@ pub(crate) enum AnonymousConfig {
 pub(crate) struct IssuerConfig {
     /// The value of the claim `iss`, and where discovery starts.
     pub(crate) url: String,
-    /// Another place of the discovery document.
+    /// Another URL of the discovery document.
     pub(crate) discovery_url: Option<String>,
     /// Authorities of the issuer's certificate in PEM form; `None` uses the system's.
     pub(crate) authority: Option<String>,
-    /// A token must be for one of them.
+    /// A token must have one of these audiences.
     pub(crate) audiences: Vec<String>,
     pub(crate) algorithms: Vec<Algorithm>,
     /// Whether tokens may be signed with ES512, which is not one of the other algorithms.
@@ -84,7 +84,7 @@ pub(crate) struct Rule {
     pub(crate) message: String,
 }
 
-/// A claim, and what is put before its value.
+/// A claim, and the prefix that its value gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixedClaim {
     pub(crate) claim: String,
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_with_its_field() {
+    fn an_error_names_the_invalid_field() {
         let one = |number: usize| {
             let issuer = format!("{{url: 'https://a{number}', audiences: [b]}}");
             format!("- {{issuer: {issuer}, claimMappings: {{username: {{claim: sub, prefix: ''}}}}}}\n")
@@ -496,5 +496,15 @@ mod tests {
             let reason = found.map(|_| ()).unwrap_err();
             assert!(reason.contains(field), "{field}: {reason}");
         }
+    }
+
+    #[test]
+    fn the_number_of_expressions_is_limited() {
+        let of = |count| {
+            let rules = vec!["{expression: 'true', message: m}"; count].join(", ");
+            issuer_with("url: 'https://a', audiences: [b]", &format!("claimValidationRules: [{rules}]"))
+        };
+        assert!(of(64).is_ok());
+        assert!(of(65).err().unwrap().contains("must have at most 64 items"));
     }
 }

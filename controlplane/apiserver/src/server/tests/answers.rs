@@ -1,4 +1,4 @@
-//! Answers that differ from upstream's in a way that clients notice.
+//! Answers that are equal to upstream's, because clients notice a difference.
 
 use super::*;
 
