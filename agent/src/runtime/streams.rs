@@ -92,9 +92,10 @@ async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Respon
     tokio::spawn(async move {
         if let (Ok(theirs), Ok(ours)) = tokio::join!(theirs, ours) {
             let (mut ours, abandonment) = watch_reads(TokioIo::new(ours), permit);
+            let mut theirs = TokioIo::new(theirs);
             tokio::select! {
                 // A stream ends when either end closes it: it cannot be resumed.
-                _ = tokio::io::copy_bidirectional(&mut TokioIo::new(theirs), &mut ours) => {}
+                _ = tokio::io::copy_bidirectional(&mut theirs, &mut ours) => {}
                 () = abandonment.happened() => {}
             }
         }

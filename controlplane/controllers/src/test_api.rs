@@ -7,10 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::context::Context;
-use crate::node_lifecycle::state::Lifecycle;
 
 /// A request that writes.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,22 +47,8 @@ impl TestApi {
             }
         });
         let client = kube::Client::new(service, "default");
-        let context = Context {
-            recorder: coracle_events::recorder(client.clone(), "").0,
-            client,
-            caches: Caches::new(),
-            config: ControllersConfig::default(),
-            lifecycle: Arc::new(Lifecycle::new()),
-            daemon_backoff: Mutex::default(),
-            pod_counts: Default::default(),
-            autoscaling: Default::default(),
-            volumes: Arc::default(),
-            group_members: Arc::default(),
-            service_addresses: Arc::default(),
-            balancers: Arc::default(),
-            address_pool: Arc::default(),
-            last_ranges: Mutex::default(),
-        };
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        let context = Context::new(client, recorder, ControllersConfig::default());
         Self { context, writes }
     }
 

@@ -474,7 +474,8 @@ mod tests {
         let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
         let (recorder, _) = coracle_events::recorder(client.clone(), "");
         let calls = ExtenderCalls::new(&config).unwrap();
-        let mut scheduler = Scheduler::new(client, config, recorder, calls);
+        let mut scheduler =
+            Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
         let mut names = |event: Watched<Namespace>| {
             scheduler.namespace_event(event);
             let mut names: Vec<_> = scheduler.snapshot.namespaces.keys().cloned().collect();

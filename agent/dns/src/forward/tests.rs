@@ -83,7 +83,7 @@ async fn equal_questions_at_the_same_time_are_one_query() {
 
 #[tokio::test]
 async fn a_server_that_hangs_is_queried_last() {
-    let (hanging, other) = (Other::start(60).await, Other::start(60).await);
+    let (hanging, other) = (LoopbackServer::start(60).await, LoopbackServer::start(60).await);
     hanging.is_silent.send_replace(true);
     let servers = vec![hanging.address, other.address];
     let stub = StubDomain { domain: "example.".to_owned(), servers };

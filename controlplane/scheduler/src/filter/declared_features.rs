@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn a_pod_that_restarts_all_containers_needs_a_node_that_declares_it() {
         let other = node("a", &["InPlacePodVerticalScalingInitContainers"]);
-        let mut snapshot = fixture::snapshot(&[other.clone()]);
+        let mut snapshot = fixture::snapshot(std::slice::from_ref(&other));
         let on =
             |pod: &crate::object::Pod, snapshot: &mut Snapshot| decide(pod, &Profile::default(), snapshot);
         assert_eq!(on(&pod("containers", "Restart"), &mut snapshot), Ok("a".to_owned()));

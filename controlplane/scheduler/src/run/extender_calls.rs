@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::Scheduler;
 use crate::config::{Profile, SchedulerConfig};
+use crate::consult;
 use crate::decide::{Ranked, Unschedulable, first_fitting, rank};
 use crate::extender::client::Remote;
 use crate::extender::result::ExtenderResult;

@@ -2,7 +2,6 @@
 
 use coracle_values::pod_resources::Resources;
 
-
 use crate::config::{Fit, Strategy};
 use crate::node_score::{MAX_NODE_SCORE, share};
 use crate::request::PodRequirements;

@@ -20,9 +20,9 @@ pub(super) fn weight(pod: &Pod, added: Option<&NodeAffinity>, node: Candidate<'_
 
 #[cfg(test)]
 mod tests {
-    use crate::node_score::normalize;
     use super::*;
     use crate::fixture;
+    use crate::node_score::normalize;
     use serde_json::json;
 
     #[test]

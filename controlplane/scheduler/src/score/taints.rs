@@ -13,9 +13,9 @@ pub(super) fn count(pod: &Pod, node: Candidate<'_>) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::node_score::normalize;
     use super::*;
     use crate::fixture;
+    use crate::node_score::normalize;
     use serde_json::json;
 
     fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {

@@ -325,7 +325,7 @@ mod tests {
         frame
     }
 
-    fn data(bytes: &'static [u8], is_first: bool, is_last: bool) -> Event {
+    fn data(bytes: &'static [u8], (is_first, is_last): (bool, bool)) -> Event {
         Event::Data(Piece { bytes: Bytes::from_static(bytes), is_first, is_last })
     }
 
@@ -347,11 +347,11 @@ mod tests {
         ]
         .concat();
         let expected = [
-            data(b"one", true, false),
+            data(b"one", (true, false)),
             Event::Ping(Bytes::from_static(b"are you there")),
-            data(b"", false, false),
-            data(b"two", false, true),
-            data(b"", true, true),
+            data(b"", (false, false)),
+            data(b"two", (false, true)),
+            data(b"", (true, true)),
             Event::Close,
         ];
         assert_eq!(events(&wire).expect("valid"), expected);
