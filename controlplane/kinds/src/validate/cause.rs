@@ -19,7 +19,7 @@ pub struct Cause {
 #[derive(Clone, Debug)]
 pub struct Path(String);
 
-/// An absent text, as messages show it.
+/// The value that messages show for an absent text.
 static EMPTY: Value = Value::String(String::new());
 
 /// Collects violations.
@@ -121,7 +121,7 @@ impl Causes {
         self.add("FieldValueNotSupported", path, message);
     }
 
-    /// Adds: a map is not supported. An absent one is shown as null.
+    /// Adds: a map is not supported. The message shows an absent map as `null`.
     pub fn unsupported_map(&mut self, path: &Path, value: &Value, supported: &str) {
         let message = format!("Unsupported value: {value}: supported values: {supported:?}");
         self.add("FieldValueNotSupported", path, message);
