@@ -1,6 +1,8 @@
 //! Workloads and groups of pods. Source: `pkg/apis/scheduling/v1alpha2/zz_generated.validations.go` and
 //! `pkg/apis/scheduling/validation`.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Causes, Path, condition, format, items, text};
@@ -60,10 +62,10 @@ pub(crate) fn status(causes: &mut Causes, object: &Value) {
     let (path, status) = (Path::root("status"), &object["status"]);
     condition::conditions(causes, &path.field("conditions"), &status["conditions"]);
     let here = path.field("resourceClaimStatuses");
+    let known: HashSet<&Value> =
+        items(&object["spec"]["resourceClaims"]).map(|(_, claim)| &claim["name"]).collect();
     for (index, claim) in items(&status["resourceClaimStatuses"]) {
-        let is_known =
-            items(&object["spec"]["resourceClaims"]).any(|(_, known)| known["name"] == claim["name"]);
-        if !is_known {
+        if !known.contains(&claim["name"]) {
             let detail = "must match the name of an entry in `spec.resourceClaims`";
             causes.invalid(&here.index(index).field("name"), &claim["name"], detail);
         }

@@ -147,9 +147,8 @@ fn with_claims(spec: &Value) -> Value {
         .iter()
         .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}))
         .collect();
-    volumes.extend(
-        items(&own).map(|(_, volume)| volume.clone()).filter(|volume| !claims.contains(&&volume["name"])),
-    );
+    let others = items(&own).filter(|(_, volume)| !seen.contains(text(&volume["name"])));
+    volumes.extend(others.map(|(_, volume)| volume.clone()));
     pod.insert("volumes".to_owned(), volumes.into());
     template
 }
