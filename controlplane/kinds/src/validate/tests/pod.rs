@@ -1,4 +1,4 @@
-//! Pods and what they are made of.
+//! Pods: containers, volumes, scheduling, security.
 
 use super::*;
 
