@@ -15,9 +15,12 @@ pub struct Cause {
     pub message: String,
 }
 
-/// The path of a value: `spec.containers[0].resources.limits[cpu]`.
+/// The path of a value: `spec.containers[0].resources.limits[cpu]`. It is cut at [`MAX_PATH`] bytes.
 #[derive(Clone, Debug)]
 pub struct Path(String);
+
+/// Maximum length of a path in bytes. Each element below a key has its own path, and a key can be a megabyte long.
+const MAX_PATH: usize = 2048;
 
 /// The value that messages show for an absent text.
 static EMPTY: Value = Value::String(String::new());
@@ -76,10 +79,13 @@ impl Path {
 
     /// The path with these parts appended. Validation makes hundreds of paths, so formatting is too slow.
     fn with(&self, parts: [&str; 3]) -> Path {
-        let mut text =
-            String::with_capacity(self.0.len() + parts.iter().map(|part| part.len()).sum::<usize>());
+        let length = self.0.len() + parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut text = String::with_capacity(length.min(MAX_PATH));
         text.push_str(&self.0);
-        parts.into_iter().for_each(|part| text.push_str(part));
+        for part in parts {
+            let room = MAX_PATH.saturating_sub(text.len());
+            text.push_str(&part[..part.floor_char_boundary(room)]);
+        }
         Path(text)
     }
 }
@@ -248,6 +254,13 @@ mod tests {
         let list = causes.into_list();
         assert_eq!((list.len(), list[0].field.as_str()), (MAX_CAUSES, "a[0]"));
         assert!(are_cut(&list) && !are_cut(&list[1..]));
+    }
+
+    #[test]
+    fn a_path_is_cut_between_characters() {
+        let path = Path::root("ab").key(&"é".repeat(MAX_PATH)).index(7).to_string();
+        assert!(path.len() == MAX_PATH && path.ends_with("é]"), "each é has two bytes");
+        assert_eq!(Path::root("a").key("b").field("c").index(7).to_string(), "a[b].c[7]");
     }
 
     #[test]
