@@ -140,7 +140,10 @@ async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
     assert!(holds(&ended, "Succeeded"), "{ended}");
     assert_ne!(ended["status"]["resourceVersion"], "");
     let after = widgets.get("w").await.unwrap();
-    assert_ne!(after.metadata.resource_version, before.metadata.resource_version, "it is written again");
+    assert_ne!(
+        after.metadata.resource_version, before.metadata.resource_version,
+        "the widget is written again"
+    );
     assert_eq!(stored(definitions.get("widgets.example.com").await.unwrap()), json!(["v2"]));
     // A second migration finds nothing to write.
     create(&migrations, &migration("n", "widgets")).await.unwrap();

@@ -127,10 +127,11 @@ pub(crate) trait Admit: Send + Sync {
     }
 }
 
-/// Creates the namespaces that are missing. Admission does not know the write pipeline that uses it.
+/// Creates missing namespaces by the write pipeline. The pipeline itself uses admission, so admission has only this
+/// trait.
 #[async_trait]
 pub(crate) trait CreateNamespace: Send + Sync {
-    /// Creates a namespace. An existing one is no error.
+    /// Creates a namespace. It is not an error if the namespace exists.
     async fn create(&self, name: &str) -> Result<()>;
 }
 

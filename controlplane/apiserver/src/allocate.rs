@@ -17,9 +17,12 @@ use crate::{
     service_range::{ServiceRange, ServiceRanges},
 };
 
-/// Number of addresses at the start of a large range that are not allocated automatically: manifests can name them, for
-/// example for the cluster's DNS.
-const STATIC_ADDRESSES: u128 = 256;
+/// Number of addresses at the start of a range that are allocated automatically only when all others are taken:
+/// manifests can name them, for example for the cluster's DNS. Source: `calculateRangeOffset` in
+/// `pkg/registry/core/service/ipallocator`.
+fn static_addresses(range: ServiceRange) -> u128 {
+    if range.size() <= 16 { 0 } else { (range.size() / 16).clamp(16, 256) }
+}
 
 /// Addresses and ports that one service cannot get.
 struct Taken<'a> {
@@ -284,11 +287,19 @@ fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::res
 
 /// A random free address of a range.
 fn free_address(range: ServiceRange, taken: &Taken<'_>) -> Option<IpAddr> {
-    let size = range.size().saturating_sub(1);
-    let first = if size > 2 * STATIC_ADDRESSES { STATIC_ADDRESSES } else { 1 };
-    let span = size.saturating_sub(first).max(1);
+    let first = 1 + static_addresses(range);
+    let end = range.size().saturating_sub(1);
+    free_in_band(range, first..end, taken).or_else(|| free_in_band(range, 1..first, taken))
+}
+
+/// A random free address of a part of a range.
+fn free_in_band(range: ServiceRange, band: std::ops::Range<u128>, taken: &Taken<'_>) -> Option<IpAddr> {
+    if band.is_empty() {
+        return None;
+    }
+    let (first, span) = (band.start, band.end - band.start);
     let start = rand::rng().random_range(0..span);
-    // One of (number of used addresses + 1) candidates is free, unless the range is exhausted.
+    // One of (number of used addresses + 1) candidates is free, unless the band is exhausted.
     let enough = u128::try_from(taken.addresses()).unwrap_or(span).saturating_add(1);
     (0..span.min(enough))
         .filter_map(|step| range.nth(first + (start + step) % span))
@@ -430,10 +441,7 @@ mod tests {
             let mut taken = Vec::new();
             for _ in 0..50 {
                 let chosen: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
-                assert!(
-                    range.contains(chosen)
-                        && (0..STATIC_ADDRESSES).all(|place| range.nth(place) != Some(chosen))
-                );
+                assert!(range.contains(chosen) && (0..=256).all(|place| range.nth(place) != Some(chosen)));
                 assert!(!taken.contains(&chosen));
                 taken.push(chosen);
             }
@@ -442,6 +450,19 @@ mod tests {
             let held = taken[0].to_string();
             assert!(chosen(&[range], &taken, &held).unwrap_err().contains("already allocated"));
         }
+    }
+
+    #[test]
+    fn the_static_addresses_are_allocated_last() {
+        let range = range("10.0.0.0/26");
+        let mut taken = Vec::new();
+        for number in 1..=62 {
+            let address: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
+            let is_static = (1..=16).any(|place| range.nth(place) == Some(address));
+            assert_eq!(is_static, number > 46, "{number}: {address}");
+            taken.push(address);
+        }
+        assert!(chosen(&[range], &taken, "").is_err());
     }
 
     #[test]
@@ -478,7 +499,7 @@ mod tests {
         assert!([23, 30002].iter().all(|port| requested(*port, &taken(&old)).is_err()));
         let mut named = old.clone();
         named["spec"]["type"] = "ExternalName".into();
-        assert!(address(&open, &taken(&named), "10.1.0.9").is_err(), "it was never allocated");
+        assert!(address(&open, &taken(&named), "10.1.0.9").is_err(), "the address was never allocated");
         assert!(requested(30001, &taken(&named)).is_err());
     }
 

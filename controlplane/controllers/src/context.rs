@@ -98,7 +98,7 @@ impl Context {
 }
 
 impl<K: Object> Writer<'_, K> {
-    /// Creates an object from shared JSON.
+    /// Creates an object from JSON that the caller keeps.
     pub(crate) async fn create_in(self, namespace: &str, object: &Value) -> Result<Arc<K>, kube::Error> {
         self.create(namespace, object.clone()).await
     }

@@ -181,7 +181,7 @@ mod tests {
     use super::fits;
 
     #[test]
-    fn formats() {
+    fn texts_are_checked_by_their_format() {
         for (format, good, bad) in [
             ("date-time", "2024-01-02T03:04:05Z", "2024-01-02"),
             ("date", "2024-01-02", "2024-13-02"),

@@ -114,9 +114,18 @@ pub fn ratcheted(
     // The new object has the defaults of this version.
     let mut stored = old.clone();
     defaults::apply(kind, &mut stored);
+    // Metadata is checked first, so violations of other fields may be cut. These fields may not change then.
+    if cause::are_cut(&causes) && changes_more_than_metadata(new, &stored) {
+        return causes;
+    }
     let known = rules(kind, &stored, &stored);
     causes.retain(|cause| !known.contains(cause));
     causes
+}
+
+fn changes_more_than_metadata(new: &Value, old: &Value) -> bool {
+    let names = entries(new).chain(entries(old)).map(|(name, _)| name.as_str());
+    names.filter(|name| *name != "metadata").any(|name| new[name] != old[name])
 }
 
 /// Rules for the status of a built-in kind, which is given by group and kind.

@@ -66,6 +66,13 @@ struct ReadMeta {
     deletion_timestamp: Option<Time>,
 }
 
+/// Whether a state of an object is older than another state of it. The resource versions of the API server increase.
+pub(crate) fn is_older<K: ObjectExt>(state: &K, other: &K) -> bool {
+    let version =
+        |object: &K| object.meta().resource_version.as_deref().and_then(|text| text.parse::<u64>().ok());
+    version(state) < version(other)
+}
+
 /// The metadata with the fields of [`ReadMeta`]. The managed fields are a third of a pod and would be decoded into a
 /// tree of values.
 pub(crate) fn without_managed_fields<'de, D: Deserializer<'de>>(

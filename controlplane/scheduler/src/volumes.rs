@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::filter::{PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
-use crate::object::Pod;
+use crate::object::{Pod, is_older};
 
 /// Set by the scheduler on a claim: the node of its first pod.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -176,6 +176,19 @@ impl Volumes {
             {
                 state.taken.remove(volume);
             }
+        }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Stores a claim that was written. If the watch has delivered a later state or the deletion of the claim meanwhile,
+    /// that remains: there may be no further event.
+    fn update_claim(&mut self, key: &Key, written: Claim) {
+        let known = self.claims.get(key).filter(|known| known.metadata.uid == written.metadata.uid);
+        if known.is_some_and(|known| !is_older(&written, known)) {
+            self.claims.insert(key.clone(), written);
         }
     }
 }

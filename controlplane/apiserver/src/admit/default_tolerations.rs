@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_pod_says_stays() {
+    fn tolerations_of_the_pod_stay() {
         let mut spec = json!({"tolerations": [
             {"key": KEYS[0], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}]});
         add(&mut spec, [30, 40]);

@@ -118,7 +118,7 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     if !user.uid.is_empty() {
         add("x-remote-uid", &user.uid)?;
     }
-    // Controllers have no role that the server could ask for. It allows everything to this group.
+    // Controllers have no roles that the aggregated server could look up. It permits all requests of this group.
     let masters = user.is_component().then_some("system:masters");
     for group in user.groups.iter().map(String::as_str).chain(masters) {
         add("x-remote-group", group)?;

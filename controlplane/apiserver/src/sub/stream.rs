@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubelets_are_asked_in_their_own_words() {
+    fn queries_have_the_parameters_of_the_kubelet_api() {
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
         assert_eq!(kubelet_query(asked), "command=a+b&command=c&input=1&output=1&tty=1");
         assert_eq!(kubelet_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");

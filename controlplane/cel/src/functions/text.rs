@@ -72,7 +72,7 @@ fn changes<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]
         ("upperAscii", []) => meter.charge(cost).map(|()| Value::text(text.to_ascii_uppercase())),
         ("trim", []) => meter.charge(cost).map(|()| Value::text(text.trim())),
         ("reverse", []) => meter.charge(cost).map(|()| Value::text(text.chars().rev().collect::<String>())),
-        ("strings.quote", []) => meter.charge(cost).map(|()| Value::text(format!("{text:?}"))),
+        ("strings.quote", []) => meter.charge(cost).map(|()| Value::text(quote(text))),
         ("jsonpatch.escapeKey", []) => {
             meter.charge(two).map(|()| Value::text(text.replace('~', "~0").replace('/', "~1")))
         }
@@ -93,6 +93,27 @@ fn changes<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]
         ("format", [list]) => format_text(meter, text, list),
         _ => return None,
     })
+}
+
+/// The text in quotation marks, with the escape sequences of cel-go. Other control characters stay.
+fn quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for character in text.chars() {
+        match character {
+            '\u{7}' => quoted.push_str("\\a"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{c}' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\u{b}' => quoted.push_str("\\v"),
+            '\\' | '"' => quoted.extend(['\\', character]),
+            _ => quoted.push(character),
+        }
+    }
+    quoted.push('"');
+    quoted
 }
 
 fn limit(rest: &[Value<'_>]) -> usize {
@@ -247,4 +268,15 @@ fn replace<'a>(meter: &mut CostMeter, (text, from, to): (&str, &str, &str), limi
     let grown = text.len().saturating_add(count.min(limit).saturating_mul(to.len()));
     meter.charge(traversal(u64::try_from(grown).unwrap_or(u64::MAX)).saturating_mul(2).max(1))?;
     Ok(Value::text(text.replacen(from, to, limit)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quote;
+
+    #[test]
+    fn quoted_text_has_the_escape_sequences_of_cel_go() {
+        let text = "\u{7}\u{8}\u{c}\n\r\t\u{b}\\\"'\u{0}\u{7f}\u{301}é";
+        assert_eq!(quote(text), "\"\\a\\b\\f\\n\\r\\t\\v\\\\\\\"'\u{0}\u{7f}\u{301}é\"");
+    }
 }

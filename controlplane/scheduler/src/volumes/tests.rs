@@ -149,6 +149,31 @@ fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
 }
 
 #[test]
+fn the_latest_state_of_a_written_claim_remains() {
+    use kube::runtime::watcher::Event;
+    let found = volumes(&[], &[], &[]);
+    let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
+    let of = |version: &str| {
+        let mut claim = claim("c", json!({}));
+        claim["metadata"]["resourceVersion"] = version.into();
+        serde_json::from_value::<Claim>(claim).unwrap()
+    };
+    let key = of("9").key();
+    let known =
+        |state: &State| state.claims.get(&key).and_then(|claim| claim.metadata.resource_version.clone());
+    feed::claim(&mut state, &mut listed, Event::Apply(of("9")));
+    state.update_claim(&key, of("10"));
+    feed::claim(&mut state, &mut listed, Event::Apply(of("8")));
+    assert_eq!(known(&state).as_deref(), Some("10"), "the event is older than the write");
+    feed::claim(&mut state, &mut listed, Event::Apply(of("12")));
+    state.update_claim(&key, of("11"));
+    assert_eq!(known(&state).as_deref(), Some("12"), "the write is older than the event");
+    feed::claim(&mut state, &mut listed, Event::Delete(of("13")));
+    state.update_claim(&key, of("12"));
+    assert_eq!(known(&state), None, "the claim was deleted after the write");
+}
+
+#[test]
 fn a_claim_with_a_selected_node_stays_there() {
     let mut selected = claim("c", json!({}));
     selected["metadata"]["annotations"] = json!({SELECTED_NODE: "b"});
