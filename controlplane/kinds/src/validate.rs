@@ -55,7 +55,7 @@ use serde_json::Value;
 pub use self::service::service_addresses;
 use self::value::{entries, items, text};
 pub use crate::cause::{Cause, Causes, Path};
-use crate::{Resource, defaults};
+use crate::{Resource, cause, defaults};
 
 /// Validates a new object, after defaulting and name generation.
 pub fn create(kind: &Resource, object: &Value) -> Vec<Cause> {

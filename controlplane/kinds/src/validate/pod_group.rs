@@ -1,8 +1,6 @@
 //! Workloads and groups of pods. Source: `pkg/apis/scheduling/v1alpha2/zz_generated.validations.go` and
 //! `pkg/apis/scheduling/validation`.
 
-use std::collections::HashSet;
-
 use serde_json::Value;
 
 use super::{Causes, Path, condition, format, items, text};

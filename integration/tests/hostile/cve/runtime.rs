@@ -3,6 +3,7 @@
 use std::fs;
 
 use coracle_integration::{Cluster, Cri, Kubectl, eventually, on_a_machine};
+use coracle_testing::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, skip};
 use serde_json::json;
 
 use super::{denied, on_a_cluster, refused, run_pod, sh, sleeper};
@@ -181,6 +182,9 @@ fn cve_2019_14891_lack_of_memory_ends_only_the_container() {
 /// CVE-2025-47291: containers of pods with a user namespace were not subject to their cgroup's limits.
 #[test]
 fn cve_2025_47291_limits_hold_in_a_user_namespace() {
+    if !has_idmapped_tmpfs() {
+        skip!(NO_IDMAPPED_TMPFS);
+    }
     on_a_cluster(|_, cluster| {
         let greedy = json!({"command": ["tail", "/dev/zero"], "resources": {"limits": {"memory": "24Mi"}}});
         let pod = json!({"hostUsers": false, "restartPolicy": "Never"});
