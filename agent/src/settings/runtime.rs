@@ -108,7 +108,7 @@ impl RuntimeSettings {
             root: root?,
             nri: nri::decide(nri, &state),
             state,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, (true, 0)),
+            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, (true, Some(0))),
             registry_config_dir: self.registry_config_dir,
             pinned_images: self.pinned_image,
             pod_cidrs: self.pod_cidr,
