@@ -11,9 +11,9 @@ use libcontainer::oci_spec::OciSpecError;
 use libcontainer::oci_spec::runtime::{
     Capabilities, LinuxNamespace, LinuxNamespaceType, PosixRlimit, PosixRlimitBuilder, Process, Spec,
 };
-use nix::sys::resource::getrlimit;
 
 use super::CreateError;
+use crate::exec::limit;
 use crate::process::{self, PidNamespace};
 use crate::user_namespace::UserNamespace;
 
@@ -149,9 +149,8 @@ pub(crate) fn adjust_process(process: &mut Process, host: &Host) {
 }
 
 fn clamp_limit(limit: PosixRlimit) -> PosixRlimit {
-    let resource = crate::exec::limit::resource(limit.typ());
-    let Some((_, most)) = resource.and_then(|resource| getrlimit(resource).ok()) else { return limit };
-    let hard = limit.hard().min(most);
+    let Some(resource) = limit::resource(limit.typ()) else { return limit };
+    let hard = limit.hard().min(limit::hard(resource));
     let clamped =
         PosixRlimitBuilder::default().typ(limit.typ()).hard(hard).soft(limit.soft().min(hard)).build();
     clamped.unwrap_or(limit)
