@@ -34,7 +34,7 @@ pub const HANDSHAKE: Duration = Duration::from_secs(10);
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The assumed descriptor limit if the kernel does not report one.
-const USUAL_DESCRIPTORS: u64 = 1024;
+const USUAL_DESCRIPTORS: u128 = 1024;
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,8 +114,10 @@ impl Limits {
     /// `1/divisor` of the descriptor limit, and at most `most`.
     #[must_use]
     pub fn share(divisor: u64, most: usize) -> Self {
-        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL_DESCRIPTORS, |(soft, _)| soft);
-        let total = usize::try_from(descriptors / divisor).unwrap_or(most).clamp(8, most);
+        // The C library's type of a limit has 32 or 64 bits.
+        let descriptors =
+            getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL_DESCRIPTORS, |(soft, _)| u128::from(soft));
+        let total = usize::try_from(descriptors / u128::from(divisor)).unwrap_or(most).clamp(8, most);
         Self {
             total,
             per_source: (total / 2).max(4),

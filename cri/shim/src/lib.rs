@@ -135,7 +135,7 @@ fn limit_open_files(soft: u64) -> nix::Result<()> {
         return Ok(());
     }
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)
+    setrlimit(Resource::RLIMIT_NOFILE, rlimits::amount(soft).min(hard), hard)
 }
 
 /// Moves the shim into the cgroup in which it could not be forked. A fork does it after `ready` is reported:

@@ -4,7 +4,7 @@
 //! on. So no symbolic link of an image or a shared volume can redirect a mount. The container library parses
 //! the mount options.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_ulong};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ const MAY_COVER: [&str; 10] = [
 ];
 
 /// Pairs of a mount(2) flag and the equivalent mount_setattr(2) attribute.
-const ATTRIBUTES: [(u64, u64); 5] = [
+const ATTRIBUTES: [(c_ulong, u64); 5] = [
     (libc::MS_RDONLY, libc::MOUNT_ATTR_RDONLY),
     (libc::MS_NOSUID, libc::MOUNT_ATTR_NOSUID),
     (libc::MS_NODEV, libc::MOUNT_ATTR_NODEV),
@@ -42,7 +42,7 @@ const ATTRIBUTES: [(u64, u64); 5] = [
 ];
 
 /// Modes of access time updates. They exclude each other: setting one clears the others.
-const TIMES: [(u64, u64); 3] = [
+const TIMES: [(c_ulong, u64); 3] = [
     (libc::MS_STRICTATIME, libc::MOUNT_ATTR_STRICTATIME),
     (libc::MS_NOATIME, libc::MOUNT_ATTR_NOATIME),
     (libc::MS_RELATIME, libc::MOUNT_ATTR_RELATIME),
@@ -88,7 +88,7 @@ pub(super) fn mount(root: BorrowedFd<'_>, entry: &Mount, label: Option<&str>) ->
     kernel::attach_mount_at(&tree, place).map_err(|source| MountError::Attach { at: at.clone(), source })
 }
 
-fn attributes(flags: u64, at: &Path) -> Attributes {
+fn attributes(flags: c_ulong, at: &Path) -> Attributes {
     let mut attributes = Attributes::default();
     for (_, attribute) in ATTRIBUTES.iter().filter(|(flag, _)| flags & flag != 0) {
         attributes.set |= attribute;
