@@ -270,7 +270,7 @@ async fn a_pull_from_a_broken_registry_fails_and_leaves_nothing_incomplete() {
             "404",
         ),
         (Box::new(move |_, _| ProxyFault::Reply(manifest_unavailable.into())), ErrorKind::Unavailable, "503"),
-        (Box::new(|_, _| ProxyFault::Stall(0)), ErrorKind::Unavailable, "nothing for too long"),
+        (Box::new(|_, _| ProxyFault::Stall(0)), ErrorKind::Unavailable, "sent no data within the timeout"),
     ];
     for (rule, kind, part) in cases {
         let root = tempfile::tempdir().unwrap();

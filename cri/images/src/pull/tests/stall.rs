@@ -37,9 +37,9 @@ async fn a_pull_without_progress_ends_in_every_phase() {
     registry.push("big", "latest", &image).await;
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
     let cases: [(&str, ProxyFault, &str); 8] = [
-        ("/manifests/", ProxyFault::Stall(0), "nothing for too long"),
-        ("/manifests/", ProxyFault::Stall(20), "nothing for too long"),
-        ("/manifests/", ProxyFault::Stall(400), "nothing for too long"),
+        ("/manifests/", ProxyFault::Stall(0), "sent no data within the timeout"),
+        ("/manifests/", ProxyFault::Stall(20), "sent no data within the timeout"),
+        ("/manifests/", ProxyFault::Stall(400), "sent no data within the timeout"),
         ("/manifests/", ProxyFault::Drip(0), "no progress in 5s"),
         (&config, ProxyFault::Stall(0), "no progress in 5s"),
         (&blob, ProxyFault::Stall(0), "no progress in 5s"),
@@ -94,7 +94,7 @@ async fn silent_hosts_time_out() {
     let address = silent.local_addr().unwrap();
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("r.example")).unwrap();
-    for (scheme, said) in [("http", "nothing for too long"), ("https", "cannot reach")] {
+    for (scheme, said) in [("http", "sent no data within the timeout"), ("https", "cannot reach")] {
         let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"1s\"\n");
         std::fs::write(hosts.path().join("r.example/hosts.toml"), text).unwrap();
         let root = tempfile::tempdir().unwrap();
