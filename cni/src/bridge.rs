@@ -16,8 +16,9 @@ use crate::host::Host;
 use crate::ipam;
 use crate::link::derived::{hardware_address, host_interface};
 use crate::link::inside::Setup;
+use crate::link::port::Port;
 use crate::link::vlan::{self, Vlans};
-use crate::link::{self, Link, Links, Pair, Port, format_mac, parse_mac};
+use crate::link::{self, Link, Links, Pair, format_mac, parse_mac};
 use crate::netns::Netns;
 use crate::plugin_executables::Executables;
 use crate::source_guard::Source;
@@ -195,13 +196,19 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        if conf.hairpin || conf.port_isolation || conf.mac_spoof_check {
-            let port =
-                Port { hairpin: conf.hairpin, isolated: conf.port_isolation, locked: conf.mac_spoof_check };
+        // A pod that sends from its own hardware address only gets no frames to others.
+        let is_checked = conf.ours && self.host.guard.is_some();
+        if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
+            let port = Port {
+                hairpin: conf.hairpin,
+                isolated: conf.port_isolation,
+                locked: conf.mac_spoof_check,
+                floods: is_checked.then_some(false),
+            };
             links.set_port(&host_end, port).await?;
             coracle_fault::point("bridge.port-set");
         }
-        if conf.mac_spoof_check {
+        if conf.mac_spoof_check || is_checked {
             links.add_forwarding(&host_end, mac).await?;
         }
         Ok(host_end)

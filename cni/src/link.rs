@@ -4,23 +4,21 @@ pub(crate) mod address;
 pub(crate) mod derived;
 pub(crate) mod inside;
 pub(crate) mod mac;
+pub(crate) mod port;
 mod removal;
 pub(crate) mod traffic;
 pub(crate) mod vlan;
 
 use std::io;
-use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use ipnetwork::IpNetwork;
 use netlink_packet_route::link::{
     BridgePortState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoVeth, LinkAttribute,
     LinkFlags, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
-use rtnetlink::{
-    Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection,
-};
+use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection};
 
 pub(crate) use self::mac::{format_mac, parse_mac, random_mac};
 use crate::error::Error;
@@ -30,9 +28,6 @@ use crate::sysctl;
 
 /// Alias of a bridge that this program made and that has no other users; `ip link` shows it.
 const OURS: &str = "coracle: pod network";
-/// Maximum wait until the kernel forwards a port's packets.
-const FORWARDING_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// The links of one network namespace.
 pub(crate) struct Links {
     handle: Handle,
@@ -89,17 +84,6 @@ pub(crate) struct Pair<'a> {
     pub(crate) bridge: u32,
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
-}
-
-/// Settings of a bridge's port.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Port {
-    /// Hairpin mode: a pod can reach itself through its own host port.
-    pub(crate) hairpin: bool,
-    /// Port isolation: no packets to and from other isolated ports.
-    pub(crate) isolated: bool,
-    /// Only packets from the hardware address that the bridge has recorded for the port.
-    pub(crate) locked: bool,
 }
 
 /// A change of a link's property.
@@ -250,52 +234,6 @@ impl Links {
         let message = near.set_info_data(InfoData::Veth(InfoVeth::Peer(far.build()))).build();
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
         self.handle.link().add(message).set_flags(flags).execute().await
-    }
-
-    /// Changes the settings of a bridge's port.
-    pub(crate) async fn set_port(&self, link: &Link, port: Port) -> Result<(), Error> {
-        let mut change = LinkBridgePort::new(link.index);
-        if port.hairpin {
-            change = change.append_info_data(InfoBridgePort::HairpinMode(true));
-        }
-        if port.isolated {
-            change = change.append_info_data(InfoBridgePort::Isolated(true));
-        }
-        if port.locked {
-            change = change.append_info_data(InfoBridgePort::Locked(true));
-            change = change.append_info_data(InfoBridgePort::Learning(false));
-        }
-        let set = self.handle.link().set_port(change.build()).execute().await;
-        set.map_err(failed("set bridge port", &link.name))
-    }
-
-    /// Records a hardware address for a port of a bridge.
-    pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
-        let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
-        // In the table of the bridge, not of the port.
-        add.flags(netlink_packet_route::neighbour::NeighbourFlags::Controller)
-            .state(netlink_packet_route::neighbour::NeighbourState::Noarp)
-            .execute()
-            .await
-            .map_err(failed("add a forwarding entry to", &link.name))
-    }
-
-    /// Waits until the bridge forwards packets of a port. The kernel enables this shortly after both ends of the pair
-    /// are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
-    pub(crate) async fn wait_until_forwarding(&self, port: &str) -> Result<(), Error> {
-        let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
-        let (connection, _handle, mut changes) =
-            connected.map_err(|source| Error::Socket { action: "listen to links", source })?;
-        let listening = tokio::spawn(connection);
-        let passes = async {
-            while self.get(port).await?.port_state != Some(BridgePortState::Forwarding) {
-                changes.next().await;
-            }
-            Ok(())
-        };
-        let passes = tokio::time::timeout(FORWARDING_TIMEOUT, passes).await;
-        listening.abort();
-        passes.unwrap_or(Ok(()))
     }
 
     /// Changes a link's properties.

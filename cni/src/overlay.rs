@@ -13,6 +13,7 @@
 //! node), a neighbour entry and a route (its range → by the range's first address → by the device).
 
 mod address;
+mod change_text;
 mod device;
 mod error;
 mod foreign_change;

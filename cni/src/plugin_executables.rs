@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::Deserialize;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::process::{Child, Command as Process};
 use tracing::warn;
 
@@ -21,6 +21,11 @@ use crate::spec::result::Answer;
 /// Attempts to run a plugin that is being written, and the delay between them: five seconds in total.
 const BUSY_TRIES: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Maximum size of the result of a plugin in bytes. A plugin with a larger one is killed.
+const RESULT_MAX: usize = 1 << 20;
+/// Bytes of a plugin's standard error that are kept.
+const MESSAGES_MAX: u64 = 64 << 10;
 
 /// Directories of plugin executables, and how they run.
 #[derive(Debug, Clone)]
@@ -125,24 +130,39 @@ impl Executables {
     }
 }
 
-/// Writes the configuration to the plugin, and waits for its output and its end.
+/// Writes the configuration to the plugin, and waits for its output and its end. A plugin may write before it has read
+/// its input.
 async fn exchange(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    if let Some(mut stdin) = stdin
-        && let Err(error) = stdin.write_all(input).await
-        // A plugin may answer without reading all of its input.
-        && error.kind() != io::ErrorKind::BrokenPipe
-    {
-        return Err(error);
-    }
-    let (stdout, stderr) = tokio::try_join!(read(out), read(err))?;
+    let ((), stdout, stderr) = tokio::try_join!(write(stdin, input), read_result(out), read_messages(err))?;
     Ok(Output { status: child.wait().await?, stdout, stderr })
 }
 
-async fn read(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+/// Writes the input, and closes the pipe. A plugin may answer without reading all of its input.
+async fn write(pipe: Option<impl AsyncWrite + Unpin>, input: &[u8]) -> io::Result<()> {
+    let Some(mut pipe) = pipe else { return Ok(()) };
+    match pipe.write_all(input).await {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
+}
+
+async fn read_result(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe
+        && pipe.take(RESULT_MAX as u64 + 1).read_to_end(&mut bytes).await? > RESULT_MAX
+    {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "its output is larger than 1 MiB"));
+    }
+    Ok(bytes)
+}
+
+/// Reads the first part of the messages, and discards the rest.
+async fn read_messages(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(mut pipe) = pipe {
-        pipe.read_to_end(&mut bytes).await?;
+        (&mut pipe).take(MESSAGES_MAX).read_to_end(&mut bytes).await?;
+        tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await?;
     }
     Ok(bytes)
 }
@@ -302,6 +322,26 @@ mod tests {
         let request = request();
         let (answer, ()) = tokio::join!(executables.run("test", &request), closed);
         assert_eq!(answer.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_plugin_may_write_before_it_reads() {
+        let script =
+            r#"head -c 262144 /dev/zero | tr '\0' ' '; cat >/dev/null; echo '{"cniVersion":"1.0.0"}'"#;
+        let (_dir, executables) = plugin(script);
+        let mut request = request();
+        request.conf.insert("long".to_owned(), "x".repeat(262_144).into());
+        assert!(executables.run("test", &request).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn the_output_of_a_plugin_is_limited() {
+        let (_dir, executables) = plugin("head -c 2097152 /dev/zero | tr '\\0' ' '");
+        let error = executables.run("test", &request()).await.unwrap_err();
+        assert!(error.chain().contains("larger than 1 MiB"), "{}", error.chain());
+        let (_dir, executables) = plugin("head -c 2097152 /dev/zero | tr '\\0' x >&2; exit 3");
+        let error = executables.run("test", &request()).await.unwrap_err().to_string();
+        assert!((65_536..66_000).contains(&error.len()), "{}", error.len());
     }
 
     #[tokio::test]

@@ -73,8 +73,10 @@ impl Source {
     fn elements(&self, port: &str) -> Vec<(&'static str, Element)> {
         let named = || Key::default().interface(port);
         let mut all = vec![(GUARDED, Element::member(named()))];
-        // Duplicate address detection and multicast reports have no source address yet.
+        // Duplicate address detection and multicast reports have no source address yet. A pod without an IPv6 address
+        // sends no IPv6.
         let derived = [IpAddr::V6(link_local(self.mac)), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        let derived = derived.into_iter().filter(|_| self.addresses.iter().any(IpAddr::is_ipv6));
         let mut addresses: Vec<IpAddr> = self.addresses.iter().copied().chain(derived).collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -306,8 +308,13 @@ mod tests {
     fn a_port_has_its_own_addresses_and_those_derived_from_its_hardware() {
         let mac = [0x0a, 0x58, 10, 42, 0, 7];
         assert_eq!(link_local(mac), "fe80::858:aff:fe2a:7".parse::<Ipv6Addr>().unwrap());
-        let source = Source { mac, addresses: vec!["10.42.0.7".parse().unwrap()] };
-        let sets: Vec<_> = source.elements("veth0").into_iter().map(|(set, _)| set).collect();
-        assert_eq!(sets, [GUARDED, V4, V6, V6]);
+        let sets = |addresses: &[&str]| {
+            let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            let elements = Source { mac, addresses }.elements("veth0");
+            elements.into_iter().map(|(set, _)| set).collect::<Vec<_>>()
+        };
+        assert_eq!(sets(&["10.42.0.7"]), [GUARDED, V4]);
+        assert_eq!(sets(&["fd42::7"]), [GUARDED, V6, V6, V6]);
+        assert_eq!(sets(&["10.42.0.7", "fd42::7"]), [GUARDED, V4, V6, V6, V6]);
     }
 }

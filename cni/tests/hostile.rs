@@ -417,8 +417,9 @@ fn a_pod_sends_only_from_its_own_addresses() {
 fn a_pod_does_not_flood_the_bridge_with_multicast() {
     const FRAMES: u64 = 10_000;
     on_a_node(true, async |network, pod| {
+        let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
+        network.set_pod_cidrs(ranges).await.unwrap();
         add(&network, &pod, Vec::new()).await;
-        ip("addr add fd99::1/64 dev coracle0 nodad");
         until_taken(&pod);
         let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
         let frame = question(pod.mac(), link_local, "fd99::99".parse().unwrap());
@@ -434,6 +435,55 @@ fn a_pod_does_not_flood_the_bridge_with_multicast() {
         assert!((1..FRAMES / 2).contains(&received), "{received} of {FRAMES}");
         disable_guard();
         eventually("the flood arrives without the rules", 20, || flood() > FRAMES / 2);
+        network.remove().await.unwrap();
+    });
+}
+
+/// Number of frames that `eth0` of this thread's namespace received.
+fn received() -> u64 {
+    let devices = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let counts = devices.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    counts.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Names of the bridge's ports.
+fn ports() -> Vec<String> {
+    let links = ip("-o link show master coracle0");
+    let names = links.lines().map(|line| line.split(": ").nth(1).unwrap().split('@').next().unwrap());
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_pod_does_not_flood_the_bridge_with_unknown_destinations() {
+    const FRAMES: u64 = 100;
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        let silent = Pod::new();
+        let (id, netns, ifname) = ("bbbb".into(), silent.netns.clone(), "eth0".into());
+        network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
+        until_taken(&pod);
+        let frame_to = |mac: [u8; 6]| {
+            let mut frame = datagram(pod.mac(), [10, 99, 0, 3], 7000);
+            frame[..6].copy_from_slice(&mac);
+            frame
+        };
+        let arrived = |mac| {
+            let (frame, before) = (frame_to(mac), silent.within(received));
+            pod.within(move || send_times(&frame, FRAMES));
+            until_taken(&pod);
+            silent.within(received) - before
+        };
+        let unknown = [2, 0, 0, 0, 0, 0x77];
+        let own = silent.mac();
+        // The bridge knows a pod that has not sent anything.
+        eventually("frames to the pod arrive", 20, || arrived(own) >= FRAMES);
+        assert!(arrived(unknown) < FRAMES / 2);
+        for port in ports() {
+            ip(&format!("link set dev {port} type bridge_slave flood on"));
+        }
+        eventually("frames to unknown addresses arrive with flooding", 20, || arrived(unknown) >= FRAMES);
+        network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        assert!(arrived(unknown) < FRAMES / 2, "existing ports are set again");
         network.remove().await.unwrap();
     });
 }

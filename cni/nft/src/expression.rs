@@ -349,6 +349,12 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0).nest(7, limit))
     }
 
+    /// Counts the packets that reach this part of the rule, and their bytes. `nft list table` shows the numbers.
+    #[must_use]
+    pub fn count_packets(self) -> Self {
+        self.push("counter", Attributes::default())
+    }
+
     /// Loads a random number below `modulus`, in host byte order.
     #[must_use]
     pub fn random(self, modulus: u32, into: u32) -> Self {

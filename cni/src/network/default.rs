@@ -119,7 +119,7 @@ impl Network {
         host.firewall.repair()?;
         sysctl::room_for_connections();
         if let Some(connections) = &host.connections {
-            connections.make(&config.bridge);
+            connections.make(&config.bridge, &state.cidrs);
         }
         let wrong = |reason: String| Error::invalid("the default network", reason);
         List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)

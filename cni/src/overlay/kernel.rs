@@ -12,6 +12,7 @@ use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::change_text::describe;
 use super::device;
 use super::error::OverlayError;
 use super::message::{
@@ -212,7 +213,7 @@ impl Kernel {
         let failed = self.send(vec![request])?;
         match failed.into_iter().next() {
             Some((_, source)) if is_reported(change, &source) => {
-                Err(OverlayError::Change { what: format!("{change:?}"), source })
+                Err(OverlayError::Change { what: describe(change, &self.names), source })
             }
             _ => Ok(()),
         }
@@ -232,7 +233,8 @@ impl Kernel {
         let failed = self.send(requests)?;
         let mut failed = failed.into_iter().filter_map(|(place, source)| {
             let change = of.get(place)?;
-            is_reported(change, &source).then(|| OverlayError::Change { what: format!("{change:?}"), source })
+            let what = || describe(change, &self.names);
+            is_reported(change, &source).then(|| OverlayError::Change { what: what(), source })
         });
         failed.next().map_or(Ok(()), Err)
     }
