@@ -5,8 +5,9 @@
 //! (`ct count`), and drops the first packet of one more. Packets of existing connections cost two comparisons. When the
 //! table is made again, counting begins again. `nft list table` shows the numbers of dropped packets.
 //!
-//! TCP connections that are closed do not count, but stay in the connection tracking table for some time. So an address
-//! also begins new connections only at the rate at which that many closed ones expire.
+//! TCP connections that are closed do not count, but stay in the connection tracking table for some time. So with a limit
+//! that the user chose, an address also begins new connections only at the rate at which that many closed ones expire. The
+//! default limit has no rate: busy clients without keep-alive begin more.
 //!
 //! The kernel looks at all connections of a counter once in each tick of its clock, and Linux before 6.19 removes only
 //! 8 ended ones then. So the connections of an address have many counters: a hash of the destination and the ports
@@ -118,7 +119,7 @@ impl State {
     fn limits(&self) -> Option<Limits> {
         let (bridge, families) = self.network.clone()?;
         let max = (self.max.number()? / families.max(1)).max(1);
-        Some(Limits { bridge, max, parts: parts(max), is_rated: true })
+        Some(Limits { bridge, max, parts: parts(max), is_rated: matches!(self.max, Max::Number(_)) })
     }
 }
 
