@@ -27,7 +27,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, ReadWatch, watch_reads,
+    ACCEPT_PAUSE, Abandonment, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, ReadWatch,
+    watch_reads,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
@@ -112,13 +113,7 @@ impl StreamService {
             match upgraded.await {
                 Ok(connection) => {
                     let (connection, abandonment) = watch_reads(TokioIo::new(connection), permit);
-                    tokio::select! {
-                        // The other arm is dropped; its tasks end with the connection.
-                        () = abandonment.happened() => {
-                            debug!("closed a stream whose client has closed the connection");
-                        }
-                        () = service.serve_upgraded(ticket, transport, connection) => {}
-                    }
+                    service.serve_upgraded((ticket, transport), connection, abandonment).await;
                 }
                 Err(error) => debug!(%error, "a client did not upgrade its connection"),
             }
@@ -126,18 +121,18 @@ impl StreamService {
         response
     }
 
-    /// Serves a stream until it ends or its idle limit is reached.
+    /// Serves a stream until it ends, its idle limit is reached, or its client is gone.
     async fn serve_upgraded(
         &self,
-        ticket: StreamRequest,
-        transport: Transport,
+        (ticket, transport): (StreamRequest, Transport),
         connection: ReadWatch<TokioIo<Upgraded>>,
+        abandonment: Abandonment,
     ) {
         let (connection, idle) = idle::watch(connection);
         tokio::select! {
-            // The other arm is dropped; its tasks end with the connection.
-            () = idle.expired(self.idle_limit) => {
-                debug!("closed an idle stream");
+            // The other arm is dropped; its tasks end with the connection, whose reads and writes fail from now on.
+            () = idle.expired(self.idle_limit, abandonment.happened()) => {
+                debug!("closed a stream that was idle or whose client has closed the connection");
             }
             () = self.serve_stream(ticket, transport, connection) => {}
         }

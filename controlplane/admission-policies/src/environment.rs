@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use coracle_cel::access::{AUTHORIZER, Access};
-use coracle_cel::{Environment, EvalError, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
+use coracle_cel::{
+    Environment, EvalError, Field, ObjectType, PER_CALL_LIMIT, Program, Session, Shared, Type, Value as Cel,
+};
 use serde_json::Value;
 
 use crate::RequestCost;
@@ -164,7 +166,7 @@ pub(crate) fn evaluate<'a>(
     let program = program.as_ref().map_err(|error| format!("expression '{source}': {error}"))?;
     let left = request.left();
     let (result, cost) = session.evaluate(program, left.min(*budget));
-    if left < *budget && matches!(result, Err(EvalError::CostLimit)) {
+    if left < (*budget).min(PER_CALL_LIMIT) && matches!(result, Err(EvalError::CostLimit)) {
         request.run_out();
     }
     *budget = budget.saturating_sub(cost);

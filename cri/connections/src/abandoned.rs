@@ -19,8 +19,11 @@ use tokio::sync::Notify;
 
 use crate::ConnectionPermit;
 
-/// Interval of the checks of a stream that does not read. A stream is abandoned if it has read nothing for one interval.
+/// Interval of the checks of a stream that does not read.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// Intervals without a read after which a stream is abandoned if its client has closed its side. A client that only closed
+/// its side for writing still waits for the answer, so its data gets some time to be read.
+const IDLE_INTERVALS: u32 = 3;
 
 /// The socket of a connection; none before its stream exists, and after it.
 #[derive(Debug, Default)]
@@ -108,16 +111,18 @@ impl Abandonment {
         loop {
             self.reads.completed.notified().await;
             let mut before = self.reads.count.load(Ordering::Relaxed);
+            let mut idle = 0;
             loop {
                 tokio::time::sleep(INTERVAL).await;
                 if self.reads.is_waiting.load(Ordering::Relaxed) {
                     break;
                 }
                 let now = self.reads.count.load(Ordering::Relaxed);
-                if now == before && permit.socket.is_closed_by_client() {
+                idle = if now == before { idle + 1 } else { 0 };
+                before = now;
+                if idle >= IDLE_INTERVALS && permit.socket.is_closed_by_client() {
                     return;
                 }
-                before = now;
             }
         }
     }

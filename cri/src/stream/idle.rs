@@ -54,16 +54,27 @@ pub(super) fn watch<I>(io: I) -> (Watched<I>, Idle) {
 // === impl Idle ===
 
 impl Idle {
-    /// Returns when there was no traffic for `limit`; the connection then fails. Never returns without a limit. Wakes once per
-    /// limit, with any amount of traffic.
-    pub(super) async fn expired(self, limit: Option<Duration>) {
+    /// Returns when there was no traffic for `limit`, or when `is_abandoned` returns. Reads and writes of the connection fail
+    /// from then on.
+    pub(super) async fn expired(self, limit: Option<Duration>, is_abandoned: impl Future<Output = ()>) {
+        tokio::select! {
+            // The other arm is dropped: the connection is over.
+            () = is_abandoned => {}
+            () = self.has_no_traffic(limit) => {}
+        }
+        self.over.cancel();
+    }
+
+    /// Returns when there was no traffic for `limit`. Never returns without a limit. Wakes once per limit, with any amount
+    /// of traffic.
+    async fn has_no_traffic(&self, limit: Option<Duration>) {
         let Some(limit) = limit else { return std::future::pending().await };
         loop {
             let Some(due) = self.activity.last().checked_add(limit) else {
                 return std::future::pending().await;
             };
             if Instant::now() >= due {
-                return self.over.cancel();
+                return;
             }
             sleep_until(due).await;
         }
@@ -145,6 +156,8 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::time::sleep;
 
@@ -160,7 +173,7 @@ mod tests {
         let begun = Instant::now();
         let read = async { reader.read(&mut [0; 8]).await.expect_err("expired").kind() };
         let write = async { writer.write_all(&[0; 9]).await.expect_err("expired").kind() };
-        let (read, write, ()) = tokio::join!(read, write, idle.expired(Some(LIMIT)));
+        let (read, write, ()) = tokio::join!(read, write, idle.expired(Some(LIMIT), pending()));
         assert_eq!((read, write), (ErrorKind::TimedOut, ErrorKind::TimedOut));
         assert_eq!(begun.elapsed().as_secs(), LIMIT.as_secs());
         assert!(writer.write_all(b"x").await.is_err());
@@ -180,13 +193,13 @@ mod tests {
                 connection.write_all(b"y").await.expect("write");
             }
         };
-        tokio::join!(talk, idle.expired(Some(LIMIT)));
+        tokio::join!(talk, idle.expired(Some(LIMIT), pending()));
         assert_eq!(begun.elapsed().as_secs(), (LIMIT * 11 / 2).as_secs());
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_a_limit_a_connection_stays_open() {
         let (_connection, idle) = watch(tokio::io::empty());
-        assert!(tokio::time::timeout(LIMIT * 1000, idle.expired(None)).await.is_err());
+        assert!(tokio::time::timeout(LIMIT * 1000, idle.expired(None, pending())).await.is_err());
     }
 }

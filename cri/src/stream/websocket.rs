@@ -14,6 +14,7 @@ use coracle_proto::cri;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::frames::{BINARY, Piece};
 use self::messages::{Decoder, encode};
@@ -41,15 +42,13 @@ pub(super) async fn command(connection: Connection, codec: Codec, run: impl Asyn
     let (reader, writer) = split(connection);
     let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
-    let receiving = tokio::spawn(receive(reader, codec, input_sender));
-    let sending = tokio::spawn(send(writer, codec, output_receiver));
+    // Both tasks end with this call, also if it is dropped: they hold the connection.
+    let receiving = AbortOnDropHandle::new(tokio::spawn(receive(reader, codec, input_sender)));
+    let sending = AbortOnDropHandle::new(tokio::spawn(send(writer, codec, output_receiver)));
     run(Client { input, output }).await;
     // Without a timeout: the client may read slowly. It closes after it has received the status.
     let _sent = sending.await;
-    let stop = receiving.abort_handle();
-    if timeout(LINGER, receiving).await.is_err() {
-        stop.abort();
-    }
+    let _ended = timeout(LINGER, receiving).await;
 }
 
 /// Passes messages to the command. After the command's end, they are discarded until the client closes.

@@ -13,6 +13,9 @@ pub(super) const EITHER: &[&str] =
 /// Gates that are off upstream by default, and whose behaviour is always on here.
 pub(super) const ON_HERE: &[&str] = &["MaxUnavailableStatefulSet"];
 
+/// Gates that are on upstream by default, and whose behaviour does not exist here.
+pub(super) const OFF_HERE: &[&str] = &["ContainerRestartRules", "RestartAllContainersOnContainerExits"];
+
 /// Gates that are locked to true.
 #[rustfmt::skip]
 pub(super) const LOCKED_ON: &[&str] = &[
@@ -52,7 +55,7 @@ pub(super) const ON: &[&str] = &[
     "APIServerIdentity", "AllowParsingUserUIDFromCertAuth", "AllowServiceExternalIPs",
     "AuthorizePodWebsocketUpgradeCreatePermission", "CPUCFSQuotaPeriod", "CPUManagerPolicyBetaOptions",
     "CRDObservedGenerationTracking", "ClearingNominatedNodeNameAfterBinding", "ComponentFlagz",
-    "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint", "ContainerRestartRules",
+    "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint",
     "ContextualLogging", "DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
     "DRAExtendedResource", "DRAPartitionableDevices", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus",
     "DRAResourceClaimGranularStatusAuthorization", "DRASchedulerFilterTimeout", "DeclarativeValidationBeta",
@@ -70,7 +73,7 @@ pub(super) const ON: &[&str] = &[
     "PodTopologyLabelsAdmission", "PortForwardWebsockets", "PreventStaticPodAPIReferences",
     "RelaxedServiceNameValidation", "ReloadKubeletClientCAFile", "ReloadKubeletServerCertificateFile",
     "RemoteRequestHeaderUID", "ResourceHealthStatus", "ResourceHealthStatusMessage",
-    "RestartAllContainersOnContainerExits", "RotateKubeletServerCertificate", "SchedulerAsyncPreemption",
+    "RotateKubeletServerCertificate", "SchedulerAsyncPreemption",
     "SchedulerPopFromBackoffQ", "ServiceAccountNodeAudienceRestriction", "ServiceCIDRStatusFieldWiping",
     "SizeBasedListCostEstimate", "StaleControllerConsistencyDaemonSet", "StaleControllerConsistencyJob",
     "StaleControllerConsistencyReplicaSet", "StaleControllerConsistencyStatefulSet",

@@ -385,8 +385,12 @@ impl Collection {
         }
         watcher.sent = revision;
         for change in self.changes.iter().filter(|change| change.revision > revision) {
-            if let Some(event) = watcher.scope.event(&self.kind, change) {
-                watcher.send(event, change.revision);
+            if let Some(event) = watcher.scope.event(&self.kind, change)
+                && !watcher.send(event, change.revision)
+            {
+                // The client gets the queued events, at least one. Then it resumes after the last one.
+                watcher.finish();
+                return Ok(());
             }
         }
         self.watchers.add(watcher);
@@ -443,6 +447,35 @@ mod tests {
         };
         assert_eq!(list(), (50, 100));
         assert_eq!(list(), (50, 0));
+    }
+
+    #[tokio::test]
+    async fn a_resumed_watch_with_many_bytes_ends_after_the_events_that_fit() {
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
+        for revision in 1..=6 {
+            let name = format!("c{revision}");
+            let object =
+                json!({"metadata": {"name": name, "namespace": "ns"}, "data": {"a": "x".repeat(1 << 20)}});
+            let (key, value) = (key_of(kind, "ns", &name).into(), Some(encode(kind, &object)));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        }
+        let shared = cache.of(kind).unwrap();
+        let mut received = 0;
+        while received < 6 {
+            let scope = Scope { prefix: prefix_of(kind, "ns"), ..Scope::default() };
+            let (watcher, mut events) = Watcher::new(scope, false);
+            shared.lock().watch_after(watcher, received).unwrap();
+            let before = received;
+            while let Ok(Some(event)) =
+                tokio::time::timeout(std::time::Duration::from_millis(1), events.recv()).await
+            {
+                let Event::Added(object) = event else { panic!("objects were created only") };
+                received += 1;
+                assert_eq!(object.revision, received, "no event is left out");
+            }
+            assert!(received > before && !events.cut.is_cancelled());
+        }
+        assert_eq!(shared.lock().watchers(), 0, "the last resumed watch has ended with its receiver");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! DELETE of one object: at once, after a grace period, or when its finalizers are done.
 
+use coracle_admission_policies::RequestCost;
 use coracle_kinds::{
     Resource,
     validate::{Causes, Path},
@@ -8,7 +9,7 @@ use coracle_store::Expect;
 use serde_json::{Value, json};
 
 use crate::{
-    admit::Operation,
+    admit::{Attributes, Operation},
     body::{self, Expected},
     call::Call,
     convert, custom_resources,
@@ -145,7 +146,9 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 
 /// Admission of the deletion: plugins can refuse it after the authorizers have allowed it.
 pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
-    let attributes = call.attributes(Operation::Delete, name, Some(old));
+    // A deletion of a collection admits many objects. Each has a budget of its own, as upstream.
+    let cost = RequestCost::default();
+    let attributes = Attributes { cost: &cost, ..call.attributes(Operation::Delete, name, Some(old)) };
     // Mutating plugins get a copy, because a deletion stores none of their changes.
     call.state.admission.mutate(&attributes, &mut old.clone()).await?;
     call.state.admission.validate(&attributes, old).await

@@ -56,6 +56,8 @@ pub(super) struct Reader<R> {
 #[derive(Debug)]
 pub(super) struct Writer<W> {
     output: W,
+    /// A message was begun and is not complete.
+    is_partial: bool,
     pongs: mpsc::Receiver<Bytes>,
 }
 
@@ -96,7 +98,10 @@ pub(super) fn split<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
 ) -> (Reader<R>, Writer<W>) {
     // Of several pings that arrive while the client does not read, one is answered.
     let (pong_sender, pongs) = mpsc::channel(1);
-    (Reader { input, frames: Frames::default(), pongs: pong_sender }, Writer { output, pongs })
+    (
+        Reader { input, frames: Frames::default(), pongs: pong_sender },
+        Writer { output, is_partial: false, pongs },
+    )
 }
 
 fn invalid(why: &'static str) -> io::Error {
@@ -165,12 +170,18 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 impl<W: AsyncWrite + Unpin> Writer<W> {
     /// Sends a message, whose payload is in parts.
     pub(super) async fn send(&mut self, opcode: u8, parts: &[&[u8]]) -> io::Result<()> {
+        self.is_partial = true;
         self.output.write_all(&encode(opcode, parts)).await?;
+        self.is_partial = false;
         self.output.flush().await
     }
 
-    /// Sends the last frame.
+    /// Sends the last frame. After a message whose sending was interrupted, the client would read it as a part of that
+    /// message, so it is not sent.
     pub(super) async fn close(&mut self) -> io::Result<()> {
+        if self.is_partial {
+            return Ok(());
+        }
         self.send(CLOSE, &[&NORMAL_CLOSURE]).await
     }
 

@@ -142,9 +142,12 @@ impl Invocation<'_> {
         let before = objects.new.clone();
         let subject = Subject::new(admission, attributes, kind);
         let is_heavy = is_heavy(&objects, self.params);
+        let mut is_repeated = false;
         let mutate = || {
             // An attempt that was cut off may have changed the object.
-            objects.new.clone_from(&before);
+            if std::mem::replace(&mut is_repeated, true) {
+                objects.new.clone_from(&before);
+            }
             self.mutate(attributes, (kind, &subject), &mut objects)
         };
         let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await;
