@@ -1,6 +1,7 @@
 //! `memcpy`, `memmove`, `memcmp` and `bcmp` for static binaries with musl on x86-64. Maps with text keys and trees of
 //! JSON copy and compare a few bytes at a time, millions of times a second. musl's functions take a byte or eight bytes
-//! in each step, and took a seventh of the processor time of an API server. These use 16 bytes in each step.
+//! in each step: a seventh of the processor time of an API server. Here a step of a comparison or a short copy has 16
+//! bytes; longer copies use `rep movsq`.
 //!
 //! The linker takes a function from the C library only if the program does not define it. Copies have no loops outside of
 //! assembly, and no arrays: the compiler replaces both by calls of `memcpy`. Builds without optimization use musl's.
@@ -86,7 +87,7 @@ unsafe fn copy_within(to: *mut u8, from: *const u8, count: usize) {
 /// Copies at most [`SHORT`] bytes. All bytes are loaded before the first one is stored.
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, from: *const u8, count: usize) {
-    // SAFETY: each branch accesses the first and the last bytes of `count`, and `count` is at least half of both.
+    // SAFETY: each branch accesses a part at the start and a part at the end, and `count` is at least the size of each.
     unsafe {
         match count {
             0 => {}

@@ -40,7 +40,7 @@ impl ClusterDns {
         Self { config, addresses, domain, record, metrics: Arc::default() }
     }
 
-    /// Counts in these metrics.
+    /// Sets the counters of the server's queries and answers.
     pub(crate) fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics, ..self }
     }

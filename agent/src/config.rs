@@ -11,7 +11,7 @@ use coracle_dns::StubDomain;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
-use crate::image_gc::ImageGcPolicy;
+use crate::image_gc_policy::ImageGcPolicy;
 use crate::join::{Membership, RequestedServing};
 use crate::node::EvictionThresholds;
 

@@ -11,8 +11,6 @@
 
 mod inventory;
 mod plan;
-mod policy;
-mod trigger;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,12 +23,12 @@ use k8s_openapi::jiff::Timestamp;
 use rustix::fs::statvfs;
 use tokio::time::{Instant, sleep_until};
 
+use crate::event_recorder::{Level, Recorder};
+use crate::image_gc_policy::ImageGcPolicy;
+use crate::image_gc_trigger::Trigger;
 use crate::pod::Pods;
-use crate::pod::{Level, Recorder};
 use crate::runtime::{Runtime, RuntimeError};
 use plan::{Disk, Removal, SpaceToFree};
-pub use policy::ImageGcPolicy;
-pub(crate) use trigger::Trigger;
 
 /// Period of checks without a trigger, because other programs write to the disk, too; and of repeated events for a
 /// disk that stays full.
@@ -214,8 +212,9 @@ impl ImageGc {
     /// Removes images one by one, except those that a pod has started to use.
     async fn remove(&self, removals: Vec<Removal>) -> (u64, Vec<String>) {
         let (mut freed, mut errors) = (0, Vec::new());
+        let mut named = inventory::NamedImages::default();
         for removal in removals {
-            if inventory::is_named(&self.pods, &removal.id, &removal.names) {
+            if named.contains(self.pods.all(), &removal.id, &removal.names) {
                 continue;
             }
             let image = cri::ImageSpec { image: removal.id.clone(), ..cri::ImageSpec::default() };
@@ -238,7 +237,7 @@ impl ImageGc {
         let info = self.runtime.image_fs_info(cri::ImageFsInfoRequest {}).await;
         let images = info.map_err(|s| runtime_failed(&s))?.image_filesystems.into_iter().next();
         let mountpoint = images.and_then(|images| images.fs_id).map(|id| PathBuf::from(id.mountpoint));
-        let directory = mountpoint.ok_or_else(|| Failed::Runtime("it names no image filesystem".into()))?;
+        let directory = mountpoint.ok_or_else(|| Failed::Runtime("it reports no image filesystem".into()))?;
         self.directory = Some(directory.clone());
         Ok(directory)
     }
@@ -253,7 +252,7 @@ impl ImageGc {
     /// `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a period.
     fn failed(&mut self, failed: &Failed) {
         let message = coracle_error_chain::chain(failed);
-        tracing::warn!(error = message, "cannot collect images");
+        tracing::warn!(error = message, "cannot collect unused images");
         let again = std::mem::replace(&mut self.failures.in_a_row, true);
         let reason = match failed {
             Failed::Full { .. } => Some("FreeDiskSpaceFailed"),

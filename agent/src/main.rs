@@ -15,7 +15,9 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 #[cfg(feature = "controlplane")]
 use crate::settings::ControlPlaneSettings;
-use crate::settings::{AllFlags, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings};
+use crate::settings::{
+    AllFlags, FeatureSettings, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings,
+};
 
 #[global_allocator]
 static ALLOCATOR: allocator::RoleAllocator = allocator::RoleAllocator;
@@ -44,6 +46,8 @@ enum Role {
         #[command(flatten)]
         places: Flags<Places>,
         #[command(flatten)]
+        features: Flags<FeatureSettings>,
+        #[command(flatten)]
         node: Flags<NodeSettings>,
         #[command(flatten)]
         plane: Flags<ControlPlaneSettings>,
@@ -58,6 +62,8 @@ enum Role {
         #[command(flatten)]
         places: Flags<Places>,
         #[command(flatten)]
+        features: Flags<FeatureSettings>,
+        #[command(flatten)]
         node: Flags<NodeSettings>,
     },
     /// Run the control plane: API server, controllers, scheduler and store.
@@ -65,6 +71,8 @@ enum Role {
     Controlplane {
         #[command(flatten)]
         places: Flags<Places>,
+        #[command(flatten)]
+        features: Flags<FeatureSettings>,
         #[command(flatten)]
         plane: Flags<ControlPlaneSettings>,
         /// Also write credentials for an agent with this name on this machine, and print its command.
@@ -159,16 +167,17 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
     }
     match role {
         #[cfg(feature = "controlplane")]
-        Role::Up { places, node, plane } => {
-            role::block_on(role::up::run(Settings::load(AllFlags { log, places, node, plane })?))
+        Role::Up { places, features, node, plane } => {
+            let flags = AllFlags { log, places, features, node, plane };
+            role::block_on(role::up::run(Settings::load(flags)?))
         }
-        Role::Agent { connection, places, node } => {
-            let settings = Settings::load(AllFlags { log, places, node, ..AllFlags::default() })?;
+        Role::Agent { connection, places, features, node } => {
+            let settings = Settings::load(AllFlags { log, places, features, node, ..AllFlags::default() })?;
             role::block_on(role::agent::run(settings, connection))
         }
         #[cfg(feature = "controlplane")]
-        Role::Controlplane { places, plane, issue_node, external } => {
-            let settings = Settings::load(AllFlags { log, places, plane, ..AllFlags::default() })?;
+        Role::Controlplane { places, features, plane, issue_node, external } => {
+            let settings = Settings::load(AllFlags { log, places, features, plane, ..AllFlags::default() })?;
             if external.kubeconfig.is_some() {
                 return role::block_on(role::controlplane::run_for(settings, external));
             }

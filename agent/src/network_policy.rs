@@ -2,11 +2,10 @@
 //!
 //! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
 //! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod
-//! start after its policies are in the kernel, see [`PolicyGate`].
+//! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate).
 
 mod admission;
 mod cluster;
-mod gate;
 mod peers;
 
 use std::collections::BTreeSet;
@@ -14,7 +13,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
-use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, judge_connections};
+use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, mark_connections};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
 use futures::stream::StreamExt;
@@ -25,11 +24,10 @@ use kube::runtime::watcher::Event;
 use tokio::sync::mpsc;
 
 use crate::pod::NodeContext;
+use crate::policy_gate::{self, GateEnd, Request};
 use crate::repair::RepairPause;
 use admission::Admitted;
 use cluster::ClusterPolicies;
-use gate::{GateEnd, Request};
-pub(crate) use gate::{PolicyGate, gate};
 use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
 
 /// The task that keeps the table of policies.
@@ -38,7 +36,7 @@ pub(crate) struct NetworkPolicies {
     node_name: String,
     table: String,
     requests: mpsc::UnboundedReceiver<Request>,
-    restricted: gate::Restricted,
+    restricted: policy_gate::Restricted,
     model: Model,
     admitted: Admitted,
     policies: Listing<Key>,
@@ -48,8 +46,8 @@ pub(crate) struct NetworkPolicies {
     nodes: Option<Nodes>,
     /// Whether conntrack entries have the mark. A later change may allow their connections.
     has_forbidden: bool,
-    /// Whether the last judgement failed.
-    is_unjudged: bool,
+    /// Whether the last check of connections failed.
+    check_failed: bool,
     /// Whether policies were received after the last record of the namespaces with policies.
     are_policies_new: bool,
 }
@@ -63,7 +61,7 @@ struct Table {
 // === impl NetworkPolicies ===
 
 impl NetworkPolicies {
-    /// The task of this node. It reads the requests of the gate's other end.
+    /// The task of this node. It receives the requests of the [`PolicyGate`](gate::PolicyGate).
     pub(crate) fn new(node: &NodeContext, table: &str, end: GateEnd) -> Self {
         let GateEnd { requests, restricted } = end;
         let client = node.configs.client().clone();
@@ -81,7 +79,7 @@ impl NetworkPolicies {
             peers: None,
             nodes: None,
             has_forbidden: false,
-            is_unjudged: false,
+            check_failed: false,
             are_policies_new: true,
         }
     }
@@ -136,7 +134,7 @@ impl NetworkPolicies {
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         if std::mem::take(&mut self.are_policies_new) {
             let mut restricted = self.model.restricted_namespaces();
-            restricted.extend(self.model.is_tiered().then(|| gate::EVERY_NAMESPACE.to_owned()));
+            restricted.extend(self.model.is_tiered().then(|| policy_gate::EVERY_NAMESPACE.to_owned()));
             self.restricted.set(restricted).await;
         }
         if self.model.is_empty() {
@@ -182,30 +180,30 @@ impl NetworkPolicies {
         match effect {
             Some(Effect::None) => {}
             Some(Effect::Allows(_)) if !self.has_forbidden => {}
-            Some(Effect::Allows(addresses) | Effect::MayForbid(addresses)) if !self.is_unjudged => {
-                self.judge_connections(Some(addresses)).await;
+            Some(Effect::Allows(addresses) | Effect::MayForbid(addresses)) if !self.check_failed => {
+                self.check_connections(Some(addresses)).await;
             }
-            _ => self.judge_connections(None).await,
+            _ => self.check_connections(None).await,
         }
         Ok(())
     }
 
     /// Marks open connections of the addresses, or all, that the policies no longer allow. After a failure the next
-    /// change judges all.
-    async fn judge_connections(&mut self, of: Option<BTreeSet<IpAddr>>) {
+    /// change checks all.
+    async fn check_connections(&mut self, of: Option<BTreeSet<IpAddr>>) {
         let is_complete = of.is_none();
-        match on_thread(&mut self.model, move |model| judge_connections(model, of.as_ref())).await {
-            Ok(judged) => {
-                self.is_unjudged = false;
-                self.has_forbidden = judged.forbidden > 0 || self.has_forbidden && !is_complete;
+        match on_thread(&mut self.model, move |model| mark_connections(model, of.as_ref())).await {
+            Ok(counts) => {
+                self.check_failed = false;
+                self.has_forbidden = counts.forbidden > 0 || self.has_forbidden && !is_complete;
                 tracing::debug!(
-                    listed = judged.listed,
-                    forbidden = judged.forbidden,
-                    "judged open connections"
+                    listed = counts.listed,
+                    forbidden = counts.forbidden,
+                    "checked open connections against the network policies"
                 );
             }
             Err(error) => {
-                (self.has_forbidden, self.is_unjudged) = (true, true);
+                (self.has_forbidden, self.check_failed) = (true, true);
                 tracing::warn!(
                     error = chain(&error),
                     "cannot check open connections against the network policies"

@@ -9,7 +9,6 @@
 //! The lease is the heartbeat. A status that would differ in times only is not written. The network gets its ranges
 //! as soon as they are assigned, and Ready=True follows with the next patch, at once.
 
-mod address;
 mod config;
 mod disk;
 mod events;
@@ -31,8 +30,9 @@ use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::event_recorder::Recorder;
 use crate::overlay::{OverlayAgent, State, one_of_each};
-use crate::pod::Recorder;
+use crate::own_address;
 
 /// The part of the agent that maintains the Node object.
 pub struct NodeAgent {
@@ -137,7 +137,7 @@ impl NodeAgent {
         let overlay = async {
             match overlay {
                 Some(overlay) => overlay.run().await,
-                None if follows => address::follow(&ips).await,
+                None if follows => own_address::follow(&ips).await,
                 None => std::future::pending().await,
             }
         };
@@ -198,15 +198,13 @@ pub use eviction::{EvictionThresholds, Threshold};
 pub use facts::NodeFacts;
 pub use network::PodNetwork;
 
-pub(crate) use address::find_again as find_addresses_again;
 pub(crate) use disk::{Resource, Shortage, disk_shortage};
-pub(crate) use facts::{is_ours, kib};
+pub(crate) use facts::kib;
 pub(crate) use images::keep as keep_images;
-pub(crate) use register::pod_cidrs;
 
 /// Addresses of a node without configured ones: for its certificate, which is created first.
 pub fn own_addresses() -> Vec<IpAddr> {
-    address::find()
+    own_address::find()
 }
 
 #[cfg(test)]

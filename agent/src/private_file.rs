@@ -14,7 +14,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(dir)?;
     let temporary = path.with_extension("tmp");
-    // A leftover temporary file may have another mode.
+    // A temporary file of an interrupted replacement may have another mode.
     match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -18,13 +18,16 @@ use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
 use crate::configuration;
 use crate::dra::{Dra, DraConfig};
-use crate::image_gc::{Collected, ImageGc, Trigger};
-use crate::network_policy::{self, NetworkPolicies, PolicyGate};
+use crate::event_recorder;
+use crate::image_gc::{Collected, ImageGc};
+use crate::image_gc_trigger::Trigger;
+use crate::network_policy::{self, NetworkPolicies};
 use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
+use crate::policy_gate::{PolicyGate, gate};
 use crate::runtime::{ImageChanges, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
@@ -72,7 +75,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     network: PodNetwork,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let (recorder, events) = pod::events(client.clone(), &config.node_name);
+    let (recorder, events) = event_recorder::channel(client.clone(), &config.node_name);
     let version = runtime.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
     let mut agent = NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network)
         .map_err(Error::Node)?;
@@ -95,7 +98,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     };
     let dns_metrics = backend.dns.clone().unwrap_or_default();
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
-    let (policies, requests) = network_policy::gate(&config.node_name, record.as_deref());
+    let (policies, requests) = gate(&config.node_name, record.as_deref());
     let node = Arc::new(
         NodeServices {
             config,
@@ -229,7 +232,7 @@ struct NodeServices {
     checkpoint: Checkpoint,
     runtime: Arc<dyn Runtime>,
     runtime_name: String,
-    recorder: pod::Recorder,
+    recorder: event_recorder::Recorder,
     pods: Pods,
     evictions: pod::Evictions,
 }

@@ -10,6 +10,8 @@ mod authorize;
 mod backend;
 mod cadvisor;
 mod config;
+mod container_ends;
+mod log_watches;
 pub(crate) mod logs;
 mod respond;
 mod route;
@@ -22,7 +24,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Limits, LogLimit, Slot, SlotStream};
+use coracle_connections::{
+    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
+};
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -40,7 +44,8 @@ use route::Route;
 pub use access::Access;
 pub use backend::{Backend, PodView};
 pub use config::{Certificate, ServerConfig, ServerError};
-pub use logs::{ContainerEnds, LogWatches};
+pub use container_ends::ContainerEnds;
+pub use log_watches::LogWatches;
 use respond::{json, text};
 
 /// The kubelet API, listening but not serving yet.
@@ -49,9 +54,9 @@ pub struct Server {
     tls: TlsAcceptor,
 }
 
-/// This port may use one descriptor in this number of the process's descriptors.
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
-/// Maximum connections, whatever the descriptor limit.
+/// Maximum connections, even if the descriptor limit permits more.
 const CONNECTIONS: usize = 4 << 10;
 /// Maximum time without a request, and of sending a request's header, as in the API server.
 const IDLE: Duration = Duration::from_secs(90);
@@ -88,13 +93,13 @@ impl Server {
             };
             match accepted {
                 Ok((connection, client)) => match connections.admit(client.ip()) {
-                    Ok(slot) => {
-                        let serving = serve(connection, self.tls.clone(), backend.clone(), Arc::new(slot));
+                    Ok(permit) => {
+                        let serving = serve(connection, self.tls.clone(), backend.clone(), Arc::new(permit));
                         let shutdown = shutdown.clone();
                         tasks.spawn(async move { shutdown.run_until_cancelled(serving).await });
                     }
                     Err(reason) => {
-                        if let Some(suppressed) = refusals.pass(client.ip()) {
+                        if let Some(suppressed) = refusals.allow(client.ip()) {
                             let client = client.ip();
                             tracing::warn!(%client, %reason, suppressed, "refused a connection to the kubelet API");
                         }
@@ -102,7 +107,7 @@ impl Server {
                 },
                 Err(error) => {
                     // Descriptors are used up: some are free again after a pause.
-                    if let Some(suppressed) = failures.pass(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
+                    if let Some(suppressed) = failures.allow(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
                         tracing::warn!(%error, suppressed, "cannot accept a connection to the kubelet API");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -114,23 +119,23 @@ impl Server {
     }
 }
 
-/// Serves one connection until it ends, or until its slot is given to another connection.
-async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: Arc<Slot>) {
+/// Serves one connection until it ends, or until its permit expires.
+async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit: Arc<ConnectionPermit>) {
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.
-        () = requests(connection, tls, backend, slot.clone()) => {}
-        () = slot.expired() => tracing::debug!("closed a connection without an authenticated request"),
+        () = requests(connection, tls, backend, permit.clone()) => {}
+        () = permit.expired() => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
     }
 }
 
-async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: Arc<Slot>) {
+async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit: Arc<ConnectionPermit>) {
     let _ = connection.set_nodelay(true);
     coracle_cri::enable_keepalive(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
-    let held = SlotStream::new(stream, slot.clone());
+    let held = PermitStream::of_socket(stream, permit.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(slot.clone());
+        request.extensions_mut().insert(permit.clone());
         let (backend, caller) = (backend.clone(), caller.clone());
         async move { Ok::<_, Infallible>(answer(&backend, &caller, request).await) }
     });
@@ -153,8 +158,8 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
     if let Err(refused) = caller.may_use(&backend.access, request.headers(), needed).await {
         return refused.answer();
     }
-    if let Some(slot) = request.extensions().get::<Arc<Slot>>() {
-        slot.prove();
+    if let Some(permit) = request.extensions().get::<Arc<ConnectionPermit>>() {
+        permit.set_authenticated();
     }
     let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
     let is_stream = matches!(route, Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. });

@@ -3,7 +3,11 @@
 //! While the API server does not answer, the cache has the last known state. After a restart of the agent it has the
 //! stored services until then: those of the namespaces of this node's pods. A consumer that follows changes takes a
 //! [`Subscription`], which collects the changed services.
+//!
+//! A pod of this node that is not ready takes no traffic of this node, also if its EndpointSlice says otherwise:
+//! without the API server the slices do not change.
 
+mod local_pods;
 mod subscription;
 
 use std::collections::BTreeSet;
@@ -21,6 +25,8 @@ use tokio::task::JoinSet;
 
 use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key};
+pub(crate) use local_pods::LocalPod;
+use local_pods::{Change, LocalPods};
 pub(crate) use subscription::Subscription;
 
 /// Namespace and name of the API server's service, which the environment of every pod has.
@@ -49,9 +55,12 @@ struct Shared {
     checkpoint: Checkpoint,
     health: ApiHealth,
     tables: Arc<RwLock<Tables>>,
+    local_pods: Mutex<LocalPods>,
     subscriptions: Mutex<Vec<Arc<Subscription>>>,
     progress: watch::Sender<Progress>,
+    /// Namespaces with changes that are not stored yet.
     unsaved: Mutex<BTreeSet<String>>,
+    /// Notified when a namespace is added to `unsaved`.
     unsaved_more: Notify,
 }
 
@@ -82,6 +91,7 @@ impl ServiceCache {
             checkpoint,
             health,
             tables: Arc::default(),
+            local_pods: Mutex::default(),
             subscriptions: Mutex::default(),
             progress: watch::Sender::default(),
             unsaved: Mutex::default(),
@@ -121,7 +131,31 @@ impl ServiceCache {
         subscription
     }
 
-    /// Wakes at each change.
+    /// Records the readiness of a pod of this node.
+    pub(crate) fn report_pod(&self, pod: &LocalPod<'_>) {
+        self.change_pods(|pods| pods.put(pod));
+    }
+
+    /// Removes a pod of this node.
+    pub(crate) fn remove_pod(&self, uid: &str) {
+        self.change_pods(|pods| pods.take(uid));
+    }
+
+    fn change_pods(&self, change: impl FnOnce(&mut LocalPods) -> Vec<Change>) {
+        // Held until the tables are changed, so that changes of one address are applied in their order.
+        let mut pods = self.shared.local_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = change(&mut pods);
+        if changes.is_empty() {
+            return;
+        }
+        let apply = |tables: &mut Tables| -> Vec<ObjectKey> {
+            changes.iter().flat_map(|(address, is_ready)| tables.set_ready(*address, *is_ready)).collect()
+        };
+        let changed = self.write(apply);
+        self.notify(&changed);
+    }
+
+    /// A receiver that is notified of each change.
     pub(crate) fn changes(&self) -> watch::Receiver<Progress> {
         self.shared.progress.subscribe()
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, Connections, Limits, Slot, SlotStream};
+use coracle_connections::{ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, PermitStream};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use http::{Request, Response, StatusCode};
@@ -138,8 +138,8 @@ async fn serve(port: u16, health: watch::Receiver<Health>, connections: Connecti
             accepted = listener.accept() => match accepted {
                 Ok((stream, client)) => {
                     // At the limit the connection is closed without a response, and the client tries again.
-                    if let Ok(slot) = connections.admit(client.ip()) {
-                        tasks.spawn(connection(stream, Arc::new(slot), health.clone()));
+                    if let Ok(permit) = connections.admit(client.ip()) {
+                        tasks.spawn(connection(stream, Arc::new(permit), health.clone()));
                     }
                 }
                 Err(error) => {
@@ -170,8 +170,8 @@ async fn listen(port: u16) -> TcpListener {
     }
 }
 
-async fn connection(stream: TcpStream, slot: Arc<Slot>, health: watch::Receiver<Health>) {
-    let held = SlotStream::new(stream, Arc::clone(&slot));
+async fn connection(stream: TcpStream, permit: Arc<ConnectionPermit>, health: watch::Receiver<Health>) {
+    let held = PermitStream::new(stream, Arc::clone(&permit));
     let service = hyper::service::service_fn(move |_request: Request<Incoming>| {
         let answer = answer(&health.borrow());
         async move { Ok::<_, Infallible>(answer) }
@@ -183,7 +183,7 @@ async fn connection(stream: TcpStream, slot: Arc<Slot>, health: watch::Receiver<
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.
         _ended = served => {}
-        () = slot.expired() => {}
+        () = permit.expired() => {}
     }
 }
 

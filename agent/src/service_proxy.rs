@@ -44,7 +44,7 @@ enum Replace {
 
 impl ServiceProxy {
     /// A proxy for this node. `served_here`: addresses that the node serves itself. `overlay_port`: UDP port of the
-    /// network between nodes.
+    /// overlay.
     pub(crate) fn new(
         config: ServiceProxyConfig,
         node_name: &str,

@@ -8,6 +8,7 @@ mod cgroup;
 mod cni;
 mod control_plane;
 mod eviction;
+mod feature_gates;
 mod field;
 mod file;
 mod image_gc;
@@ -43,6 +44,7 @@ use table::{Table, settings};
 #[cfg(feature = "controlplane")]
 pub(crate) use control_plane::ControlPlane;
 pub(crate) use control_plane::ControlPlaneSettings;
+pub(crate) use feature_gates::FeatureSettings;
 pub(crate) use log::{DefaultLevel, LogSettings};
 pub(crate) use node::{Node, NodeSettings, policy_table, service_table};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
@@ -59,6 +61,7 @@ const FILE_MAX: u64 = 1 << 20;
 const TABLES: &Tables = &[
     (LogSettings::KEY, LogSettings::FIELDS),
     (Places::KEY, Places::FIELDS),
+    (FeatureSettings::KEY, FeatureSettings::FIELDS),
     (NodeSettings::KEY, NodeSettings::FIELDS),
     (ControlPlaneSettings::KEY, ControlPlaneSettings::FIELDS),
     (RuntimeSettings::KEY, RuntimeSettings::FIELDS),
@@ -96,6 +99,7 @@ pub(crate) struct Credentials {
 pub(crate) struct AllFlags {
     pub(crate) log: Flags<LogSettings>,
     pub(crate) places: Flags<Places>,
+    pub(crate) features: Flags<FeatureSettings>,
     pub(crate) node: Flags<NodeSettings>,
     pub(crate) plane: Flags<ControlPlaneSettings>,
 }
@@ -107,6 +111,8 @@ pub(crate) struct Settings {
     node: Node,
     #[cfg(feature = "controlplane")]
     plane: ControlPlane,
+    #[cfg(feature = "controlplane")]
+    server_features: coracle_controlplane::ServerFeatures,
     /// Settings that are set and that another container runtime does not honour.
     ignored_by_remote_runtime: Vec<&'static str>,
 }
@@ -143,6 +149,7 @@ impl Settings {
         let ignored_by_remote_runtime = remote_runtime::ignored(&flags.node, sources);
         let log = flags.log.resolve(sources);
         let places = flags.places.resolve(sources);
+        let features = flags.features.resolve(sources);
         let node = flags.node.resolve(sources);
         let plane = flags.plane.resolve(sources);
         // The file may have settings of other roles. They are checked as well.
@@ -163,10 +170,12 @@ impl Settings {
             node,
             #[cfg(feature = "controlplane")]
             plane: plane?,
+            #[cfg(feature = "controlplane")]
+            server_features: features.as_ref()?.feature_gates.of_server(),
             dirs,
             ignored_by_remote_runtime,
         };
-        Some((log?, settings))
+        features.is_some().then_some((log?, settings))
     }
 
     pub(crate) fn dirs(&self) -> Dirs {
@@ -186,6 +195,12 @@ impl Settings {
             ignored.join(", ")
         );
         Ok(())
+    }
+
+    /// The feature gates that are switches of the API server.
+    #[cfg(feature = "controlplane")]
+    pub(crate) fn server_features(&self) -> coracle_controlplane::ServerFeatures {
+        self.server_features
     }
 
     #[cfg(feature = "controlplane")]

@@ -3,7 +3,6 @@
 
 pub(crate) mod apiserver;
 pub(crate) mod checkpoint;
-pub(crate) mod record;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -24,7 +24,6 @@ pub mod nfs;
 mod objects;
 mod ownership;
 mod payload;
-mod project_quota;
 mod refresh;
 pub mod sub_path;
 mod token;
@@ -36,15 +35,14 @@ use std::sync::{Arc, Mutex};
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
 pub use error::{SetUpError, VolumeError};
-pub(crate) use local::limits_sizes;
 use ownership::make_parent;
 pub(crate) use ownership::make_private;
 use sub_path::MissingPart;
 
 use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;
+use crate::event_recorder::Recorder;
 use crate::node::NodeFacts;
-use crate::pod::Recorder;
 
 /// Directories of volumes.
 #[derive(Clone, Debug)]

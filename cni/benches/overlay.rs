@@ -132,7 +132,7 @@ async fn bench() {
         assert_eq!(overlay.apply(&local, &peers, &none).unwrap().changes, 1);
         found.push(start.elapsed());
     }
-    // Receives the notifications of our own changes.
+    // Receives the notifications of the benchmark's own changes.
     drop(tokio::time::timeout(Duration::from_millis(200), overlay.foreign_change()).await);
     let woken = idle(&mut overlay).await;
     println!("{PEERS} peers of both families programmed (p50): {:.1?}", median(all));

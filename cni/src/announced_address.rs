@@ -74,7 +74,7 @@ pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether it is the node's own address. Announced addresses have a lifetime and no network.
+/// Whether an address is the node's own. Announced addresses have a lifetime and no network.
 fn is_node_address(present: &Present) -> bool {
     let alone = IpNetwork::from(present.network.ip()).prefix();
     present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != alone

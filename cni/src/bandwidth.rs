@@ -113,7 +113,7 @@ async fn check(host: &Host, request: &Request, limits: &Limits) -> Result<(), Er
 async fn host_end(host: &Host, request: &Request, previous: &Answer) -> Result<Link, Error> {
     let inside = Links::inside(&Netns::open(request.netns()?)?)?;
     let peer = inside.get(&request.ifname).await?.peer;
-    let missing = || Error::invalid("prevResult", format!("{} has no other end on the host", request.ifname));
+    let missing = || Error::invalid("prevResult", format!("{} has no veth peer on the host", request.ifname));
     let link = match peer {
         Some(index) => host.links.find_index(index).await?,
         None => None,

@@ -13,13 +13,14 @@ use crate::announce::announce;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host::Host;
-use crate::invoke::exec::Executables;
 use crate::ipam;
 use crate::link::derived::{hardware_address, host_interface};
 use crate::link::inside::Setup;
+use crate::link::port::Port;
 use crate::link::vlan::{self, Vlans};
-use crate::link::{self, Link, Links, Pair, Port, format_mac, parse_mac};
+use crate::link::{self, Link, Links, Pair, format_mac, parse_mac};
 use crate::netns::Netns;
+use crate::plugin_executables::Executables;
 use crate::source_guard::Source;
 use crate::spec::Command;
 use crate::spec::request::Request;
@@ -195,13 +196,19 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        if conf.hairpin || conf.port_isolation || conf.mac_spoof_check {
-            let port =
-                Port { hairpin: conf.hairpin, isolated: conf.port_isolation, locked: conf.mac_spoof_check };
+        // A pod that sends from its own hardware address only gets no frames to others.
+        let is_checked = conf.ours && self.host.guard.is_some();
+        if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
+            let port = Port {
+                hairpin: conf.hairpin,
+                isolated: conf.port_isolation,
+                locked: conf.mac_spoof_check,
+                floods: is_checked.then_some(false),
+            };
             links.set_port(&host_end, port).await?;
             coracle_fault::point("bridge.port-set");
         }
-        if conf.mac_spoof_check {
+        if conf.mac_spoof_check || is_checked {
             links.add_forwarding(&host_end, mac).await?;
         }
         Ok(host_end)
@@ -279,8 +286,8 @@ impl Bridge<'_> {
         }
     }
 
-    /// Finds or makes the host's interface in a VLAN of the bridge: a veth pair like the reference plugin's, so that
-    /// each of the two can use the other's. Like the bridge, it is not removed with the last attachment.
+    /// Finds or makes the host's interface in a VLAN of the bridge: a veth pair as the reference plugin makes it, so
+    /// that each plugin can use the pair of the other. Like the bridge, it is not removed with the last attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {
@@ -294,7 +301,7 @@ impl Bridge<'_> {
                 links.get(&name).await?
             }
         };
-        // The process that made it may have ended before it was a port of the bridge.
+        // The process that made the pair may have ended before it connected the pair to the bridge.
         let port = match gateway.peer {
             Some(index) => links.find_index(index).await?,
             None => None,

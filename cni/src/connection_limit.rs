@@ -2,20 +2,32 @@
 //! table, which stops new connections of all others.
 //!
 //! One table of the family `inet`. The kernel counts the tracked connections that each address behind the bridge began
-//! (`ct count`), and drops the first packet of one more. TCP connections that are closed do not count. Packets of
-//! existing connections cost a comparison. When the table is made again, counting begins again.
+//! (`ct count`), and drops the first packet of one more. Packets of existing connections cost two comparisons. When the
+//! table is made again, counting begins again. `nft list table` shows the numbers of dropped packets.
 //!
-//! Off by default: the kernel looks at all counted connections of the address once in each tick of its clock. With 8,000
-//! connections an address began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores). Linux before 6.19 also
-//! removes only 8 ended connections of an address from its count in each tick. An address that begins more than 800 to 8,000
-//! short connections a second, by the kernel's HZ, seems to have more than it has.
+//! TCP connections that are closed do not count, but stay in the connection tracking table for some time. So with a limit
+//! that the user chose, an address also begins new connections only at the rate at which that many closed ones expire. The
+//! default limit has no rate: busy clients without keep-alive begin more.
+//!
+//! The kernel looks at all connections of a counter once in each tick of its clock, and Linux before 6.19 removes only
+//! 8 ended ones then. So the connections of an address have many counters: a hash of the destination and the ports
+//! chooses one of them. A rule does not see the registers of the one before it. So a new connection costs two hashes and
+//! two look-ups of a counter, with three of each if the counter is full, and one look-up of the rate. With one counter for
+//! an address, one with 8,000 connections began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores);
+//! with parts it is not measured yet.
+//!
+//! Packets without ports, whose protocol has no header of four bytes, are not counted. The kernel replaces their
+//! connections when the table is full.
 
+use std::net::Ipv6Addr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_nft::{
-    BaseChain, Channel, Hook, IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule, SetSpec, Transaction,
+    BaseChain, Channel, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, MARK, Meta, R0, Rule, SetSpec, Transaction,
+    concatenated,
 };
+use ipnetwork::IpNetwork;
 use tracing::warn;
 
 use crate::error::Error;
@@ -24,11 +36,32 @@ use crate::nft;
 /// After connection tracking, before the destination is translated.
 const PRIORITY: i32 = -150;
 const CHAIN: &str = "begin";
-/// Maximum addresses that are counted. The connections of others are not limited.
-const ADDRESSES: u32 = 65535;
-/// Time in which an address above the limit begins no connection. Without it each further packet would take memory of the
-/// kernel, which counts the packet before it compares the count.
+/// Maximum connections of one of several counters of an address. Each gets about the same number of connections: up to
+/// three quarters of the limit of the address, none of them is full.
+const PART: u32 = 256;
+/// Maximum counters of an address.
+const PARTS_MAX: u32 = 256;
+/// Maximum addresses of a family of which all counters are in use. Further counters have no limit. A node may have 250
+/// pods. The kernel allocates 16 bytes for each counter in advance.
+const ADDRESSES_MAX: u32 = 256;
+/// Minimum size of the sets of counters and rates, for nodes with more pods.
+const SET_MIN: u32 = 4096;
+/// Maximum connections of a link-local address. Each pod with IPv6 has one besides its own address.
+const LINK_LOCAL_MAX: u32 = 256;
+/// Link-local addresses: `fe80::/10`.
+const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
+/// Seconds after which the kernel forgets a closed TCP connection (`nf_conntrack_tcp_timeout_time_wait` as the node sets
+/// it), and a datagram with its answer.
+const EXPIRY: u32 = 30;
+/// Time after which the rate of an address is forgotten: longer than the burst takes to be available again.
+const RATED: Duration = Duration::from_secs(60);
+/// Maximum counters that are paused.
+const PAUSED_MAX: u32 = 8192;
+/// Time in which a full counter takes no connection. Without it each further packet would take memory of the kernel,
+/// which counts the packet before it compares the count.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Maximum connections that the kernel tracks.
+const TRACKED: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
 /// The table.
 pub(crate) struct ConnectionLimit {
@@ -36,19 +69,83 @@ pub(crate) struct ConnectionLimit {
     state: Mutex<State>,
 }
 
+/// Maximum connections of an address.
+#[derive(Clone, Copy, Default)]
+enum Max {
+    #[default]
+    Unlimited,
+    /// A quarter of the connections that the kernel tracks.
+    Quarter,
+    Number(u32),
+}
+
 #[derive(Default)]
 struct State {
-    /// `None`: no limit.
-    max: Option<u32>,
-    /// The bridge, if the table was made.
-    bridge: Option<String>,
+    max: Max,
+    /// The bridge and the number of address families of its network, if the table was made.
+    network: Option<(String, u32)>,
     channel: Option<Channel>,
+}
+
+/// The limits of the addresses behind a bridge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Limits {
+    bridge: String,
+    /// Maximum connections of an address.
+    max: u32,
+    /// Number of counters of an address.
+    parts: u32,
+    /// Whether the rate of new connections is limited.
+    is_rated: bool,
+}
+
+/// Connections that are counted by address and number of the counter.
+struct Counted<'a> {
+    /// End of the names of its sets and its chain.
+    suffix: &'a str,
+    /// Matches the first packet of a connection, and loads its counter.
+    counter: Rule,
+    key: (u32, u32),
+    /// Maximum connections of a counter.
+    max: u32,
+    /// Maximum counters.
+    size: u32,
+}
+
+// === impl State ===
+
+impl State {
+    /// The limits. `None`: no table. The families share the maximum: a pod has an address of each.
+    fn limits(&self) -> Option<Limits> {
+        let (bridge, families) = self.network.clone()?;
+        let max = (self.max.number()? / families.max(1)).max(1);
+        Some(Limits { bridge, max, parts: parts(max), is_rated: matches!(self.max, Max::Number(_)) })
+    }
+}
+
+// === impl Max ===
+
+impl Max {
+    /// The number. `None`: no limit.
+    fn number(self) -> Option<u32> {
+        match self {
+            Self::Unlimited => None,
+            Self::Quarter => quarter(&std::fs::read_to_string(TRACKED).unwrap_or_default()),
+            Self::Number(max) => Some(max),
+        }
+    }
+}
+
+/// A quarter of a number as text. `None` if the number is 0, which is no limit for the kernel, or absent.
+fn quarter(text: &str) -> Option<u32> {
+    let tracked: u32 = text.trim().parse().ok()?;
+    (tracked > 0).then(|| (tracked / 4).max(1))
 }
 
 // === impl ConnectionLimit ===
 
 impl ConnectionLimit {
-    /// The limit beside the firewall table of this name.
+    /// The limit, in a table that is named after the firewall table.
     pub(crate) fn beside(table: &str) -> Self {
         Self { table: format!("{table}-connections"), state: Mutex::default() }
     }
@@ -58,16 +155,24 @@ impl ConnectionLimit {
         &self.table
     }
 
-    /// Sets the maximum for tables that are made from now on.
-    pub(crate) fn set(&self, max: u32) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).max = Some(max).filter(|max| *max > 0);
+    /// Sets the maximum for tables that are made from now on. 0: no limit. `None`: a quarter of the connections that
+    /// the kernel tracks.
+    pub(crate) fn set(&self, max: Option<u32>) {
+        let max = match max {
+            Some(0) => Max::Unlimited,
+            Some(max) => Max::Number(max),
+            None => Max::Quarter,
+        };
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).max = max;
     }
 
-    /// Limits the connections from a bridge, unless it did so already. A failure is logged: pods run without the limit.
-    pub(crate) fn make(&self, bridge: &str) {
+    /// Limits the connections from a bridge with these ranges, unless the table limits them already. A failure is
+    /// logged: pods run without the limit.
+    pub(crate) fn make(&self, bridge: &str, cidrs: &[IpNetwork]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.bridge.as_deref() != Some(bridge) {
-            state.bridge = Some(bridge.to_owned());
+        let network = Some((bridge.to_owned(), families(cidrs)));
+        if state.network != network {
+            state.network = network;
             self.replace(&mut state);
         }
     }
@@ -75,7 +180,7 @@ impl ConnectionLimit {
     /// Replaces the table after a change by another process.
     pub(crate) fn repair(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.bridge.is_some() {
+        if state.network.is_some() {
             self.replace(&mut state);
         }
     }
@@ -83,28 +188,49 @@ impl ConnectionLimit {
     /// Removes the table.
     pub(crate) fn clear(&self) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.bridge = None;
+        state.network = None;
         let mut transaction = Transaction::new(&self.table);
         transaction.delete_table();
         self.commit(&mut state, transaction, "remove")
     }
 
-    /// The netlink port that identifies own changes in notifications. `None` before the first change.
+    /// The netlink port that identifies the limit's own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channel.as_ref().map(Channel::port)
     }
 
     fn replace(&self, state: &mut State) {
-        let mut transaction = Transaction::new(&self.table);
-        transaction.delete_table();
-        if let (Some(max), Some(bridge)) = (state.max, &state.bridge) {
-            transaction.make_table();
-            layout(&mut transaction, bridge, max);
-        }
-        if let Err(error) = self.commit(state, transaction, "replace") {
+        let limits = state.limits();
+        let Err(error) = self.write(state, limits.as_ref()) else { return };
+        // The kernel may have no hashes of packets (`CONFIG_NFT_HASH`) or no rates (`CONFIG_NFT_LIMIT`). One counter for
+        // many connections is slow, so it is used only if the user requests a limit.
+        let is_requested = matches!(state.max, Max::Number(_));
+        let simple = limits.map(|limits| Limits {
+            parts: if is_requested { 1 } else { limits.parts },
+            is_rated: false,
+            ..limits
+        });
+        if simple.is_some_and(|simple| self.write(state, Some(&simple)).is_ok()) {
+            warn!(
+                error = error.chain(),
+                "the kernel cannot limit the rate of the connections of pods or count them in parts, so only open ones \
+                 are limited"
+            );
+        } else {
             warn!(error = error.chain(), "cannot limit the connections of pods");
         }
+    }
+
+    /// Replaces the table by one with these limits, or removes it.
+    fn write(&self, state: &mut State, limits: Option<&Limits>) -> Result<(), Error> {
+        let mut transaction = Transaction::new(&self.table);
+        transaction.delete_table();
+        if let Some(limits) = limits {
+            transaction.make_table();
+            layout(&mut transaction, limits);
+        }
+        self.commit(state, transaction, "replace")
     }
 
     fn commit(
@@ -119,28 +245,87 @@ impl ConnectionLimit {
     }
 }
 
-fn layout(transaction: &mut Transaction<'_>, bridge: &str, max: u32) {
+/// Number of counters of an address.
+fn parts(max: u32) -> u32 {
+    (max / PART).clamp(1, PARTS_MAX)
+}
+
+/// Number of address families of the ranges.
+fn families(cidrs: &[IpNetwork]) -> u32 {
+    u32::from(cidrs.iter().any(IpNetwork::is_ipv4)) + u32::from(cidrs.iter().any(IpNetwork::is_ipv6))
+}
+
+fn layout(transaction: &mut Transaction<'_>, limits: &Limits) {
     const IPV4: u8 = 2;
     const IPV6: u8 = 10;
     let hook = Hook::Prerouting;
     transaction.make_base_chain(BaseChain { name: CHAIN, hook, priority: PRIORITY, kind: "filter" });
+    let name = Key::default().interface(&limits.bridge);
+    let elsewhere = Rule::default().meta(Meta::InInterface, R0).unequal(R0, name.as_bytes());
+    transaction.rule(CHAIN, &elsewhere.accept());
+    transaction.rule(CHAIN, &Rule::default().established_or_related().accept());
     for (number, kind, length) in [(IPV4, IPV4_ADDR, 4), (IPV6, IPV6_ADDR, 16)] {
-        let [paused, counted] = ["paused", "counted"].map(|what| format!("{what}{length}"));
-        let set = |name| SetSpec { name, key: (kind, length), ..SetSpec::default() };
-        transaction.make_set(&SetSpec { dynamic: Some((PAUSE, ADDRESSES)), ..set(&paused) });
-        transaction.make_set(&SetSpec { counted: Some(ADDRESSES), ..set(&counted) });
-        let name = Key::default().interface(bridge);
-        let rule = Rule::default().meta(Meta::InInterface, R0).equal(R0, name.as_bytes());
-        let rule = rule.family(number).begins_connection().source(number == IPV4, R0);
-        transaction.rule(CHAIN, &rule.clone().in_set(&paused).drop());
-        transaction.rule(CHAIN, &rule.more_connections_than(&counted, max).update(&paused).drop());
+        let begins = Rule::default().family(number).begins_connection();
+        if limits.is_rated {
+            limit_rate(transaction, begins.clone(), (kind, length), limits.max);
+        }
+        let key = (concatenated(&[kind, MARK]), length + 4);
+        if number == IPV6
+            && let Ok(range) = IpNetwork::new(LINK_LOCAL.0.into(), LINK_LOCAL.1)
+        {
+            let counter = counter(begins.clone().from(range, false), length, 1);
+            let max = limits.max.min(LINK_LOCAL_MAX);
+            count(transaction, Counted { suffix: "_local", counter, key, max, size: SET_MIN });
+        }
+        let counter = counter(begins, length, limits.parts);
+        let (suffix, max) = (length.to_string(), limits.max.div_ceil(limits.parts));
+        let size = (limits.parts * ADDRESSES_MAX).max(SET_MIN);
+        count(transaction, Counted { suffix: &suffix, counter, key, max, size });
     }
+}
+
+/// Drops new connections of an address above the rate at which `max` closed ones expire. `key`: type and bytes of an
+/// address.
+fn limit_rate(transaction: &mut Transaction<'_>, begins: Rule, key: (u32, u32), max: u32) {
+    let (_, length) = key;
+    let name = format!("rated{length}");
+    let dynamic = Some((RATED, SET_MIN));
+    transaction.make_set(&SetSpec { name: &name, key, dynamic, ..SetSpec::default() });
+    let rate = u64::from((max / EXPIRY).max(1));
+    let above = begins.source(length == 4, R0).more_packets_than(&name, rate, max);
+    transaction.rule(CHAIN, &above.count_packets().drop());
+}
+
+/// Drops the first packet of a connection that is one more than the maximum of its counter.
+fn count(transaction: &mut Transaction<'_>, counted: Counted<'_>) {
+    let Counted { suffix, counter, key, max, size } = counted;
+    let [paused, counted, over] = ["paused", "counted", "over"].map(|what| format!("{what}{suffix}"));
+    let set = |name| SetSpec { name, key, ..SetSpec::default() };
+    transaction.make_set(&SetSpec { dynamic: Some((PAUSE, PAUSED_MAX)), ..set(&paused) });
+    transaction.make_set(&SetSpec { counted: Some(size), ..set(&counted) });
+    transaction.make_chain(&over);
+    transaction.rule(CHAIN, &counter.clone().in_set(&paused).count_packets().drop());
+    transaction.rule(CHAIN, &counter.clone().more_connections_than(&counted, max).goto(&over));
+    // A rule that adds to a full set does not match, so the packet is dropped by a rule of its own.
+    transaction.rule(&over, &counter.update(&paused));
+    transaction.rule(&over, &Rule::default().count_packets().drop());
+}
+
+/// Loads the counter of a packet, of `count` for each address: source and number. `length`: bytes of an address.
+fn counter(rule: Rule, length: u32, count: u32) -> Rule {
+    let (is_ipv4, to) = (length == 4, R0 + length / 4);
+    let rule = rule.source(is_ipv4, R0);
+    if count == 1 {
+        return rule.immediate(to, &0u32.to_ne_bytes());
+    }
+    let rule = rule.destination(is_ipv4, to).payload(Header::Transport, 0, 4, to + length / 4);
+    rule.hash((to, length + 4), count, to)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::net::{IpAddr, UdpSocket};
+    use std::net::{IpAddr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
     use std::os::fd::AsRawFd as _;
     use std::process::Command;
 
@@ -165,7 +350,7 @@ mod tests {
             run(&["ip", "address", "add", "10.9.0.1/24", "dev", "v0"]);
             run(&["ip", "address", "add", "fd09::1/64", "dev", "v0", "nodad"]);
             run(&["ip", "link", "set", "v0", "up"]);
-            for address in ["10.9.0.2/24", "10.9.0.3/24", "fd09::2/64"] {
+            for address in ["10.9.0.2/24", "10.9.0.3/24", "fd09::2/64", "fe80::9/64"] {
                 let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
                 let add = ["nsenter", &inside, "ip", "address", "add", address, "dev", "v1"];
                 run(&[&add, nodad].concat());
@@ -195,9 +380,67 @@ mod tests {
         }
     }
 
+    impl Pair {
+        /// Sends datagrams from as many ports of an address of the peer to one socket. Returns the number that arrive.
+        fn arrived_from_ports(&self, from: &str, ports: std::ops::Range<u16>) -> usize {
+            let from: IpAddr = from.parse().unwrap();
+            let to = if from.is_ipv4() { "10.9.0.1" } else { "fd09::1" };
+            let receiver = UdpSocket::bind((to.parse::<IpAddr>().unwrap(), 0)).unwrap();
+            let to = receiver.local_addr().unwrap();
+            let receives = |wait| {
+                receiver.set_read_timeout(Some(Duration::from_millis(wait))).unwrap();
+                receiver.recv(&mut [0; 1]).is_ok()
+            };
+            let (next, todo) = std::sync::mpsc::channel::<u16>();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    setns(&self.peer, CloneFlags::CLONE_NEWNET).unwrap();
+                    for port in todo {
+                        let sender = UdpSocket::bind(of_peer(from, port)).unwrap();
+                        assert_eq!(sender.send_to(b"x", to).unwrap(), 1);
+                    }
+                });
+                // One after another, so that the socket's buffer suffices. A late datagram counts later.
+                let mut count = 0;
+                for port in ports {
+                    next.send(port).unwrap();
+                    count += usize::from(receives(5));
+                }
+                drop(next);
+                while receives(300) {
+                    count += 1;
+                }
+                count
+            })
+        }
+    }
+
+    /// An address of the peer as it is for a thread in its namespace: a link-local one needs the interface.
+    fn of_peer(address: IpAddr, port: u16) -> SocketAddr {
+        match address {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                let interface = nix::net::if_::if_nametoindex("v1").unwrap();
+                SocketAddrV6::new(v6, port, 0, interface).into()
+            }
+            address => SocketAddr::new(address, port),
+        }
+    }
+
     fn run(command: &[&str]) {
         let status = Command::new(command[0]).args(&command[1..]).status();
         assert!(status.unwrap().success(), "{command:?}");
+    }
+
+    /// Packets that the rules of a table dropped.
+    fn dropped(limit: &ConnectionLimit) -> u64 {
+        let shown = Command::new("nft").args(["list", "table", "inet", limit.table()]).output().unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        let counters = shown.split("counter packets ").skip(1);
+        counters.map(|counter| counter.split(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+    }
+
+    fn ranges(texts: &[&str]) -> Vec<IpNetwork> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
     #[test]
@@ -205,16 +448,94 @@ mod tests {
         let tested = std::thread::spawn(|| {
             let pair = Pair::new();
             let limit = ConnectionLimit::beside("test");
-            limit.set(5);
-            limit.make("other");
+            limit.set(Some(5));
+            limit.make("other", &ranges(&["10.9.0.0/24"]));
             assert_eq!(pair.arrived("10.9.0.2"), 10);
-            limit.make("v0");
+            limit.make("v0", &ranges(&["10.9.0.0/24"]));
             for address in ["10.9.0.2", "10.9.0.3", "fd09::2"] {
                 assert_eq!(pair.arrived(address), 5, "{address}");
             }
+            assert!(dropped(&limit) >= 15, "{}", dropped(&limit));
             limit.clear().unwrap();
             assert_eq!(pair.arrived("10.9.0.2"), 10);
         });
         tested.join().unwrap();
+    }
+    #[test]
+    fn many_connections_of_an_address_are_counted_in_parts() {
+        assert_eq!([5, 512, 32768, 65536, 1 << 20].map(parts), [1, 2, 128, 256, 256]);
+        let tested = std::thread::spawn(|| {
+            let pair = Pair::new();
+            let limit = ConnectionLimit::beside("test");
+            limit.set(Some(512));
+            limit.make("v0", &ranges(&["10.9.0.0/24"]));
+            // Each part is full at another time, and the rate stops what remains then.
+            let arrived = pair.arrived_from_ports("10.9.0.2", 20_000..20_700);
+            assert!((400..=512).contains(&arrived), "{arrived}");
+            assert_eq!(pair.arrived_from_ports("10.9.0.3", 20_000..20_100), 100, "another address");
+        });
+        tested.join().unwrap();
+    }
+
+    #[test]
+    fn a_link_local_address_begins_few_connections() {
+        let tested = std::thread::spawn(|| {
+            let pair = Pair::new();
+            let limit = ConnectionLimit::beside("test");
+            limit.set(Some(4000));
+            limit.make("v0", &ranges(&["10.9.0.0/24", "fd09::/64"]));
+            let most = usize::try_from(LINK_LOCAL_MAX).unwrap();
+            assert_eq!(pair.arrived_from_ports("fe80::9", 20_000..20_300), most);
+            assert_eq!(pair.arrived_from_ports("fd09::2", 20_000..20_300), 300);
+        });
+        tested.join().unwrap();
+    }
+
+    #[test]
+    fn closed_connections_are_limited_by_their_rate() {
+        const MAX: u32 = 60;
+        let tested = std::thread::spawn(|| {
+            let pair = Pair::new();
+            let limit = ConnectionLimit::beside("test");
+            limit.set(Some(MAX));
+            limit.make("v0", &ranges(&["10.9.0.0/24"]));
+            let listener = TcpListener::bind("10.9.0.1:0").unwrap();
+            let to = listener.local_addr().unwrap();
+            let begun = std::time::Instant::now();
+            let connected = std::thread::scope(|scope| {
+                let connecting = scope.spawn(|| {
+                    setns(&pair.peer, CloneFlags::CLONE_NEWNET).unwrap();
+                    let connect =
+                        |_: &u32| TcpStream::connect_timeout(&to, Duration::from_millis(50)).is_ok();
+                    (0..2 * MAX).filter(connect).count()
+                });
+                // Both ends of each connection are closed at once. A connection from here ends the loop.
+                scope.spawn(|| while listener.accept().is_ok_and(|(_, from)| from.ip() != to.ip()) {});
+                let connected = connecting.join();
+                TcpStream::connect(to).unwrap();
+                connected.unwrap()
+            });
+            let renewed = begun.elapsed().as_secs() + 1;
+            let most = u64::from(MAX) + u64::from(MAX / EXPIRY) * renewed;
+            let connected = u64::try_from(connected).unwrap();
+            assert!((1..=most).contains(&connected), "{connected} of {}", 2 * MAX);
+        });
+        tested.join().unwrap();
+    }
+
+    #[test]
+    fn the_families_of_a_network_share_the_maximum() {
+        let limits = |max, cidrs: &[&str]| {
+            let network = Some(("b".to_owned(), families(&ranges(cidrs))));
+            State { max: Max::Number(max), network, channel: None }.limits().map(|limits| limits.max)
+        };
+        let (v4, v6) = ("10.9.0.0/24", "fd09::/64");
+        assert_eq!((limits(1000, &[v4]), limits(1000, &[v6])), (Some(1000), Some(1000)));
+        assert_eq!((limits(1000, &[v4, v6]), limits(1, &[v4, v6])), (Some(500), Some(1)));
+    }
+
+    #[test]
+    fn the_default_is_a_quarter_of_the_connections_that_the_kernel_tracks() {
+        assert_eq!(["262144\n", "3", "0", ""].map(quarter), [Some(65536), Some(1), None, None]);
     }
 }

@@ -16,7 +16,7 @@ pub enum Error {
         reason: String,
     },
     /// The network is not ready, and attached sandboxes may have lost their connection, too.
-    #[error("the network is not ready, and sandboxes may be cut off: {reason}")]
+    #[error("the network is not ready, and existing sandboxes may have limited connectivity: {reason}")]
     CutOff {
         /// The reason.
         reason: String,

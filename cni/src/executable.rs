@@ -12,9 +12,10 @@ use serde_json::{Map, Value, json};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::host::Host;
-use crate::invoke::{self, exec::Executables};
+use crate::invoke;
 use crate::netns;
 use crate::plugin;
+use crate::plugin_executables::Executables;
 use crate::plugin_kind::Kind;
 use crate::spec::request::{Request, from_value};
 use crate::spec::result::Answer;
@@ -114,7 +115,7 @@ fn command(environment: &dyn Fn(&str) -> String) -> Result<Command, Error> {
 fn request(command: Command, environment: &dyn Fn(&str) -> String, input: &[u8]) -> Result<Request, Error> {
     let needed = |variable: &'static str, valid: fn(&str) -> bool| {
         let text = environment(variable);
-        let wrong = || Error::Environment { variable, reason: format!("{text:?} cannot be") };
+        let wrong = || Error::Environment { variable, reason: format!("{text:?} is not a valid value") };
         let fits = valid(&text) || (text.is_empty() && !command.is_of_attachment());
         if fits { Ok(text) } else { Err(wrong()) }
     };

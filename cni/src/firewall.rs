@@ -1,5 +1,5 @@
 //! Firewall claims of attachments, one file each, and the nftables table that is derived from them. A table that was
-//! flushed or changed by others can be made again at any time.
+//! flushed or changed by another program can be rebuilt at any time.
 //!
 //! Several processes may share a directory (plugin executables). A lock admits one at a time. Each process reads the
 //! files of the others, and detects whether one was killed between its claim and the table. A single process (the
@@ -48,7 +48,7 @@ struct State {
     /// Whether the table has the content that the ledger of the claims settled last. Otherwise its content is unknown.
     is_known: bool,
     /// Host ports whose conntrack entries may exist: datagrams to them may be forwarded to former targets.
-    led: BTreeSet<Mapping>,
+    redirected: BTreeSet<Mapping>,
     /// Keys of removed claims whose files still exist. Another process would read these files as claims.
     gone: BTreeSet<String>,
     /// Opened at first use: most requests to plugins need no nftables, and closing the socket waits until the kernel
@@ -64,16 +64,17 @@ impl State {
         self.is_known && !self.claims.ledger.is_changed()
     }
 
-    /// Host ports without connections that differ from `led`.
+    /// Host ports without connections that differ from `redirected`.
     fn redirected_port_changes(&self) -> Vec<Mapping> {
         if !self.is_known {
             let wanted = self.claims.ledger.full_plan().connectionless();
-            return self.led.symmetric_difference(&wanted).cloned().collect();
+            return self.redirected.symmetric_difference(&wanted).cloned().collect();
         }
         let changed = self.claims.ledger.changed_ports().into_iter();
         let connectionless = changed.filter(|(mapping, _)| mapping.protocol != Protocol::Tcp);
-        let led = connectionless.filter(|(mapping, is_now)| self.led.contains(mapping) != *is_now);
-        led.map(|(mapping, _)| mapping).collect()
+        let redirected =
+            connectionless.filter(|(mapping, is_now)| self.redirected.contains(mapping) != *is_now);
+        redirected.map(|(mapping, _)| mapping).collect()
     }
 
     fn channel(&mut self) -> Result<&mut Channel, Error> {
@@ -90,9 +91,9 @@ impl Firewall {
         fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
         let claims = if shared { BTreeMap::new() } else { read_all(&dir)? };
         let claims = Index::committed(claims);
-        let led = claims.ledger.full_plan().connectionless();
+        let redirected = claims.ledger.full_plan().connectionless();
         let (gone, channel) = (BTreeSet::new(), None);
-        let state = Mutex::new(State { claims, is_known: false, led, gone, channel });
+        let state = Mutex::new(State { claims, is_known: false, redirected, gone, channel });
         Ok(Self { table: table.to_owned(), dir, shared, served: Vec::new(), state })
     }
 
@@ -189,7 +190,7 @@ impl Firewall {
             gone.into_iter().for_each(|(key, claim)| drop(state.claims.put(key, claim)));
             return Err(error);
         }
-        // The files are removed last: after a crash, the next process finds what is left.
+        // The files are removed last: after a crash, the next process finds the claims, and removes them too.
         state.gone.extend(gone.into_iter().map(|(key, _)| key));
         self.remove_files(&mut state)?;
         self.unmark()
@@ -200,9 +201,9 @@ impl Firewall {
         if !gone.is_empty() {
             self.mark()?;
         }
-        // The process that made these claims may have been killed before it recorded their ports in `led`.
+        // The process that made these claims may have been killed before it recorded their ports in `redirected`.
         for (_, claim) in gone {
-            state.led.extend(content(claim).connectionless());
+            state.redirected.extend(content(claim).connectionless());
         }
         // Interfaces are closed before the rules that protect them are removed, whatever the recorded state of the
         // table is.
@@ -273,7 +274,7 @@ impl Firewall {
         self.commit(&mut state, nft::remove(&self.table), "remove")?;
         let claims = std::mem::take(&mut state.claims);
         state.is_known = true;
-        let ended: Vec<Mapping> = state.led.iter().cloned().collect();
+        let ended: Vec<Mapping> = state.redirected.iter().cloned().collect();
         self.redirect(&mut state, &ended);
         state.gone.extend(claims.all().map(|(key, _)| key.clone()));
         self.remove_files(&mut state)
@@ -298,7 +299,7 @@ impl Firewall {
         state.claims = Index::committed(read_all(&self.dir)?);
         // Applied by the last process, unless it was killed before it updated the table.
         state.is_known = !self.dir.join(MARK).exists();
-        state.led = match state.is_known {
+        state.redirected = match state.is_known {
             true => state.claims.ledger.full_plan().connectionless(),
             false => BTreeSet::new(),
         };
@@ -372,10 +373,12 @@ impl Firewall {
         let mut is_changed = false;
         if std::mem::take(&mut state.is_known) && had_content && !is_empty {
             let [before, now] = ledger.change();
-            is_changed = self.commit(state, nft::change(&self.table, &before, &now), "change").is_ok();
+            let entrances = nft::Entrances { ports: ledger.have_ports(), served: &self.served };
+            let batch = nft::change(&self.table, &before, &now, &entrances);
+            is_changed = self.commit(state, batch, "change").is_ok();
         }
         if !is_changed {
-            // The table in the kernel was incomplete.
+            // The table's content is unknown, the table or its new content is empty, or the change failed.
             let batch = match is_empty {
                 true => nft::remove(&self.table),
                 false => nft::replace(&self.table, &state.claims.ledger.full_plan(), &self.served),
@@ -390,8 +393,8 @@ impl Firewall {
     /// Removes conntrack entries of datagrams to changed ports. If that fails, the entries expire by themselves.
     fn redirect(&self, state: &mut State, changed: &[Mapping]) {
         for mapping in changed {
-            if !state.led.remove(mapping) {
-                state.led.insert(mapping.clone());
+            if !state.redirected.remove(mapping) {
+                state.redirected.insert(mapping.clone());
             }
         }
         if changed.is_empty() {
@@ -444,7 +447,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
         let path = entry.map_err(failed("read", dir))?.path();
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("json") => {}
-            // A leftover of a killed writer: a living writer holds the lock that this process holds now.
+            // The file of a writer that was killed: a running writer holds the lock that this process holds now.
             Some("new") => {
                 remove(&path)?;
                 continue;

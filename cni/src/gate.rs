@@ -27,8 +27,8 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Add => {
             let previous = request.chained()?;
             if host.firewall.foreign_drop()? {
-                let reason = "the chain FORWARD of the table filter drops by default; accept the pods' packets there, \
-                              for this plugin changes its own table alone";
+                let reason = "the chain FORWARD of the table filter drops by default; accept the pods' packets there: \
+                              this plugin changes only its own table";
                 return Err(Error::invalid("backend", reason));
             }
             if let Some(claim) = conf.claim(request, &previous)? {
@@ -40,7 +40,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Check => {
             let claim = conf.claim(request, &request.chained()?)?;
             if claim.is_some_and(|claim| !host.firewall.is_applied(&claim).unwrap_or(false)) {
-                let (what, reason) = ("the isolation".to_owned(), "it is missing".to_owned());
+                let (what, reason) = ("the isolation".to_owned(), "its rules are missing".to_owned());
                 return Err(Error::Changed { what, reason });
             }
         }
@@ -83,9 +83,12 @@ impl Conf {
         if self.ingress_policy != "same-bridge" {
             return Ok(None);
         }
-        let bridge = previous
-            .routed_by()
-            .ok_or_else(|| Error::invalid("ingressPolicy", "same-bridge needs a bridge before it"))?;
+        let bridge = previous.routed_by().ok_or_else(|| {
+            Error::invalid(
+                "ingressPolicy",
+                "same-bridge needs the plugin bridge before this plugin in the list",
+            )
+        })?;
         Ok(Some(Claim { isolated: Some(bridge.name.clone()), ..Claim::of(request) }))
     }
 }

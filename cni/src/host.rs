@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::attachment_cache::Cache;
 use crate::connection_limit::ConnectionLimit;
 use crate::error::Error;
 use crate::firewall::Firewall;
-use crate::invoke::cache::Cache;
 use crate::link::Links;
 use crate::source_guard::SourceGuard;
 

@@ -6,7 +6,6 @@
 
 pub(crate) mod range;
 mod resolver;
-pub(crate) mod store;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,14 +14,14 @@ use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::address_store::{Owner, Store};
+use crate::attachment_cache::Cache;
 use crate::error::Error;
 use crate::host::Host;
-use crate::invoke::cache::Cache;
 use crate::spec::Command;
 use crate::spec::request::{Request, from_value};
 use crate::spec::result::{Answer, Ip, Route};
 use range::{RangeConf, RangeSet};
-use store::{Owner, Store};
 
 const DATA_DIR: &str = "/var/lib/cni/networks";
 
@@ -62,7 +61,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Check => {
             if Store::open(&ipam.dir)?.addresses_of(&owner)?.is_empty() {
                 let what = format!("the address of {} {}", owner.id, owner.ifname);
-                return Err(Error::Changed { what, reason: "it holds none".to_owned() });
+                return Err(Error::Changed { what, reason: "the attachment has no address".to_owned() });
             }
         }
         Command::Status => ipam.status()?,

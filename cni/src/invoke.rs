@@ -1,24 +1,20 @@
 //! The runtime's side of the CNI specification: runs the plugins of a list in order, our own types in process and
 //! others as executables, and keeps the results.
 
-pub(crate) mod cache;
-pub(crate) mod exec;
-mod parameters;
-
 use serde_json::{Map, Value};
 use tracing::debug;
 
 use crate::error::Error;
 use crate::host::Host;
 use crate::plugin;
+use crate::plugin_executables::Executables;
 use crate::plugin_kind::Kind;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::request::{Request, Valid};
 use crate::spec::result::Answer;
 use crate::spec::{Command, Version};
-use exec::Executables;
 
-pub(crate) use parameters::Parameters;
+pub(crate) use crate::parameters::Parameters;
 
 /// "Try again later" (section 5, "Error"). Our own executables return it for a full range, too.
 const TRY_AGAIN: u32 = 11;
@@ -193,8 +189,8 @@ async fn run(
     }
 }
 
-/// Whether a plugin of this type runs in process. An executable of this name that is this program would do the same some
-/// milliseconds later.
+/// Whether a plugin of this type runs in process. An executable of this name that is this program would do the same,
+/// but would take some milliseconds.
 fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind).is_some() && (host.in_process() || executables.is_this_program(kind))
 }

@@ -1,9 +1,10 @@
-//! Delegation to the IPAM plugin: our host-local in process, others as executables (section 4, "Plugin Delegation").
+//! Delegation to the IPAM plugin: Coracle's host-local in process, others as executables (section 4, "Plugin
+//! Delegation").
 
 use crate::error::Error;
 use crate::host::Host;
 use crate::host_local;
-use crate::invoke::exec::Executables;
+use crate::plugin_executables::Executables;
 use crate::plugin_kind::Kind;
 use crate::spec::Command;
 use crate::spec::request::Request;
@@ -26,8 +27,8 @@ pub(crate) async fn run(
     executables.run(kind, request).await
 }
 
-/// Whether this type is our host-local and runs in process. An executable of this name that is this program would do the
-/// same some milliseconds later.
+/// Whether this type is Coracle's host-local and runs in process. An executable of this name that is this program would
+/// do the same, but would take some milliseconds.
 pub(crate) fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind) == Some(Kind::HostLocal) && (host.in_process() || executables.is_this_program(kind))
 }

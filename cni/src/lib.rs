@@ -3,17 +3,19 @@
 //!
 //! The crate implements both sides of the specification. The runtime's side: [`Network`] runs the plugins of a
 //! configuration list, or of the default network, for each sandbox. The plugins' side: bridge, host-local,
-//! loopback, portmap, bandwidth, tuning and firewall run in process for our own runtime, and as executables
+//! loopback, portmap, bandwidth, tuning and firewall run in process for Coracle's runtime, and as executables
 //! ([`plugin_main`]) for any other. No `ip`, `nft`, `tc` or `iptables` is needed.
 //!
 //! Invariants:
 //! - a sandbox is an id and a network namespace; the crate has no pod specs, and no types of the CRI or Kubernetes;
 //! - all its objects are derivable: [`Network::reconcile`] rebuilds addresses and firewall from the namespaces of
 //!   running sandboxes, and removes objects without an owner;
-//! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
+//! - each nftables table of the crate is changed by one atomic transaction at a time.
 
+mod address_store;
 mod announce;
 mod announced_address;
+mod attachment_cache;
 mod bandwidth;
 mod bridge;
 mod connection_limit;
@@ -21,6 +23,7 @@ mod conntrack;
 mod error;
 mod executable;
 mod firewall;
+mod firewall_repair;
 mod gate;
 mod host;
 mod host_address;
@@ -36,8 +39,11 @@ mod netns;
 mod network;
 mod nft;
 mod overlay;
+mod parameters;
 mod plugin;
+mod plugin_executables;
 mod plugin_kind;
+mod port_condition;
 mod portmap;
 mod ports;
 mod route_socket;

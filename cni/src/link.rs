@@ -4,23 +4,21 @@ pub(crate) mod address;
 pub(crate) mod derived;
 pub(crate) mod inside;
 pub(crate) mod mac;
+pub(crate) mod port;
 mod removal;
 pub(crate) mod traffic;
 pub(crate) mod vlan;
 
 use std::io;
-use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use ipnetwork::IpNetwork;
 use netlink_packet_route::link::{
     BridgePortState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoVeth, LinkAttribute,
     LinkFlags, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
-use rtnetlink::{
-    Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection,
-};
+use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection};
 
 pub(crate) use self::mac::{format_mac, parse_mac, random_mac};
 use crate::error::Error;
@@ -30,18 +28,16 @@ use crate::sysctl;
 
 /// Alias of a bridge that this program made and that has no other users; `ip link` shows it.
 const OURS: &str = "coracle: pod network";
-/// Timeout until the kernel forwards a port's packets.
-const PASSING: Duration = Duration::from_secs(2);
-
 /// The links of one network namespace.
 pub(crate) struct Links {
     handle: Handle,
     /// Held during a dump: the kernel refuses a second dump on the same socket (EBUSY).
     listing: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
-    /// Whether they belong to the caller's own namespace.
+    /// Whether the links belong to the caller's own namespace.
     is_here: bool,
-    /// Held while a bridge is looked up, made and marked: a concurrent call would take it for a foreign bridge.
+    /// Held while a bridge is looked up, made and marked: until then a concurrent call would treat it as a foreign
+    /// bridge.
     bridging: tokio::sync::Mutex<()>,
 }
 
@@ -62,7 +58,7 @@ pub(crate) struct Link {
     pub(crate) port_state: Option<BridgePortState>,
     /// Index of the veth peer in the peer's namespace.
     pub(crate) peer: Option<u32>,
-    /// Whether the bridge filters VLANs. `None` if the kernel cannot.
+    /// Whether the bridge filters VLANs. `None` if the kernel has no VLAN filtering.
     pub(crate) vlan_filtering: Option<bool>,
     /// Default VLAN of the bridge's new ports.
     pub(crate) default_vlan: Option<u16>,
@@ -75,7 +71,7 @@ pub(crate) struct Link {
 pub(crate) struct Bridge {
     pub(crate) mtu: Option<u32>,
     pub(crate) promiscuous: bool,
-    /// Whether it filters VLANs. An existing bridge is not changed.
+    /// Whether a new bridge filters VLANs. An existing bridge is not changed.
     pub(crate) vlan_filtering: bool,
     /// Whether the bridge must be ours: an existing bridge needs our mark, a new bridge gets it.
     pub(crate) ours: bool,
@@ -88,17 +84,6 @@ pub(crate) struct Pair<'a> {
     pub(crate) bridge: u32,
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
-}
-
-/// Settings of a bridge's port.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Port {
-    /// Hairpin mode: a pod can reach itself through its own host port.
-    pub(crate) hairpin: bool,
-    /// Port isolation: no packets to and from other isolated ports.
-    pub(crate) isolated: bool,
-    /// Only packets from the hardware address that the bridge has recorded for the port.
-    pub(crate) locked: bool,
 }
 
 /// A change of a link's property.
@@ -167,8 +152,8 @@ impl Links {
         Ok((link, is_new))
     }
 
-    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether the kernel can: it needs
-    /// `br_netfilter`, and reports its settings only with it.
+    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether they do: the kernel
+    /// needs the module `br_netfilter`, and has the module's sysctls only while it is loaded.
     pub(crate) async fn filter_bridge(&self, name: &str) -> Result<bool, Error> {
         let message = LinkBridge::new(name).append_info_data(InfoBridge::NfCallIpTables(true));
         let message = message.append_info_data(InfoBridge::NfCallIp6Tables(true)).build();
@@ -182,7 +167,7 @@ impl Links {
         Ok(sysctl::filters_bridges())
     }
 
-    /// The bridge, and whether this call made it: another process may be faster.
+    /// Makes the bridge. Returns it, and whether this call made it: another process may have made it first.
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         // A fixed address: otherwise the bridge has the lowest address of its ports, and changes it with them.
         let mut message = LinkBridge::new(name).address(random_mac().to_vec()).down();
@@ -214,15 +199,15 @@ impl Links {
             if self.find(pair.host).await?.is_none() {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
-            // A crash after the kernel made the pair left it. Remove it and try once more.
+            // The pair is left over from a crash after the kernel made it. Remove it and try once more.
             self.delete(pair.host).await?;
             self.try_pair(pair, netns).await.map_err(|error| match is_errno(&error, libc::EEXIST) {
                 true => Error::InterfaceExists { name: pair.inside.to_owned() },
                 false => failed("create veth", pair.host)(error),
             })?;
         }
-        // A bridge delivers frames to link-local protocol addresses (01:80:c2:00:00:0X) locally. None can arrive
-        // before the peer is up.
+        // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the
+        // port. No frame can arrive before the peer is up.
         sysctl::no_ipv6(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
         Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })
@@ -249,52 +234,6 @@ impl Links {
         let message = near.set_info_data(InfoData::Veth(InfoVeth::Peer(far.build()))).build();
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
         self.handle.link().add(message).set_flags(flags).execute().await
-    }
-
-    /// Changes the settings of a bridge's port.
-    pub(crate) async fn set_port(&self, link: &Link, port: Port) -> Result<(), Error> {
-        let mut change = LinkBridgePort::new(link.index);
-        if port.hairpin {
-            change = change.append_info_data(InfoBridgePort::HairpinMode(true));
-        }
-        if port.isolated {
-            change = change.append_info_data(InfoBridgePort::Isolated(true));
-        }
-        if port.locked {
-            change = change.append_info_data(InfoBridgePort::Locked(true));
-            change = change.append_info_data(InfoBridgePort::Learning(false));
-        }
-        let set = self.handle.link().set_port(change.build()).execute().await;
-        set.map_err(failed("set bridge port", &link.name))
-    }
-
-    /// Records a hardware address for a port of a bridge.
-    pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
-        let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
-        // In the table of the bridge, not of the port.
-        add.flags(netlink_packet_route::neighbour::NeighbourFlags::Controller)
-            .state(netlink_packet_route::neighbour::NeighbourState::Noarp)
-            .execute()
-            .await
-            .map_err(failed("add a forwarding entry to", &link.name))
-    }
-
-    /// Waits until the bridge forwards packets of a port. The kernel enables this shortly after both ends of the pair
-    /// are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
-    pub(crate) async fn wait_until_forwarding(&self, port: &str) -> Result<(), Error> {
-        let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
-        let (connection, _handle, mut changes) =
-            connected.map_err(|source| Error::Socket { action: "listen to links", source })?;
-        let listening = tokio::spawn(connection);
-        let passes = async {
-            while self.get(port).await?.port_state != Some(BridgePortState::Forwarding) {
-                changes.next().await;
-            }
-            Ok(())
-        };
-        let passes = tokio::time::timeout(PASSING, passes).await;
-        listening.abort();
-        passes.unwrap_or(Ok(()))
     }
 
     /// Changes a link's properties.
@@ -428,7 +367,7 @@ impl Link {
         }
     }
 
-    /// Whether it has our mark.
+    /// Whether the link has our mark.
     fn is_ours(&self) -> bool {
         self.alias == OURS
     }

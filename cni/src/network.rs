@@ -18,16 +18,17 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
+use crate::attachment_cache::{Cache, Entry};
 use crate::connection_limit::ConnectionLimit;
 use crate::error::Error;
 use crate::firewall::Firewall;
+use crate::firewall_repair;
 use crate::host::Host;
-use crate::invoke::cache::{Cache, Entry};
-use crate::invoke::exec::Executables;
 use crate::invoke::{Invoker, Parameters};
 use crate::link::inside;
 use crate::name_lock::{NameLocks, SharedName};
 use crate::netns::{self, Netns};
+use crate::plugin_executables::Executables;
 use crate::ports::PortMapping;
 use crate::source_guard::SourceGuard;
 use crate::spec::Version;
@@ -173,7 +174,7 @@ impl Network {
             SharedName { kind: "nftables table", name: &config.table, setting: "--nft-table" },
         ];
         let names = NameLocks::take(&names).await?;
-        let events = Firewall::listen();
+        let events = firewall_repair::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?.serving(&config.served);
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
@@ -183,7 +184,7 @@ impl Network {
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
         // Packets to pods of other nodes are not masqueraded, also before the other nodes are known again.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
-        let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();
+        let keeper = tokio::spawn(firewall_repair::keep(Arc::downgrade(&host), events)).abort_handle();
         let network = Self {
             inner: Arc::new(Inner {
                 cache,
@@ -205,9 +206,9 @@ impl Network {
         Ok(network)
     }
 
-    /// Limits the connections of each pod of the default network; 0, or no call: no limit. Must be called before
-    /// [`set_pod_cidrs`](Self::set_pod_cidrs).
-    pub fn set_max_connections(&self, max: u32) {
+    /// Limits the connections of each pod of the default network. 0, or no call: no limit; `None`: a quarter of the
+    /// connections that the kernel tracks. Must be called before [`set_pod_cidrs`](Self::set_pod_cidrs).
+    pub fn set_max_connections(&self, max: Option<u32>) {
         if let Some(connections) = &self.inner.host.connections {
             connections.set(max);
         }
@@ -363,7 +364,7 @@ impl Network {
 
     /// Removes the sandbox's network like [`del`](Self::del). If all plugins are our own, it returns when the host
     /// ports are free. The kernel removes the interface with the namespace, many at once; a sweep a moment later
-    /// removes what is left, and frees the addresses. Must be called when the namespace ends.
+    /// removes interfaces that still exist, and frees the addresses. Must be called when the namespace ends.
     ///
     /// # Errors
     /// When a record cannot be written, or the kernel or a plugin fails. The call can be repeated.
@@ -374,14 +375,14 @@ impl Network {
             return self.del(id).await;
         }
         // From here on GC does not restore its host ports.
-        inner.cache.leave(id);
+        inner.cache.mark_releasing(id);
         inner.host.firewall.remove_sandbox(id)?;
         coracle_fault::point("network.released");
         self.schedule_removal(id);
         Ok(())
     }
 
-    /// Removes the sandbox's network later and retries until that succeeds, for callers that cannot handle a failure.
+    /// Removes the sandbox's network later and retries until that succeeds, for callers that cannot report a failure.
     pub fn del_later(&self, id: &str) {
         self.retry_later(id);
     }
@@ -395,14 +396,14 @@ impl Network {
     async fn release_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
         // From here on GC restores nothing of it.
-        self.inner.cache.leave(&entry.at.container_id);
+        self.inner.cache.mark_releasing(&entry.at.container_id);
         let _shared = entry.list.is_in_process().then_some(shared);
         self.delete_attachment(entry).await
     }
 
     async fn delete_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let mut at = entry.at.clone();
-        self.inner.cache.leave(&at.container_id);
+        self.inner.cache.mark_releasing(&at.container_id);
         // The path may lead to another namespace by now.
         at.netns = at.netns.filter(|path| entry.netns_id.is_some() && netns::id(path) == entry.netns_id);
         self.invoker().del(&entry.list, &at, entry.result.as_ref()).await?;

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
-//!                                                                 ─► conditional ─► DNAT to a pod
+//!   (only while there are host ports)                             ─► conditional ─► DNAT to a pod
 //! postrouting ─ from a network to beyond it and its set ─► masquerade
 //!             ─ from a pod to its network by a host port ─► masquerade (else the answer takes a short cut)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
@@ -16,6 +16,7 @@
 //! ```
 
 mod element;
+mod entrances;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -28,9 +29,10 @@ use coracle_nft::{
 use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::error::Error;
-use crate::portmap::condition::Condition;
+use crate::port_condition::Condition;
 use crate::ports::Protocol;
 use element::octets;
+pub(crate) use entrances::Entrances;
 
 /// Content of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -103,9 +105,7 @@ const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 
     None => unreachable!(),
 };
 
-/// The transaction that replaces the table.
-///
-/// Host ports do not take the addresses `served`: a host port 53 would take over cluster DNS.
+/// The transaction that replaces the table. `served`: of [`Entrances`].
 pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.0.delete_table();
@@ -116,14 +116,7 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
         table.host_port_rules(&family);
     }
     table.rule("hostports", &Rule::default().jump(CONDITIONAL));
-    for chain in ["prerouting", "output"] {
-        for family in [V4, V6] {
-            let local = Rule::default().family(family.number).destination_is_local();
-            let served = served.iter().filter(|address| address.is_ipv4() == (family.length == 4));
-            let local = served.fold(local, |rule, address| rule.to(IpNetwork::from(*address), true));
-            table.0.rule(chain, &local.jump("hostports"));
-        }
-    }
+    table.entrances(&Entrances { ports: [false, plan.has_ports()], served });
     if !plan.has_masquerading_rules() {
         // With masquerading rules, `turn` writes all rules of the chain.
         table.postrouting_rules(plan);
@@ -134,9 +127,10 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
 
 /// The transaction that changes the table from `present` to `wanted`. Both may be without the same elements, and without
 /// all rules if none of them changes.
-pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan) -> Batch {
+pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan, entrances: &Entrances<'_>) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.turn(present, wanted);
+    table.entrances(entrances);
     table.0.finish()
 }
 
@@ -152,9 +146,9 @@ pub(crate) fn exists(channel: &mut Channel, table: &str) -> io::Result<bool> {
     channel.has(Verb::GetTable, INET, &Attributes::default().text(1, table))
 }
 
-/// Whether the table has the first rule of all our tables: a flushed table has no rules.
+/// Whether the table has rules that all our tables have: a flushed table has no rules.
 pub(crate) fn has_rules(channel: &mut Channel, table: &str) -> io::Result<bool> {
-    let rules = Attributes::default().text(1, table).text(2, "prerouting");
+    let rules = Attributes::default().text(1, table).text(2, "hostports");
     channel.lists(Verb::GetRule, INET, &rules)
 }
 
@@ -180,6 +174,11 @@ impl Plan {
     pub(crate) fn connectionless(&self) -> BTreeSet<Mapping> {
         let all = self.mappings.iter().chain(self.conditional.iter().map(|(mapping, _)| mapping));
         all.filter(|mapping| mapping.protocol != Protocol::Tcp).cloned().collect()
+    }
+
+    /// Whether there are host ports.
+    pub(crate) fn has_ports(&self) -> bool {
+        !self.mappings.is_empty() || !self.conditional.is_empty()
     }
 
     fn has_masquerading_rules(&self) -> bool {
@@ -337,8 +336,8 @@ impl Table<'_> {
 
     fn postrouting_rules(&mut self, wanted: &Plan) {
         let translated_to = |family: &Family, set: &str| {
-            let rule = Rule::default().family(family.number).destination(family.length == 4, R0);
-            rule.in_set(set).translated()
+            let rule = Rule::default().family(family.number).translated();
+            rule.destination(family.length == 4, R0).in_set(set)
         };
         for (network, except) in &wanted.masquerade {
             self.masquerade_rule(*network, !except.is_empty());
@@ -505,14 +504,21 @@ mod tests {
     #[test]
     fn a_change_has_the_messages_of_its_difference() {
         let length = |present: &Plan, wanted: &Plan| {
-            let batch = change("t", present, wanted);
+            let entrances = Entrances { ports: [present, wanted].map(Plan::has_ports), served: &[] };
+            let batch = change("t", present, wanted, &entrances);
             (coracle_nft::messages(batch.as_bytes()).count(), batch.as_bytes().len())
         };
         let all: Vec<u16> = (1..=1000).collect();
         assert_eq!(length(&plan(&all), &plan(&all)).0, 1, "the beginning alone");
-        assert_eq!(length(&plan(&all), &plan(&all[1..])), length(&plan(&[1]), &plan(&[])), "a port ends");
-        assert_eq!(length(&plan(&all[1..]), &plan(&all)), length(&plan(&[]), &plan(&[1])), "a port begins");
+        assert_eq!(length(&plan(&all), &plan(&all[1..])), length(&plan(&[1, 2]), &plan(&[2])), "a port ends");
+        assert_eq!(
+            length(&plan(&all[1..]), &plan(&all)),
+            length(&plan(&[2]), &plan(&[1, 2])),
+            "a port begins"
+        );
         assert_eq!(length(&plan(&[1]), &plan(&[2])).0, 3);
+        // The first port adds its element and two rules to each of two emptied chains.
+        assert_eq!((length(&plan(&[]), &plan(&[1])).0, length(&plan(&[1]), &plan(&[])).0), (8, 4));
         let pods = |count: u8| Plan {
             untouched: (0..count).map(|number| [10, 0, 0, number].into()).collect(),
             masquerade_all: (0..count).map(|number| [10, 0, 1, number].into()).collect(),

@@ -13,6 +13,7 @@
 //! node), a neighbour entry and a route (its range → by the range's first address → by the device).
 
 mod address;
+mod change_text;
 mod device;
 mod error;
 mod foreign_change;
@@ -104,7 +105,7 @@ pub struct Peer {
     pub kind: PeerKind,
     /// Its addresses, at most one of each family.
     pub ends: Vec<End>,
-    /// Whether the node's bridge has the second address of each range even without pods, as on our nodes.
+    /// Whether the node's bridge has the second address of each range even without pods, as on nodes of Coracle.
     pub bridged: bool,
 }
 

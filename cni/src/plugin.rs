@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host::Host;
-use crate::invoke::exec::Executables;
+use crate::plugin_executables::Executables;
 use crate::plugin_kind::Kind;
 use crate::spec::Command;
 use crate::spec::request::Request;

@@ -1,6 +1,4 @@
-//! The `portmap` plugin: host ports that are forwarded to a sandbox, in our nftables table.
-
-pub(crate) mod condition;
+//! The `portmap` plugin: host ports that are forwarded to a sandbox, in the firewall's nftables table.
 
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
@@ -9,11 +7,11 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host::Host;
+use crate::port_condition::{self, Condition};
 use crate::ports::PortMapping;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
-use condition::Condition;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -23,7 +21,7 @@ struct Conf {
     snat: bool,
     #[serde(default)]
     masq_all: bool,
-    /// Ignored: our rules do not mark packets, because conntrack identifies packets to host ports.
+    /// Ignored: the firewall's rules do not mark packets, because conntrack identifies packets to host ports.
     mark_masq_bit: Option<u8>,
     external_set_mark_chain: Option<Value>,
     #[serde(rename = "conditionsV4")]
@@ -111,7 +109,7 @@ impl Conf {
         if let Some(bit) = self.mark_masq_bit.filter(|bit| *bit > 31) {
             return Err(Error::invalid("markMasqBit", format!("{bit} is not between 0 and 31")));
         }
-        // A configuration with its own iptables chain expects its own rules, not ours.
+        // A configuration with its own iptables chain expects rules that use this chain.
         if let Some(chain) = self.external_set_mark_chain.as_ref().filter(|chain| !chain.is_null()) {
             return Err(Error::unsupported("externalSetMarkChain", chain));
         }
@@ -122,8 +120,8 @@ impl Conf {
     fn conditions(&self) -> Result<[Vec<Condition>; 2], Error> {
         let words = |parts: &Option<Vec<String>>| parts.clone().unwrap_or_default();
         Ok([
-            condition::parse("conditionsV4", &words(&self.conditions_v4), true)?,
-            condition::parse("conditionsV6", &words(&self.conditions_v6), false)?,
+            port_condition::parse("conditionsV4", &words(&self.conditions_v4), true)?,
+            port_condition::parse("conditionsV6", &words(&self.conditions_v6), false)?,
         ])
     }
 }

@@ -82,8 +82,9 @@ impl RouteSocket {
         answer
     }
 
-    /// Makes these changes, each on its own. Returns the failed ones with their index in the list. The kernel answers
-    /// errors and requests with an acknowledgement flag, so one acknowledgement for some hundred changes is enough.
+    /// Makes these changes, each on its own. Returns the failed ones with their index in the list. The kernel answers a
+    /// request only if the request fails or asks for an acknowledgement, so one acknowledgement for some hundred
+    /// changes is enough.
     pub(crate) fn batch(&mut self, requests: Vec<Request>) -> io::Result<Vec<(usize, io::Error)>> {
         let first = self.sequence.wrapping_add(1);
         let mut failed = Vec::new();

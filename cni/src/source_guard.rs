@@ -1,13 +1,16 @@
 //! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
-//! neighbour discovery.
+//! neighbour discovery. They send only so many frames to groups, because the bridge copies these to all ports:
+//! questions of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
 //!
-//! One table of the family `bridge`, because the frames must be judged at the port, before the bridge forwards them. A
-//! frame costs two look-ups in hash sets, and one more for ARP. The content is derived from the attachments.
+//! One table of the family `bridge`, because the frames must be filtered at the port, before the bridge forwards them. A
+//! frame of IPv4 costs one look-up in a hash set, others two, and one more to groups. The content is derived from the
+//! attachments.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use coracle_nft::{
     BRIDGE, BaseChain, Channel, Element, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule, SetSpec,
@@ -19,16 +22,24 @@ use crate::nft;
 
 const CHAIN: &str = "ports";
 const GUARDED: &str = "guarded";
-const HARDWARE: &str = "hardware";
 const V4: &str = "addresses4";
 const V6: &str = "addresses6";
+const TO_GROUPS: &str = "to_groups";
+/// Frames to groups that a port may send in a second, and at once.
+const GROUP_RATE: u64 = 500;
+const GROUP_BURST: u32 = 2000;
+/// Maximum ports whose frames to groups are measured at a time. Those of further ports have no limit.
+const MEASURED_MAX: u32 = 4096;
+/// Time after which a port that sends no frame to groups is forgotten: longer than the burst lasts.
+const MEASURED: Duration = Duration::from_secs(60);
 /// Types of the nft tool: interface name and Ethernet address.
 const IFNAME: u32 = 41;
 const ETHER_ADDR: u32 = 9;
 /// Before `br_netfilter` and all filters of other programs.
 const PRIORITY: i32 = -310;
-/// Registers of an interface name.
+/// Registers of an interface name, and of a hardware address.
 const NAME: u32 = 4;
+const HARDWARE: u32 = 2;
 
 /// Addresses from which a port may send.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +62,8 @@ struct State {
     is_made: bool,
     /// Whether the kernel has no tables of the family `bridge`.
     is_unsupported: bool,
+    /// Whether the kernel cannot measure rates (`CONFIG_NFT_LIMIT`).
+    is_unlimited: bool,
 }
 
 // === impl Source ===
@@ -59,17 +72,17 @@ impl Source {
     /// The elements of the sets, by the set's name.
     fn elements(&self, port: &str) -> Vec<(&'static str, Element)> {
         let named = || Key::default().interface(port);
-        let mut all = vec![
-            (GUARDED, Element::member(named())),
-            (HARDWARE, Element::member(named().ethernet(self.mac))),
-        ];
-        // Duplicate address detection and multicast reports have no source address yet.
+        let mut all = vec![(GUARDED, Element::member(named()))];
+        // Duplicate address detection and multicast reports have no source address yet. A pod without an IPv6 address
+        // sends no IPv6.
         let derived = [IpAddr::V6(link_local(self.mac)), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        let derived = derived.into_iter().filter(|_| self.addresses.iter().any(IpAddr::is_ipv6));
         let mut addresses: Vec<IpAddr> = self.addresses.iter().copied().chain(derived).collect();
         addresses.sort_unstable();
         addresses.dedup();
         let set = |ip: &IpAddr| if ip.is_ipv4() { V4 } else { V6 };
-        all.extend(addresses.iter().map(|ip| (set(ip), Element::member(named().address(*ip)))));
+        let own = |ip: &IpAddr| Element::member(named().ethernet(self.mac).address(*ip));
+        all.extend(addresses.iter().map(|ip| (set(ip), own(ip))));
         all
     }
 }
@@ -127,7 +140,7 @@ impl SourceGuard {
         self.make(&mut state)
     }
 
-    /// The netlink port that identifies own changes in notifications. `None` before the first change.
+    /// The netlink port that identifies the guard's own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channel.as_ref().map(Channel::port)
@@ -158,7 +171,7 @@ impl SourceGuard {
             return if state.is_unsupported { Ok(()) } else { removed };
         }
         transaction.make_table();
-        layout(&mut transaction);
+        layout(&mut transaction, !state.is_unlimited);
         state.ports.iter().for_each(|(port, source)| add(&mut transaction, port, source));
         match self.commit(state, transaction, "replace") {
             Ok(()) => state.is_made = true,
@@ -166,9 +179,26 @@ impl SourceGuard {
                 error = error.chain(),
                 "the kernel filters no frames of bridges, so pods may send from any address"
             ),
-            Err(error) => return Err(error),
+            Err(error) if state.is_unlimited => return Err(error),
+            Err(error) => return self.make_without_limit(state, &error),
         }
         Ok(())
+    }
+
+    /// Makes the table without the limit of frames to groups, which the kernel may lack: sources are checked in any
+    /// case.
+    fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
+        state.is_unlimited = true;
+        let made = self.make(state);
+        // Otherwise the cause is another one.
+        state.is_unlimited = made.is_ok();
+        if made.is_ok() {
+            tracing::warn!(
+                error = cause.chain(),
+                "the kernel cannot limit the frames of pods to groups, so a pod may flood the bridge"
+            );
+        }
+        made
     }
 
     fn commit(
@@ -198,56 +228,74 @@ fn remove(transaction: &mut Transaction<'_>, port: &str, source: &Source) {
 }
 
 /// The sets and the chain. The policy of the chain accepts frames of other ports.
-fn layout(transaction: &mut Transaction<'_>) {
-    let sets: [(&str, &[u32], u32); 4] = [
+fn layout(transaction: &mut Transaction<'_>, is_limited: bool) {
+    // Port, hardware address and address.
+    let sets: [(&str, &[u32], u32); 3] = [
         (GUARDED, &[IFNAME], 16),
-        (HARDWARE, &[IFNAME, ETHER_ADDR], 24),
-        (V4, &[IFNAME, IPV4_ADDR], 20),
-        (V6, &[IFNAME, IPV6_ADDR], 32),
+        (V4, &[IFNAME, ETHER_ADDR, IPV4_ADDR], 28),
+        (V6, &[IFNAME, ETHER_ADDR, IPV6_ADDR], 40),
     ];
     for (name, types, length) in sets {
         transaction.make_set(&SetSpec { name, key: (concatenated(types), length), ..SetSpec::default() });
     }
     let hook = Hook::Prerouting;
     transaction.make_base_chain(BaseChain { name: CHAIN, hook, priority: PRIORITY, kind: "filter" });
+    if is_limited {
+        let key = (concatenated(&[IFNAME]), 16);
+        let dynamic = Some((MEASURED, MEASURED_MAX));
+        transaction.make_set(&SetSpec { name: TO_GROUPS, key, dynamic, ..SetSpec::default() });
+        transaction.rule(CHAIN, &too_many_to_groups());
+    }
     rules().iter().for_each(|rule| transaction.rule(CHAIN, rule));
 }
 
-fn rules() -> [Rule; 10] {
-    const SOURCE: (u32, u32) = (6, 6);
+/// Drops frames to groups, of which the first byte of the address is odd, above the rate of a port.
+fn too_many_to_groups() -> Rule {
+    const GROUP: [u8; 1] = [1];
+    let rule = Rule::default().payload(Header::Link, 0, 1, R0).mask(R0, &GROUP).equal(R0, &GROUP);
+    let rule = rule.meta(Meta::InInterface, R0).in_set(GUARDED);
+    rule.more_packets_than(TO_GROUPS, GROUP_RATE, GROUP_BURST).drop()
+}
+
+fn rules() -> [Rule; 9] {
     const IPV4: [u8; 2] = [0x08, 0x00];
     const ARP: [u8; 2] = [0x08, 0x06];
     const IPV6: [u8; 2] = [0x86, 0xdd];
-    // Sender's addresses in an ARP packet for Ethernet and IPv4.
-    const SENDER_HARDWARE: (u32, u32) = (8, 6);
-    const SENDER: (u32, u32) = (14, 4);
+    // Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
+    const SOURCE: (Header, u32) = (Header::Link, 6);
+    const SENDER: (Header, u32) = (Header::Network, 8);
+    // Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
+    const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
+    const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
+    const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
+    const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
     const ICMPV6: u8 = 58;
-    // Types, and the target of an advertisement.
     const ROUTER_SOLICITATION: u8 = 133;
     const ROUTER_ADVERTISEMENT: u8 = 134;
     const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
     const REDIRECT: u8 = 137;
-    const TARGET: (u32, u32) = (8, 16);
     let name = |rule: Rule| rule.meta(Meta::InInterface, R0);
     let of = |kind: [u8; 2]| Rule::default().payload(Header::Link, 12, 2, R0).equal(R0, &kind);
     let icmp = |kind: u8| {
         let rule = of(IPV6).meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
         rule.payload(Header::Transport, 0, 1, R0).equal(R0, &[kind])
     };
-    let with = |rule: Rule, header, (offset, length)| name(rule).payload(header, offset, length, R0 + NAME);
+    // Loads the key of the sets of addresses.
+    let key = |rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)| {
+        let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME);
+        rule.payload(address.0, address.1, address.2, R0 + NAME + HARDWARE)
+    };
     [
+        // Most frames.
+        key(of(IPV4), SOURCE, SOURCE_V4).in_set(V4).accept(),
         name(Rule::default()).not_in_set(GUARDED).accept(),
-        with(Rule::default(), Header::Link, SOURCE).not_in_set(HARDWARE).drop(),
-        with(of(IPV4), Header::Network, (12, 4)).in_set(V4).accept(),
-        with(with(of(ARP), Header::Network, SENDER_HARDWARE).in_set(HARDWARE), Header::Network, SENDER)
-            .in_set(V4)
-            .accept(),
+        key(key(of(ARP), SOURCE, SENDER_V4).in_set(V4), SENDER, SENDER_V4).in_set(V4).accept(),
         // No router answers on this bridge, and the bridge would copy each solicitation to all ports.
         icmp(ROUTER_SOLICITATION).drop(),
         icmp(ROUTER_ADVERTISEMENT).drop(),
         icmp(REDIRECT).drop(),
-        with(icmp(NEIGHBOUR_ADVERTISEMENT), Header::Transport, TARGET).not_in_set(V6).drop(),
-        with(of(IPV6), Header::Network, (8, 16)).in_set(V6).accept(),
+        key(icmp(NEIGHBOUR_ADVERTISEMENT), SOURCE, TARGET_V6).not_in_set(V6).drop(),
+        key(of(IPV6), SOURCE, SOURCE_V6).in_set(V6).accept(),
         Rule::default().drop(),
     ]
 }
@@ -260,8 +308,13 @@ mod tests {
     fn a_port_has_its_own_addresses_and_those_derived_from_its_hardware() {
         let mac = [0x0a, 0x58, 10, 42, 0, 7];
         assert_eq!(link_local(mac), "fe80::858:aff:fe2a:7".parse::<Ipv6Addr>().unwrap());
-        let source = Source { mac, addresses: vec!["10.42.0.7".parse().unwrap()] };
-        let sets: Vec<_> = source.elements("veth0").into_iter().map(|(set, _)| set).collect();
-        assert_eq!(sets, [GUARDED, HARDWARE, V4, V6, V6]);
+        let sets = |addresses: &[&str]| {
+            let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            let elements = Source { mac, addresses }.elements("veth0");
+            elements.into_iter().map(|(set, _)| set).collect::<Vec<_>>()
+        };
+        assert_eq!(sets(&["10.42.0.7"]), [GUARDED, V4]);
+        assert_eq!(sets(&["fd42::7"]), [GUARDED, V6, V6, V6]);
+        assert_eq!(sets(&["10.42.0.7", "fd42::7"]), [GUARDED, V4, V6, V6, V6]);
     }
 }

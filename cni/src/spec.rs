@@ -80,7 +80,7 @@ impl Command {
         }
     }
 
-    /// Whether it concerns one attachment, and so needs container and interface.
+    /// Whether the command concerns one attachment, and so needs container and interface.
     pub(crate) fn is_of_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }

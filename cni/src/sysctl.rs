@@ -36,16 +36,64 @@ pub(crate) fn room_for_neighbours() {
     }
 }
 
-/// Raises the numbers in files that are lower. Absent files are left out: only the first network namespace has them.
+/// Connections that the kernel must have room for: at least, for each processor, and at most, as kube-proxy's defaults.
+const CONNECTIONS: (u32, u32, u32) = (131_072, 32_768, 1 << 20);
+/// Seconds after which the kernel forgets an open TCP connection without packets: a day, as kube-proxy's default. The
+/// kernel's is five days.
+const CONNECTION_IDLE: u32 = 86_400;
+/// Maximum seconds after which the kernel forgets TCP connections that are closed or being closed. The limit on the
+/// connections of a pod does not count closed ones, but they stay in the table. `close_wait` keeps its value: it is the
+/// timeout of connections that are closed in one direction, which may be in use.
+const CONNECTION_ENDS: [(&str, u32); 3] = [
+    ("nf_conntrack_tcp_timeout_established", CONNECTION_IDLE),
+    ("nf_conntrack_tcp_timeout_time_wait", 30),
+    ("nf_conntrack_tcp_timeout_fin_wait", 60),
+];
+
+/// Raises the number of connections that the kernel tracks, and lets idle and closed ones expire earlier. Must be called
+/// when connections are tracked already. A failure is logged: these settings may be read-only.
+pub(crate) fn room_for_connections() {
+    let dir = Path::new("/proc/sys/net/netfilter");
+    let most = connections(std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    // Other network namespaces than the first one show these numbers, and cannot change them.
+    let is_first = std::fs::metadata(dir.join("nf_conntrack_max"))
+        .is_ok_and(|metadata| !metadata.permissions().readonly());
+    // The maximum is the limit. The buckets only make look-ups faster.
+    let least = [("nf_conntrack_max", most), ("nf_conntrack_buckets", most / 4)];
+    let raised = if is_first { raise(dir, &least) } else { Ok(()) };
+    let lowered = CONNECTION_ENDS.iter().map(|(name, most)| lower(&dir.join(name), *most));
+    if let Err(error) = lowered.fold(raised, Result::and) {
+        tracing::warn!(error = error.chain(), "cannot prepare the kernel's connection tracking table");
+    }
+}
+
+/// The number of connections for a number of processors.
+fn connections(processors: usize) -> u32 {
+    let (least, each, most) = CONNECTIONS;
+    let all = u32::try_from(processors).unwrap_or(u32::MAX).saturating_mul(each);
+    all.clamp(least, most)
+}
+
+/// Lowers the number in a file, if it exists and the number is higher.
+fn lower(path: &Path, most: u32) -> Result<(), Error> {
+    match std::fs::read_to_string(path).map(|now| now.trim().parse::<u32>()) {
+        Ok(Ok(now)) if now > most => write(path, &most.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// Raises the numbers in files that are lower. Absent files are left out: only the first network namespace has them. All
+/// files are tried; the first error is returned.
 fn raise(dir: &Path, least: &[(&str, u32)]) -> Result<(), Error> {
+    let mut raised = Ok(());
     for (name, least) in least {
         let path = dir.join(name);
         let Ok(now) = std::fs::read_to_string(&path) else { continue };
         if now.trim().parse().is_ok_and(|now: u32| now < *least) {
-            write(&path, &least.to_string())?;
+            raised = raised.and(write(&path, &least.to_string()));
         }
     }
-    Ok(())
+    raised
 }
 
 /// Whether the kernel can pass packets between ports of a bridge through the filters of the IP layer: whether the module
@@ -202,6 +250,30 @@ mod tests {
         assert_eq!(std::fs::read_to_string(path("low")).unwrap(), "4096");
         assert_eq!(std::fs::read_to_string(path("high")).unwrap(), "99999\n");
         assert!(!path("absent").exists());
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_raised_does_not_hinder_others() {
+        let dir = tempfile::tempdir().unwrap();
+        // The kernel refuses a write to this sysctl, also of root.
+        std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", dir.path().join("fixed")).unwrap();
+        std::fs::write(dir.path().join("low"), "1024\n").unwrap();
+        let done = raise(dir.path(), &[("fixed", u32::MAX), ("low", 4096)]);
+        assert_eq!(std::fs::read_to_string(dir.path().join("low")).unwrap(), "4096");
+        assert!(done.is_err());
+    }
+
+    #[test]
+    fn the_kernel_tracks_as_many_connections_as_with_kube_proxy() {
+        assert_eq!([1, 4, 8, 100].map(connections), [131_072, 131_072, 262_144, 1_048_576]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("timeout");
+        lower(&path, 10).unwrap();
+        for (before, after) in [("432000\n", "86400"), ("3600\n", "3600\n")] {
+            std::fs::write(&path, before).unwrap();
+            lower(&path, CONNECTION_IDLE).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
+        }
     }
 
     #[test]

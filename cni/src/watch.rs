@@ -1,5 +1,5 @@
 //! Notifications of changes in the configuration directory, also when it is created or removed.
-#![allow(unsafe_code, reason = "tokio wants it promised that a descriptor which it polls stays open")]
+#![allow(unsafe_code, reason = "tokio requires the promise that a polled descriptor stays open")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -77,9 +77,9 @@ fn watch_nearest(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
     let mut ancestors = dir.ancestors();
     while let Some(nearest) = ancestors.next() {
         match inotify.add_watch(nearest, within | moved | itself) {
-            // It may have been created before its parent was watched.
+            // The directory may have been created before its parent was watched.
             Ok(parent) if below.is_some_and(Path::is_dir) => {
-                // An error means that the parent has ended meanwhile.
+                // An error means that the parent has been removed meanwhile.
                 let _ = inotify.rm_watch(parent);
                 (below, ancestors) = (None, dir.ancestors());
             }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_directory_is_watched_by_one_instance_when_it_comes_and_goes() {
+    async fn a_directory_is_watched_by_one_instance_when_it_is_created_and_removed() {
         let parent = tempfile::tempdir().unwrap();
         let dir = parent.path().join("a/b");
         let mut watch = Watch::on(&dir).unwrap();

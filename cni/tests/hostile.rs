@@ -99,24 +99,31 @@ async fn add(network: &Network, pod: &Pod, ports: Vec<PortMapping>) {
 
 /// Sends a raw frame.
 fn send(frame: &[u8]) {
+    send_times(frame, 1);
+}
+
+/// Sends a raw frame as often as given.
+fn send_times(frame: &[u8], times: u64) {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
     // SAFETY: all-zero bytes are a valid sockaddr_ll.
     let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     to.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
     to.sll_ifindex = nix::net::if_::if_nametoindex("eth0").unwrap().cast_signed();
     let length = u32::try_from(size_of_val(&to)).unwrap();
-    // SAFETY: frame and address outlive the call, and the lengths are theirs.
-    let sent = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            frame.as_ptr().cast(),
-            frame.len(),
-            0,
-            (&raw const to).cast(),
-            length,
-        )
-    };
-    assert_eq!(sent, isize::try_from(frame.len()).unwrap(), "{}", std::io::Error::last_os_error());
+    for _ in 0..times {
+        // SAFETY: frame and address outlive the call, and the lengths are theirs.
+        let sent = unsafe {
+            libc::sendto(
+                socket.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                0,
+                (&raw const to).cast(),
+                length,
+            )
+        };
+        assert_eq!(sent, isize::try_from(frame.len()).unwrap(), "{}", std::io::Error::last_os_error());
+    }
 }
 
 fn mac_of(interface: &str) -> [u8; 6] {
@@ -158,8 +165,8 @@ fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
     [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &udp].concat()
 }
 
-/// Binds a socket. A process that another test starts inherits our sockets until its execve, so that a closed one may
-/// still be bound.
+/// Binds a socket. A process that another test starts inherits the sockets of this process until its execve, so that a
+/// closed one may still be bound.
 fn bound(at: &str) -> UdpSocket {
     eventually("the address is free", 20, || UdpSocket::bind(at).ok())
 }
@@ -236,7 +243,7 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
         };
         let port =
             PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
-        // Without a host port the kernel drops such packets; with a host port our rules must do it.
+        // Without a host port the kernel drops such packets; with a host port the firewall's rules must do it.
         for ports in [Vec::new(), vec![port]] {
             let has_port = !ports.is_empty();
             add(&network, &pod, ports).await;
@@ -305,11 +312,27 @@ fn solicitation(from: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
     [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
 }
 
+/// A question for the neighbour with the address `target` (RFC 4861 §4.3), to all nodes.
+fn question(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
+    let all: Ipv6Addr = "ff02::1".parse().unwrap();
+    let mut body = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
+    let addresses = [source.octets(), all.octets()].concat();
+    let sum = checksum(&[&addresses[..], &[0, 0, 0, 24], &[0, 0, 0, 58], &body].concat());
+    body[2..4].copy_from_slice(&sum);
+    let header = [&[0x60, 0, 0, 0, 0, 24, 58, 255][..], &addresses].concat();
+    [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
+}
+
+/// A counter of ICMPv6 messages of the node.
+fn counter(name: &str) -> u64 {
+    let counters = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+    let found = counters.lines().find_map(|line| line.strip_prefix(name));
+    found.map_or(0, |count| count.trim().parse().unwrap())
+}
+
 /// Number of router solicitations that the node received.
 fn solicited() -> u64 {
-    let counters = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
-    let found = counters.lines().find_map(|line| line.strip_prefix("Icmp6InRouterSolicits"));
-    found.map_or(0, |count| count.trim().parse().unwrap())
+    counter("Icmp6InRouterSolicits")
 }
 
 /// Entries of the node's neighbour table with this hardware address.
@@ -318,7 +341,7 @@ fn neighbours(mac: [u8; 6]) -> String {
     ip("neigh show").lines().filter(|line| line.contains(&text)).collect::<Vec<_>>().join("\n")
 }
 
-/// Number of addresses that the node believes to be at this hardware address, other than the pod's own.
+/// Number of addresses that the node's neighbour tables have for this hardware address, without the pod's own.
 fn claimed_by(mac: [u8; 6]) -> usize {
     neighbours(mac).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count()
 }
@@ -378,12 +401,90 @@ fn a_pod_sends_only_from_its_own_addresses() {
         network.del("aaaa").await.unwrap();
         let left =
             Command::new("nft").args(["list", "set", "bridge", "coracle", "guarded"]).output().unwrap();
-        assert!(!String::from_utf8_lossy(&left.stdout).contains("elements"), "the port is forgotten");
+        assert!(
+            !String::from_utf8_lossy(&left.stdout).contains("elements"),
+            "the port is removed from the set"
+        );
         network.remove().await.unwrap();
         assert!(
             !String::from_utf8_lossy(&Command::new("nft").args(["list", "tables"]).output().unwrap().stdout)
                 .contains("coracle")
         );
+    });
+}
+
+#[test]
+fn a_pod_does_not_flood_the_bridge_with_multicast() {
+    const FRAMES: u64 = 10_000;
+    on_a_node(true, async |network, pod| {
+        let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
+        network.set_pod_cidrs(ranges).await.unwrap();
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
+        let frame = question(pod.mac(), link_local, "fd99::99".parse().unwrap());
+        let flood = || {
+            let before = counter("Icmp6InNeighborSolicits");
+            let frame = frame.clone();
+            pod.within(move || send_times(&frame, FRAMES));
+            // Datagrams to one destination still arrive.
+            until_taken(&pod);
+            counter("Icmp6InNeighborSolicits") - before
+        };
+        let received = flood();
+        assert!((1..FRAMES / 2).contains(&received), "{received} of {FRAMES}");
+        disable_guard();
+        eventually("the flood arrives without the rules", 20, || flood() > FRAMES / 2);
+        network.remove().await.unwrap();
+    });
+}
+
+/// Number of frames that `eth0` of this thread's namespace received.
+fn received() -> u64 {
+    let devices = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let counts = devices.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    counts.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Names of the bridge's ports.
+fn ports() -> Vec<String> {
+    let links = ip("-o link show master coracle0");
+    let names = links.lines().map(|line| line.split(": ").nth(1).unwrap().split('@').next().unwrap());
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_pod_does_not_flood_the_bridge_with_unknown_destinations() {
+    const FRAMES: u64 = 100;
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        let silent = Pod::new();
+        let (id, netns, ifname) = ("bbbb".into(), silent.netns.clone(), "eth0".into());
+        network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
+        until_taken(&pod);
+        let frame_to = |mac: [u8; 6]| {
+            let mut frame = datagram(pod.mac(), [10, 99, 0, 3], 7000);
+            frame[..6].copy_from_slice(&mac);
+            frame
+        };
+        let arrived = |mac| {
+            let (frame, before) = (frame_to(mac), silent.within(received));
+            pod.within(move || send_times(&frame, FRAMES));
+            until_taken(&pod);
+            silent.within(received) - before
+        };
+        let unknown = [2, 0, 0, 0, 0, 0x77];
+        let own = silent.mac();
+        // The bridge knows a pod that has not sent anything.
+        eventually("frames to the pod arrive", 20, || arrived(own) >= FRAMES);
+        assert!(arrived(unknown) < FRAMES / 2);
+        for port in ports() {
+            ip(&format!("link set dev {port} type bridge_slave flood on"));
+        }
+        eventually("frames to unknown addresses arrive with flooding", 20, || arrived(unknown) >= FRAMES);
+        network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        assert!(arrived(unknown) < FRAMES / 2, "existing ports are set again");
+        network.remove().await.unwrap();
     });
 }
 
@@ -400,7 +501,7 @@ sendp([
 ], iface="eth0", verbose=False)
 "#;
 
-/// Finding A4 of the first audit: ARP, NDP and IP spoofing with a tool of attackers.
+/// ARP, NDP and IP spoofing with scapy.
 #[test]
 fn spoofing_with_a_real_tool_has_no_effect() {
     on_a_node(true, async |network, pod| {

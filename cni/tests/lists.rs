@@ -448,7 +448,7 @@ fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
         // An interface with this address, whatever the request contains.
         let answer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.86.0.9/24", "interface": 0}],
             "interfaces": [{"name": "eth0", "mac": "0a:00:00:00:00:01", "sandbox": "/x"}]});
-        let record = host.path("told");
+        let record = host.path("configuration");
         script(
             &host,
             "theirs",

@@ -225,7 +225,7 @@ fn pods_reach_pods_with_another_vni_and_port() {
         // A peer with another VNI is refused.
         let peers = BTreeMap::from([peer(2, VXLAN)]);
         let refused = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().refused;
-        assert!(refused[0].1.contains("its VNI is 1, ours 77777"), "{refused:?}");
+        assert!(refused[0].1.contains("its VNI is 1, this node's is 77777"), "{refused:?}");
     });
 }
 

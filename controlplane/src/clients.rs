@@ -51,6 +51,8 @@ pub async fn run_clients(
         reserved_ranges: [&config.cluster_cidrs[..], &[config.service_cidr]].concat(),
         own_node: config.own_node.clone(),
         node_balancers: config.node_balancers,
+        node_ports: config.options.node_ports.clone(),
+        max_finished_pods: config.max_finished_pods,
         token_clean_up_period: config.token_clean_up_period,
         node_monitor_grace: config.node_monitor_grace,
         // kube-apiserver itself writes the IPAddress objects of services.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_apiserver::{
-    AuditConfig, AuthorizationConfig, InitialResourcesOptions, PluginSelection, RequestHeaderConfig,
-    RuntimeConfig, TokenWebhookConfig,
+    AuditConfig, AuthorizationConfig, InitialResourcesOptions, OidcConfig, PluginSelection,
+    RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, TokenWebhookConfig,
 };
 use coracle_controllers::ControllerSelection;
 use coracle_scheduler::SchedulerConfig;
@@ -56,6 +56,8 @@ pub struct ControlPlaneConfig {
     pub token_signer: Option<String>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
+    /// Issuer of OpenID Connect tokens. Excludes the authentication file.
+    pub oidc: Option<OidcConfig>,
     /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
     /// Proxy that sends the user's name in request headers.
@@ -81,6 +83,10 @@ pub struct ControlPlaneConfig {
     pub initial_resources: InitialResourcesOptions,
     /// The built-in versions that are served.
     pub runtime_config: RuntimeConfig,
+    /// Behaviour of the API server that feature gates switch.
+    pub features: ServerFeatures,
+    /// Options with kube-apiserver's defaults.
+    pub options: ServerOptions,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The controllers that run.
@@ -96,6 +102,8 @@ pub struct ControlPlaneConfig {
     pub token_clean_up_period: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,
+    /// Number of finished pods of the cluster that are kept; 0 keeps all.
+    pub max_finished_pods: usize,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
     /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
@@ -141,6 +149,7 @@ impl ControlPlaneConfig {
             password_file: None,
             token_signer: None,
             authentication_file: None,
+            oidc: None,
             token_webhook: None,
             request_header: None,
             anonymous_auth: true,
@@ -153,6 +162,8 @@ impl ControlPlaneConfig {
             admission_plugins: PluginSelection::default(),
             initial_resources: InitialResourcesOptions::default(),
             runtime_config: RuntimeConfig::default(),
+            features: ServerFeatures::default(),
+            options: ServerOptions::default(),
             audit: None,
             controllers: ControllerSelection::default(),
             run_scheduler: true,
@@ -160,6 +171,7 @@ impl ControlPlaneConfig {
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             token_clean_up_period: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
+            max_finished_pods: 12_500,
             node_balancers: true,
             load_balancer_pool: Vec::new(),
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,

@@ -32,7 +32,8 @@ pub use clients::{ExternalServer, run_clients};
 pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,
-    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
+    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerFeatures,
+    ServerOptions, TokenWebhookConfig,
 };
 pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;

@@ -1,8 +1,8 @@
 //! The cluster's certificates and keys: created at the first start, checked and completed at every start.
 //!
 //! Certificates are valid from one hour before their creation, because clocks differ, and for ten years, for machines
-//! without an administrator. A certificate with other addresses, of another CA, or close to its end is replaced by a
-//! new one of the same CA.
+//! without an administrator. A certificate that lacks an address, is of another CA, or expires soon is replaced by a new
+//! one of this CA.
 
 mod file;
 mod leaf;

@@ -61,6 +61,37 @@ fn holds(migration: &Value, type_: &str) -> bool {
 }
 
 #[tokio::test]
+async fn a_namespace_is_deleted_with_one_deletion_for_each_kind_that_it_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = ControlPlaneConfig::new(directory.path());
+    config.listen = "127.0.0.1:0".parse().unwrap();
+    config.run_scheduler = false;
+    config.controllers = ControllerSelection::parse(vec!["namespace-controller".to_owned()]).unwrap();
+    let shutdown = CancellationToken::new();
+    let plane = start(config, shutdown.clone()).await.unwrap();
+    let client = plane.client("admin", &["system:masters"]);
+    let namespaces = api(&plane, ("", "v1"), ("Namespace", "namespaces"));
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "full"}});
+    create(&namespaces, &namespace).await.unwrap();
+    let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "ConfigMap"), "configmaps");
+    let maps: Api<DynamicObject> = Api::namespaced_with(client.clone(), "full", &kind);
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
+    create(&maps, &map).await.unwrap();
+    namespaces.delete("full", &Default::default()).await.unwrap();
+    until(async || namespaces.get_opt("full").await.ok()?.is_none().then_some(())).await;
+    let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
+    let metrics = client.request_text(request).await.unwrap();
+    let deletions = metrics.lines().filter(|line| {
+        line.starts_with("apiserver_request_total{") && line.contains("verb=\"DELETECOLLECTION\"")
+    });
+    let deletions: Vec<&str> = deletions.collect();
+    assert_eq!(deletions.len(), 1, "{deletions:?}");
+    assert!(deletions[0].contains("resource=\"configmaps\""), "{deletions:?}");
+    shutdown.cancel();
+    plane.stopped().await;
+}
+
+#[tokio::test]
 async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = ControlPlaneConfig::new(directory.path());
@@ -109,7 +140,10 @@ async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
     assert!(holds(&ended, "Succeeded"), "{ended}");
     assert_ne!(ended["status"]["resourceVersion"], "");
     let after = widgets.get("w").await.unwrap();
-    assert_ne!(after.metadata.resource_version, before.metadata.resource_version, "it is written again");
+    assert_ne!(
+        after.metadata.resource_version, before.metadata.resource_version,
+        "the widget is written again"
+    );
     assert_eq!(stored(definitions.get("widgets.example.com").await.unwrap()), json!(["v2"]));
     // A second migration finds nothing to write.
     create(&migrations, &migration("n", "widgets")).await.unwrap();

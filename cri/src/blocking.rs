@@ -124,7 +124,7 @@ mod tests {
         assert!(matches!(run(place, |_| ()).await, Err(Blocked::Earlier)));
         assert_eq!(run(Path::new("/another/place"), |_| 7).await.expect("not blocked"), 7);
         drop(release);
-        assert_eq!(end.recv(), Ok(true), "the work knows that no one waits");
+        assert_eq!(end.recv(), Ok(true), "the work can see that its caller stopped waiting");
         while matches!(run(place, |_| ()).await, Err(Blocked::Earlier)) {
             tokio::task::yield_now().await;
         }

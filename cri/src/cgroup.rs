@@ -177,8 +177,8 @@ impl Cgroups {
         Ok(Systemd::connect()?.set(unit, &limits)?)
     }
 
-    /// Removes a group and its descendants. An absent group is a success. systemd stops its units, but leaves directories of
-    /// a unit in some v1 hierarchies.
+    /// Removes a group and its descendants. An absent group is not an error. systemd stops its units, but leaves
+    /// directories of a unit in some v1 hierarchies.
     pub(crate) async fn remove(&self, group: &str) -> Result<(), Error> {
         if let Some(unit) = unit::of_path(group).filter(|_| is_below_root(group)).map(str::to_owned) {
             let stopped = tokio::task::spawn_blocking(move || Systemd::connect()?.stop(&unit));

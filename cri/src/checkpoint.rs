@@ -10,7 +10,6 @@ mod build;
 mod cleanup;
 mod criu;
 mod difference;
-pub(crate) mod error;
 mod fit;
 mod frozen;
 mod location;
@@ -27,7 +26,6 @@ use self::build::BUILD_DIR;
 use self::cleanup::OUTPUT;
 pub(crate) use self::cleanup::{remove_incomplete, remove_pod_output};
 pub(crate) use self::criu::program;
-pub use self::error::{CheckpointError, CriuError};
 pub(crate) use self::fit::fit;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::fit::fuzz;
@@ -36,6 +34,7 @@ pub(crate) use self::pod::{PodSubject, checkpoint_pod};
 pub(crate) use self::restore::{criu_errors, forget_images, images_dir, read, unpack_checkpoint, verify};
 use self::subject::Connections;
 pub(crate) use self::subject::Subject;
+use crate::error::checkpoint::CheckpointError;
 
 /// Writes the checkpoint's archive, completely or not at all. Blocks.
 pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), CheckpointError> {

@@ -17,11 +17,8 @@ pub(crate) mod inputs;
 pub(crate) mod mount_points;
 mod mounts;
 pub(crate) mod oci_spec;
-pub(crate) mod profile;
 pub(crate) mod resources;
-pub(crate) mod seccomp;
 pub(crate) mod signal;
-pub(crate) mod user;
 pub(crate) mod volume;
 
 use std::path::PathBuf;
@@ -36,8 +33,8 @@ use crate::lock::locked;
 use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, Transition};
 use crate::sandbox::POD_UID;
 use crate::sandbox::filter::Subject;
-use crate::stats::meter::Meter;
 use crate::table::Row;
+use crate::usage::meter::Meter;
 
 /// A container in the table.
 #[derive(Debug)]
@@ -56,7 +53,7 @@ pub(crate) struct Container {
     pub(crate) stopping: Arc<AtomicBool>,
     /// State for usage rates.
     pub(crate) meter: Meter,
-    /// Hold the layers of its image and of its image volumes.
+    /// Holds on the layers of its image and of its image volumes: the layers are not removed.
     _held: Vec<ImageHold>,
 }
 

@@ -1,9 +1,11 @@
 //! Errors of the runtime's calls.
 
+pub(crate) mod checkpoint;
+
 pub(crate) use coracle_error_chain::chain;
 use std::path::PathBuf;
 
-use crate::checkpoint::error::CheckpointError;
+use self::checkpoint::CheckpointError;
 use crate::shim_client;
 
 /// A failed call of the runtime.
@@ -47,14 +49,14 @@ pub enum Error {
     #[error("{0} is not supported")]
     Unsupported(&'static str),
     /// The command of an exec did not exit within the timeout.
-    #[error("command {command:?} timed out after {seconds} s{last_words}")]
+    #[error("command {command:?} timed out after {seconds} s{output_end}")]
     Timeout {
         /// The command.
         command: String,
         /// The timeout in seconds.
         seconds: i64,
         /// The end of its outputs, with a separator.
-        last_words: String,
+        output_end: String,
     },
     /// The outputs of running commands have reached their memory limit.
     #[error(
@@ -125,7 +127,7 @@ pub enum Error {
     #[error("the checkpoint cannot be restored with this request: {0}")]
     Unfit(String),
     /// An NRI plugin failed or refused.
-    #[error("NRI")]
+    #[error(transparent)]
     Nri(#[from] coracle_nri::Error),
     /// systemd failed to manage a cgroup.
     #[error("cannot manage a cgroup with systemd")]

@@ -46,7 +46,7 @@ struct State {
     listeners: Vec<Listener>,
     /// Events for the first listener. None after it connected.
     early: Option<VecDeque<Item>>,
-    /// Maximum length of `early`. None during the recovery.
+    /// Maximum length of `early`. `None` during the recovery: there is no limit.
     room: Option<usize>,
     /// Set when the server ends. `true`: later events are recorded for the next start.
     ended: Option<bool>,
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     fn open(dir: &TempDir) -> Events {
-        Events::open(&dir.path().join("told")).expect("events")
+        Events::open(&dir.path().join("delivered")).expect("events")
     }
 
     fn events() -> Events {

@@ -69,12 +69,12 @@ impl ExitRecorder {
         written
     }
 
-    /// Records that a sandbox is dead and sends the event.
+    /// Records that a sandbox has ended and sends the event.
     pub(crate) fn record_sandbox_death(&self, sandbox: &Sandbox) {
         let mut pending = self.outbox.pending();
         sandbox.note(pending.add(ContainerStoppedEvent, now()));
         if let Err(error) = self.records.write_sandbox(&sandbox.record_now()) {
-            warn!(sandbox = sandbox.id, error = error.chain(), "cannot record a dead sandbox");
+            warn!(sandbox = sandbox.id, error = error.chain(), "cannot record the end of a sandbox");
         }
         pending.send_for_sandbox(sandbox);
     }

@@ -14,7 +14,7 @@ pub fn terminal(data: &[u8]) {
 
 /// The account files of an image.
 pub fn passwd(data: &[u8]) {
-    crate::container::user::fuzz(data);
+    crate::user::fuzz(data);
 }
 
 /// A CDI file.

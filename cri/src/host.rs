@@ -1,9 +1,10 @@
-//! Abilities of this machine, read once at the start: capabilities, OOM score floor, cgroups, kernel features.
+//! Features and limits of this machine, read once at the start: capabilities, OOM score floor, cgroups, kernel
+//! features.
 
 use crate::cgroup::Cgroups;
 use crate::error::Error;
 
-/// Limits of every container on this machine.
+/// Features and limits of this machine that apply to every container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     /// The capabilities of this process, as `CAP_…` names.

@@ -12,6 +12,7 @@
 //! - Errors become gRPC codes in `server/grpc_status.rs` and nowhere else.
 //! - An idle runtime has no timers, no polling and no writes.
 
+mod announcement;
 pub mod blocking;
 mod cdi;
 mod cgroup;
@@ -23,6 +24,7 @@ mod descriptor;
 mod error;
 mod event_outbox;
 mod events;
+mod exec_killer;
 mod exit_recorder;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
@@ -32,14 +34,17 @@ mod list_stream;
 mod lock;
 mod metrics;
 mod names;
+mod namespaces;
 mod nri;
 mod pidfd;
+mod plugin_host;
 mod profiles;
 mod records;
 mod recover;
 mod resize;
 mod runtime;
 mod sandbox;
+mod security_profile;
 mod selinux;
 mod server;
 mod services;
@@ -52,12 +57,14 @@ mod stream;
 mod table;
 mod tables;
 mod undo;
+mod usage;
+mod user;
 
 pub use cgroup::driver::CgroupDriver;
-pub use checkpoint::{CheckpointError, CriuError};
 pub use config::RuntimeConfig;
 pub use coracle_nri::Settings as NriSettings;
 pub use error::Error;
+pub use error::checkpoint::{CheckpointError, CriuError};
 pub use runtime::{Runtime, serve_streams};
 pub use selinux::labels_containers;
 pub use shim_client::Times as ShimTimes;

@@ -11,7 +11,7 @@ use tonic::Status;
 /// The stream of a streaming call's response.
 pub(crate) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Maximum bytes of one message, unless its first item alone is larger.
+/// Bytes after which a message is complete. The last item of a message may exceed them.
 const BATCH_BYTES: usize = 256 << 10;
 /// Maximum items of one message: slow items must not delay the whole list.
 const BATCH_ITEMS: usize = 128;

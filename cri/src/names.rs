@@ -88,7 +88,7 @@ impl Claim {
         &self.id
     }
 
-    /// Keeps the name after the claim's drop: the object is created. Waiting claims learn it at the drop.
+    /// Keeps the name after the claim's drop: the object is created. Claims that wait for the name fail at the drop.
     pub(crate) fn keep(&mut self) {
         self.kept = true;
     }

@@ -4,10 +4,8 @@
 //! then a container's `starting`.
 
 pub(crate) mod about;
-pub(crate) mod announcement;
 mod late_hooks;
 pub(crate) mod limits;
-pub(crate) mod plugin_host;
 mod sysctls;
 
 use std::path::PathBuf;
@@ -21,7 +19,7 @@ use coracle_systemd::Scope;
 use oci_spec::runtime::Spec;
 use tracing::warn;
 
-use self::announcement::Announcement;
+use crate::announcement::Announcement;
 use crate::cdi;
 use crate::cgroup::driver::CgroupDriver;
 use crate::cgroup::is_below_root;

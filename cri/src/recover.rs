@@ -25,6 +25,7 @@ use crate::config::RuntimeConfig;
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
 use crate::event_outbox::EventOutbox;
+use crate::exec_killer::ExecKiller;
 use crate::exit_recorder::{ExitRecorder, exit_record};
 use crate::names::Names;
 use crate::records::{
@@ -33,7 +34,6 @@ use crate::records::{
 use crate::sandbox::{self, LiveShim, Sandbox, SandboxState};
 use crate::selinux::Selinux;
 use crate::services::containers::ContainerService;
-use crate::services::execs::ExecService;
 use crate::services::sandboxes::SandboxService;
 use crate::shim_client::{self, ErrorKind, Shim};
 use crate::shim_monitor::{MissedTransition, ShimMonitor, current_phase, missed_transitions};
@@ -91,7 +91,7 @@ pub(crate) struct Recovery {
     pub(crate) selinux: Arc<Selinux>,
     pub(crate) outbox: EventOutbox,
     pub(crate) exits: ExitRecorder,
-    pub(crate) execs: ExecService,
+    pub(crate) exec_killer: ExecKiller,
     pub(crate) monitor: ShimMonitor,
     pub(crate) containers: ContainerService,
     pub(crate) sandboxes: SandboxService,
@@ -418,7 +418,7 @@ impl Recovery {
         let known: HashSet<String> = match found {
             Found::Answers(shim, state) => {
                 self.monitor.adopt_sandbox(record, LiveShim { shim, init_pid: state.init_pid });
-                self.execs.kill_orphaned(state.execs);
+                self.exec_killer.kill_orphaned(state.execs);
                 state.containers.into_iter().map(|container| container.container_id).collect()
             }
             Found::Silent(shim) => {

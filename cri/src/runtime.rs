@@ -18,11 +18,12 @@ use crate::container::mount_points;
 use crate::error::Error;
 use crate::event_outbox::EventOutbox;
 use crate::events::Events;
+use crate::exec_killer::ExecKiller;
 use crate::exit_recorder::ExitRecorder;
 use crate::host::Host;
 use crate::names::Names;
 use crate::nri::PluginHooks;
-use crate::nri::plugin_host::PluginHost;
+use crate::plugin_host::PluginHost;
 use crate::profiles::SecurityProfiles;
 use crate::records::Records;
 use crate::recover::Recovery;
@@ -168,7 +169,7 @@ impl Components {
         let execs = self.execs();
         let stats = self.stats();
         let undo = self.undo();
-        let monitor = self.monitor(&hooks, &exits, &execs);
+        let monitor = self.monitor(&hooks, &exits, &execs.killer);
         let transitions = Transitions { outbox: outbox.clone(), hooks, exits: exits.clone() };
         let containers = self.containers(&transitions, &undo);
         let sandboxes = SandboxService {
@@ -194,7 +195,7 @@ impl Components {
             selinux: self.selinux.clone(),
             outbox: outbox.clone(),
             exits,
-            execs: execs.clone(),
+            exec_killer: execs.killer.clone(),
             monitor,
             containers: containers.clone(),
             sandboxes: sandboxes.clone(),
@@ -249,7 +250,7 @@ impl Components {
         ExecService {
             tables: self.tables.clone(),
             records: self.records.clone(),
-            cgroups: self.cgroups.clone(),
+            killer: ExecKiller { tables: self.tables.clone(), cgroups: self.cgroups.clone() },
             output_memory: OutputMemory::default(),
         }
     }
@@ -278,14 +279,14 @@ impl Components {
         })
     }
 
-    fn monitor(&self, hooks: &PluginHooks, exits: &ExitRecorder, execs: &ExecService) -> ShimMonitor {
+    fn monitor(&self, hooks: &PluginHooks, exits: &ExitRecorder, exec_killer: &ExecKiller) -> ShimMonitor {
         ShimMonitor::new(shim_monitor::State {
             tables: self.tables.clone(),
             records: self.records.clone(),
             network: self.network.clone(),
             hooks: hooks.clone(),
             exits: exits.clone(),
-            execs: execs.clone(),
+            exec_killer: exec_killer.clone(),
         })
     }
 

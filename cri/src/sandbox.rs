@@ -12,7 +12,6 @@ pub(crate) mod fields;
 pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod first_process;
-pub(crate) mod namespaces;
 pub(crate) mod process1;
 pub(crate) mod sysctls;
 pub(crate) mod user_namespace;
@@ -27,10 +26,11 @@ use tokio::sync::oneshot;
 use crate::cgroup::driver::Layout;
 use crate::error::Error;
 use crate::lock::locked;
+use crate::namespaces;
 use crate::records::{SandboxPhase, SandboxRecord, Transition};
 use crate::shim_client::Shim;
-use crate::stats::meter::Meter;
 use crate::table::Row;
+use crate::usage::meter::Meter;
 
 /// The kubelet's label with the uid of the pod.
 pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";

@@ -22,7 +22,7 @@ pub use self::policy::labels_containers;
 use self::policy::{Policy, is_enabled};
 pub(crate) use self::relabel::relabel;
 use crate::error::Error;
-use crate::sandbox::namespaces::{self, Pids};
+use crate::namespaces::{self, Pids};
 
 const FIELD: &str = "selinux_options";
 /// Directories of layers in the runtime's root directory.
@@ -53,7 +53,7 @@ impl Selinux {
     /// Labels the layers of images and containers in the runtime's root directory, once. New files inherit the label of
     /// their directory, and keep it after a rename. The kernel checks a program that maps a file of its root against
     /// the label of the layer, not of the overlay. Policies have rules for the directories of other runtimes, but not
-    /// for ours.
+    /// for the directory of this one.
     pub(crate) fn label_layers(&self, root: &Path) {
         let Some(policy) = &self.policy else { return };
         let label = policy.defaults.read_only.to_string();

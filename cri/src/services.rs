@@ -7,6 +7,7 @@ pub(crate) mod checkpoints;
 pub(crate) mod containers;
 pub(crate) mod execs;
 pub(crate) mod images;
+mod process_file;
 pub(crate) mod sandboxes;
 pub(crate) mod shared;
 pub(crate) mod status;

@@ -8,8 +8,8 @@
 //! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
 //! connection until [`Shim::acknowledge`] has its sequence number.
 //!
-//! A live shim may not answer: it can be stopped, frozen, or asleep in the kernel because of a hanging disk. Every call has
-//! a timeout in [`Times`]. The shim still executes the call when it wakes.
+//! A live shim may not answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk. Every
+//! call has a timeout in [`Times`]. The shim still executes the call when it wakes.
 
 mod error;
 pub(crate) mod file;
@@ -120,9 +120,9 @@ impl Shim {
     /// Connects to a shim that may be silent.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do not
-    /// mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer supports our
-    /// protocol.
+    /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do
+    /// not mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer
+    /// supports this protocol.
     pub async fn reach(dir: &Path, times: Times) -> Result<ConnectResult, Error> {
         let socket = process::read_config(dir).await?.socket;
         Self::connect_to(dir, Path::new(&socket), None, times).await
@@ -359,8 +359,8 @@ impl Shim {
         self.done(request::Call::ReopenLog(shim::ReopenLog { container_id }), self.times.answer).await
     }
 
-    /// Kills the rest of the container, unmounts its root and removes its cgroup. An absent container is a success, as the
-    /// CRI's RemoveContainer requires.
+    /// Kills the rest of the container, unmounts its root and removes its cgroup. An absent container is not an error,
+    /// as the CRI's RemoveContainer requires.
     pub async fn delete(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
         self.done(request::Call::Delete(shim::DeleteContainer { container_id }), self.times.end).await

@@ -17,12 +17,12 @@ pub(crate) use self::phase::{MissedTransition, current_phase, missed_transitions
 use self::reconnect::{Backoff, reconnect};
 use crate::container::Container;
 use crate::error::Error;
+use crate::exec_killer::ExecKiller;
 use crate::exit_recorder::{ExitRecorder, exit_record};
 use crate::lock::locked;
 use crate::nri::PluginHooks;
 use crate::records::{ExitRecord, Records, SandboxRecord};
 use crate::sandbox::{LiveShim, Sandbox, SandboxState, process1};
-use crate::services::execs::ExecService;
 use crate::shim_client::{Closed, ErrorKind, Shim};
 use crate::tables::Tables;
 
@@ -39,7 +39,7 @@ pub(crate) struct State {
     pub(crate) network: Network,
     pub(crate) hooks: PluginHooks,
     pub(crate) exits: ExitRecorder,
-    pub(crate) execs: ExecService,
+    pub(crate) exec_killer: ExecKiller,
 }
 
 /// Handled events of one connection. An acknowledgement covers all events up to a number, so an event that takes long
@@ -125,7 +125,7 @@ impl ShimMonitor {
             return;
         }
         let state = &self.state;
-        warn!(sandbox = sandbox.id, "the shim died; its pod is ended");
+        warn!(sandbox = sandbox.id, "a shim ended unexpectedly, ending its pod");
         sandbox.forget_all_execs();
         for container in state.tables.containers_of(&sandbox.id) {
             state.exits.end_lost_container(&container).await;
@@ -135,7 +135,7 @@ impl ShimMonitor {
             warn!(
                 sandbox = sandbox.id,
                 error = source.chain(),
-                "cannot remove the network of a dead pod; it is retried"
+                "cannot remove the network of a pod whose shim has ended, retrying"
             );
             state.network.del_later(&sandbox.id);
         }

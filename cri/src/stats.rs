@@ -4,25 +4,24 @@
 
 mod cgroup;
 mod list;
-pub(crate) mod meter;
-mod usage;
 
 use std::sync::Arc;
 
 use coracle_proto::cri;
 
 use self::cgroup::value;
-use self::meter::{Disk, Meter};
-pub(crate) use self::usage::{Interface, interfaces};
 use crate::cgroup::Cgroups;
 use crate::cgroup::driver::Layout;
 use crate::clock::now;
 use crate::container::Container;
 use crate::error::Error;
+use crate::namespaces;
 use crate::records::{ContainerPhase, Records};
+use crate::sandbox::Sandbox;
 use crate::sandbox::filter::{named, selected};
-use crate::sandbox::{Sandbox, namespaces};
 use crate::tables::Tables;
+use crate::usage::meter::{Disk, Meter};
+use crate::usage::{Interface, interfaces};
 
 /// The pod's interface that the CRI calls the default interface.
 const DEFAULT_INTERFACE: &str = "eth0";

@@ -26,9 +26,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, Connections, Limits, LogLimit, Slot, SlotStream};
+use coracle_connections::{
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, ReadWatch, watch_reads,
+};
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
+use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -65,9 +68,9 @@ const KEEPALIVE_IDLE: u32 = 60;
 const KEEPALIVE_INTERVAL: u32 = 15;
 /// Unanswered keepalive probes after which the kernel closes the connection.
 const KEEPALIVE_PROBES: u32 = 4;
-/// Share of the process's descriptors for this port: one in this many.
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
-/// Maximum connections, whatever the descriptor limit.
+/// Maximum connections, even if the descriptor limit permits more.
 const CONNECTIONS: usize = 4 << 10;
 
 /// Serves streams: exec, attach and port-forward.
@@ -103,10 +106,20 @@ impl StreamService {
         };
         let response = transport.response();
         let service = self.clone();
+        let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
         let upgraded = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             match upgraded.await {
-                Ok(connection) => service.serve_upgraded(ticket, transport, connection).await,
+                Ok(connection) => {
+                    let (connection, abandonment) = watch_reads(TokioIo::new(connection), permit);
+                    tokio::select! {
+                        // The other arm is dropped; its tasks end with the connection.
+                        () = abandonment.happened() => {
+                            debug!("closed a stream whose client has closed the connection");
+                        }
+                        () = service.serve_upgraded(ticket, transport, connection) => {}
+                    }
+                }
                 Err(error) => debug!(%error, "a client did not upgrade its connection"),
             }
         });
@@ -114,8 +127,13 @@ impl StreamService {
     }
 
     /// Serves a stream until it ends or its idle limit is reached.
-    async fn serve_upgraded(&self, ticket: StreamRequest, transport: Transport, connection: Upgraded) {
-        let (connection, idle) = idle::watch(TokioIo::new(connection));
+    async fn serve_upgraded(
+        &self,
+        ticket: StreamRequest,
+        transport: Transport,
+        connection: ReadWatch<TokioIo<Upgraded>>,
+    ) {
+        let (connection, idle) = idle::watch(connection);
         tokio::select! {
             // The other arm is dropped; its tasks end with the connection.
             () = idle.expired(self.idle_limit) => {
@@ -128,11 +146,11 @@ impl StreamService {
     async fn serve_stream(&self, ticket: StreamRequest, transport: Transport, connection: Connection) {
         match (ticket, transport.protocol()) {
             (StreamRequest::PortForward(request), Protocol::WebSocketChannels(_)) => {
-                websocket::forward(&self.forwarder, request, websocket::accept(connection).await).await;
+                websocket::forward(&self.forwarder, request, connection).await;
             }
             (StreamRequest::PortForward(request), Protocol::WebSocketSpdy) => {
-                let tunnel = websocket::tunnel(websocket::accept(connection).await);
-                spdy_forward::forward(&self.forwarder, &request, Session::open(tunnel)).await;
+                let session = Session::open(websocket::tunnel(connection));
+                spdy_forward::forward(&self.forwarder, &request, session).await;
             }
             (StreamRequest::PortForward(request), Protocol::Spdy) => {
                 spdy_forward::forward(&self.forwarder, &request, Session::open(connection)).await;
@@ -146,8 +164,7 @@ impl StreamService {
                     Protocol::WebSocketChannels(codec) => codec,
                     Protocol::WebSocketSpdy | Protocol::Spdy => Codec::default(),
                 };
-                let socket = websocket::accept(connection).await;
-                websocket::command(socket, codec, async |client| self.run(command, client).await).await;
+                websocket::command(connection, codec, async |client| self.run(command, client).await).await;
             }
         }
     }
@@ -191,38 +208,39 @@ pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdow
         let (connection, client) = match accepted {
             Ok((connection, client)) => (connection, client.ip()),
             Err(error) => {
-                if let Some(suppressed) = failures.pass(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
+                if let Some(suppressed) = failures.allow(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
                     warn!(%error, suppressed, "cannot accept a connection for streams");
                 }
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let slot = match connections.admit(client) {
-            Ok(slot) => Arc::new(slot),
+        let permit = match connections.admit(client) {
+            Ok(permit) => Arc::new(permit),
             Err(reason) => {
-                if let Some(suppressed) = refusals.pass(client) {
+                if let Some(suppressed) = refusals.allow(client) {
                     warn!(%client, %reason, suppressed, "refused a connection for streams");
                 }
                 continue;
             }
         };
         enable_keepalive(&connection);
-        tokio::spawn(serve_connection(service.clone(), connection, slot));
+        tokio::spawn(serve_connection(service.clone(), connection, permit));
     }
 }
 
-/// Serves one connection until it is upgraded or ends, or its slot expires.
-async fn serve_connection(service: StreamService, connection: TcpStream, slot: Arc<Slot>) {
-    let held = SlotStream::new(connection, slot.clone());
-    let proven = slot.clone();
-    let handler = hyper::service::service_fn(move |request| {
-        let (service, slot) = (service.clone(), proven.clone());
+/// Serves one connection until it is upgraded or ends, or its permit expires.
+async fn serve_connection(service: StreamService, connection: TcpStream, permit: Arc<ConnectionPermit>) {
+    let held = PermitStream::of_socket(connection, permit.clone());
+    let authenticating = permit.clone();
+    let handler = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        let (service, permit) = (service.clone(), authenticating.clone());
+        request.extensions_mut().insert(permit.clone());
         async move {
             let response = service.stream(request).await;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 // The token was valid.
-                slot.prove();
+                permit.set_authenticated();
             }
             Ok::<_, Infallible>(response)
         }
@@ -237,6 +255,6 @@ async fn serve_connection(service: StreamService, connection: TcpStream, slot: A
         served = served => if let Err(error) = served {
             debug!(%error, "a streaming connection failed");
         },
-        () = slot.expired() => debug!("closed a streaming connection without a token"),
+        () = permit.expired() => debug!("closed a streaming connection that was evicted or had no valid token in time"),
     }
 }

@@ -7,9 +7,9 @@ use coracle_cni::Network;
 use coracle_nri::Nri;
 use tracing::warn;
 
+use crate::announcement::Announcement;
 use crate::cgroup::Cgroups;
 use crate::error::Error;
-use crate::nri::announcement::Announcement;
 use crate::records::Records;
 use crate::selinux::Selinux;
 use crate::shim_client::{ErrorKind, Shim};
@@ -95,7 +95,7 @@ impl Drop for Undo {
     }
 }
 
-/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime lives: until its next start
+/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime runs: until its next start
 /// there is no other reference to them.
 async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
     let Some(context) = context else { return };
@@ -124,12 +124,7 @@ async fn try_undo(context: &UndoContext, steps: Vec<Step>) -> Vec<Step> {
             left.push(step);
         } else if let Err(error) = step.undo(context).await {
             let (what, of) = step.describe();
-            warn!(
-                what,
-                of,
-                error = error.chain(),
-                "cannot undo a step of an incomplete creation; it is retried"
-            );
+            warn!(what, of, error = error.chain(), "cannot undo a step of an incomplete creation, retrying");
             left.push(step);
         }
     }
@@ -144,7 +139,7 @@ impl Step {
         matches!(self, Self::SandboxRecord(_) | Self::ContainerRecord(_))
     }
 
-    /// The kind of the created thing, and its id or path.
+    /// The kind of the created object, and its id or path.
     fn describe(&self) -> (&'static str, String) {
         match self {
             Self::Level(id) => ("SELinux level", id.clone()),

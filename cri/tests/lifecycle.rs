@@ -96,16 +96,16 @@ async fn stop_sends_the_signal_and_then_kills(machine: &mut Machine) {
     let pod = machine.pod("stop").await;
     // The trap must be set before the signal is sent.
     let script = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done";
-    let polite = machine.run(&pod, "polite", &["sh", "-c", script]).await;
-    logs(machine, &polite, "ready").await;
-    machine.stop(&polite, 60).await;
-    assert_eq!(machine.status(&polite).await.exit_code, 5);
+    let handles = machine.run(&pod, "handles", &["sh", "-c", script]).await;
+    logs(machine, &handles, "ready").await;
+    machine.stop(&handles, 60).await;
+    assert_eq!(machine.status(&handles).await.exit_code, 5);
     let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
-    let deaf = machine.run(&pod, "deaf", &["sh", "-c", script]).await;
-    logs(machine, &deaf, "ready").await;
-    let pid = machine.pid(&deaf).await;
-    machine.stop(&deaf, 1).await;
-    assert_eq!(machine.status(&deaf).await.exit_code, 137);
+    let ignores = machine.run(&pod, "ignores", &["sh", "-c", script]).await;
+    logs(machine, &ignores, "ready").await;
+    let pid = machine.pid(&ignores).await;
+    machine.stop(&ignores, 1).await;
+    assert_eq!(machine.status(&ignores).await.exit_code, 137);
     assert!(!alive(pid));
     machine.remove_pod(&pod).await;
 }

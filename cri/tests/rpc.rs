@@ -103,24 +103,33 @@ fn main() -> ExitCode {
         exec::the_largest_exec_output_fits_into_a_message,
         exec::outputs_of_one_pod_take_bounded_memory,
         exec::thousands_of_execs_leave_nothing,
-        streams::a_half_closed_stream_still_delivers_the_pods_answer,
-        streams::a_disconnected_client_leaves_no_connection,
-        streams::an_idle_stream_is_closed,
-        streams::a_silent_client_is_disconnected,
         images::concurrent_removals_pulls_and_creations_are_consistent,
         images::a_failed_pull_has_the_error_that_the_kubelet_shows,
-        load::a_hundred_concurrent_commands_do_not_mix_their_streams,
-        load::a_hundred_concurrent_forwards_do_not_mix_their_streams,
-        load::a_slow_client_gets_the_complete_output,
-        load::a_client_that_does_not_read_does_not_block_the_container,
-        load::a_container_that_never_stops_writing_needs_no_runtime,
         other_versions::records_of_a_later_version_are_not_changed,
         other_versions::a_shim_that_refuses_this_version_is_left_alone,
         other_versions::unknown_messages_of_a_later_shim_are_ignored,
         other_versions::a_pod_outlives_its_executable,
     ];
+    tests.extend(tests_of_streams());
     tests.extend(tests_of_broken_parts());
     session.run(tests)
+}
+
+/// Tests of exec, attach and port-forward with their clients.
+fn tests_of_streams() -> Vec<NamedTest> {
+    tests![
+        streams::a_half_closed_stream_still_delivers_the_pods_answer,
+        streams::a_disconnected_client_leaves_no_connection,
+        streams::a_client_that_is_gone_is_noticed_while_its_command_does_not_read,
+        streams::an_idle_stream_is_closed,
+        streams::a_silent_client_is_disconnected,
+        load::a_message_of_many_megabytes_reaches_the_command,
+        load::a_hundred_concurrent_commands_do_not_mix_their_streams,
+        load::a_hundred_concurrent_forwards_do_not_mix_their_streams,
+        load::a_slow_client_gets_the_complete_output,
+        load::a_client_that_does_not_read_does_not_block_the_container,
+        load::a_container_that_never_stops_writing_needs_no_runtime,
+    ]
 }
 
 /// Tests with shims that are frozen, disconnected or do not respond.

@@ -1,4 +1,4 @@
-"""Checks: each is printed, and remembered if it fails."""
+"""Checks: each prints its result; `failures` has the failed ones."""
 import subprocess, time
 
 failures = []
@@ -26,7 +26,7 @@ def succeeds(text, done):
 
 
 def becomes(text, attempt, seconds=120):
-    """Whether `attempt` returns (True, _) in time. The second value is printed otherwise."""
+    """Checks that `attempt` returns (True, _) within `seconds`. On a failure the second value is printed."""
     end = time.monotonic() + seconds
     while True:
         holds, why = attempt()

@@ -6,7 +6,7 @@ from checks import check, output, run, succeeds
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 IMAGES = os.path.join(HERE, "../../target/charts")
-HOST = "charts.example.com"  # of the images' names; the nodes find the registry by its mirror
+HOST = "charts.example.com"  # registry in the images' names; hosts.toml redirects the nodes to the local one
 
 
 class Cluster:
@@ -74,7 +74,7 @@ class Cluster:
         return [f"{self.name}-{number}" for number in (1, 2, 3)]
 
     def processes(self, node):
-        """Ids of a node's processes: those of its pods, its shims and the node itself. Nodes themselves come first."""
+        """Ids of the processes of a node, its shims and its pods. Those outside of the pods' cgroups come first."""
         number = self.number(node)
         group, places = f"/coracle-cluster-{node}", [f"{base}/{self.name}/{number}/" for base in (self.state, self.run_dir)]
         namespace = os.stat(f"{self.run_dir}/{self.name}/{number}.net").st_ino
@@ -97,7 +97,7 @@ class Cluster:
         return [pid for _, pid in sorted(found)]
 
     def kill(self, node):
-        """Ends all processes of a node at once, as a power failure does: first they are stopped, so none sees another end."""
+        """Ends all processes of a node at once, as a power failure does: stopped first, none reacts to another's end."""
         count = 0
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in self.processes(node):
@@ -149,7 +149,7 @@ class Cluster:
             self.registry = None
 
     def report(self, namespace):
-        """Prints what explains a failure."""
+        """Prints pods, events, nodes and the end of the nodes' logs."""
         for words in (("get", "pods", "-A", "-o", "wide"), ("get", "events", "-n", namespace, "--sort-by=.lastTimestamp"),
                       ("get", "nodes", "-o", "wide")):
             print("-- kubectl " + " ".join(words) + "\n" + self.kubectl(*words).stdout[-4000:], flush=True)

@@ -73,29 +73,29 @@ def helm_part():
             helm = lambda *words: run(program, *words, env=environment, cwd=home)
             title = helm("version", "--short").stdout.split("+")[0].strip()
             succeeds(f"helm {title} packs a dependency", helm("dependency", "build", "chart"))
-            succeeds("installs, with a CRD and hooks", helm("install", "demo", "chart", "--wait", "--timeout", "90s"))
+            succeeds(f"helm {title} installs the chart, with a CRD and hooks", helm("install", "demo", "chart", "--wait", "--timeout", "90s"))
             becomes("the custom resource exists", "1", "get", "cup/demo", "-n", namespace, "-o", "jsonpath={.spec.size}")
             becomes("the dependency's Secret exists", "secret/demo-part", "get", "secret/demo-part", "-n", namespace, "-o", "name")
             becomes("the hook's job was removed", "", "get", "jobs", "-n", namespace, "-o", "name")
-            succeeds("upgrades", helm("upgrade", "demo", "chart", "--set", "size=2,part.enabled=false", "--wait", "--timeout", "90s"))
+            succeeds(f"helm {title} upgrades the release", helm("upgrade", "demo", "chart", "--set", "size=2,part.enabled=false", "--wait", "--timeout", "90s"))
             becomes("the custom resource has the new value", "2", "get", "cup/demo", "-n", namespace, "-o", "jsonpath={.spec.size}")
             becomes("a disabled dependency is removed", "", "get", "secret/demo-part", "-n", namespace, "-o", "name", "--ignore-not-found")
-            succeeds("rolls back", helm("rollback", "demo", "1", "--wait", "--timeout", "90s"))
+            succeeds(f"helm {title} rolls the release back", helm("rollback", "demo", "1", "--wait", "--timeout", "90s"))
             becomes("the values are the former ones", "1 1", "get", "cup/demo", "deploy/demo", "-n", namespace, "-o",
                     "jsonpath={.items[0].spec.size} {.items[1].spec.template.spec.containers[0].env[0].value}")
-            succeeds("tests", helm("test", "demo", "--timeout", "60s"))
+            succeeds(f"helm {title} tests the release", helm("test", "demo", "--timeout", "60s"))
             history = helm("history", "demo", "-o", "json").stdout
             states = [entry["status"] for entry in json.loads(history or "[]")]
-            check("shows its history", states == ["superseded", "superseded", "deployed"], history)
+            check(f"helm {title} shows the history of the release", states == ["superseded", "superseded", "deployed"], history)
             values = helm("get", "values", "demo", "--revision", "2", "-o", "json").stdout
-            check("stores its values", json.loads(values or "{}").get("size") in (2, "2"), values)
-            succeeds("uninstalls", helm("uninstall", "demo", "--wait", "--timeout", "60s"))
+            check(f"helm {title} stores the values of the release", json.loads(values or "{}").get("size") in (2, "2"), values)
+            succeeds(f"helm {title} uninstalls the release", helm("uninstall", "demo", "--wait", "--timeout", "60s"))
             becomes("nothing of the release is left", "", "get", "cups,deployments,services,secrets", "-n", namespace, "-o", "name")
             becomes("the CRD stays", "customresourcedefinition.apiextensions.k8s.io/cups.charts.example.com", "get", "crd",
                     "cups.charts.example.com", "-o", "name")
         kubelet.stopped.set()
-        succeeds("its namespace is deleted", kubectl("delete", "namespace", namespace, "--timeout=60s"))
-        succeeds("its CRD is deleted", kubectl("delete", "crd", "cups.charts.example.com", "--timeout=60s"))
+        succeeds("the namespace of the release is deleted", kubectl("delete", "namespace", namespace, "--timeout=60s"))
+        succeeds("the CRD of the chart is deleted", kubectl("delete", "crd", "cups.charts.example.com", "--timeout=60s"))
 
 
 def bucket(size):
@@ -128,8 +128,8 @@ def operators_part():
         finalizers = kubectl("get", "bucket/b", "-o", "jsonpath={.metadata.finalizers}").stdout
         check("every operator has its finalizer", len(json.loads(finalizers or "[]")) == 3, finalizers)
         kubectl("delete", "bucket/b", "--wait=false")
-        becomes("the Bucket vanishes after its finalizers", "", "get", "bucket/b", "--ignore-not-found", "-o", "name")
-        becomes("the owned ConfigMap vanishes", "", "get", "cm/b-go", "--ignore-not-found", "-o", "name")
+        becomes("the Bucket is deleted after its finalizers", "", "get", "bucket/b", "--ignore-not-found", "-o", "name")
+        becomes("the owned ConfigMap is deleted", "", "get", "cm/b-go", "--ignore-not-found", "-o", "name")
         running["go"].terminate()
         becomes("go: the lease is released", "", "get", "lease/operator-go", "-o", "jsonpath={.spec.holderIdentity}")
         for name in ("kopf", "rust"):
@@ -148,19 +148,19 @@ def certmanager_part():
     files = [word for name in sorted(os.listdir(folder)) if name.endswith(".yaml") for word in ("-f", f"{folder}/{name}")]
     count = len(files) // 2
     succeeds(f"cert-manager's {count} CRDs are applied by the client", kubectl("apply", *files))
-    succeeds("they are established", kubectl("wait", "--for=condition=Established", *files, "--timeout=60s"))
-    again = succeeds("a second time nothing changes", kubectl("apply", *files))
-    check("each is unchanged", again.count(" unchanged") == count, again)
-    succeeds("they are applied by the server", kubectl("apply", "--server-side", "--force-conflicts", *files))
+    succeeds("the CRDs are established", kubectl("wait", "--for=condition=Established", *files, "--timeout=60s"))
+    again = succeeds("the CRDs are applied a second time", kubectl("apply", *files))
+    check("each CRD is unchanged", again.count(" unchanged") == count, again)
+    succeeds("the CRDs are applied by the server", kubectl("apply", "--server-side", "--force-conflicts", *files))
     difference = kubectl("diff", "--server-side", "--force-conflicts", *files)
-    check("there is no difference left", difference.returncode == 0, difference.stdout + difference.stderr)
+    check("kubectl diff shows no difference", difference.returncode == 0, difference.stdout + difference.stderr)
     issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": {"name": "i"}, "spec": {"selfSigned": {}}}
     succeeds("an issuer is accepted", kubectl("apply", "-f", "-", input=json.dumps(issuer)))
     issuer["spec"] = {"acme": {"server": 3}}
-    check("a wrong one is refused", kubectl("apply", "-f", "-", input=json.dumps(issuer)).returncode != 0)
+    check("an invalid issuer is refused", kubectl("apply", "-f", "-", input=json.dumps(issuer)).returncode != 0)
     explained = kubectl("explain", "certificates.spec.privateKey", "--recursive")
-    check("kubectl explain knows their fields", "rotationPolicy" in explained.stdout, explained.stdout + explained.stderr)
-    succeeds("they are deleted", kubectl("delete", *files, "--timeout=60s"))
+    check("kubectl explain shows the fields of the CRDs", "rotationPolicy" in explained.stdout, explained.stdout + explained.stderr)
+    succeeds("the CRDs are deleted", kubectl("delete", *files, "--timeout=60s"))
 
 
 def watches_part():
@@ -236,7 +236,7 @@ def api_service(folder):
 
 
 def aggregator_part():
-    """An aggregated server: its documents are part of ours, and its absence hurts nothing else."""
+    """An aggregated server: the API server merges its documents, and other groups work while it is absent."""
     folder = tempfile.mkdtemp()
     servers = far_server(folder)
     flunder = {"apiVersion": "wardle.example.com/v1alpha1", "kind": "Flunder", "metadata": {"name": "f"}, "spec": {}}
@@ -244,50 +244,50 @@ def aggregator_part():
     available = ("get", service, "-o", "jsonpath={.status.conditions[?(@.type=='Available')].status}")
     try:
         succeeds("an APIService is created", kubectl("apply", "-f", "-", input=api_service(folder)))
-        becomes("it is available", "True", *available, seconds=90)
-        succeeds("an object is created there", kubectl("apply", "-f", "-", "--validate=ignore", input=json.dumps(flunder)))
+        becomes("the APIService is available", "True", *available, seconds=90)
+        succeeds("an object is created on the aggregated server", kubectl("apply", "-f", "-", "--validate=ignore", input=json.dumps(flunder)))
         owner = json.loads(kubectl("get", "flunder/f", "-o", "json").stdout or "{}").get("metadata", {})
         end = time.monotonic() + 60
         while "wardle" not in kubectl("get", "--raw", "/openapi/v3").stdout and time.monotonic() < end:
             time.sleep(1)
         root = json.loads(kubectl("get", "--raw", "/openapi/v3").stdout)["paths"].get("apis/wardle.example.com/v1alpha1", {})
-        check("its OpenAPI v3 document is named, with a hash", "?hash=" in root.get("serverRelativeURL", ""), root)
+        check("the index has the OpenAPI v3 document of the aggregated server, with a hash", "?hash=" in root.get("serverRelativeURL", ""), root)
         document = kubectl("get", "--raw", root.get("serverRelativeURL", "/openapi/v3")).stdout
-        check("its OpenAPI v3 document has its kinds", "v1alpha1.Flunder" in document, document[:300])
+        check("this OpenAPI v3 document has the kinds of the aggregated server", "v1alpha1.Flunder" in document, document[:300])
         merged = json.loads(kubectl("get", "--raw", "/openapi/v2").stdout)
-        check("its paths are in the OpenAPI v2 document", any("flunders" in path for path in merged["paths"]))
+        check("the paths of the aggregated server are in the OpenAPI v2 document", any("flunders" in path for path in merged["paths"]))
         names = set(merged["definitions"])
         missing = {name for name in json.dumps(merged).split('"#/definitions/')[1:]}
         missing = {name.split('"')[0] for name in missing} - names
-        check("every reference of the merged document leads somewhere", not missing, missing)
+        check("every reference of the merged document resolves", not missing, missing)
         explained = kubectl("explain", "flunders", "--api-version=wardle.example.com/v1alpha1")
-        check("kubectl explain knows its kinds", "Flunder" in explained.stdout, explained.stdout + explained.stderr)
-        succeeds("kubectl validates by its document", kubectl("apply", "-f", "-", input=json.dumps(flunder)))
+        check("kubectl explain shows the kinds of the aggregated server", "Flunder" in explained.stdout, explained.stdout + explained.stderr)
+        succeeds("kubectl validates an object of the aggregated server", kubectl("apply", "-f", "-", input=json.dumps(flunder)))
         dependent = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "dependent", "ownerReferences": [
             {"apiVersion": flunder["apiVersion"], "kind": "Flunder", "name": "f", "uid": owner.get("uid", "")}]}}
-        succeeds("one of ours depends on it", kubectl("apply", "-f", "-", input=json.dumps(dependent)))
+        succeeds("a ConfigMap with this object as owner is created", kubectl("apply", "-f", "-", input=json.dumps(dependent)))
         kubectl("create", "namespace", "short")
         servers[1].kill()
-        becomes("without its server it is unavailable", "False", *available, seconds=90)
+        becomes("the APIService is unavailable without its server", "False", *available, seconds=90)
         start = time.monotonic()
         resources = kubectl("api-resources")
         discovery = run("curl", "-sk", "-H", "Authorization: Bearer clients", "-H",
                         "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", OURS + "/apis").stdout
         groups = [group for group in json.loads(discovery)["items"] if group["metadata"]["name"] == "wardle.example.com"]
-        check("discovery marks its group version as stale", "Stale" in json.dumps(groups), groups)
-        check("and finds all others at once", "deployments" in resources.stdout and time.monotonic() - start < 20)
+        check("discovery marks the group version as stale", "Stale" in json.dumps(groups), groups)
+        check("discovery finds all other groups without delay", "deployments" in resources.stdout and time.monotonic() - start < 20)
         kubectl("delete", "namespace", "short", "--wait=false")
-        becomes("a namespace that may have objects there waits, and says so", "True DiscoveryFailed", "get", "namespace/short", "-o",
+        becomes("a namespace that may have objects on the aggregated server is not deleted, with a condition", "True DiscoveryFailed", "get", "namespace/short", "-o",
                 "jsonpath={.status.conditions[?(@.type=='NamespaceDeletionDiscoveryFailure')].status} "
                 "{.status.conditions[?(@.type=='NamespaceDeletionDiscoveryFailure')].reason}")
-        succeeds("a deployment is collected all the same", kubectl("create", "deployment", "gone", "--image=i", "--replicas=1"))
-        becomes("it has a replica set", "1", "get", "rs", "-l", "app=gone", "-o", "jsonpath={.items[*].spec.replicas}")
+        succeeds("a deployment is created meanwhile", kubectl("create", "deployment", "gone", "--image=i", "--replicas=1"))
+        becomes("the deployment has a replica set", "1", "get", "rs", "-l", "app=gone", "-o", "jsonpath={.items[*].spec.replicas}")
         kubectl("delete", "deployment/gone")
-        becomes("its replica set vanishes", "", "get", "rs,pods", "-l", "app=gone", "-o", "name")
+        becomes("the replica set is collected meanwhile", "", "get", "rs,pods", "-l", "app=gone", "-o", "name")
         becomes("the dependent stays", "configmap/dependent", "get", "cm/dependent", "-o", "name")
         servers += far_server(folder, only_server=True)
-        becomes("its server is back", "True", *available, seconds=90)
-        becomes("the namespace vanishes", "", "get", "namespace/short", "--ignore-not-found", "-o", "name", seconds=120)
+        becomes("the APIService is available again", "True", *available, seconds=90)
+        becomes("the namespace is deleted", "", "get", "namespace/short", "--ignore-not-found", "-o", "name", seconds=120)
         kubectl("delete", "flunder/f")
         becomes("the dependent is collected", "", "get", "cm/dependent", "--ignore-not-found", "-o", "name")
     finally:

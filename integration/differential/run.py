@@ -215,8 +215,7 @@ def discovery(test):
             for version in group["versions"]:
                 versions[version["groupVersion"]] = server.send("GET", "/apis/" + version["groupVersion"])[1]
             versions[group["name"] + " preferred"] = {"resources": [{"name": "", **group["preferredVersion"]}]}
-        groups[name] = {version: {one["name"]: {k: sorted(v) if isinstance(v, list) else v for k, v in one.items()
-                                                if k != "storageVersionHash"}
+        groups[name] = {version: {one["name"]: {k: sorted(v) if isinstance(v, list) else v for k, v in one.items()}
                                   for one in answer["resources"]} for version, answer in versions.items()}
     for version in sorted(set(groups["theirs"]) | set(groups["ours"])):
         test.compare("discovery", version, groups["theirs"].get(version, {}), groups["ours"].get(version, {}))

@@ -28,6 +28,9 @@ class Generator:
                     "cordoned", "names", "nominated", "sparse"]
         self.features = {one for one in features if self.random.random() < 0.35}
         self.claims, self.others = [], []
+        # Numbers of its own, so that the other parts of a case stay those of earlier versions.
+        self.declaring = random.Random(f"declared features {seed}")
+        self.declares = self.declaring.random() < 0.2
 
     def has(self, feature, chance=0.5):
         return feature in self.features and self.random.random() < chance
@@ -115,7 +118,12 @@ class Generator:
             spec.setdefault("taints", []).append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
         images = [{"names": [image], "sizeBytes": size} for image, size in IMAGES if self.random.random() < 0.3]
         return {"apiVersion": "v1", "kind": "Node", "metadata": self.meta(name, labels=labels), "spec": spec,
-                "status": {"allocatable": has, "capacity": has, "images": images}}
+                "status": {"allocatable": has, "capacity": has, "images": images, **self.declared()}}
+
+    def declared(self):
+        if not self.declares or self.declaring.random() < 0.4:
+            return {}
+        return {"declaredFeatures": self.declaring.choice([["RestartAllContainersOnContainerExits"], ["Another"]])}
 
     def workloads(self):
         for namespace in NAMESPACES:
@@ -248,6 +256,9 @@ class Generator:
                 if self.random.random() < 0.4:
                     port["hostIP"] = self.pick(["10.0.0.1", "10.0.0.2", "0.0.0.0"])
             one["ports"] = [port]
+        if self.declares and self.declaring.random() < 0.2:
+            action = self.declaring.choice(["Restart", "RestartAllContainers", "RestartAllContainers"])
+            one["restartPolicyRules"] = [{"action": action, "exitCodes": {"operator": "In", "values": [1]}}]
         return one
 
     def expression(self):

@@ -1,11 +1,12 @@
-//! Our network plugins as executables, compared with the reference plugins (Debian's containernetworking-plugins): same
-//! inputs, invalid fields, random kills; and reference plugins under our runtime.
+//! Coracle's network plugins as executables, compared with the reference plugins (Debian's
+//! containernetworking-plugins): same inputs, invalid fields, random kills; and reference plugins under Coracle's
+//! runtime.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::disallowed_methods,
     clippy::print_stderr,
-    reason = "a test panics, waits, and says what it left"
+    reason = "a test panics, waits, and prints what it left"
 )]
 
 #[path = "cni/beside.rs"]
@@ -154,7 +155,7 @@ fn host_local_responds_as_the_reference_does() {
 }
 
 #[test]
-fn each_implementation_handles_attachments_of_the_other() {
+fn each_implementation_checks_and_deletes_attachments_of_the_other() {
     on_a_machine(|machine| {
         let [ours, theirs] = ["coracle", "reference"].map(|of| Plugins::of(of, &machine.path("")));
         let ipam = json!({"subnet": "10.1.2.0/24"});
@@ -460,12 +461,13 @@ fn installing_creates_links_and_keeps_foreign_files() {
     fs::write(dir.path().join("bin/portmap"), "another's").unwrap();
     let refused = install(&[]);
     assert!(!refused.status.success());
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("portmap is there already"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("portmap exists and is not a link"));
     assert!(install(&["--force"]).status.success());
     assert!(dir.path().join("bin/portmap").is_symlink());
 }
 
-/// Runs a pod with the reference's portmap plugin. Its file has a name that our runtime does not implement itself.
+/// Runs a pod with the reference's portmap plugin. Its file has a name that Coracle's runtime does not implement
+/// itself.
 fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
     let theirs = machine.path("bin");
     fs::create_dir_all(&theirs).unwrap();

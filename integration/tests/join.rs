@@ -200,7 +200,7 @@ fn a_single_use_token_lets_the_same_machine_join_again() {
         let before = requests(&nodes);
         let (output, left) = nodes.try_agent(2, &words(&command)[2..]);
         let says = format!(
-            "token {id} is good for one machine, and node node-1 has used it; `coracle token create`"
+            "token {id} is for one machine only, and node node-1 has used it; create another with `coracle token create`"
         );
         assert!(!output.status.success() && said(&output).contains(&says), "{}", said(&output));
         assert_eq!(left, Vec::<String>::new());
@@ -224,7 +224,7 @@ fn one_of_two_machines_with_a_single_use_token_joins() {
         }
         let (first, late) = eventually("the second machine to be refused", 20, || {
             let is_refused = |agent: &str, of: &str| {
-                let says = format!("is good for one machine, and node {of} has used it");
+                let says = format!("is for one machine only, and node {of} has used it");
                 let all = nodes.agents().iter();
                 all.filter(|known| known.name() == agent).any(|known| known.log().contains(&says))
             };

@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and prints")]
 
 #[path = "recovery/node.rs"]
-#[allow(dead_code, reason = "shared with the soak, which asks for more")]
+#[allow(dead_code, reason = "shared with the soak, which uses more of it")]
 mod node;
 
 use std::collections::BTreeSet;

@@ -11,6 +11,8 @@
 mod alone;
 #[path = "restart/boot.rs"]
 mod boot;
+#[path = "restart/endpoints.rs"]
+mod endpoints;
 #[path = "restart/follow.rs"]
 mod follow;
 #[path = "restart/kubeconfig.rs"]

@@ -3,7 +3,7 @@
 //! memory.
 //!
 //! It takes half a minute. `SOAK_SECONDS=3600` makes it an hour; `SOAK_SEED` repeats the choices of an earlier run.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and tells")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and prints")]
 
 #[path = "soak/chance.rs"]
 mod chance;

@@ -1,8 +1,11 @@
-//! Rules for the sources: dependencies between crates, file lengths, file names, tests that documents name.
+//! Rules for the sources: dependencies between crates, imports between modules, file lengths, file names, tests that
+//! documents name.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/modules.rs"]
+mod modules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

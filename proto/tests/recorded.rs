@@ -39,15 +39,15 @@ fn from_hex(text: &str) -> Vec<u8> {
 }
 
 /// Asserts that the recording decodes to this message, and that the message encodes to the recorded bytes.
-fn is_as_recorded<T: Message + Default + PartialEq + Debug>(name: &str, said: &T) {
+fn is_as_recorded<T: Message + Default + PartialEq + Debug>(name: &str, message: &T) {
     let path = place(name);
-    let bytes = said.encode_to_vec();
+    let bytes = message.encode_to_vec();
     if !path.exists() && std::env::var_os("RECORD").is_some() {
         std::fs::write(&path, to_hex(&bytes)).unwrap();
     }
     let recorded = std::fs::read_to_string(&path).map(|text| from_hex(&text));
     let recorded = recorded.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    assert_eq!(T::decode(recorded.as_slice()).as_ref(), Ok(said), "{name} is decoded to another message");
+    assert_eq!(T::decode(recorded.as_slice()).as_ref(), Ok(message), "{name} is decoded to another message");
     assert_eq!(to_hex(&bytes), to_hex(&recorded), "{name} is encoded to other bytes");
 }
 

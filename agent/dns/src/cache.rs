@@ -1,4 +1,4 @@
-//! Answers of other servers, of bounded number and size.
+//! Cache of the answers of upstream servers, bounded in number and size.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,7 +15,8 @@ const GENERATION_BYTES: usize = 4 << 20;
 const MAX_ANSWER_BYTES: usize = 4096;
 /// Maximum time for which an answer is used, whatever its time to live.
 const MAX_TTL: Duration = Duration::from_secs(3600);
-/// Maximum time for which a negative answer is used. RFC 2308 section 5 recommends a limit of one to three hours.
+/// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
+/// visible soon.
 const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 /// Time after its expiry in which an answer is used while no server responds (RFC 8767).
 const MAX_STALE: Duration = Duration::from_secs(3600);
@@ -34,20 +35,21 @@ struct Entry {
     stored: Instant,
     lifetime: Duration,
     uses: u32,
-    /// Whether it has records.
+    /// Whether the answer has records.
     is_positive: bool,
 }
 
 /// An answer with its remaining times.
 pub(crate) enum Cached {
-    /// The answer has not expired. `is_due`: it is used frequently and expires soon.
+    /// The answer has not expired. `is_due`: it is used frequently and expires soon, so it must be renewed.
     Fresh { message: Message, is_due: bool },
     /// The answer expired, at most an hour ago.
     Stale(Message),
 }
 
-/// Two generations: when the new one is full, it becomes the old one, whose entries are dropped. An entry that is used
-/// moves to the new one. So the number of entries and their size are bounded, and used entries stay.
+/// A cache of two generations. When the new generation is full, the old one is dropped and the new one becomes the old
+/// one. An entry that is used moves to the new generation. So number and size of the entries are bounded, and used
+/// entries stay.
 #[derive(Default)]
 pub(crate) struct Cache {
     new: HashMap<Question, Entry>,

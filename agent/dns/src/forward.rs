@@ -19,7 +19,7 @@ use crate::exchange::exchange;
 use crate::metrics::{CacheSize, Metrics};
 use crate::servers::{Server, Servers, StubDomain};
 
-/// Time in which a server must answer.
+/// Maximum time for the answer of a server.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);

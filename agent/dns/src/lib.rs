@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! - names of the cluster are never forwarded;
-//! - it answers only pods of this node and the node itself, so it amplifies nothing towards others;
+//! - the server answers only pods of this node and the node itself, so it amplifies nothing towards others;
 //! - clients take turns, so that a flood of one client delays no other client;
 //! - connections, forwarded queries and cached answers are limited, in total and for each client.
 

@@ -25,8 +25,8 @@ impl Limit {
         Self { total, each, counts: Arc::default() }
     }
 
-    /// A permit for the client, unless a limit is reached. As the total is used up, each client may have fewer permits,
-    /// so that some remain for other clients.
+    /// A permit for the client, unless a limit is reached. The more permits are in use in total, the fewer each client
+    /// may have, so that some remain for other clients.
     pub(crate) fn take(&self, client: IpAddr) -> Option<Permit> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let (total, clients) = &mut *counts;

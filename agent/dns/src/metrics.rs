@@ -16,7 +16,8 @@ const FAMILIES: [&str; 2] = ["1", "2"];
 const TYPES: [&str; 7] = ["A", "AAAA", "CNAME", "PTR", "SRV", "TXT", "other"];
 /// Response codes that are counted separately.
 const CODES: [&str; 7] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "other"];
-/// Upper bounds of the histogram of durations: 0.25 ms, doubled 15 times.
+/// Number of buckets of the histogram of durations. Their upper bounds are 0.25 ms, and 15 times the double of the
+/// bound before.
 const BUCKETS: usize = 16;
 const FIRST_BUCKET_SECONDS: f64 = 0.000_25;
 
@@ -193,7 +194,7 @@ fn counter(out: &mut String, name: &str, help: &str, value: &AtomicU64) {
     let _ = writeln!(out, "{name}{{{labels}}} {}", value.load(Relaxed));
 }
 
-/// Writing to a string cannot fail.
+/// Writes the header of a metric. Writing to a string cannot fail.
 fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }

@@ -101,9 +101,9 @@ impl Server {
         });
     }
 
-    /// Handles a query that was sent at that time and got no answer. Returns whether it counts as a failure of the
-    /// server. It does not count if the server has answered another query since then: the name is slow, not the server.
-    /// Otherwise the owner of a name could make a working server count as failing.
+    /// Records that a query that was sent at the time `asked` got no answer. Returns whether this counts as a failure
+    /// of the server. It does not count if the server has answered another query since then: the name is slow, not the
+    /// server. Otherwise the owner of a name could make a working server count as failing.
     pub(crate) fn timed_out(&self, asked: Instant) -> bool {
         let is_failure = self.with(|health| health.answered.is_none_or(|answered| answered < asked));
         if is_failure {
@@ -130,13 +130,14 @@ impl Server {
         })
     }
 
-    /// Handles a query that arrived at this server. Returns whether it is the [`probe`](Self::probe) of a loop.
+    /// Records a loop if a query that arrived at this node has the name of the server's [`probe`](Self::probe). Returns
+    /// whether it has.
     fn received(&self, name: &Name) -> bool {
         self.with(|health| {
             let is_own = health.probe.as_ref() == Some(name);
             if is_own {
                 health.loops_until = Some(Instant::now() + LOOP_PAUSE);
-                // After the pause it is probed again.
+                // After the pause the server is probed again.
                 health.probe = None;
             }
             is_own
@@ -218,7 +219,7 @@ fn parse(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
     all.take(SERVERS_MAX).map(|address| SocketAddr::new(address, PORT)).collect()
 }
 
-/// The text of a `resolv.conf`.
+/// Parses any bytes as a `resolv.conf`, for the fuzz target.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     assert!(parse(&String::from_utf8_lossy(data), &[]).len() <= SERVERS_MAX);
@@ -305,6 +306,6 @@ mod tests {
         assert!(servers.has_returned(&name, kind) && asked(&servers, "lab.corp.example.").is_empty());
         tokio::time::advance(LOOP_PAUSE).await;
         assert_eq!(asked(&servers, "lab.corp.example.").len(), 1);
-        assert!(server.probe().is_some(), "it is probed again");
+        assert!(server.probe().is_some(), "the server is probed again");
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 /// Time without a query after which the connection is closed.
 const IDLE: Duration = Duration::from_secs(10);
-/// Time in which a client must take a reply.
+/// Maximum time to send a reply.
 const SEND: Duration = Duration::from_secs(5);
 /// Largest query that is read.
 const QUERY_MAX: u16 = 4096;

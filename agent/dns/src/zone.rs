@@ -52,7 +52,7 @@ impl Zone {
         Some(Self { domain, tables, addresses })
     }
 
-    /// The answer. `None` if the name is not of the cluster.
+    /// The answer. `None` if the name does not belong to the cluster.
     pub(crate) fn answer(&self, name: &Name, kind: RecordType) -> Option<Answer> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();

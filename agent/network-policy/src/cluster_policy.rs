@@ -35,7 +35,7 @@ pub struct ClusterPolicy {
     pub(crate) name: String,
     pub(crate) rank: Rank,
     pub(crate) rules: Rules,
-    /// Parts that are not honoured as written, with what happens instead.
+    /// Parts that have no effect or another effect, each with that effect.
     pub problems: Vec<String>,
 }
 
@@ -157,7 +157,7 @@ impl ClusterPolicy {
     /// Parses the specification of a policy.
     ///
     /// # Errors
-    /// When the pods to which it applies, or its place among other policies, are unknown.
+    /// When the subject, the tier or the priority of the policy is invalid.
     pub fn parse(kind: ClusterKind, name: &str, specification: &Value) -> Result<Self, InvalidPolicy> {
         let parsed = Specification::deserialize(specification).map_err(InvalidPolicy::Specification)?;
         let (tier, priority) = kind.tier_and_priority(&parsed)?;

@@ -30,27 +30,27 @@ pub struct ConnectionCounts {
 }
 
 /// Marks the connections that the policies do not allow, and removes the mark from the others. `of`: the addresses
-/// whose connections are judged; `None` judges all.
+/// whose connections are checked; `None` checks all.
 ///
 /// # Errors
-/// When the kernel refuses to list or to mark connections. The other connections are still judged; the first error is
+/// When the kernel refuses to list or to mark connections. The other connections are still checked; the first error is
 /// returned.
-pub fn judge_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<ConnectionCounts> {
+pub fn mark_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<ConnectionCounts> {
     let mut channel = Channel::open()?;
     let wanted = |flow: &Flow| Some(!model.program.allows(&Packet::of(flow)));
     let selectors = match of.filter(|addresses| addresses.len() <= ADDRESSES_MAX) {
         Some(addresses) => addresses.iter().map(|address| FlowSelector::Of(*address)).collect(),
         None => vec![FlowSelector::Any { is_ipv4: true }, FlowSelector::Any { is_ipv4: false }],
     };
-    let (mut judged, mut first) = (ConnectionCounts::default(), Ok(()));
+    let (mut counts, mut first) = (ConnectionCounts::default(), Ok(()));
     for selector in selectors {
         match mark_flows(&mut channel, selector, FORBIDDEN, wanted) {
             Ok(marked) => {
-                judged.listed += marked.listed;
-                judged.forbidden += marked.with_bit;
+                counts.listed += marked.listed;
+                counts.forbidden += marked.with_bit;
             }
             Err(error) => first = first.and(Err(error)),
         }
     }
-    first.map(|()| judged)
+    first.map(|()| counts)
 }

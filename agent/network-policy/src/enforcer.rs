@@ -66,7 +66,7 @@ impl Enforcer {
         Ok(Self { table: table.to_owned(), channel, is_tiered: false })
     }
 
-    /// The netlink port that identifies its own changes in notifications.
+    /// The netlink port that identifies the enforcer's own changes in notifications.
     #[must_use]
     pub fn author(&self) -> u32 {
         self.channel.port()

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use coracle_values::label_selector::Labels;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-/// The namespace of nodes among the namespaces of pods.
+/// The namespace under which nodes are stored. No pod has an empty namespace.
 pub(crate) const NODES: &str = "";
 
 /// A container port with a name.

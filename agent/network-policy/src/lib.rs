@@ -22,7 +22,7 @@ mod program;
 mod rules;
 
 pub use cluster_policy::{ClusterKind, ClusterPolicy, InvalidPolicy};
-pub use connections::{ConnectionCounts, judge_connections};
+pub use connections::{ConnectionCounts, mark_connections};
 pub use enforcer::{Effect, Enforcer, Error};
 pub use facts::PodFacts;
 pub use model::Model;

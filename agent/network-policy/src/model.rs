@@ -121,13 +121,13 @@ impl Model {
             return;
         }
         self.namespaces.insert(name.to_owned(), labels);
-        self.judge_namespace(name);
+        self.update_pods_of_namespace(name);
     }
 
     /// Removes a namespace.
     pub fn take_namespace(&mut self, name: &str) {
         if self.namespaces.remove(name).is_some() {
-            self.judge_namespace(name);
+            self.update_pods_of_namespace(name);
         }
     }
 
@@ -261,7 +261,7 @@ impl Model {
     }
 
     /// Updates the selections and policies of the pods of a namespace after a change of the namespace's labels.
-    fn judge_namespace(&mut self, namespace: &str) {
+    fn update_pods_of_namespace(&mut self, namespace: &str) {
         self.select_again(namespace);
         if self.is_tiered() {
             let pods = self.pods_in.get(namespace).into_iter().flatten();

@@ -59,7 +59,7 @@ pub(crate) enum Ports {
 pub(crate) enum RuleAction {
     Accept,
     Drop,
-    /// The next tier judges the packet.
+    /// The next tier decides on the packet.
     Pass,
     Jump(Chain),
 }
@@ -232,8 +232,8 @@ impl Program {
 
 impl Changes {
     /// Whether the change may forbid a connection that was allowed: a pod has other policies, or the peers of a
-    /// NetworkPolicy lost a member. Other changes only allow more. If policies of other tiers exist before or after the
-    /// change, every change may forbid connections.
+    /// NetworkPolicy lost a member. Other changes only allow more. While policies of other tiers exist, which the
+    /// caller checks, every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let is_namespaced = |set: &Set| matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..));
         let isolates = self.new_elements.keys().any(|set| matches!(set, Set::Isolated(..)));
@@ -241,9 +241,9 @@ impl Changes {
         isolates || excludes
     }
 
-    /// The addresses whose connections the change may judge differently. The verdict on a connection depends on the
-    /// elements of its two addresses, and on chains and ranges that are never changed. Only new chains refer to a new
-    /// set, and pods get new chains by their own elements.
+    /// The addresses whose connections may get another verdict by the change. The verdict on a connection depends on
+    /// the elements of its two addresses, and on chains and ranges that are never changed. Only new chains refer to a
+    /// new set, and pods get new chains by their own elements.
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
         let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
         let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));

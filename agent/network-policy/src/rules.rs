@@ -1,4 +1,4 @@
-//! Policies as parsed rules, and NetworkPolicies parsed.
+//! Parsed rules of policies, and the parser of NetworkPolicies.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub(crate) enum Direction {
     Egress,
 }
 
-/// Tier of a policy. The tiers judge a packet in this order.
+/// Tier of a policy. The tiers decide on a packet in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Tier {
     /// Policies of the cluster's administrators.
@@ -35,7 +35,7 @@ pub(crate) enum Tier {
 pub(crate) enum Action {
     Allow,
     Deny,
-    /// The other rules of the tier are skipped, and the next tier judges the packet.
+    /// The other rules of the tier are skipped, and the next tier decides on the packet.
     Pass,
 }
 

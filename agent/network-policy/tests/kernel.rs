@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use coracle_network_policy::{
-    ClusterKind, ClusterPolicy, Effect, Enforcer, Model, PodFacts, judge_connections,
+    ClusterKind, ClusterPolicy, Effect, Enforcer, Model, PodFacts, mark_connections,
 };
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use nix::sched::{CloneFlags, unshare};
@@ -131,7 +131,11 @@ fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
         model.put_policy(&policy("both", both));
         enforcer.change(&mut model).unwrap();
         assert_eq!(friend.reaches(&web, 7000), [false, true], "its egress allows IPv6 only");
-        assert_eq!(other.reaches(&web, 7003), [true, false], "it is in the block, and the port in the range");
+        assert_eq!(
+            other.reaches(&web, 7003),
+            [true, false],
+            "the address is in the block, and the port in the range"
+        );
         assert_eq!(other.reaches(&web, 7005), [false, false]);
         assert_eq!(web.reaches(&other, 7000), [false, true]);
         model.put_pod(friend.facts("n", "stranger"));
@@ -212,7 +216,7 @@ impl Connection {
         client.connect(server.local_addr().unwrap()).unwrap();
         server.connect(client.local_addr().unwrap()).unwrap();
         let connection = Self { client, server };
-        assert_eq!(connection.works(), [true, true], "it is new");
+        assert_eq!(connection.works(), [true, true], "a new connection");
         connection
     }
 
@@ -244,22 +248,26 @@ fn open_connections_end_with_their_permission_and_others_stay() {
             model.put_policy(&policy("allow", allow));
             let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
             assert_eq!(of, web.ips.into());
-            let judged = judge_connections(&model, Some(&of)).unwrap();
-            assert_eq!(judged.forbidden, count, "also those of the other family");
-            assert_eq!(forbidden.works(), [false, false], "the server's packets open no new way");
+            let counts = mark_connections(&model, Some(&of)).unwrap();
+            assert_eq!(counts.forbidden, count, "also those of the other family");
+            assert_eq!(
+                forbidden.works(),
+                [false, false],
+                "packets of the server do not allow the connection again"
+            );
             assert_eq!(kept.works(), [true, true]);
             model.put_pod(friend.facts("n", "stranger"));
             let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
             assert_eq!(of, friend.ips.into());
-            let judged = judge_connections(&model, Some(&of)).unwrap();
-            assert_eq!(judged.forbidden, count);
-            assert!(family == 1 || judged.listed == 1, "only connections of the friend are listed");
-            assert_eq!(judge_connections(&model, None).unwrap().forbidden, 2 * count);
+            let counts = mark_connections(&model, Some(&of)).unwrap();
+            assert_eq!(counts.forbidden, count);
+            assert!(family == 1 || counts.listed == 1, "only connections of the friend are listed");
+            assert_eq!(mark_connections(&model, None).unwrap().forbidden, 2 * count);
             assert_eq!(kept.works(), [false, false]);
             model.take_policy(&coracle_values::object::Key::new("n", "allow"));
             model.put_pod(friend.facts("n", "friend"));
             enforcer.change(&mut model).unwrap();
-            assert_eq!(judge_connections(&model, None).unwrap().forbidden, 0);
+            assert_eq!(mark_connections(&model, None).unwrap().forbidden, 0);
             assert_eq!((kept.works(), forbidden.works()), ([true, true], [true, true]));
         }
         enforcer.remove().unwrap();

@@ -26,7 +26,7 @@ pub(crate) struct TrafficEndpoints {
     pub(crate) on_this_node: Vec<IpAddr>,
 }
 
-/// Endpoints of one service port.
+/// Properties of an endpoint that decide whether it takes traffic.
 #[derive(Clone, Copy)]
 struct Candidate<'a> {
     conditions: Conditions,
@@ -34,7 +34,7 @@ struct Candidate<'a> {
     hints: Option<&'a Hints>,
 }
 
-/// Whether the port of a slice is this port of the service.
+/// Identifies a port of a service among the ports of its slices.
 #[derive(Clone, Copy)]
 pub(crate) struct PortId<'a> {
     pub(crate) name: &'a str,

@@ -2,13 +2,17 @@
 //!
 //! ```text
 //! prerouting, output (nat) ─► services ─ cluster IP  ─► balance N ─► DNAT to one of N targets
-//!                                      ─ … with affinity or many endpoints ─► chain of the service ─► DNAT
+//!                                      ─ … with affinity or many endpoints ─► chains of the service ─► DNAT
 //!                                      ─ external IP ─► external chain of the service
 //!                                      ─ node port   ─► external chain of the service
 //! postrouting (nat)        ─ marked, or from an endpoint to itself ─► masquerade
 //! guard (before nat)       ─ load balancer address ─► sources that may reach it
-//! input, forward, output   ─ new, to a service without endpoints or an unused port of a cluster IP ─► reject or drop
+//! input, forward, output   ─ new, not translated, to a service without endpoints or an unused port of a cluster IP
+//!                            ─► reject or drop
 //! ```
+//!
+//! Established connections leave each filter at its first rule. The first packet of a connection to a cluster IP costs
+//! two look-ups: its chain and its target.
 
 use coracle_nft::{
     BaseChain, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Meta, R0, Rule, SetSpec,
@@ -49,7 +53,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
     transaction.rule(REJECT, &Rule::default().reject());
     transaction.rule(DROP, &Rule::default().drop());
-    (1..=SHARED_MAX).for_each(|count| balance(transaction, count));
+    (1..=SHARED_MAX).for_each(|count| balance(transaction, count, node));
     services(transaction, node);
     checks(transaction, node);
     nat(transaction, node);
@@ -118,10 +122,19 @@ fn destination(is_ipv4: bool) -> Rule {
     of_family(is_ipv4).destination(is_ipv4, R0).protocol_and_port(R0 + registers(is_ipv4))
 }
 
-fn balance(transaction: &mut Transaction<'_>, count: usize) {
+/// The rule that marks packets of clients outside the pod network for masquerading: the replies must come back through
+/// this node. `None` without a pod network.
+pub(crate) fn masquerade_outside(is_ipv4: bool, node: &NodeView) -> Option<Rule> {
+    let pods: Vec<_> = node.pod_networks.iter().filter(|net| net.is_ipv4() == is_ipv4).collect();
+    let outside = pods.iter().fold(of_family(is_ipv4), |rule, net| rule.from(**net, true));
+    (!pods.is_empty()).then(|| outside.set_mark(MASQUERADE))
+}
+
+fn balance(transaction: &mut Transaction<'_>, count: usize, node: &NodeView) {
     for is_ipv4 in [true, false] {
         let (chain, registers) = (balancing(count, is_ipv4), registers(is_ipv4));
         transaction.make_chain(&chain);
+        masquerade_outside(is_ipv4, node).iter().for_each(|rule| transaction.rule(&chain, rule));
         let modulus = u32::try_from(count).unwrap_or(u32::MAX);
         // The random number follows the address, the protocol and the port in the key.
         let rule = destination(is_ipv4).random(modulus, R0 + registers + 2);
@@ -132,13 +145,6 @@ fn balance(transaction: &mut Transaction<'_>, count: usize) {
 
 fn services(transaction: &mut Transaction<'_>, node: &NodeView) {
     for is_ipv4 in [true, false] {
-        let pods: Vec<_> = node.pod_networks.iter().filter(|net| net.is_ipv4() == is_ipv4).collect();
-        if !pods.is_empty() {
-            // Replies to clients outside the pod network must come back through this node.
-            let outside = pods.iter().fold(of_family(is_ipv4), |rule, net| rule.from(**net, true));
-            let to_cluster_ip = outside.destination(is_ipv4, R0).in_set(name(Map::ClusterIps, is_ipv4));
-            transaction.rule("services", &to_cluster_ip.set_mark(MASQUERADE));
-        }
         for map in [Map::Services, Map::External] {
             transaction.rule("services", &destination(is_ipv4).lookup_verdict(name(map, is_ipv4)));
         }
@@ -160,7 +166,7 @@ fn local_port(is_ipv4: bool, node: &NodeView) -> Rule {
     rule.protocol_and_port(R0)
 }
 
-/// Rejects packets to services without endpoints.
+/// Rejects packets to services without endpoints, and to unused ports of cluster IPs.
 fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
     for is_ipv4 in [true, false] {
         let ports = local_port(is_ipv4, node).lookup_verdict(name(Map::RejectedPorts, is_ipv4));
@@ -201,16 +207,13 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Drops packets of pods to the network between nodes, at the addresses of any node.
+/// Rules that drop packets of pods to the overlay's UDP port, at any address.
 fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
     const UDP: u8 = 17;
     let of = |port: u16| {
         let pods = node.pod_networks.iter();
         pods.map(move |pods| {
-            let rule = Rule::default()
-                .new_connections()
-                .family(if pods.is_ipv4() { 2 } else { 10 })
-                .from(*pods, false);
+            let rule = of_family(pods.is_ipv4()).from(*pods, false);
             let rule = rule.meta(Meta::Transport, R0).equal(R0, &[UDP]);
             rule.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).drop()
         })
@@ -225,6 +228,7 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
         priority: -110,
         kind: "filter",
     });
+    transaction.rule("guard", &Rule::default().established_or_related().accept());
     for is_ipv4 in [true, false] {
         let guarded = destination(is_ipv4).lookup_verdict(name(Map::Guarded, is_ipv4));
         transaction.rule("guard", &guarded);
@@ -233,14 +237,24 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
         [("filter-input", Hook::Input), ("filter-forward", Hook::Forward), ("filter-output", Hook::Output)]
     {
         transaction.make_base_chain(BaseChain { name, hook, priority: -50, kind: "filter" });
-        if matches!(hook, Hook::Input | Hook::Forward) {
-            no_encapsulation(node).iter().for_each(|rule| transaction.rule(name, rule));
-        }
-        if matches!(hook, Hook::Input | Hook::Output) {
-            transaction.rule(name, &Rule::default().new_connections().jump("check-ports"));
-        }
-        transaction.rule(name, &Rule::default().new_connections().jump("check"));
+        filter_rules(hook, node).iter().for_each(|rule| transaction.rule(name, rule));
     }
+}
+
+/// The rules of the filter at a hook, in the order of their costs as far as possible.
+fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
+    let mut rules = vec![Rule::default().established_or_related().accept()];
+    if matches!(hook, Hook::Input | Hook::Forward) {
+        // Before the next rule: the endpoint of a service may be a node.
+        rules.extend(no_encapsulation(node));
+    }
+    // A translated destination is an endpoint, so the service has one.
+    rules.push(Rule::default().translated().accept());
+    if matches!(hook, Hook::Input | Hook::Output) {
+        rules.push(Rule::default().jump("check-ports"));
+    }
+    rules.push(Rule::default().jump("check"));
+    rules
 }
 
 #[cfg(test)]
@@ -248,14 +262,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pod_packets_never_enter_the_network_between_nodes() {
+    fn packets_of_pods_to_the_overlay_port_are_dropped() {
         let mut node = NodeView {
             pod_networks: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
             overlay_port: Some(8472),
             ..NodeView::default()
         };
         let rules = no_encapsulation(&node);
-        let of_ipv4 = Rule::default().new_connections().family(2).from(node.pod_networks[0], false);
+        let of_ipv4 = Rule::default().family(2).from(node.pod_networks[0], false);
         let of_ipv4 = of_ipv4.meta(Meta::Transport, R0).equal(R0, &[17]);
         let of_ipv4 = of_ipv4.payload(Header::Transport, 2, 2, R0).equal(R0, &[0x21, 0x18]).drop();
         assert_eq!((rules.len(), &rules[0]), (2, &of_ipv4));
@@ -268,6 +282,28 @@ mod tests {
         node.overlay_port = None;
         assert_eq!(no_encapsulation(&node), []);
         assert_ne!(with, table(&node), "the rules are in the table");
+    }
+
+    #[test]
+    fn only_first_packets_that_are_not_translated_are_looked_up() {
+        let pod_networks = vec!["10.42.0.0/24".parse().unwrap()];
+        let node = NodeView { pod_networks, overlay_port: Some(8472), ..NodeView::default() };
+        let (established, translated) =
+            (Rule::default().established_or_related(), Rule::default().translated());
+        let [check_ports, check] = ["check-ports", "check"].map(|chain| Rule::default().jump(chain));
+        let [overlay] = <[Rule; 1]>::try_from(no_encapsulation(&node)).unwrap();
+        let (first, then) = (established.accept(), translated.accept());
+        let forward = [first.clone(), overlay, then.clone(), check.clone()];
+        assert_eq!(filter_rules(Hook::Forward, &node), forward);
+        assert_eq!(filter_rules(Hook::Output, &node), [first, then, check_ports, check]);
+    }
+
+    #[test]
+    fn clients_outside_the_pod_network_are_masqueraded() {
+        let node = NodeView { pod_networks: vec!["10.42.0.0/24".parse().unwrap()], ..NodeView::default() };
+        let marked = Rule::default().family(2).from(node.pod_networks[0], true).set_mark(MASQUERADE);
+        assert_eq!(masquerade_outside(true, &node), Some(marked));
+        assert_eq!(masquerade_outside(false, &node), None, "there are no pods of the family");
     }
 
     #[test]

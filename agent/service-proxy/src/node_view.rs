@@ -13,15 +13,16 @@ pub struct NodeView {
     pub zone: Option<String>,
     /// Networks of this node's pods. Clients outside them are masqueraded.
     pub pod_networks: Vec<IpNetwork>,
-    /// Whether packets between pods of one bridge do not pass the filters of the IP layer.
+    /// Whether packets between pods of one bridge bypass the hooks of the IP layer.
     pub bridge_bypasses_filters: bool,
     /// Addresses that the node serves itself, such as cluster DNS.
     pub served_here: Vec<IpAddr>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// UDP port of the network between nodes. Packets of pods to it are dropped: the kernel cannot distinguish them
-    /// from packets of other nodes, and would deliver the inner packet with any source address.
+    /// UDP port of the overlay. Packets of pods to this port are dropped: the kernel cannot distinguish them from
+    /// packets of other nodes, and would deliver the inner packet with any source address.
     pub overlay_port: Option<u16>,
-    /// Addresses of this node. It serves a load balancer at all of them if the load balancer's status has one of them.
+    /// Addresses of this node. If the status of a load balancer has one of them, the node serves the load balancer at
+    /// all of them.
     pub addresses: Vec<IpAddr>,
 }

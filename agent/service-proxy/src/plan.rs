@@ -61,7 +61,7 @@ pub(crate) fn plan(service: &Service, slices: &[Arc<EndpointSlice>], node: &Node
         for port in spec.ports.iter().flatten() {
             let Some(planned) = Port::of(spec, port, is_ipv4, slices, node) else { continue };
             let chains = Chains::new(service, &planned);
-            planned.internal(&mut program, &chains, &addresses);
+            planned.internal(&mut program, &chains, &addresses, node);
             planned.external(&mut program, &chains, &external, node);
         }
     }
@@ -176,9 +176,8 @@ impl<'a> Port<'a> {
     }
 
     /// Adds the elements of the cluster IPs.
-    fn internal(&self, program: &mut Program, chains: &Chains, addresses: &[IpAddr]) {
-        let is_local = self.spec.internal_traffic_policy.as_deref() == Some("Local");
-        let destination = self.destination(program, chains, is_local);
+    fn internal(&self, program: &mut Program, chains: &Chains, addresses: &[IpAddr], node: &NodeView) {
+        let destination = self.destination(program, chains, node);
         for address in addresses {
             self.address(program, Map::Services, *address, &destination);
         }
@@ -220,8 +219,9 @@ impl<'a> Port<'a> {
         self.connectionless(program, None, node_port);
     }
 
-    /// Where packets to the cluster IPs go.
-    fn destination(&self, program: &mut Program, chains: &Chains, is_local: bool) -> Destination {
+    /// The destination of packets to the cluster IPs.
+    fn destination(&self, program: &mut Program, chains: &Chains, node: &NodeView) -> Destination {
+        let is_local = self.spec.internal_traffic_policy.as_deref() == Some("Local");
         let targets = if is_local { &self.choice.local } else { &self.choice.cluster };
         if targets.is_empty() {
             let elsewhere = is_local && !self.choice.cluster.is_empty();
@@ -231,7 +231,8 @@ impl<'a> Port<'a> {
         if affinity.is_none() && targets.len() <= SHARED_MAX {
             return Destination::Entry(Entry::OneOf(targets.as_slice().into()));
         }
-        Destination::Entry(goto(&chains.make_balancing(program, targets, affinity, is_local)))
+        let balancing = chains.make_balancing(program, targets, affinity, is_local);
+        Destination::Entry(goto(&chains.make_internal(program, &balancing, node)))
     }
 
     fn address(&self, program: &mut Program, map: Map, address: IpAddr, destination: &Destination) {

@@ -11,8 +11,8 @@ use coracle_nft::{Element, Key, Rule, Value, Verdict};
 use crate::endpoints::Target;
 
 /// Maximum targets of a service port in the map that all services share. The kernel compares the name of a new set with
-/// those of all sets of the table, also for sets that belong to a rule. Without sets of their own, 5,000 services are
-/// programmed in linear time.
+/// those of all sets of the table, also for sets that belong to a rule: with a set for each service, the time to
+/// program services would grow with the square of their number.
 pub(crate) const SHARED_MAX: usize = 32;
 
 /// The maps and sets of the table, each once for IPv4 and once for IPv6.
@@ -34,7 +34,8 @@ pub(crate) enum Map {
     Guarded,
     /// All cluster IPs.
     ClusterIps,
-    /// Each endpoint on this node twice: a connection from it to itself by its service.
+    /// Each endpoint on this node, paired with itself: it matches connections of an endpoint to itself through its
+    /// service.
     Hairpin,
 }
 

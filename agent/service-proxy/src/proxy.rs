@@ -1,4 +1,4 @@
-//! The table in the kernel: writes the difference between the desired and the applied programs of services.
+//! Writes the difference between the desired and the applied programs of services to the table in the kernel.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -19,10 +19,10 @@ use crate::program::{Affinity, AppliedProgram, ElementId, Entry, Map, Program, h
 /// Maximum clients of an endpoint in its session affinity set.
 const CLIENTS_MAX: u32 = 65_536;
 
-/// A service and its slices. `None` without the service.
+/// A service and its slices. `None` if the service does not exist.
 pub type State = (Key, Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)>);
 
-/// The order of claims: age, then name.
+/// The order of claims: creation time, then name.
 type Owner = (i64, Key);
 
 /// The proxy's table.
@@ -71,7 +71,7 @@ impl Proxy {
         })
     }
 
-    /// The netlink port that identifies its own changes in notifications.
+    /// The netlink port that identifies the proxy's own changes in notifications.
     #[must_use]
     pub fn author(&self) -> u32 {
         self.channel.port()
@@ -96,7 +96,7 @@ impl Proxy {
     /// Replaces the whole table in one transaction.
     ///
     /// # Errors
-    /// When the kernel rejects it; the table is unchanged then.
+    /// When the kernel rejects the transaction; the table is unchanged then.
     pub fn replace(&mut self, node: NodeView, all: impl IntoIterator<Item = State>) -> Result<(), Error> {
         let clients = self.clients();
         self.node = node;
@@ -121,7 +121,7 @@ impl Proxy {
     /// Applies changed services in one transaction.
     ///
     /// # Errors
-    /// When the kernel rejects it; the table must be replaced then.
+    /// When the kernel rejects the transaction; the table must be replaced then.
     pub fn change(&mut self, changed: impl IntoIterator<Item = State>) -> Result<(), Error> {
         let difference = self.record(changed);
         let table = self.table.clone();

@@ -6,21 +6,25 @@
     reason = "a test panics and waits"
 )]
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_nft::{Attributes, Channel, NLMSG_ERROR, delete_flows, errno_of, kind_of, messages};
 use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::{Value, json};
 
 const TABLE: &str = "test-services";
 
-/// Runs the test in a new network namespace, in which all addresses of 10.0.0.0/8 are local.
+/// Runs the test in a new network namespace, in which the addresses of 10.42.0.0/24 are local and a route leads the
+/// addresses of services, 10.43.0.0/16, to a veth device.
 fn alone(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
@@ -127,7 +131,7 @@ fn connections_reach_all_endpoints_and_survive_changes_of_others() {
         proxy.replace(node(), [both]).unwrap();
         assert_eq!(ask(&mut kept), owner, "a restart replaces the table");
         proxy.change([(Key::new("n", "s"), None)]).unwrap();
-        assert_eq!(ask(&mut kept), owner, "the service is gone, its connections are not");
+        assert_eq!(ask(&mut kept), owner, "connections survive the removal of their service");
         let listing = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
         let listing = String::from_utf8(listing.stdout).unwrap();
         assert!(!listing.contains("10.42.0.2") && !listing.contains("n/s"), "{listing}");
@@ -173,7 +177,7 @@ fn node_ports_and_affinity() {
 }
 
 #[test]
-fn datagrams_leave_a_removed_endpoint() {
+fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() {
     alone(|| {
         let server = |address: &str| {
             ip(&format!("addr replace {address}/32 dev lo"));
@@ -209,5 +213,101 @@ fn the_oldest_service_keeps_an_address_that_another_claims() {
         assert_eq!(answers("10.43.0.5:80", 10), ["a"]);
         proxy.change([(Key::new("n", "a"), None)]).unwrap();
         assert_eq!(answers("10.43.0.5:80", 10), ["b"]);
+    });
+}
+
+/// Connections that a test begins and ends. `CORACLE_SHORT_CONNECTIONS` sets it, for example to a million.
+fn short_connections() -> usize {
+    std::env::var("CORACLE_SHORT_CONNECTIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
+}
+
+#[test]
+fn short_connections_succeed_while_endpoints_change() {
+    alone(|| {
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let endpoints = ["10.42.0.2", "10.42.0.3"];
+        for address in endpoints {
+            ip(&format!("addr replace {address}/32 dev lo"));
+            let listener = TcpListener::bind((address, 8080)).unwrap();
+            std::thread::spawn(move || listener.incoming().for_each(drop));
+        }
+        let with = |endpoints: &[&str]| [state("s", tcp("10.43.0.5"), endpoints, 8080)];
+        proxy.replace(node(), with(&endpoints)).unwrap();
+        // Entries of ended connections expire soon, so that their number depends on the rate, and not on the duration.
+        std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", "1").unwrap();
+        for number in 0..short_connections() {
+            if number % 500 == 0 {
+                proxy.change(with(&endpoints[number / 500 % 2..])).unwrap();
+            }
+            let stream = connect("10.43.0.5:80").unwrap_or_else(|error| panic!("{number}: {error}"));
+            // A reset keeps no state in the client, so that its ports do not run out.
+            let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+            setsockopt(&stream, sockopt::Linger, &reset).unwrap();
+        }
+    });
+}
+
+/// Makes an entry of a connection by UDP that has been answered, which the kernel does not replace by another one.
+/// Returns whether the table had room for it.
+fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
+    const NEW: u16 = 0x100;
+    const FLAGS: u16 = 0x4 | 0x600; // NLM_F_ACK, NLM_F_CREATE | NLM_F_EXCL
+    const STATUS: u32 = 0x2 | 0x4 | 0x8; // IPS_SEEN_REPLY, IPS_ASSURED, IPS_CONFIRMED
+    let client = std::net::Ipv4Addr::from(0xc612_0000 + (number & 0x1_ffff)).octets();
+    let client_port = 1000 + u16::try_from(number >> 17).unwrap();
+    let server = [203, 0, 113, 1];
+    let tuple = |(from, from_port): ([u8; 4], u16), (to, to_port): ([u8; 4], u16)| {
+        let ends = Attributes::default().bytes(1, &from).bytes(2, &to);
+        let ports = Attributes::default().bytes(1, &[17]).bytes(2, &from_port.to_be_bytes());
+        let ports = ports.bytes(3, &to_port.to_be_bytes());
+        Attributes::default().nest(1, ends).nest(2, ports)
+    };
+    let (client, server) = ((client, client_port), (server, port));
+    let entry = Attributes::default().nest(1, tuple(client, server)).nest(2, tuple(server, client));
+    let entry = entry.number(3, STATUS).number(7, 600);
+    match channel.request(NEW, FLAGS, 2, &entry) {
+        Ok(answer) => {
+            !messages(&answer).any(|message| kind_of(message) == NLMSG_ERROR && errno_of(message) > 0)
+        }
+        Err(_) => false,
+    }
+}
+
+#[test]
+fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
+    const ROOM: u32 = 1000;
+    const MOST: u32 = 1 << 20;
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let dns = || json!({"clusterIP": "10.43.0.6", "ports": [{"port": 53, "protocol": "UDP"}]});
+        let all = [state("s", tcp("10.43.0.5"), &["10.42.0.2"], 8080), state("u", dns(), &["10.42.0.2"], 53)];
+        proxy.replace(node(), all).unwrap();
+        let mut kept = connect("10.43.0.5:80").unwrap();
+        assert_eq!(ask(&mut kept), "a");
+        // Each namespace has as many entries as this, and only the first one may change the number.
+        let max = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max").unwrap();
+        let max: u32 = max.trim().parse().unwrap();
+        if max == 0 || max > MOST {
+            eprintln!("skipped: the kernel tracks {max} connections, which takes too much memory to fill");
+            return;
+        }
+        let mut channel = Channel::open().unwrap();
+        let room = |number| if number < ROOM { 5000 } else { 4000 };
+        let filled = (0..=max).position(|number| !track(&mut channel, number, room(number)));
+        assert!(
+            filled.is_some_and(|count| count > max as usize / 2),
+            "the table is full: {filled:?} of {max}"
+        );
+        assert!(connect("10.43.0.5:80").is_err());
+        assert_eq!(ask(&mut kept), "a", "an open connection stays");
+        proxy.change([state("u", dns(), &["10.42.0.3"], 53)]).unwrap();
+        proxy.change([state("t", tcp("10.43.0.7"), &["10.42.0.2"], 8080)]).unwrap();
+        assert!(proxy.is_intact().unwrap());
+        let removed = delete_flows(&mut channel, true, 17, &BTreeSet::from([5000]), |_| true).unwrap();
+        assert_eq!(removed, ROOM as usize);
+        assert_eq!(answers("10.43.0.5:80", 3), ["a"]);
+        assert_eq!(answers("10.43.0.7:80", 3), ["a"], "what changed meanwhile is in effect");
+        assert_eq!(ask(&mut kept), "a");
     });
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Maximum endpoints of a slice. The API server enforces the same.
 const ENDPOINTS_MAX: usize = 1000;
-/// Maximum ports of a slice. The API server enforces 20000 in total; a service has at most this many ports.
+/// Maximum ports of a slice; further ones are ignored. Upstream's validation allows 20000, far more than a service has.
 const PORTS_MAX: usize = 1000;
 
 /// An EndpointSlice.
@@ -19,7 +19,7 @@ const PORTS_MAX: usize = 1000;
 pub struct EndpointSlice {
     /// Metadata. [`slim`](Self::slim) removes what consumers do not read.
     pub metadata: ObjectMeta,
-    /// Name of the service, after [`slim`](Self::slim) has removed the labels.
+    /// Name of the service. [`slim`](Self::slim) sets it, and removes the label with the name.
     #[serde(skip)]
     service: Option<Box<str>>,
     /// Address family of the endpoints.
@@ -124,6 +124,22 @@ impl EndpointSlice {
         };
         Arc::new(self)
     }
+
+    /// Whether an endpoint for which `of` is true takes traffic.
+    pub(crate) fn serves(&self, of: impl Fn(IpAddr) -> bool) -> bool {
+        let mut those = self.endpoints.iter().filter(|endpoint| endpoint.address.is_some_and(&of));
+        those.any(|endpoint| endpoint.conditions.is_ready() || endpoint.conditions.is_serving())
+    }
+
+    /// The slice with endpoints that take no traffic: those for which `of` is true.
+    pub(crate) fn without(&self, of: impl Fn(IpAddr) -> bool) -> Self {
+        let mut slice = self.clone();
+        let those = slice.endpoints.iter_mut().filter(|endpoint| endpoint.address.is_some_and(&of));
+        those.for_each(|endpoint| {
+            (endpoint.conditions.ready, endpoint.conditions.serving) = (Some(false), Some(false));
+        });
+        slice
+    }
 }
 
 // === impl Conditions ===
@@ -141,7 +157,7 @@ impl Conditions {
         self.serving.unwrap_or_else(|| self.is_ready())
     }
 
-    /// Whether the endpoint is ending.
+    /// Whether the endpoint is terminating. An absent value means no.
     #[must_use]
     pub fn is_terminating(self) -> bool {
         self.terminating.unwrap_or(false)
@@ -184,8 +200,9 @@ fn first_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ip
     Ok(address.filter(|address| may_be_an_endpoint(*address)))
 }
 
-/// Whether the address may be an endpoint. Upstream refuses the others when an EndpointSlice is written; a forged one would
-/// lead clients to services of the node itself.
+/// Whether the address may be an endpoint. Upstream's validation rejects loopback, link-local and unspecified
+/// addresses: they would lead clients to services of the node itself. The others that this function rejects are no
+/// address of one pod.
 fn may_be_an_endpoint(address: IpAddr) -> bool {
     let special = match address {
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local() || ip.is_broadcast(),
@@ -212,6 +229,17 @@ mod tests {
         let left: Vec<_> =
             slice.endpoints.iter().map(|endpoint| endpoint.address.unwrap().to_string()).collect();
         assert_eq!(left, ["10.0.0.1", "fd00::1"]);
+    }
+
+    #[test]
+    fn some_endpoints_take_no_traffic() {
+        let slice: EndpointSlice = serde_json::from_value(json!({"metadata": {}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}], "ports": null}))
+        .unwrap();
+        let first = |address: IpAddr| address == IpAddr::from([10, 0, 0, 1]);
+        assert!(slice.serves(first));
+        let without = slice.without(first);
+        assert!(!without.serves(first) && without.serves(|address| !first(address)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Services and slices by namespace and service, and by address.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -21,6 +21,8 @@ pub struct Tables {
     by_cluster_ip: Claims,
     /// The services of each endpoint address: a claim for each endpoint of a slice.
     by_endpoint: Claims,
+    /// Addresses of this node's pods that are not ready.
+    unready: HashSet<IpAddr>,
     /// Whether all services, and all slices, were listed once.
     listed: (bool, bool),
 }
@@ -36,6 +38,16 @@ pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
     all.filter_map(|address| address.parse().ok())
 }
 
+/// Whether the endpoints of a service are the ready pods that it selects. Otherwise the author of the service, or of
+/// its slices, decides which endpoints take traffic.
+fn follows_readiness(service: &Service) -> bool {
+    let spec = service.spec.as_ref();
+    spec.is_some_and(|spec| {
+        let selects = spec.selector.as_ref().is_some_and(|selector| !selector.is_empty());
+        selects && spec.publish_not_ready_addresses != Some(true)
+    })
+}
+
 /// Whether a service has no cluster IP by choice.
 #[must_use]
 pub fn is_headless(service: &Service) -> bool {
@@ -45,7 +57,7 @@ pub fn is_headless(service: &Service) -> bool {
 // === impl Tables ===
 
 impl Tables {
-    /// Whether all services and slices were listed once. Before, an absent name is not known to be absent.
+    /// Whether all services and slices were listed once. Until then, a service that the tables lack may exist.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.listed == (true, true)
@@ -69,10 +81,37 @@ impl Tables {
         self.services.contains_key(namespace)
     }
 
-    /// The slices of a service.
+    /// The slices of a service. Endpoints that [`set_ready`](Self::set_ready) has marked as not ready take no traffic.
     #[must_use]
     pub fn slices(&self, service: &Key) -> Vec<Arc<EndpointSlice>> {
-        self.slices.get(service).into_iter().flat_map(BTreeMap::values).cloned().collect()
+        let all = self.slices.get(service).into_iter().flat_map(BTreeMap::values);
+        if self.unready.is_empty() || !self.follows_readiness(service) {
+            return all.cloned().collect();
+        }
+        let is_unready = |address: IpAddr| self.unready.contains(&address);
+        let current = |slice: &Arc<EndpointSlice>| match slice.serves(is_unready) {
+            true => Arc::new(slice.without(is_unready)),
+            false => Arc::clone(slice),
+        };
+        all.map(current).collect()
+    }
+
+    /// Records whether the pod of this node with the address is ready. An address without a record counts as ready: its
+    /// slices decide. Returns the services whose endpoints change.
+    pub fn set_ready(&mut self, address: IpAddr, is_ready: bool) -> Vec<Key> {
+        let is_changed = if is_ready { self.unready.remove(&address) } else { self.unready.insert(address) };
+        if !is_changed {
+            return Vec::new();
+        }
+        let serves = |service: &&Key| {
+            let mut slices = self.slices.get(*service).into_iter().flat_map(BTreeMap::values);
+            self.follows_readiness(service) && slices.any(|slice| slice.serves(|other| other == address))
+        };
+        self.by_endpoint.on(address).filter(serves).cloned().collect()
+    }
+
+    fn follows_readiness(&self, service: &Key) -> bool {
+        self.get(&service.namespace, &service.name).is_some_and(|service| follows_readiness(service))
     }
 
     /// The services with this cluster IP.
@@ -116,8 +155,8 @@ impl Tables {
         Some(service)
     }
 
-    /// Adds or replaces a slice. Returns the services whose slices changed: the one of the slice, and the one that it
-    /// had before.
+    /// Adds or replaces a slice. Returns the services whose slices changed: the slice's service, and its former service
+    /// if that differs.
     pub fn put_slice(&mut self, slice: Arc<EndpointSlice>) -> Vec<Key> {
         let Some(key) = named(&slice.metadata) else { return Vec::new() };
         let mut changed: Vec<Key> = self.take_slice(&key).into_iter().collect();
@@ -234,6 +273,34 @@ mod tests {
         assert_eq!(names(tables.with_endpoint(endpoint)), ["a"]);
         tables.take_slice(&Key::new("n", "s"));
         assert!(tables.by_endpoint.len() == 0 && names(tables.with_endpoint(endpoint)).is_empty());
+    }
+
+    #[test]
+    fn unready_pods_of_this_node_take_no_traffic_of_services_that_select_them() {
+        let mut tables = Tables::default();
+        for (name, spec) in [
+            ("selecting", json!({"selector": {"a": "b"}})),
+            ("publishing", json!({"selector": {"a": "b"}, "publishNotReadyAddresses": true})),
+            ("manual", json!({})),
+        ] {
+            let service = json!({"metadata": {"namespace": "n", "name": name}, "spec": spec});
+            tables.put_service(Arc::new(serde_json::from_value(service).unwrap()));
+            tables.put_slice(slice(name, name, &["10.1.0.1", "10.1.0.2"]));
+        }
+        let ready = |tables: &Tables, name: &str| {
+            let slices = tables.slices(&Key::new("n", name));
+            slices[0].endpoints.iter().filter(|endpoint| endpoint.conditions.is_ready()).count()
+        };
+        let address = "10.1.0.1".parse().unwrap();
+        assert_eq!(names(tables.set_ready(address, false).iter()), ["selecting"]);
+        assert!(tables.set_ready(address, false).is_empty());
+        assert!(tables.set_ready("10.1.0.9".parse().unwrap(), false).is_empty(), "no slice has the address");
+        let counts = ["selecting", "publishing", "manual"].map(|name| ready(&tables, name));
+        assert_eq!(counts, [1, 2, 2]);
+        tables.put_slice(slice("selecting", "selecting", &["10.1.0.1"]));
+        assert_eq!(ready(&tables, "selecting"), 0, "a new slice");
+        assert_eq!(names(tables.set_ready(address, true).iter()), ["selecting"]);
+        assert_eq!(ready(&tables, "selecting"), 1);
     }
 
     #[test]

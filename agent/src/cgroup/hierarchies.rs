@@ -74,7 +74,8 @@ impl Version {
         let controllers = controllers_of_v2();
         let mut dir = mount.to_owned();
         for name in below.split('/') {
-            // The kernel refuses a controller that the parent does not have: pods are not limited by it.
+            // The kernel refuses a controller that the parent does not have. Pods have no limits of that controller
+            // then.
             for controller in &controllers {
                 let _refused = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
             }
@@ -107,9 +108,9 @@ fn mounts_of_v1(mountinfo: &str) -> BTreeMap<String, PathBuf> {
     mounts
 }
 
-/// Makes new cpusets below a cgroup inherit CPUs and memory nodes, at any depth. When a program writes them instead, the
-/// kernel rebuilds its scheduling domains and visits all cpusets: the cost of a pod grows with the number of pods. If the
-/// write fails, [`fill_cpusets`] and the shims write the values.
+/// Makes new cpusets below a cgroup inherit CPUs and memory nodes, at any depth. If this fails, [`fill_cpusets`] and
+/// the shims write the values. With each such write the kernel rebuilds its scheduling domains and visits all cpusets,
+/// so the cost of a pod grows with the number of pods.
 pub(super) fn inherit_cpusets(mount: &Path, below: &str) {
     if let Err(error) = fs::write(mount.join(below).join(CLONE_CHILDREN), "1") {
         tracing::debug!(%error, cgroup = below, "new cpusets do not inherit the values of their parent");
@@ -120,7 +121,8 @@ pub(super) fn inherit_cpusets(mount: &Path, below: &str) {
 fn fill_cpusets(mount: &Path, below: &str) -> io::Result<()> {
     let mut dir = mount.join(below);
     let has = |file| Ok::<_, io::Error>(!fs::read_to_string(dir.join(file))?.trim().is_empty());
-    // The values are a part of the parent's values, so all parents have some. New cpusets usually inherit them.
+    // The values are a subset of the parent's values, so all ancestors have values too. New cpusets usually inherit
+    // them.
     if has(CPUSET_FILES[0])? && has(CPUSET_FILES[1])? {
         return Ok(());
     }

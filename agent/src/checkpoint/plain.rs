@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Checkpoint, Key, references};
-use crate::source::record;
+use crate::json_file;
 
 /// Encrypts the records of an earlier version. Plain files are removed after the encrypted ones are on disk.
 pub(super) fn take_over(checkpoint: &Checkpoint, agent_dir: &Path) {
@@ -16,13 +16,13 @@ pub(super) fn take_over(checkpoint: &Checkpoint, agent_dir: &Path) {
     if !pods.exists() && !values.exists() {
         return;
     }
-    for path in record::list(&pods) {
-        let Some(pod) = record::read::<Pod>(&path) else { continue };
+    for path in json_file::list(&pods) {
+        let Some(pod) = json_file::read::<Pod>(&path) else { continue };
         let Some(uid) = pod.metadata.uid.clone() else { continue };
         checkpoint.own(&uid, references(&pod));
         checkpoint.put(Key::pod(&uid), &pod);
     }
-    for path in record::list(&values) {
+    for path in json_file::list(&values) {
         let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
         let mut parts = name.splitn(3, '_');
         match (parts.next(), parts.next(), parts.next()) {
@@ -50,7 +50,7 @@ pub(super) fn take_over(checkpoint: &Checkpoint, agent_dir: &Path) {
 }
 
 fn copy<T: DeserializeOwned + Serialize>(checkpoint: &Checkpoint, path: &Path, key: Key) {
-    if let Some(value) = record::read::<T>(path) {
+    if let Some(value) = json_file::read::<T>(path) {
         checkpoint.put(key, &value);
     }
 }

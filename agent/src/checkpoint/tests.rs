@@ -16,7 +16,7 @@ fn all_files(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_value_is_encrypted_and_read_back_by_the_next_life() {
+fn a_value_is_encrypted_and_read_back_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let key = Key::secret("ns", "password");
     {
@@ -57,7 +57,7 @@ fn an_unchanged_value_is_not_written_again_even_after_a_restart() {
 }
 
 #[test]
-fn a_torn_record_a_record_in_anothers_place_and_a_half_written_one_are_no_obstacle() {
+fn torn_misplaced_and_incomplete_records_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = open(dir.path());
     for uid in ["a", "b", "c"] {
@@ -75,7 +75,7 @@ fn a_torn_record_a_record_in_anothers_place_and_a_half_written_one_are_no_obstac
     assert!(!path("d").with_extension("tmp").exists());
     again.put(Key::pod("a"), &"a");
     again.flush();
-    assert!(!path("a").with_extension("bad").exists(), "replaced by the good one");
+    assert!(!path("a").with_extension("bad").exists(), "replaced by the valid record");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Images and their users, from the runtime and the pods of this node.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use coracle_images::Reference;
 use coracle_proto::cri;
@@ -47,9 +48,26 @@ pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Ima
     Ok(images)
 }
 
-/// Whether a pod uses an image now.
-pub(super) fn is_named(pods: &Pods, id: &str, names: &[String]) -> bool {
-    has_name(&named(&pods.all()), id, names)
+/// The images that pods of this node name.
+#[derive(Default)]
+pub(super) struct NamedImages {
+    pods: Vec<Arc<Pod>>,
+    names: HashSet<String>,
+}
+
+// === impl NamedImages ===
+
+impl NamedImages {
+    /// Whether one of these pods names an image. The names are read again only if the pods have changed: a user can make
+    /// pods with a hundred thousand names, and each of many images is checked.
+    pub(super) fn contains(&mut self, pods: Vec<Arc<Pod>>, id: &str, names: &[String]) -> bool {
+        let is_same = |(one, other): (&Arc<Pod>, &Arc<Pod>)| Arc::ptr_eq(one, other);
+        if pods.len() != self.pods.len() || !pods.iter().zip(&self.pods).all(is_same) {
+            self.names = named(&pods);
+            self.pods = pods;
+        }
+        has_name(&self.names, id, names)
+    }
 }
 
 /// Additional data of an image; None if it was removed.
@@ -121,8 +139,6 @@ fn normalised(image: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::json;
 
     use super::*;
@@ -153,6 +169,19 @@ mod tests {
             "registry.example/app:1",
         ];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn names_are_read_again_only_after_pods_have_changed() {
+        let of = |image: &str| pod(json!({"spec": {"containers": [{"name": "c", "image": image}]}}));
+        let name = |image: &str| [format!("docker.io/library/{image}:latest")];
+        let (one, other, mut named) = (of("a"), of("b"), NamedImages::default());
+        assert!(!named.contains(Vec::new(), "i", &name("a")));
+        assert!(named.contains(vec![one.clone()], "i", &name("a")));
+        named.names.clear();
+        assert!(!named.contains(vec![one.clone()], "i", &name("a")), "the names were read again");
+        assert!(named.contains(vec![one, other.clone()], "i", &name("a")));
+        assert!(!named.contains(vec![other], "i", &name("a")));
     }
 
     #[test]

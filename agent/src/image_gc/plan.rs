@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::policy::ImageGcPolicy;
+use crate::image_gc_policy::ImageGcPolicy;
 
 /// Usage of the images' file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

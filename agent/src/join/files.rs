@@ -182,8 +182,9 @@ fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text.map_err(|error| unusable(path, &error))?,
     };
-    let at =
-        text.find(KEY).ok_or_else(|| JoinError::Certificate(format!("{} holds no key", path.display())))?;
+    let at = text
+        .find(KEY)
+        .ok_or_else(|| JoinError::Certificate(format!("{} contains no key", path.display())))?;
     let (certificate, key) = text.split_at(at);
     Identity::new(certificate.to_owned(), key.to_owned()).map(Some)
 }

@@ -155,7 +155,7 @@ impl Identity {
         self.until
     }
 
-    /// Whether it has expired.
+    /// Whether the certificate has expired.
     pub(super) fn is_over(&self, now: jiff::Timestamp) -> bool {
         now >= self.until
     }
@@ -197,7 +197,7 @@ impl Failure {
             Self::Join(error) => error,
             Self::Api(error) => match *error {
                 kube::Error::Api(status) if status.code == 401 => JoinError::Setting(
-                    "the cluster does not take the token: it has expired or may not be used for joining"
+                    "the cluster rejects the token: it has expired or may not be used for joining; `coracle token create` makes one"
                         .to_owned(),
                 ),
                 kube::Error::Api(status) => {

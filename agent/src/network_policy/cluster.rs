@@ -16,7 +16,7 @@ use kube::runtime::watcher::{self, Config, Event};
 use kube::{Api, Client};
 
 use super::peers::{Events, Received, next, watch_with};
-use crate::pod::Recorder;
+use crate::event_recorder::Recorder;
 
 /// First pause after the API server refused to show a definition. An API server that has just started may refuse requests
 /// whose roles it has not read yet.
@@ -310,7 +310,7 @@ mod tests {
     #[tokio::test]
     async fn policies_are_known_when_their_kind_is_absent_refused_or_listed() {
         let (client, mut model) = (client(), Model::default());
-        let (recorder, _sender) = crate::pod::events(client.clone(), "here");
+        let (recorder, _sender) = crate::event_recorder::channel(client.clone(), "here");
         let new = || Kind::new(&client, ClusterKind::ClusterNetworkPolicy);
         let mut absent = new();
         absent.apply_definition_event(Ok(Event::Init), &client, &mut model);
@@ -356,7 +356,7 @@ mod tests {
     #[tokio::test]
     async fn an_invalid_policy_ends_the_former_one_and_is_reported_once() {
         let (client, mut model) = (client(), Model::default());
-        let (recorder, _sender) = crate::pod::events(client.clone(), "here");
+        let (recorder, _sender) = crate::event_recorder::channel(client.clone(), "here");
         let mut kind = Kind::new(&client, ClusterKind::ClusterNetworkPolicy);
         let valid = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}});
         kind.put(&policy(1, valid.clone()), &recorder, &mut model);

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 
-use crate::pod::Level;
+use crate::event_recorder::Level;
 
 /// Conditions in the order of their events, with the reasons for True and False.
 const CONDITIONS: [(&str, &str, &str); 4] = [

@@ -6,14 +6,15 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use coracle_values::quantity::{millis_of, value_of};
-use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, NodeSystemInfo};
+use k8s_openapi::api::core::v1::{NodeSwapStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nix::unistd::{SysconfVar, sysconf};
 use rustix::fs::statvfs;
 
-use super::address;
 use super::config::{NodeConfig, NodeError};
 use super::eviction::{EvictionThresholds, Threshold};
+use crate::own_address;
+use crate::project_quota;
 
 /// Properties of the node, read once at the start.
 #[derive(Clone, Debug)]
@@ -34,12 +35,6 @@ pub struct NodeFacts {
 
 /// The version of the kubelet that the agent corresponds to; its own version follows the plus.
 pub(super) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
-
-/// Whether the node runs an agent of this project.
-pub(crate) fn is_ours(node: &Node) -> bool {
-    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
-    info.is_some_and(|info| info.kubelet_version.contains("+coracle."))
-}
 
 // === impl NodeFacts ===
 
@@ -70,7 +65,7 @@ pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let capacity = capacity(config, &meminfo)?;
     let held_back = eviction_reserve(&capacity, &config.eviction);
     let allocatable = allocatable(&capacity, &config.reserved, &held_back)?;
-    let ips = if config.ips.is_empty() { address::find() } else { config.ips.clone() };
+    let ips = if config.ips.is_empty() { own_address::find() } else { config.ips.clone() };
     Ok(NodeFacts {
         name: config.name.clone(),
         ips,
@@ -101,7 +96,7 @@ fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quant
 
 /// The size of the file system, if it enforces sizes of volumes. Otherwise volumes may request any size.
 fn limited_kib(dir: &Path) -> Option<u64> {
-    crate::volume::limits_sizes(present(dir)).then(|| storage_kib(dir).ok()).flatten()
+    project_quota::limits_sizes(present(dir)).then(|| storage_kib(dir).ok()).flatten()
 }
 
 /// The directory, or its nearest ancestor that exists: it is on the same file system.
@@ -143,8 +138,8 @@ fn binary(kib: u64) -> String {
     }
 }
 
-/// Amounts that pods cannot use: below them the node is under pressure and accepts no pods. The kubelet subtracts the
-/// thresholds of hard evictions in the same way.
+/// Amounts that pods cannot use: the thresholds of hard evictions, below which the node has memory or disk pressure.
+/// The kubelet subtracts them in the same way.
 fn eviction_reserve(
     capacity: &BTreeMap<String, Quantity>,
     eviction: &EvictionThresholds,
@@ -161,7 +156,7 @@ fn eviction_reserve(
     ]
 }
 
-/// Capacity without reserved and held back amounts. Huge pages are subtracted from memory.
+/// Capacity minus the reserved and held back amounts. Huge pages are subtracted from memory.
 fn allocatable(
     capacity: &BTreeMap<String, Quantity>,
     reserved: &[BTreeMap<String, String>],
@@ -307,7 +302,7 @@ mod tests {
         assert!(facts.ip().is_some());
         let size = storage_kib(Path::new("/var/lib")).ok();
         assert_eq!(storage_kib(&config.local_volume_dir).ok(), size, "of an ancestor");
-        let is_limited = crate::volume::limits_sizes(Path::new("/var/lib"));
+        let is_limited = project_quota::limits_sizes(Path::new("/var/lib"));
         assert_eq!(facts.local_volume_kib, size.filter(|_| is_limited));
         assert_eq!(os_image("NAME=Debian\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
     }

@@ -120,8 +120,8 @@ pub(super) fn metadata_patch(
     let held = seen.metadata.annotations.clone().unwrap_or_default();
     let mut missing: BTreeMap<_, _> = match announced {
         Some((kind, ends)) => overlay::annotations(*kind, ends, &held),
-        // The annotations are removed together with the conditions. The reasons of the conditions identify them as
-        // ours: flannel uses the same annotations.
+        // The annotations are removed together with the conditions. The reasons of the conditions show that
+        // this agent wrote both: flannel uses the same annotations.
         None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };

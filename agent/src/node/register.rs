@@ -18,8 +18,9 @@ use super::disk::disk_shortage;
 use super::network::is_ready;
 use super::plan::{self, CurrentState, Pressure};
 use super::{EvictionThresholds, NodeAgent, events, facts};
-use crate::pod::Level;
-use crate::source::record;
+use crate::event_recorder::Level;
+use crate::json_file;
+use crate::node_object::pod_cidrs;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(5);
@@ -28,7 +29,7 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 pub(super) async fn keep(agent: &NodeAgent) {
     let api: Api<Node> = Api::all(agent.client.clone());
     // Stored ranges: pods get their network while the API server does not answer.
-    if let Some(cidrs) = record::read::<Vec<IpNetwork>>(&cidr_record(agent)) {
+    if let Some(cidrs) = json_file::read::<Vec<IpNetwork>>(&cidr_record(agent)) {
         set_cidrs(agent, cidrs).await;
     }
     let mut retry = FIRST_RETRY;
@@ -139,28 +140,13 @@ async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     }
 }
 
-/// The pod ranges of a node.
-pub(crate) fn pod_cidrs(node: &Node) -> Vec<IpNetwork> {
-    let Some(spec) = &node.spec else { return Vec::new() };
-    let many = spec.pod_cidrs.iter().flatten();
-    let all: Vec<&String> =
-        if many.clone().next().is_some() { many.collect() } else { spec.pod_cidr.iter().collect() };
-    all.into_iter()
-        .filter_map(|text| {
-            text.parse()
-                .inspect_err(|error| tracing::warn!(%error, text, "ignoring an invalid pod CIDR"))
-                .ok()
-        })
-        .collect()
-}
-
 async fn set_cidrs(agent: &NodeAgent, cidrs: Vec<IpNetwork>) {
     if *agent.ranges.borrow() == cidrs && agent.network.ready().is_ok() {
         return;
     }
     match agent.network.set_pod_cidrs(cidrs.clone()).await {
         Ok(()) => {
-            if let Err(error) = record::write(&cidr_record(agent), &cidrs) {
+            if let Err(error) = json_file::write(&cidr_record(agent), &cidrs) {
                 tracing::warn!(%error, "cannot store the pod address ranges");
             }
             agent.ranges.send_replace(cidrs);

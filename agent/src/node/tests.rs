@@ -168,7 +168,7 @@ fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path
 
 /// With a recorder whose events are never sent, so that they do not count as writes.
 fn recording(api: &Api) -> (kube::Client, Recorder) {
-    (api.client(), crate::pod::events(api.client(), "n1").0)
+    (api.client(), crate::event_recorder::channel(api.client(), "n1").0)
 }
 
 fn config(ips: Vec<IpAddr>, dir: &std::path::Path) -> NodeConfig {

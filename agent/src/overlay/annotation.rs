@@ -42,7 +42,7 @@ struct Vtep {
 pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
     let annotations = node.metadata.annotations.as_ref()?;
     let backend = annotations.get(BACKEND)?;
-    let cidrs = crate::node::pod_cidrs(node);
+    let cidrs = crate::node_object::pod_cidrs(node);
     if cidrs.is_empty() {
         return None;
     }
@@ -54,7 +54,7 @@ pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
     };
     let ends = [V4, V6].iter().filter_map(|family| end(family, annotations).transpose());
     let ends: Result<Vec<End>, String> = ends.collect();
-    let bridged = crate::node::is_ours(node);
+    let bridged = crate::node_object::is_ours(node);
     Some(ends.map(|ends| Peer { cidrs, kind, ends, bridged }))
 }
 

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::retest::Rounds;
 use super::test_results::TestResults;
 use super::{State, annotation, one_of_each};
-use crate::node::find_addresses_again;
+use crate::own_address;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
@@ -243,7 +243,7 @@ impl OverlayAgent {
     /// Reads the node's addresses again.
     fn refresh_addresses(&mut self) {
         if !self.ips_are_set {
-            find_addresses_again(&self.ips);
+            own_address::find_again(&self.ips);
         }
         let announced = self.overlay.announced(&one_of_each(&self.ips.borrow()));
         self.update_state(|state| state.announced = Some(announced));

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_quiet_minutes_forget() {
+    fn the_back_off_ends_after_ten_minutes_without_a_failure() {
         let mut backoff = Backoff::default();
         backoff.fail("a", at(0), at(0));
         backoff.fail("a", at(20), at(20));

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::events::Recorder;
 use super::eviction::Evictions;
 use super::pods::Pods;
 use super::pull::Providers;
@@ -18,8 +17,9 @@ use crate::cgroup::{Cgroups, Machine};
 use crate::config::AgentConfig;
 use crate::config_cache::ConfigCache;
 use crate::dra::Dra;
-use crate::image_gc::Trigger;
-use crate::network_policy::PolicyGate;
+use crate::event_recorder::Recorder;
+use crate::image_gc_trigger::Trigger;
+use crate::policy_gate::PolicyGate;
 use crate::runtime::Runtime;
 use crate::service_cache::ServiceCache;
 use crate::source::checkpoint::PodCheckpoint;

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
 
+use super::NodeContext;
 use super::state::has_ended;
-use super::{Level, NodeContext};
+use crate::event_recorder::Level;
 use crate::node::{Shortage, disk_shortage};
 pub(crate) use plan::is_limited;
 
@@ -51,7 +52,7 @@ pub(crate) struct Eviction {
     limited: watch::Receiver<usize>,
     /// When the next measurement of a pod is due, by uid.
     due: HashMap<String, Instant>,
-    /// Whether the disk was short in the round before.
+    /// Whether the node was low on disk space in the round before.
     was_short: bool,
 }
 
@@ -155,13 +156,13 @@ impl Eviction {
         let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
             tracing::warn!(
                 resource = plan::name_of(shortage.resource),
-                "the disk is short, and no pod can be evicted"
+                "the node is low on disk space, and no pod can be evicted"
             );
             return;
         };
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let message = plan::message(pod, used, shortage);
-        tracing::info!(uid, message, "evicting a pod because the disk is short");
+        tracing::info!(uid, message, "evicting a pod because the node is low on disk space");
         self.node.evictions.request(uid, Evicted { message, by_pressure: true });
     }
 }

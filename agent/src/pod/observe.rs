@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::jiff::Timestamp;
 
 use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, RESOURCES, files};
-use super::resize::KernelLimits;
+use super::resize_state::KernelLimits;
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
 use crate::runtime::{Runtime, RuntimeError};
 
@@ -136,7 +136,7 @@ fn observed_container(sandbox: &str, status: cri::ContainerStatus) -> ObservedCo
 }
 
 fn exit(status: &cri::ContainerStatus) -> Exit {
-    let message = last_words(status);
+    let message = termination_message(status);
     Exit {
         started: time(status.started_at),
         finished: time(status.finished_at),
@@ -146,7 +146,7 @@ fn exit(status: &cri::ContainerStatus) -> Exit {
     }
 }
 
-fn last_words(status: &cri::ContainerStatus) -> String {
+fn termination_message(status: &cri::ContainerStatus) -> String {
     let path = status.annotations.get(MESSAGE_PATH);
     let mount = path.and_then(|path| status.mounts.iter().find(|m| m.container_path == *path));
     let text = mount.map(|m| files::message(Path::new(&m.host_path))).unwrap_or_default();

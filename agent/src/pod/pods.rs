@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_follow_each_change_and_end_at_nothing() {
+    fn sums_follow_each_change_and_end_at_zero() {
         let pods = Pods::default();
         pods.put("a", &pod("a", "1", 80, "s", "Pending"));
         pods.put("b", &pod("b", "2", 0, "s", "Pending"));

@@ -19,8 +19,8 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::NodeContext;
-use super::events::{ContainerRef, Level, MESSAGE_MAX};
 use super::state::Probed;
+use crate::event_recorder::{ContainerRef, Level, MESSAGE_MAX};
 use crate::runtime::RuntimeError;
 use metrics::ContainerCounts;
 use outcome::Outcome;
@@ -243,23 +243,21 @@ impl Watched {
                 Ok(request) => http::get(request).await,
                 Err(error) => Err(error),
             };
-            return answer.map_or_else(|error| Outcome::of(&error, error.to_string()), |a| a.outcome());
+            return answer.map_or_else(|error| error.outcome(), |answer| answer.outcome());
         }
         if let Some(socket) = &probe.tcp_socket {
             let Some(port) = port(&socket.port, &self.container) else {
-                return Outcome::Failure("its port has no number".to_owned());
+                return http::HttpError::Port.outcome();
             };
             let host = socket.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&self.ip);
             let connected = TcpStream::connect((host, port)).await;
             return connected.map_or_else(|e| Outcome::of(&e, e.to_string()), |_stream| Outcome::Success);
         }
         if let Some(grpc) = &probe.grpc {
-            let Ok(port) = u16::try_from(grpc.port) else {
-                return Outcome::Failure("its port has no number".to_owned());
-            };
+            let Ok(port) = u16::try_from(grpc.port) else { return http::HttpError::Port.outcome() };
             return grpc::check(&self.ip, port, grpc.service.as_deref().unwrap_or_default()).await;
         }
-        Outcome::Failure("the probe names no handler".to_owned())
+        Outcome::Unknown("the probe has no handler".to_owned())
     }
 
     /// A command that exceeds the timeout is a failure. One that the runtime cannot run has no result, as upstream.

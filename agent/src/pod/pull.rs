@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::NodeContext;
-use super::events::{ContainerRef, Level};
 use super::security::ImageUser;
 use super::state::{Failed, Waiting};
+use crate::event_recorder::{ContainerRef, Level};
 use crate::runtime::RuntimeError;
 
 pub use provider::ProviderError;
@@ -123,6 +123,7 @@ fn lacked_room(error: &RuntimeError) -> bool {
     matches!(error, RuntimeError::Exhausted(_)) || text.contains("no space left on device")
 }
 
+/// A container whose image is made available.
 struct Subject<'a> {
     node: &'a NodeContext,
     pod: &'a Pod,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   spec in the API ──► pending (Deferred, Infeasible) ──► allocated ──► in progress ──► actuated
-//!                       pod sync judges                   pod sync       the worker's jobs
+//!                       pod sync evaluates                   pod sync       the worker's jobs
 //! ```
 //! Pod sync compares the resources of a pod in the API with the allocated ones ([`mod@allocation`]), and informs the
 //! pod's worker through [`Resizes`]. The worker compares the allocated resources with those of the running containers
@@ -10,27 +10,17 @@
 
 pub(crate) mod allocation;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coracle_proto::cri;
 use coracle_values::pod_resources::Side;
 use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
 use serde::Serialize;
 
+use super::resize_state::{InProgress, KernelLimits, PendingResize, ResizeState};
 use super::state::{ObservedContainer, ObservedPod};
 use crate::cgroup::{Machine, container_resources};
-
-/// Why a resize is not accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PendingResize {
-    /// `Deferred` or `Infeasible`.
-    pub(crate) reason: &'static str,
-    pub(crate) message: String,
-    /// The generation of the pod that requests the resize.
-    pub(crate) generation: Option<i64>,
-}
 
 /// A resize that pod sync has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,34 +38,6 @@ pub(crate) struct Resizes {
 struct Decisions {
     pending: Option<PendingResize>,
     accepted: Option<AcceptedResize>,
-}
-
-/// Resizes of one pod in the state of its worker.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ResizeState {
-    pub(crate) pending: Option<PendingResize>,
-    pub(crate) in_progress: Option<InProgress>,
-    /// Whether the pod's cgroup may not have the limits of an accepted resize yet.
-    pub(crate) is_cgroup_due: bool,
-    /// The resources that containers have now, by container id.
-    pub(crate) actuated: HashMap<String, ResourceRequirements>,
-    /// Ids of containers that were stopped to start again with other resources.
-    pub(crate) restarts: HashSet<String>,
-}
-
-/// A resize that is not applied to all containers yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct InProgress {
-    pub(crate) generation: Option<i64>,
-    pub(crate) error: Option<String>,
-}
-
-/// Limits of a container in the kernel: those that a resize can change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KernelLimits {
-    shares: i64,
-    quota: i64,
-    memory: i64,
 }
 
 /// How a running container gets other resources.
@@ -204,18 +166,6 @@ impl Resizes {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Decisions>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl KernelLimits ===
-
-impl KernelLimits {
-    pub(crate) fn of(resources: &cri::LinuxContainerResources) -> Self {
-        Self {
-            shares: resources.cpu_shares,
-            quota: resources.cpu_quota,
-            memory: resources.memory_limit_in_bytes,
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 
 use super::backoff::Backoff;
-use super::resize::{KernelLimits, ResizeState};
+use super::resize_state::{KernelLimits, ResizeState};
 
 /// The desired state of a pod.
 #[derive(Clone, Debug)]
@@ -343,7 +343,7 @@ fn as_container(added: &EphemeralContainer) -> Container {
     }
 }
 
-/// Whether an init container is a sidecar: started in its turn, running as long as the pod.
+/// Whether an init container is a sidecar: started in the order of the init containers, and running as long as the pod.
 pub(crate) fn is_sidecar(init: &Container) -> bool {
     init.restart_policy.as_deref() == Some("Always")
 }

@@ -17,11 +17,11 @@ use tokio::task::JoinSet;
 use super::NodeContext;
 use super::admit::{self, unsupported};
 use super::config::POD_UID;
-use super::events::Level;
 use super::pods::Pods;
 use super::resize::allocation;
 use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
+use crate::event_recorder::Level;
 use crate::source::PodChange;
 use resize::PendingPod;
 
@@ -227,6 +227,7 @@ impl Sync {
             Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
                 self.inputs.pods.take(uid);
+                self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
                 self.retry_resizes();
             }
@@ -235,7 +236,14 @@ impl Sync {
 
     /// The API server has listed all pods: pods that run or are stored without an object must end.
     fn complete(&mut self, uids: &HashSet<String>) {
-        self.finished.retain(|uid| uids.contains(uid));
+        let services = &self.node.services;
+        self.finished.retain(|uid| {
+            let exists = uids.contains(uid);
+            if !exists {
+                services.remove_pod(uid);
+            }
+            exists
+        });
         let stale: Vec<(String, Arc<Pod>)> = self
             .handles
             .iter()
@@ -247,7 +255,7 @@ impl Sync {
         }
         for (uid, pod) in self.orphans.take().into_iter().flatten() {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
-                tracing::info!(uid, pod = pod.metadata.name, "ending a pod that is not in the API");
+                tracing::info!(uid, pod = pod.metadata.name, "terminating a pod that is not in the API");
                 let start_time = worker::start_time(&pod);
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
@@ -287,6 +295,8 @@ impl Sync {
                 let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());
                 if matches!(desired, Some(DesiredPod::Run(_))) {
                     self.finished.insert(uid);
+                } else {
+                    self.node.services.remove_pod(&uid);
                 }
             }
             Err(error) => tracing::error!(%error, "a pod's worker panicked"),

@@ -22,14 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::NodeContext;
 use super::apply::{ApplyError, Job, Report};
-use super::events::Level;
 use super::observe::observe;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
-use super::resize::ResizeState;
+use super::resize_state::ResizeState;
 use super::state::{DesiredPod, EVICTED, ObservedPod, Probed, Verdict, WorkerState};
 use super::status::{self, write::Update};
+use crate::event_recorder::Level;
+use crate::service_cache::LocalPod;
 use crate::volume::{self, Volumes};
 use probes::Probes;
 
@@ -77,7 +78,7 @@ struct Worker {
     finished: bool,
 }
 
-/// What starts a pass, besides a change of the desired pod, the end of a job, and time.
+/// An event that starts a pass. A change of the desired pod, the end of a job and a timer also start one.
 enum Event {
     Report(Report),
     Finding(Finding),
@@ -397,6 +398,8 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
+        let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());
+        self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status, is_attached));
         let known =
             self.reported.as_deref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {
@@ -448,7 +451,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn events_wait_for_the_end_of_a_running_job_for_a_moment() {
+    async fn events_are_delayed_while_a_job_runs() {
         let (mut reports, mut findings, wake) = (Queue::new(), Queue::new(), Notify::new());
         wake.notify_one();
         let begin = std::time::Instant::now();

@@ -77,7 +77,7 @@ async fn download(kubeconfig: &Path, target: &mut BackupFile) -> anyhow::Result<
         anyhow::bail!("the API server refuses the backup: {status}: {message}");
     }
     while let Some(frame) = body.frame().await {
-        let frame = frame.context("the connection to the API server broke during the backup")?;
+        let frame = frame.context("the connection to the API server ended during the backup")?;
         if let Some(chunk) = frame.data_ref() {
             target.write(chunk)?;
         }

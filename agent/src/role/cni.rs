@@ -71,7 +71,11 @@ fn install(dir: &Path, force: bool) -> anyhow::Result<()> {
     let links: Vec<PathBuf> = PluginKind::ALL.iter().map(|kind| dir.join(kind.name())).collect();
     for link in links.iter().filter(|_| !force) {
         let foreign = link.symlink_metadata().is_ok() && !is_ours(link);
-        anyhow::ensure!(!foreign, "{} is there already and is not ours; --force replaces it", link.display());
+        anyhow::ensure!(
+            !foreign,
+            "{} exists and is not a link of coracle; --force replaces it",
+            link.display()
+        );
     }
     for link in &links {
         let new = link.with_extension("coracle-new");

@@ -66,8 +66,10 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
 }
 
 fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
+    let features = settings.server_features();
     let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
+    config.features = features;
     config.listen = settings.listen;
     config.advertise = settings.advertise_address;
     config.cluster_cidrs = settings.ranges.cluster;
@@ -77,6 +79,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.token_file = settings.token_auth_file;
     config.password_file = settings.basic_auth_file;
     config.authentication_file = settings.authentication_config;
+    config.oidc = settings.oidc;
     config.anonymous_auth = settings.anonymous_auth;
     config.token_webhook = settings.token_webhook;
     config.request_header = settings.request_header;
@@ -98,6 +101,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.admission_plugins = settings.admission_plugins;
     config.initial_resources = settings.initial_resources;
     config.runtime_config = settings.runtime_config;
+    config.options = settings.options;
     config.controllers = settings.controllers;
     config.run_scheduler = settings.scheduler;
     config.audit = settings.audit;
@@ -109,6 +113,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.signing_duration = settings.signing_duration;
     config.token_clean_up_period = settings.token_clean_up_period;
     config.node_monitor_grace = settings.node_monitor_grace;
+    config.max_finished_pods = settings.max_finished_pods;
     config.node_balancers = settings.node_balancers;
     config.load_balancer_pool = settings.load_balancer_pool;
     config.request_timeout = settings.request_timeout;

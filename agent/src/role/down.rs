@@ -129,13 +129,13 @@ async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
     removed
 }
 
-/// Whether nothing has to be removed. Without a state directory there is no node, but its pods may still run. A
-/// running node uses another state directory.
+/// Whether nothing has to be removed. Without a state directory there is no node, but its pods may still run. Fails if
+/// a running node has the run directory: it uses another state directory.
 fn has_nothing_to_remove(dirs: &Dirs) -> anyhow::Result<bool> {
     if let Some(pid) = Lock::holder(&dirs.run) {
         let (state, run) = (dirs.state.display(), dirs.run.display());
         anyhow::bail!(
-            "there is no {state}, and process {pid} has {run}: name its state directory with --state-dir"
+            "there is no {state}, but process {pid} uses {run}: name its state directory with --state-dir"
         );
     }
     Ok(!dirs.run.exists())
@@ -201,7 +201,7 @@ async fn remove_pods(parts: &OpenRuntime, log_dir: &Path) -> anyhow::Result<usiz
     first
 }
 
-/// Waits until killed processes have left their cgroup.
+/// Removes the node's cgroups. Waits up to five seconds until killed processes have left them.
 async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let is_busy = |error: &anyhow::Error| {
         let kind = error.root_cause().downcast_ref::<std::io::Error>().map(std::io::Error::kind);
@@ -216,7 +216,7 @@ async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result
     remove_cgroups(root, driver)
 }
 
-/// Removes our cgroups from all hierarchies, and their parents if these are empty then.
+/// Removes the node's cgroups from all hierarchies, then their parents if they are empty.
 fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let root = root.trim_matches('/');
     let (root, groups) = match driver {
@@ -237,8 +237,8 @@ fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops our slices with everything in them. Returns the cgroup paths of the root and of our slices, for hierarchies
-/// that systemd does not manage.
+/// Stops the node's slices with everything in them. Returns the cgroup paths of the root and of the node's slices, for
+/// hierarchies that systemd does not manage.
 fn remove_slices(root: &str) -> anyhow::Result<(String, [String; 2])> {
     let mut systemd = Systemd::connect()?;
     let names: Vec<&str> =
@@ -283,14 +283,20 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
 /// state, and is kept.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let mut points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
-    points.retain(|point| Path::new(point).starts_with(dir) && Path::new(point) != dir);
-    points.sort_by_key(|point| std::cmp::Reverse(point.len()));
-    for point in points {
-        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
-            .with_context(|| format!("cannot unmount {point}"))?;
+    for point in mount_points_below(&table, dir) {
+        nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH)
+            .with_context(|| format!("cannot unmount {}", point.display()))?;
     }
     Ok(())
+}
+
+/// The mount points below `dir`, the deepest first. The table, mountinfo, escapes blanks and backslashes.
+fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
+    let unescaped = |point: &str| PathBuf::from(point.replace("\\040", " ").replace("\\134", "\\"));
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+    let mut points: Vec<PathBuf> = points.filter(|point| point.starts_with(dir) && point != dir).collect();
+    points.sort_by_key(|point| std::cmp::Reverse(point.as_os_str().len()));
+    points
 }
 
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
@@ -326,8 +332,17 @@ mod tests {
         stop_holder(dir.path()).await.expect("stopped");
         let ended = holder.try_wait().expect("wait");
         drop(holder.kill());
-        assert!(ended.is_some(), "it still runs");
+        assert!(ended.is_some(), "the process still runs");
         stop_holder(dir.path()).await.expect("no process holds the lock");
+    }
+
+    #[test]
+    fn mount_points_below_a_directory_with_a_blank_are_found() {
+        let table = "30 1 8:0 / / rw - ext4 /dev/sda rw\n31 30 0:28 / /a\\040b rw - tmpfs x rw\n\
+                     32 31 0:29 / /a\\040b/c rw - tmpfs x rw\n33 32 0:30 / /a\\040b/c/d rw - tmpfs x rw\n\
+                     34 30 0:31 / /a rw - tmpfs x rw\n";
+        let found = mount_points_below(table, Path::new("/a b"));
+        assert_eq!(found, [Path::new("/a b/c/d"), Path::new("/a b/c")]);
     }
 
     #[test]

@@ -166,13 +166,22 @@ async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, St
         if !data.contains_key(&format!("jws-kubeconfig-{}", token.id)) {
             continue;
         }
-        let text = data.get("kubeconfig").context("kube-public/cluster-info holds no kubeconfig")?;
-        let parsed = Kubeconfig::from_yaml(text).context("kube-public/cluster-info holds no kubeconfig")?;
-        let cluster =
-            parsed.clusters.into_iter().find_map(|named| named.cluster).context("it names no cluster")?;
-        let authority = cluster.certificate_authority_data.context("it names no authority")?;
+        let text = data.get("kubeconfig").context("kube-public/cluster-info contains no kubeconfig")?;
+        let parsed =
+            Kubeconfig::from_yaml(text).context("kube-public/cluster-info contains no kubeconfig")?;
+        let cluster = parsed
+            .clusters
+            .into_iter()
+            .find_map(|named| named.cluster)
+            .context("kube-public/cluster-info names no cluster")?;
+        let authority = cluster
+            .certificate_authority_data
+            .context("kube-public/cluster-info names no certificate authority")?;
         let authority = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, authority)?;
-        return Ok((cluster.server.context("it names no server")?, String::from_utf8(authority)?));
+        return Ok((
+            cluster.server.context("kube-public/cluster-info names no server")?,
+            String::from_utf8(authority)?,
+        ));
     }
     anyhow::bail!("the watch on kube-public/cluster-info ended")
 }

@@ -27,8 +27,8 @@ use super::{Events, Host, ImageChanges, RuntimeError};
 const MESSAGE_MAX: usize = 16 << 20;
 /// Limit of connecting, at the start and after the runtime restarted.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Time within which a runtime that sends no events ends the call. A server in Go sends no response headers before the
-/// first event, so that a pending call is a success.
+/// Time within which a runtime that does not support events ends the call. A server in Go sends no response headers
+/// before the first event, so a call that is still pending after this time counts as successful.
 const EVENTS_REFUSED_WITHIN: Duration = Duration::from_millis(500);
 
 /// A container runtime behind a unix socket: containerd, CRI-O.

@@ -2,6 +2,7 @@
 //! of a runtime in another process.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -13,6 +14,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
+use coracle_connections::{ConnectionPermit, watch_reads};
 use coracle_error_chain::chain;
 
 /// Maximum size in bytes of a response that does not upgrade the connection.
@@ -23,8 +25,8 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Serves exec, attach and port-forward streams that the runtime has prepared.
 pub trait Streams: Send + Sync + 'static {
-    /// Responds to the caller's request, and upgrades its connection if it asks for that. `url` is the result of the
-    /// runtime's Exec, Attach or PortForward.
+    /// Responds to the caller's request, and upgrades its connection if the request asks for an upgrade. `url` is the
+    /// result of the runtime's Exec, Attach or PortForward.
     fn stream(&self, url: &str, request: Request<Incoming>) -> BoxFuture<'static, Response<Body>>;
 }
 
@@ -85,11 +87,17 @@ async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Respon
         let body = Limited::new(body, REFUSAL_MAX).collect().await.map_err(|e| said(&*e))?.to_bytes();
         return Ok(Response::from_parts(head, http_body_util::Full::new(body).boxed_unsync()));
     }
+    let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
     let (theirs, ours) = (hyper::upgrade::on(&mut answer), hyper::upgrade::on(&mut request));
     tokio::spawn(async move {
         if let (Ok(theirs), Ok(ours)) = tokio::join!(theirs, ours) {
-            // A stream ends when either end closes it.
-            let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(theirs), &mut TokioIo::new(ours)).await;
+            let (mut ours, abandonment) = watch_reads(TokioIo::new(ours), permit);
+            let mut theirs = TokioIo::new(theirs);
+            tokio::select! {
+                // A stream ends when either end closes it: it cannot be resumed.
+                _ = tokio::io::copy_bidirectional(&mut theirs, &mut ours) => {}
+                () = abandonment.happened() => {}
+            }
         }
     });
     Ok(answer.map(|_| Empty::new().boxed_unsync()))

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::access::Access;
-use super::logs::{ContainerEnds, LogWatches};
+use super::container_ends::ContainerEnds;
+use super::log_watches::LogWatches;
 use crate::runtime::{Runtime, Streams};
 
 /// The pods of this node, as pod sync has them.

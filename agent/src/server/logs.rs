@@ -1,13 +1,11 @@
 //! `/containerLogs`: logs of containers, from the files that the runtime writes in the CRI format.
 
 pub(super) mod container;
-mod ends;
 mod files;
 mod follow;
 mod line;
 mod options;
 mod output;
-mod watch;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,10 +23,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::backend::Backend;
 use super::respond::text;
 use crate::runtime::Body;
-pub use ends::ContainerEnds;
 pub(crate) use line::Line;
 use options::Options;
-pub use watch::LogWatches;
 
 /// Maximum chunks that wait for a slow reader.
 const MAX_WAITING_CHUNKS: usize = 4;

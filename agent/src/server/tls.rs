@@ -13,7 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::config::{Certificate, ServerConfig, ServerError};
 
-/// A client without a certificate is accepted as anonymous, so that `/healthz` can respond.
+/// The TLS configuration. A client without a certificate is accepted as anonymous, so that `/healthz` can respond.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let clients: Arc<dyn ClientCertVerifier> = match &config.client_ca {
@@ -36,7 +36,7 @@ pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, Serv
     Ok(tls)
 }
 
-/// A verifier of client certificates of the authorities in a file.
+/// A verifier of client certificates that the CAs in a file have signed.
 fn clients_of(
     path: &Path,
     provider: &Arc<CryptoProvider>,

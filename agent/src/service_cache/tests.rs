@@ -142,3 +142,31 @@ async fn services_are_cached_without_unused_fields() {
     assert_eq!(*all[0], service("ns", "a", "10.0.0.1"));
     assert_eq!((has_other_proxy(&all[0]), has_other_proxy(&all[1])), (false, true));
 }
+
+#[tokio::test]
+async fn a_pod_of_this_node_that_is_not_ready_leaves_its_services_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    let mut web = service("ns", "web", "10.43.0.1");
+    web.spec.as_mut().unwrap().selector = Some([("app".to_owned(), "web".to_owned())].into());
+    list(&cache, vec![web]);
+    let slice = json!({"metadata": {"namespace": "ns", "name": "s", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "endpoints": [{"addresses": ["10.42.0.2"]}], "ports": [{"port": 80}]});
+    cache.apply_slice_event(Event::Apply(serde_json::from_value(slice).unwrap()), &mut Vec::new());
+    let (key, changes) = (ObjectKey::new("ns", "web"), cache.subscribe());
+    let is_ready = || cache.state(&key).unwrap().1[0].endpoints[0].conditions.is_ready();
+    let pod = |is_ready| LocalPod {
+        uid: "u",
+        addresses: vec!["10.42.0.2".parse().unwrap()],
+        is_ready,
+        is_attached: true,
+    };
+    cache.report_pod(&pod(true));
+    assert!(is_ready() && changes.take().is_empty());
+    cache.report_pod(&pod(false));
+    assert!(!is_ready());
+    assert_eq!(changes.take(), [key.clone()].into());
+    cache.remove_pod("u");
+    assert!(is_ready());
+    assert_eq!(changes.take(), [key.clone()].into());
+}

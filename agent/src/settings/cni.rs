@@ -12,12 +12,12 @@ pub(crate) struct Cni {
     pub(crate) bin_dirs: Vec<PathBuf>,
     /// Whether pods of the built-in network may send from their own addresses only.
     pub(crate) check_sources: bool,
-    /// Maximum connections of a pod of the built-in network; 0: no limit.
-    pub(crate) max_connections: u32,
+    /// Maximum connections of a pod of the built-in network; 0: no limit. `None`: a part of what the kernel tracks.
+    pub(crate) max_connections: Option<u32>,
 }
 
 /// `limits`: whether sources are checked, and the maximum of connections.
-pub(super) fn decide(conf_dir: PathOrOff, bin_dirs: Vec<PathBuf>, limits: (bool, u32)) -> Cni {
+pub(super) fn decide(conf_dir: PathOrOff, bin_dirs: Vec<PathBuf>, limits: (bool, Option<u32>)) -> Cni {
     let (check_sources, max_connections) = limits;
     Cni { conf_dir: conf_dir.0, bin_dirs, check_sources, max_connections }
 }

@@ -4,6 +4,7 @@
     allow(dead_code, reason = "a node alone accepts the settings of the control plane in its file")
 )]
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{Age, Percent};
+use super::value::{Age, Percent, PortRange};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -32,7 +33,10 @@ settings! {
     /// Ranges of pod addresses, at most one of each family. Each node gets a part of each range.
     cluster_cidr: Vec<IpNetwork> = default "10.42.0.0/16", "CIDR";
     /// Ranges of service addresses, at most one of each family. The first one has the default family.
-    service_cidr: Vec<IpNetwork> = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR";
+    service_cidr: Vec<IpNetwork>
+        = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR", also "service-cluster-ip-range";
+    /// Ports from which services get node ports.
+    service_node_port_range: PortRange = default "30000-32767", "PORT-PORT";
     /// Prefix length of a node's IPv4 range.
     node_cidr_mask_size_ipv4: u8 = default "24", "LENGTH";
     /// Prefix length of a node's IPv6 range.
@@ -45,6 +49,25 @@ settings! {
     /// Token issuers (OpenID Connect) and the rule for anonymous requests: an AuthenticationConfiguration, as for
     /// kube-apiserver.
     authentication_config: Option<PathBuf> = unset "", "FILE";
+    /// URL of an issuer of OpenID Connect tokens. Needs oidc-client-id; excludes authentication-config, which can have several
+    /// issuers.
+    oidc_issuer_url: Option<String> = unset "", "URL";
+    /// Client ID at the issuer: tokens must be for it.
+    oidc_client_id: Option<String> = unset "", "ID";
+    /// Authorities of the issuer's certificate.
+    oidc_ca_file: Option<PathBuf> = unset "those of the machine", "FILE";
+    /// Claim with the name of the user.
+    oidc_username_claim: Option<String> = unset "sub", "CLAIM";
+    /// Prefix of user names; - is none.
+    oidc_username_prefix: Option<String> = unset "the issuer's URL and #, or none for the claim email", "PREFIX";
+    /// Claim with the groups of the user.
+    oidc_groups_claim: Option<String> = unset "", "CLAIM";
+    /// Prefix of groups.
+    oidc_groups_prefix: Option<String> = unset "", "PREFIX";
+    /// Claims of a token that must have these values. A value with a comma is given in the file.
+    oidc_required_claim: BTreeMap<String, String> = default "", "CLAIM=VALUE";
+    /// Signing algorithms that tokens may have: RS256, RS384, RS512, ES256, ES384, ES512, PS256, PS384, PS512.
+    oidc_signing_algs: Vec<String> = unset "RS256", "ALGORITHM";
     /// Accept requests without credentials, as the user system:anonymous. Needs another mode than AlwaysAllow.
     anonymous_auth: bool = default "true", "BOOL";
     /// Kubeconfig file of the webhook that authenticates bearer tokens by TokenReviews.
@@ -83,6 +106,14 @@ settings! {
     /// Unix socket of an external signer of service account tokens (externaljwt v1), instead of the key in the state
     /// directory. A name in the abstract namespace begins with @.
     service_account_signing_endpoint: Option<String> = unset "", "SOCKET";
+    /// Issuers of service account tokens. The first one issues tokens; tokens of the others are accepted too.
+    service_account_issuer: Vec<String> = unset "https://kubernetes.default.svc.cluster.local", "ISSUER";
+    /// URL of the keys of service account tokens in the discovery document of the issuer.
+    service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
+    /// Maximum validity of service account tokens. A request for a longer one is shortened.
+    service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
+    /// Audiences of the API server: tokens of service accounts must be for one of them.
+    api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
     /// of them decrypt.
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";
@@ -155,12 +186,20 @@ settings! {
     cluster_signing_seconds: NonZero<u32> = default "31536000", "SECONDS";
     /// Seconds without a lease renewal after which a node is Unknown and its pods are evicted.
     node_monitor_grace_seconds: NonZero<u32> = default "50", "SECONDS";
+    /// Finished pods of the cluster that are kept; 0 keeps all. Older ones are deleted.
+    terminated_pod_gc_threshold: u32 = default "12500", "COUNT";
     /// Nodes serve LoadBalancer services at their own addresses: services without a class, and services of the class
     /// coracle.dev/node-addresses. Disable it if another program serves them.
     node_balancers: bool = default "true", "BOOL";
     /// Addresses for LoadBalancer services of the class coracle.dev/address-pool. Nodes announce them in their network, so
     /// no other machine may use them.
     load_balancer_pool: Vec<IpNetwork> = default "", "CIDR";
+    /// Seconds for which pods stay on a node that is not ready, if they have no such toleration.
+    default_not_ready_toleration_seconds: i64 = default "300", "SECONDS";
+    /// Seconds for which pods stay on a node that is unreachable, if they have no such toleration.
+    default_unreachable_toleration_seconds: i64 = default "300", "SECONDS";
+    /// Time after which an event is deleted; at least 1s.
+    event_ttl: Age = default "1h", "DURATION";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
     /// Maximum read-only API requests in flight. The priority levels share the sum of this and the next number.

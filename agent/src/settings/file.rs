@@ -35,7 +35,7 @@ impl File {
     /// Parses TOML. Keys outside tables belong to the table with an empty name.
     pub(crate) fn parse_toml(text: &str, place: &str, tables: &Tables) -> anyhow::Result<Self> {
         let parsed = toml::from_str::<toml::Table>(text).map_err(|error| {
-            // The library's own text has several lines; an error of ours is one sentence.
+            // The library's text has several lines. Errors of settings have one.
             let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
             anyhow::anyhow!("cannot parse {place}, line {line}: {}", error.message())

@@ -23,7 +23,7 @@ const NODE: &str = "node";
 struct Parser<'a> {
     place: &'a str,
     file: File,
-    /// `address` and `port`, which are one setting of ours.
+    /// `address` and `port`, which are one setting here: `kubelet-listen`.
     listen: (Option<String>, Option<String>),
 }
 
@@ -117,7 +117,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Taints are objects in this file. In our settings they are texts, in the form of the kubelet's flag.
+    /// Converts taints, which are objects in this file, to the texts of the setting: the form of the kubelet's flag.
     fn taints(&mut self, path: &str, value: &Value) {
         let taint = |value: &Value| {
             let fields = value.as_mapping()?;

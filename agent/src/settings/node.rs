@@ -54,14 +54,14 @@ settings! {
     /// Servers for names below a domain: domain=address[:port]. Several servers of one domain are queried in their
     /// order.
     dns_stub_domains: Vec<StubServer> = default "", "SERVERS";
-    /// Proxy Services with nftables. Disable it where kube-proxy or another program does.
+    /// Proxy Services with nftables. Disable it where kube-proxy or another program proxies them.
     service_proxy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
-    /// Enforce NetworkPolicies with nftables. Disable it where the network plugin does.
+    /// Enforce NetworkPolicies with nftables. Disable it where the network plugin enforces them.
     network_policy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
     /// Pods of the built-in network send from their own addresses only (hardware, IP, ARP, neighbour discovery).
     check_pod_sources: bool = default "true", "BOOL";
     /// Maximum connections that a pod of the built-in network begins and the node tracks at the same time; 0: no limit.
-    pod_max_connections: u32 = default "0", "COUNT";
+    pod_max_connections: Option<u32> = unset "a quarter of net.netfilter.nf_conntrack_max", "COUNT";
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
@@ -102,13 +102,14 @@ settings! {
     system_reserved: Resources = default "", "RESOURCES";
     /// Resources reserved for the node's own processes. Added to system-reserved.
     kube_reserved: Resources = default "", "RESOURCES";
-    /// Thresholds below which the node is under pressure and accepts no pods: memory.available, nodefs.available,
-    /// nodefs.inodesFree and pid.available, each a quantity or a percentage. A signal that is not listed has no threshold.
+    /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods:
+    /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each a quantity or a percentage. A
+    /// signal that is not listed has no threshold.
     eviction_hard: Option<Thresholds>
         = unset "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,pid.available<5%", "THRESHOLDS";
     /// Percentage of nodefs.available in the default of eviction-hard.
     disk_free_percent: Option<Percent> = unset "10", "PERCENT";
-    /// Duration of the node's lease in seconds. The node renews it four times as often.
+    /// Duration of the node's lease in seconds. The node renews it every quarter of this duration.
     node_lease_seconds: NonZero<u16> = default "40", "SECONDS";
     /// Disk usage in percent at which the node removes unused images; 100: never.
     image_gc_high_threshold: Percent = default "85", "PERCENT";
@@ -124,13 +125,13 @@ settings! {
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
     /// CredentialProviderConfig of the kubelet: programs that provide credentials of registries.
     image_credential_provider_config: Option<PathBuf> = unset "", "FILE";
-    /// Directory of these programs.
+    /// Directory of the programs of image-credential-provider-config.
     image_credential_provider_bin_dir: Option<PathBuf> = unset "", "DIR";
     /// Socket for NRI plugins. Empty: none.
     nri_socket: Option<PathOrOff> = unset "/var/run/nri/nri.sock", "PATH";
     /// Directory of NRI plugins that start with the runtime. Empty: none.
     nri_plugin_dir: Option<PathOrOff> = unset "/opt/nri/plugins", "DIR";
-    /// Directory of the configurations of these plugins.
+    /// Directory of the configurations of NRI plugins.
     nri_plugin_config_dir: PathBuf = default "/etc/nri/conf.d", "DIR";
     /// Size at which a container's log file is rotated.
     container_log_max_size: ByteSize = default "10Mi", "BYTES", also "log-max-size";
@@ -140,7 +141,7 @@ settings! {
     streaming_connection_idle_timeout: IdleTimeout = default "4h", "DURATION", also "stream-idle-seconds";
     /// Certificate of the kubelet API (only with `agent --kubeconfig`).
     tls_cert_file: Option<PathBuf> = unset "a self-signed certificate in cert-dir", "FILE";
-    /// Key of this certificate.
+    /// Private key of tls-cert-file.
     tls_private_key_file: Option<PathBuf> = unset "", "FILE";
     /// CA whose client certificates may call the kubelet API (only with `agent --kubeconfig`).
     client_ca_file: Option<PathBuf> = unset "client certificates are refused", "FILE";
@@ -150,11 +151,11 @@ settings! {
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }
 
-/// The registration directory of the only node of a machine: charts of drivers mount the kubelet's. Nodes with other state
-/// directories have one each.
+/// The directory in which drivers register. A node with the default state directory uses the kubelet's, which charts of
+/// drivers mount. Nodes with other state directories have one each.
 fn plugin_registry(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBuf> {
-    let is_only = state == Path::new(super::DEFAULT_STATE_DIR);
-    let root = if is_only { Path::new("/var/lib/kubelet") } else { state };
+    let is_default = state == Path::new(super::DEFAULT_STATE_DIR);
+    let root = if is_default { Path::new("/var/lib/kubelet") } else { state };
     let set = settings.plugin_registry_dir.as_deref();
     set.map_or_else(|| Ok(root.join("plugins_registry")), absolute)
 }

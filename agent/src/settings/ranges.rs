@@ -1,7 +1,7 @@
 //! Ranges of the cluster's addresses. Each node gets a part of each pod range; services have a range of their own.
 //!
-//! Invalid ranges are refused at the start. A controller would find them later, and nodes would have no range or an
-//! address of another range.
+//! Invalid ranges are rejected at the start of the process. Otherwise nodes would get no range, or addresses of pods
+//! and services would overlap, which a controller would report only later.
 
 use ipnetwork::IpNetwork;
 
@@ -97,7 +97,7 @@ impl Ranges {
         );
         anyhow::ensure!(
             service.prefix() <= longest,
-            "service-cidr {service} is too small: /{longest} at most"
+            "service-cidr {service} is too small: use a prefix length of at most {longest}"
         );
         for cluster in &self.cluster {
             let overlap = cluster.contains(service.network()) || service.contains(cluster.network());
@@ -183,7 +183,11 @@ mod tests {
                 "10.43.0.0/16,fd01::/108",
                 "fd01::/108 is IPv6, but cluster-cidr has no IPv6 range",
             ),
-            ("10.42.0.0/16", "10.43.0.0/31", "service-cidr 10.43.0.0/31 is too small: /30 at most"),
+            (
+                "10.42.0.0/16",
+                "10.43.0.0/31",
+                "service-cidr 10.43.0.0/31 is too small: use a prefix length of at most 30",
+            ),
         ] {
             let error = of(&[cluster], Some(service), [None; 2]).unwrap_err();
             assert!(error.contains(said), "{cluster}, {service}: {error}");

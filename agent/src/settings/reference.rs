@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::field::{Field, ValueKind, variable};
 use super::kubelet::reference as kubelet_fields;
-use super::{ControlPlaneSettings, LogSettings, NodeSettings, Places, RuntimeSettings};
+use super::{ControlPlaneSettings, FeatureSettings, LogSettings, NodeSettings, Places, RuntimeSettings};
 use crate::settings::table::Table as _;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
@@ -53,9 +53,10 @@ the kubelet's file are given by flags and environment variables.
 
 fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
-    let groups: [(&str, &str, &[Field]); 5] = [
+    let groups: [(&str, &str, &[Field]); 6] = [
         ("Files and directories", Places::KEY, Places::FIELDS),
         ("Log", LogSettings::KEY, LogSettings::FIELDS),
+        ("Feature gates", FeatureSettings::KEY, FeatureSettings::FIELDS),
         ("Node", NodeSettings::KEY, NodeSettings::FIELDS),
         ("Control plane", ControlPlaneSettings::KEY, ControlPlaneSettings::FIELDS),
         ("Runtime", RuntimeSettings::KEY, RuntimeSettings::FIELDS),

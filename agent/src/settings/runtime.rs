@@ -50,7 +50,7 @@ settings! {
     nri_socket: Option<PathOrOff> = unset "/var/run/nri/nri.sock", "PATH";
     /// Directory of NRI plugins that start with the runtime. Empty: none.
     nri_plugin_dir: Option<PathOrOff> = unset "/opt/nri/plugins", "DIR";
-    /// Directory of the configurations of these plugins.
+    /// Directory of the configurations of NRI plugins.
     nri_plugin_config_dir: PathBuf = default "/etc/nri/conf.d", "DIR";
     /// Address of the streaming server (exec, attach, port-forward). Port 0 chooses a free port.
     stream_listen: SocketAddr = default "127.0.0.1:0", "ADDRESS";
@@ -108,7 +108,7 @@ impl RuntimeSettings {
             root: root?,
             nri: nri::decide(nri, &state),
             state,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, (true, 0)),
+            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, (true, Some(0))),
             registry_config_dir: self.registry_config_dir,
             pinned_images: self.pinned_image,
             pod_cidrs: self.pod_cidr,

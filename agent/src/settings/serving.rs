@@ -7,9 +7,9 @@ use super::{NodeSettings, absolute};
 /// The certificate of the kubelet API, and the CA of its clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
-    /// Certificate and key, made elsewhere.
+    /// Certificate and key that the administrator provides.
     pub(crate) files: Option<(PathBuf, PathBuf)>,
-    /// Request a certificate from the cluster.
+    /// Whether to request a certificate from the cluster.
     pub(crate) bootstrap: bool,
     /// Directory of certificates that the node makes or requests.
     pub(crate) cert_dir: PathBuf,

@@ -36,7 +36,7 @@ pub(crate) struct InvalidSettings(Vec<String>);
 // === impl Sources ===
 
 impl Sources {
-    /// The variables of `environment` with our prefix. A value that is not UTF-8 is a problem.
+    /// The variables of `environment` with the prefix. A value that is not UTF-8 is a problem.
     pub(crate) fn new(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut sources = Self::default();
         for (name, value) in environment {
@@ -68,7 +68,7 @@ impl Sources {
         }
     }
 
-    /// Variables with our prefix that are not settings of any table, `known`.
+    /// Variables with the prefix that are settings of none of the tables `known`.
     pub(crate) fn unknown_variables<'a>(
         &'a self,
         known: &'a [&'static [Field]],

@@ -105,6 +105,17 @@ fn taints_are_written_as_for_the_kubelet() {
 }
 
 #[test]
+fn a_range_of_ports_has_a_first_and_a_last_one_or_a_length() {
+    let parse = |text: &str| value::PortRange::parse(&[text.to_owned()]).map(|range| range.0);
+    assert_eq!(parse("30000-32767"), Ok(30000..=32767));
+    assert_eq!(parse("30000+2767"), Ok(30000..=32767));
+    assert_eq!(parse("80"), Ok(80..=80));
+    for invalid in ["", "0-1", "2-1", "65535+1", "1-2-3", "1+2-3", "-5", "x"] {
+        assert!(parse(invalid).is_err(), "{invalid}");
+    }
+}
+
+#[test]
 fn a_switch_needs_no_value() {
     let of = |words: &[&str]| node_flags(words).resolve(&mut Sources::default()).unwrap();
     assert!(of(&["--server-tls-bootstrap"]).server_tls_bootstrap);

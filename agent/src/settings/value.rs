@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,6 +37,10 @@ pub(crate) trait Single: Sized {
 /// A whole number from 0 to 100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Percent(pub(crate) u8);
+
+/// A range of ports as kube-apiserver writes it: `30000-32767`, or `30000+2767`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortRange(pub(crate) RangeInclusive<u16>);
 
 /// A duration as Kubernetes writes it: `2m`, `168h`, `0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +76,7 @@ impl<T: Single> Value for T {
     const VALUE_KIND: ValueKind = <T as Single>::VALUE_KIND;
 
     fn parse(texts: &[String]) -> Result<Self, String> {
-        // The last one counts, as in the kubelet.
+        // The last text counts, as in the kubelet.
         texts.last().map_or_else(|| Err("a value is missing".to_owned()), |text| <T as Single>::parse(text))
     }
 
@@ -240,6 +245,24 @@ impl Single for Percent {
             0..=100 => Ok(Self(value)),
             _ => Err(format!("expected {expected}")),
         })
+    }
+}
+
+impl Single for PortRange {
+    fn parse(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse::<u16>().ok();
+        let range = match text.split_once(['-', '+']) {
+            Some((first, last)) if text.contains('-') => number(first).zip(number(last)),
+            Some((first, more)) => {
+                let first = number(first);
+                first.zip(first.zip(number(more)).and_then(|(first, more)| first.checked_add(more)))
+            }
+            None => number(text).map(|port| (port, port)),
+        };
+        let range = range.filter(|(first, last)| *first > 0 && first <= last);
+        let (first, last) =
+            range.ok_or_else(|| "expected a range of ports, such as 30000-32767".to_owned())?;
+        Ok(Self(first..=last))
     }
 }
 

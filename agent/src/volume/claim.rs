@@ -103,7 +103,7 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Why the volume of a claim is not known.
 enum Unresolved {
-    /// The API server did not answer.
+    /// The API server did not answer, or refused this node's request.
     NoAnswer(String),
     /// The claim cannot be used now.
     Refused(String),

@@ -21,7 +21,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::error::SetUpError;
-use super::{ownership, project_quota};
+use super::ownership;
+use crate::project_quota;
 
 /// Name of the built-in provisioner.
 pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
@@ -112,12 +113,6 @@ fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {
     } else {
         Err(io::ErrorKind::NotADirectory.into())
     }
-}
-
-/// Whether the file system of an existing directory enforces the sizes of volumes.
-pub(crate) fn limits_sizes(dir: &Path) -> bool {
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    openat(CWD, dir, flags, Mode::empty()).is_ok_and(|dir| project_quota::is_enforced(dir.as_fd()))
 }
 
 /// Opens the directory of local volumes, created for root only.

@@ -234,7 +234,7 @@ pub(super) fn downward_files(
     Ok(files)
 }
 
-/// The file of a token: readable by its owner only, if there is an owner.
+/// The file of a token: readable by its owner only, if there is an owner or a group.
 pub(super) fn token_file(token: String, default: u32, owner: Option<u32>, fs_group: Option<u32>) -> File {
     let mode = if owner.is_some() || fs_group.is_some() { 0o600 } else { default };
     File { data: token.into_bytes(), mode, owner }

@@ -52,8 +52,8 @@ impl Refreshing {
     }
 }
 
-/// When files must be written again.
-struct Outdated {
+/// The events after which files must be written again.
+struct RefreshTriggers {
     /// Each ends with a change of a used object.
     changes: Vec<BoxFuture<'static, ()>>,
     /// Time until the next token is due.
@@ -63,7 +63,7 @@ struct Outdated {
 /// The volumes of a pod with their files written.
 pub(super) struct Written {
     sources: Vec<Source>,
-    outdated: Outdated,
+    triggers: RefreshTriggers,
 }
 
 /// Writes the files of new volumes.
@@ -75,19 +75,19 @@ pub(super) async fn write(
     pod: &Pod,
     sources: Vec<Source>,
 ) -> Result<Written, VolumeError> {
-    let mut outdated = Outdated::subscribe(&sources);
+    let mut triggers = RefreshTriggers::subscribe(&sources);
     let mut budget = Budget::new(page_size());
     for source in &sources {
         let failed = |reason| VolumeError::SetUp { volume: source.volume.clone(), reason };
         let due = source.write(ctx, pod, &mut budget).await.map_err(failed)?;
-        outdated.renew_in = outdated.renew_in.into_iter().chain(due).min();
+        triggers.renew_in = triggers.renew_in.into_iter().chain(due).min();
     }
-    Ok(Written { sources, outdated })
+    Ok(Written { sources, triggers })
 }
 
 /// Starts the pod's task, or replaces the one of an older version of the pod.
 pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
-    let Written { sources, mut outdated } = written;
+    let Written { sources, mut triggers } = written;
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let mut refreshing = lock(&ctx.shared.refreshing);
     if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| have_same_files(&held.pod.borrow(), pod))
@@ -104,16 +104,16 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
             old.stop().await;
             // The old task may have written files of the older version in the meantime.
             let Some(next) = write_again(&weak, &mut of, &sources).await else { return };
-            outdated = next;
+            triggers = next;
         }
         loop {
             tokio::select! {
                 // Both arms are cancel-safe: they only wait.
-                () = outdated.wait() => {}
+                () = triggers.wait() => {}
                 changed = of.changed() => if changed.is_err() { return },
             }
             let Some(next) = write_again(&weak, &mut of, &sources).await else { return };
-            outdated = next;
+            triggers = next;
         }
     });
     refreshing.insert(uid, Refreshing { pod: newest, reads_pod_fields, task });
@@ -124,14 +124,14 @@ async fn write_again(
     ctx: &Weak<Shared>,
     pod: &mut watch::Receiver<Arc<Pod>>,
     sources: &[Source],
-) -> Option<Outdated> {
-    let outdated = Outdated::subscribe(sources);
+) -> Option<RefreshTriggers> {
+    let triggers = RefreshTriggers::subscribe(sources);
     let ctx = VolumeContext { shared: ctx.upgrade()? };
     // The task holds no version of the pod while it waits.
     let pod = Arc::clone(&pod.borrow_and_update());
     // On the heap: requests for tokens take kilobytes, and the task waits for most of its life.
     let renew_in = Box::pin(refresh(&ctx, &pod, sources)).await;
-    Some(Outdated { renew_in, ..outdated })
+    Some(RefreshTriggers { renew_in, ..triggers })
 }
 
 /// Passes a newer version of the pod to its task. The task is woken if a file of a volume contains a changed field. The
@@ -179,9 +179,9 @@ async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<D
     next
 }
 
-// === impl Outdated ===
+// === impl RefreshTriggers ===
 
-impl Outdated {
+impl RefreshTriggers {
     /// Begins to watch the objects. Called before the files are written, so that a change during the write is noticed.
     fn subscribe(sources: &[Source]) -> Self {
         let changes = sources.iter().flat_map(Source::changes).map(FutureExt::boxed).collect();

@@ -157,7 +157,7 @@ impl Machine {
         let checkpoint =
             Checkpoint::open(&self.dir.join("agent"), &self.dir.join("sealing.key")).expect("checkpoint");
         let configs = ConfigCache::new(client.clone(), checkpoint, ApiHealth::default());
-        let (recorder, events) = crate::pod::events(client, "n1");
+        let (recorder, events) = crate::event_recorder::channel(client, "n1");
         tokio::spawn(events.run());
         let node = NodeFacts {
             name: "n1".to_owned(),
@@ -187,10 +187,10 @@ impl Drop for Machine {
     }
 }
 
-/// Runs a test in a private mount namespace.
+/// Runs a test in a private mount namespace. Needs root.
 fn apart(test: impl Future<Output = ()> + Send + 'static) {
     let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNS).expect("root, to have mounts apart");
+        unshare(CloneFlags::CLONE_NEWNS).expect("unshare needs root");
         let none: Option<&str> = None;
         kernel_mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(test);
@@ -208,7 +208,7 @@ fn content(volumes: &Volumes, volume: &str, file: &str) -> Option<String> {
 }
 
 #[test]
-fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
+fn a_pods_volumes_are_made_refreshed_and_removed() {
     apart(async {
         let machine = Machine::new("story");
         machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
@@ -254,7 +254,7 @@ fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
         assert_eq!(
             content(&volumes, "access", "token").expect("token").rsplit('.').next(),
             Some("1"),
-            "asked for once"
+            "requested once"
         );
 
         assert_eq!(ctx.pods(), BTreeSet::from(["u1".to_owned()]));
@@ -334,7 +334,7 @@ fn a_missing_part_of_a_volume_that_the_node_writes_takes_no_shared_memory() {
 }
 
 #[test]
-fn the_next_agent_adopts_or_removes_what_a_crashed_one_left() {
+fn the_next_agent_adopts_or_removes_the_volumes_of_a_crashed_agent() {
     apart(async {
         let machine = Machine::new("restart");
         let pod = pod(json!([
@@ -344,16 +344,16 @@ fn the_next_agent_adopts_or_removes_what_a_crashed_one_left() {
         fs::write(first.host_path("memory").expect("volume").join("kept"), "x").expect("write");
         let mounts = machine.mounts();
         let ctx = machine.context();
-        let again = mount_all(&ctx, &pod).await.expect("taken up");
+        let again = mount_all(&ctx, &pod).await.expect("adopted");
         assert_eq!(content(&again, "memory", "kept").as_deref(), Some("x"));
         assert_eq!(
             content(&again, "access", "token").expect("token").rsplit('.').next(),
             Some("1"),
-            "the token is still good"
+            "the token is still valid"
         );
         assert_eq!(machine.mounts(), mounts);
         let third = machine.context();
-        unmount_all(&third, "u1").await.expect("removed by one that never mounted it");
+        unmount_all(&third, "u1").await.expect("removed by an agent that has not mounted it");
         assert_eq!(machine.mounts(), ["/pods", "/run/volumes"]);
         close(&VolumeConfig {
             pods_dir: machine.dir.join("pods"),
@@ -433,7 +433,7 @@ fn files_of_a_new_pod_are_written_once() {
 }
 
 #[test]
-fn a_volume_that_cannot_be_mounted_is_upstreams_error() {
+fn the_error_of_a_volume_that_cannot_be_mounted_is_that_of_the_kubelet() {
     apart(async {
         let machine = Machine::new("failures");
         let ctx = machine.context();
@@ -479,7 +479,7 @@ fn after_a_boot_an_expired_token_is_used_with_an_event_until_the_api_server_resp
         fs::remove_dir_all(machine.dir.join("run/volumes/u1")).expect("run directory");
         set(true, 3600);
         let second = open(&machine);
-        let volumes = mount_all(&second, &pod).await.expect("mounted alone");
+        let volumes = mount_all(&second, &pod).await.expect("mounted without the API server");
         assert_eq!(content(&volumes, "access", "token").as_ref(), Some(&token));
         assert_eq!(content(&volumes, "access", "key").as_deref(), Some("one"));
         set(false, 3600);
@@ -509,7 +509,7 @@ fn a_checkpoint_on_a_full_disk_keeps_its_records_and_writes_the_rest_later() {
         checkpoint.put(key("a"), &"x".repeat(100 << 10));
         checkpoint.put(key("b"), &"y".repeat(100 << 10));
         assert!(checkpoint.flush(), "there is no room");
-        assert_eq!(open().get::<String>(&key("a")).as_deref(), Some("old"), "whole, though not new");
+        assert_eq!(open().get::<String>(&key("a")).as_deref(), Some("old"), "the old record is complete");
         fs::remove_file(dir.join("ballast")).expect("room");
         assert!(!checkpoint.flush());
         assert_eq!(open().get::<String>(&key("a")).map(|text| text.len()), Some(100 << 10));

@@ -21,7 +21,7 @@ use super::{VolumeContext, lock};
 use crate::api_health::{ApiHealth, is_unavailable};
 use crate::bounded;
 use crate::checkpoint::{Checkpoint, Key, TOKEN_SECONDS, account, token_key};
-use crate::pod::Level;
+use crate::event_recorder::Level;
 
 /// Maximum age of a token in seconds. It is renewed at four fifths of its lifetime, at most after a day.
 const MAX_AGE: i64 = 24 * 3600;
@@ -183,7 +183,7 @@ impl Issued {
         (self.ends.saturating_sub(self.begins).max(0) / 5 * 4).min(MAX_AGE)
     }
 
-    /// Whether it must be renewed. A start in the future means that the clock was set back.
+    /// Whether the token must be renewed. A start in the future means that the clock was set back.
     fn is_due(&self, now: Timestamp) -> bool {
         let age = now.as_second().saturating_sub(self.begins);
         age >= self.lifetime() || age < -60

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::element::{Element, Key};
 use crate::message::{Attributes, BODY, Channel, NLMSG_ERROR, Verb, attributes, errno_of, kind_of};
 
-/// Elements that are kept of all sets together.
+/// Maximum elements of all sets together.
 const ELEMENTS_MAX: usize = 1 << 20;
 /// `NFT_SET_EVAL`.
 const DYNAMIC: u32 = 0x20;

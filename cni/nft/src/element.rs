@@ -106,7 +106,7 @@ impl Element {
         Self { key, value: Some(value), expires: None }
     }
 
-    /// Appends the element to a list. A table has tens of thousands, so they are written in place.
+    /// Appends the element to a list, without a copy: a table has tens of thousands of elements.
     pub(crate) fn append_to(&self, list: Attributes) -> Attributes {
         list.nest_with(1, |element| self.encode(element))
     }

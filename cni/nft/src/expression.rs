@@ -49,7 +49,7 @@ pub enum Header {
     Transport = 2,
 }
 
-/// `NFT_META_*`.
+/// A property of a packet (`NFT_META_*`).
 #[derive(Debug, Clone, Copy)]
 pub enum Meta {
     /// Packet mark, in host byte order.
@@ -178,13 +178,13 @@ impl Rule {
         self.meta(Meta::Transport, into).payload(Header::Transport, 2, 2, into + 1)
     }
 
-    /// Matches packets from the network, or from elsewhere.
+    /// Matches packets whose source is in the network; with `elsewhere`, those whose source is not.
     #[must_use]
     pub fn from(self, network: IpNetwork, elsewhere: bool) -> Self {
         self.source(network.is_ipv4(), R0).within(network, elsewhere)
     }
 
-    /// Matches packets to the network, or to elsewhere.
+    /// Matches packets whose destination is in the network; with `elsewhere`, those whose destination is not.
     #[must_use]
     pub fn to(self, network: IpNetwork, elsewhere: bool) -> Self {
         self.destination(network.is_ipv4(), R0).within(network, elsewhere)
@@ -295,14 +295,14 @@ impl Rule {
         self.push("lookup", Attributes::default().text(1, set).number(2, R0))
     }
 
-    /// Matches packets whose first register is not in the set.
+    /// Matches packets whose key, in the registers from `R0`, is not in the set.
     #[must_use]
     pub fn not_in_set(self, set: &str) -> Self {
         const INVERTED: u32 = 1;
         self.push("lookup", Attributes::default().text(1, set).number(2, R0).number(5, INVERTED))
     }
 
-    /// Looks up the key in the registers from `R0` in a map of the rule's own.
+    /// Looks up the key in the registers from `R0` in an anonymous map, and loads the value or executes the verdict.
     #[must_use]
     pub fn lookup_in(mut self, set: AnonymousMap) -> Self {
         let into = Some(if set.value.is_some() { R0 } else { VERDICT });
@@ -310,7 +310,7 @@ impl Rule {
         self
     }
 
-    /// Matches packets whose key, in the registers from `R0`, is in a set of the rule's own.
+    /// Matches packets whose key, in the registers from `R0`, is in an anonymous set.
     #[must_use]
     pub fn in_anonymous_set(mut self, set: AnonymousMap) -> Self {
         self.0.push(Part::Anonymous { set, into: None });
@@ -324,8 +324,8 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0))
     }
 
-    /// Matches the first packet of a connection that would be one more than `max` of the key in the registers from `R0`.
-    /// The set has an element for each key, which counts its connections (`ct count over`).
+    /// Matches a packet if its connection would be one more than `max` with the same key, in the registers from `R0`.
+    /// The set has an element for each key, which counts the connections (`ct count over`).
     #[must_use]
     pub fn more_connections_than(self, set: &str, max: u32) -> Self {
         const ADD: u32 = 0;
@@ -335,12 +335,43 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, ADD).number(4, R0).nest(7, count))
     }
 
+    /// Matches packets of the key in the registers from `R0` that are more than `rate` a second, after `burst` at once.
+    /// The set has an element for each key, which measures its packets (`limit rate over`).
+    #[must_use]
+    pub fn more_packets_than(self, set: &str, rate: u64, burst: u32) -> Self {
+        const UPDATE: u32 = 1;
+        const PACKETS: u32 = 0;
+        const OVER: u32 = 1;
+        const SECOND: u64 = 1;
+        let limit = Attributes::default().bytes(1, &rate.to_be_bytes()).bytes(2, &SECOND.to_be_bytes());
+        let limit = limit.number(3, burst).number(4, PACKETS).number(5, OVER);
+        let limit = Attributes::default().text(1, "limit").nest(2, limit);
+        self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0).nest(7, limit))
+    }
+
+    /// Counts the packets that reach this part of the rule, and their bytes. `nft list table` shows the numbers.
+    #[must_use]
+    pub fn count_packets(self) -> Self {
+        self.push("counter", Attributes::default())
+    }
+
     /// Loads a random number below `modulus`, in host byte order.
     #[must_use]
     pub fn random(self, modulus: u32, into: u32) -> Self {
         const RANDOM: u32 = 1;
         let data = Attributes::default().number(1, into).number(2, modulus).number(3, RANDOM);
         self.push("numgen", data.number(4, 0))
+    }
+
+    /// Loads a number below `modulus`, which is at least 2, that is derived from `length` bytes in the registers from
+    /// `of`, in host byte order (`jhash`). Equal bytes have equal numbers in all rules.
+    #[must_use]
+    pub fn hash(self, (of, length): (u32, u32), modulus: u32, into: u32) -> Self {
+        const JENKINS: u32 = 0;
+        // Without a seed the kernel chooses another one for each rule.
+        const SEED: u32 = 1;
+        let data = Attributes::default().number(1, of).number(2, into).number(3, length);
+        self.push("hash", data.number(4, modulus).number(5, SEED).number(7, JENKINS))
     }
 
     /// Translates the destination to the address in `R0` and the port in the register after it.
@@ -411,7 +442,7 @@ impl Rule {
 // === impl AnonymousMap ===
 
 impl AnonymousMap {
-    /// A map from the numbers below the count of `values` to the values: the choice by a random number.
+    /// A map from 0, 1, 2 and so on to the values, for a choice by a random number.
     #[must_use]
     pub fn choice(value: Option<(u32, u32)>, values: impl IntoIterator<Item = crate::Value>) -> Self {
         /// `TYPE_INTEGER` of the nft tool.

@@ -67,19 +67,19 @@ pub enum FlowSelector {
 pub struct MarkCounts {
     /// Entries that the kernel listed.
     pub listed: usize,
-    /// Entries that have the bit, as far as the caller decided.
+    /// Entries for which the caller wants the bit set.
     pub with_bit: usize,
 }
 
 /// Maximum number of ports that are listed separately. For more ports one list of all connections is cheaper.
 const PORTS_MAX: usize = 16;
 
-/// Deletes the entries of the protocol and address family to the ports for which `stale` is true. The kernel lists only
-/// entries to few ports, if it can. Returns the number of listed entries.
+/// Deletes the entries of the protocol and address family to the ports for which `stale` is true. For few ports, the
+/// kernel lists only the entries to them, if it supports the filter. Returns the number of listed entries.
 ///
 /// # Errors
-/// When the kernel refuses the list or a deletion. The other stale entries are still deleted; the first error is
-/// returned.
+/// When the kernel refuses the list; then no entry is deleted. When it refuses a deletion; then the other stale entries
+/// are still deleted, and the first error is returned.
 pub fn delete_flows(
     channel: &mut Channel,
     is_ipv4: bool,
@@ -119,7 +119,8 @@ pub fn delete_flows(
 /// its mark.
 ///
 /// # Errors
-/// When the kernel refuses the list or a change. The other connections are still changed; the first error is returned.
+/// When the kernel refuses the list; then no connection is changed. When it refuses a change; then the other
+/// connections are still changed, and the first error is returned.
 pub fn mark_flows(
     channel: &mut Channel,
     ends: FlowSelector,
@@ -156,7 +157,7 @@ pub fn mark_flows(
     first.map(|()| marked)
 }
 
-/// A list of connections.
+/// A request for a list of connections.
 struct DumpRequest {
     filter: Attributes,
     /// Whether the list is complete if it is not empty.
@@ -226,7 +227,7 @@ fn dump_filter(protocol: u8, port: Option<u16>) -> Attributes {
 fn act(channel: &mut Channel, kind: u16, family: u8, named: &Attributes) -> io::Result<()> {
     let answer = channel.request(kind, ACK, family, named)?;
     match messages(&answer).find_map(error_of) {
-        // It expired in the meantime.
+        // The entry expired in the meantime.
         Some(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         Some(error) => Err(error),
         None => Ok(()),

@@ -193,7 +193,7 @@ impl Batch {
         self.message((SUBSYSTEM << 8) | verb as u16, flags, Target { family, resource: 0 }, attributes);
     }
 
-    /// Whether it changes nothing.
+    /// Whether the transaction changes nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sequence <= 1
@@ -252,7 +252,7 @@ impl Channel {
         Ok(Self { socket, port })
     }
 
-    /// Its netlink port, which identifies our own changes in notifications.
+    /// The channel's netlink port, which identifies the channel's own changes in notifications.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.port
@@ -267,7 +267,7 @@ impl Channel {
         if batch.too_long {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "a part of it is longer than netlink can say",
+                "an attribute of the transaction is longer than 64 KiB",
             ));
         }
         if batch.is_empty() {

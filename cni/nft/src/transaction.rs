@@ -6,7 +6,7 @@ use crate::element::Element;
 use crate::expression::{AnonymousMap, Hook, Part, Rule};
 use crate::message::{Attributes, Batch, INET, Verb};
 
-/// Types of the nft tool, so that it prints our sets readably.
+/// `TYPE_IPADDR`. The nft tool prints the keys and values of a set by such a type.
 pub const IPV4_ADDR: u32 = 7;
 /// `TYPE_IP6ADDR`.
 pub const IPV6_ADDR: u32 = 8;
@@ -57,7 +57,8 @@ pub struct SetSpec<'a> {
     pub intervals: bool,
     /// Rules add elements, at most this number. The kernel removes an element after this time.
     pub dynamic: Option<(Duration, u32)>,
-    /// Rules add elements that count connections, at most so many. The kernel removes an element without connections.
+    /// Rules add elements that count connections, at most this number of elements. The kernel removes an element
+    /// without connections.
     pub counted: Option<u32>,
 }
 
@@ -67,7 +68,7 @@ pub struct Transaction<'a> {
     family: u8,
     table: &'a str,
     batch: Batch,
-    /// Number of maps and sets that it makes. The number identifies each of them within the transaction.
+    /// Number of maps and sets that the transaction has made. It is also the ID of the last one within the transaction.
     sets: u32,
 }
 

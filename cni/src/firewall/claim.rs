@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::nft::{Mapping, Plan};
-use crate::portmap::condition::Condition;
+use crate::port_condition::Condition;
 use crate::ports::PortMapping;
 use crate::spec::request::Request;
 use crate::sysctl;
@@ -53,7 +53,7 @@ impl Claim {
         }
     }
 
-    /// Parses a recorded claim. `None` if it is incomplete.
+    /// Parses a recorded claim. `None` if the record is damaged.
     pub(super) fn of_file(text: &[u8]) -> Option<Self> {
         let mut claim: Self = serde_json::from_slice(text).ok()?;
         if claim.hairpin && !claim.ports.is_empty() && claim.opened.is_none() && is_of_earlier_version(text) {
@@ -100,7 +100,7 @@ impl Claim {
     }
 }
 
-/// Earlier versions opened the same interface without recording it.
+/// Whether an earlier version wrote the claim. That version opened the same interface, but did not record it.
 fn is_of_earlier_version(text: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Written {

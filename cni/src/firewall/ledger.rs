@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 
 use crate::nft::{Mapping, Plan};
-use crate::portmap::condition::Condition;
+use crate::port_condition::Condition;
 
 /// Number of claims on each object of one kind.
 #[derive(Debug)]
@@ -82,6 +82,13 @@ impl<T: Ord + Clone> Counted<T> {
 
     fn is_changed(&self) -> bool {
         self.changed().next().is_some()
+    }
+
+    /// Whether there were objects before, and whether there are some now.
+    fn exist(&self) -> [bool; 2] {
+        let before = self.changed().any(|(_, before, _)| before);
+        let added = self.changed().filter(|(_, _, now)| *now).count();
+        [before || self.counts.len() > added, !self.counts.is_empty()]
     }
 }
 
@@ -159,6 +166,13 @@ impl Ledger {
             || self.loopback.is_changed()
             || self.isolated.is_changed()
             || self.opened.is_changed()
+    }
+
+    /// Whether there were host ports before, and whether there are some now.
+    pub(super) fn have_ports(&self) -> [bool; 2] {
+        let ([was, is], [was_conditional, is_conditional]) =
+            (self.mappings.exist(), self.conditional.exist());
+        [was || was_conditional, is || is_conditional]
     }
 
     /// The previous and the present content. It has only the elements that changed. It has the rules only if

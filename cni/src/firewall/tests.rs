@@ -3,7 +3,7 @@
 use super::claim::{check_ports, plan};
 use super::*;
 use crate::nft::Plan;
-use crate::portmap::condition::Condition;
+use crate::port_condition::Condition;
 use crate::ports::PortMapping;
 use crate::ports::Protocol;
 
@@ -30,8 +30,7 @@ fn ports_lead_to_addresses_of_their_family() {
 
 #[test]
 fn ports_with_conditions_and_without_translation_of_senders_are_apart() {
-    let condition =
-        Condition { subject: crate::portmap::condition::Subject::By("eth0".into()), negated: false };
+    let condition = Condition { subject: crate::port_condition::Subject::By("eth0".into()), negated: false };
     let conditions = [vec![condition], Vec::new()];
     let wanted = Claim { hairpin: false, conditions, ..claim("a", vec![port(None, 1)]) };
     let plan = plan(std::iter::once(&wanted));
@@ -192,8 +191,7 @@ fn any_claim(random: &mut u32) -> Claim {
     let first = u16::try_from(1 + number * 100 + network * 10).unwrap();
     let count = if plugin == 0 { below(4) } else { 0 };
     let except: Vec<_> = (0..below(3)).map(|other| format!("10.9{other}.0.0/16").parse().unwrap()).collect();
-    let condition =
-        Condition { subject: crate::portmap::condition::Subject::By("eth0".into()), negated: false };
+    let condition = Condition { subject: crate::port_condition::Subject::By("eth0".into()), negated: false };
     let conditions = if below(4) == 0 { vec![condition] } else { Vec::new() };
     Claim {
         plugin: ["portmap", "bridge"][plugin as usize].into(),
@@ -226,6 +224,7 @@ fn the_content_after_changes_is_that_of_all_claims() {
         assert_eq!(index.ledger.is_empty(), wanted == Plan::default());
         if random % 3 == 0 {
             let [before, now] = index.ledger.change();
+            assert_eq!(index.ledger.have_ports(), [known.has_ports(), wanted.has_ports()], "round {round}");
             let elements = &(&known.mappings - &before.mappings) | &now.mappings;
             assert_eq!(elements, wanted.mappings, "round {round}");
             assert_eq!(&(&known.untouched - &before.untouched) | &now.untouched, wanted.untouched);

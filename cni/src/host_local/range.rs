@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::error::Error;
 use crate::spec::result::Ip;
 
-/// Maximum number of addresses that a search tries: no node holds 2^20 pods.
+/// Maximum number of addresses that a search tries: no node has 2^20 pods.
 const WALK_LIMIT: u128 = 1 << 20;
 
 /// A range as in the configuration.
@@ -164,7 +164,7 @@ impl Range {
         let first = within("rangeStart", conf.range_start, low)?;
         let last = within("rangeEnd", conf.range_end, high)?;
         if first > last {
-            return Err(Error::invalid(&format!("{field}.rangeStart"), "is behind rangeEnd"));
+            return Err(Error::invalid(&format!("{field}.rangeStart"), "is after rangeEnd"));
         }
         let gateway = conf.gateway.unwrap_or_else(|| address(subnet.is_ipv4(), low));
         if gateway.is_ipv4() != subnet.is_ipv4() {

@@ -1,4 +1,4 @@
-//! Tests of the plugin from outside: configurations in, results and files out.
+//! Tests of the plugin's results and files for given configurations.
 
 use std::fs;
 use std::path::Path;
@@ -68,7 +68,7 @@ fn one_address_of_each_set_and_the_files_of_host_local() {
 }
 
 #[test]
-fn a_freed_address_rests_and_a_full_set_recovers() {
+fn a_freed_address_is_reused_last() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/29"});
     assert_eq!(add(dir.path(), "a", &ipam).unwrap(), ["10.1.2.2/29"]);
@@ -108,7 +108,7 @@ fn a_full_second_set_frees_the_address_of_the_first() {
 }
 
 #[test]
-fn requested_addresses_are_given_or_refused() {
+fn requested_addresses_are_assigned_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00::/64"}]]});
     let mut wants = request(Command::Add, "a", dir.path(), &ipam);
@@ -129,7 +129,7 @@ fn requested_addresses_are_given_or_refused() {
     assert_eq!(act(&wants).unwrap_err().code(), 7);
     wants.args = String::new();
     wants.conf.insert("args".into(), json!({"cni": {"ips": ["10.1.2.50"]}}));
-    assert_eq!(act(&wants).unwrap(), ["10.1.2.50/24", "fd00::8/64"], "nothing was taken before");
+    assert_eq!(act(&wants).unwrap(), ["10.1.2.50/24", "fd00::8/64"], "the refused requests took no address");
     assert!(act(&wants).unwrap_err().to_string().ends_with("is taken by b"), "added twice");
 }
 
@@ -159,7 +159,7 @@ fn gc_frees_addresses_without_owner_and_restore_records_owners() {
 }
 
 #[test]
-fn a_torn_take_is_no_address_and_does_not_change_its_owner() {
+fn an_interrupted_reservation_is_no_address_and_does_not_change_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "a", &ipam).unwrap();
@@ -212,9 +212,9 @@ fn the_directory_is_listed_only_after_foreign_changes() {
     let add = |id: &str| {
         let request = request(Command::Add, id, dir.path(), &ranges);
         let owner = Owner { id: id.into(), ifname: "eth0".into() };
-        let before = store::listings::so_far();
+        let before = crate::address_store::listings::so_far();
         let answer = Ipam::of(&request).unwrap().add(&request, &owner, Some(&attachments)).unwrap();
-        (answer.ips[0].address.ip(), store::listings::so_far() - before)
+        (answer.ips[0].address.ip(), crate::address_store::listings::so_far() - before)
     };
     let del = |id: &str, address: IpAddr| {
         let mut request = request(Command::Del, id, dir.path(), &ranges);
@@ -225,14 +225,14 @@ fn the_directory_is_listed_only_after_foreign_changes() {
         Ipam::of(&request).unwrap().del(&request, &owner, Some(&attachments)).unwrap();
     };
     let (first, listings) = add("first");
-    assert_eq!(listings, 1, "what is there is not known yet");
+    assert_eq!(listings, 1, "the first allocation lists the directory");
     for number in 0..50 {
         let (address, listings) = add(&format!("a{number}"));
         assert_eq!(listings, 0, "{number}");
         del(&format!("a{number}"), address);
     }
     // Longer than a clock tick of kernels without exact modification times.
-    #[expect(clippy::disallowed_methods, reason = "time itself is what the test needs")]
+    #[expect(clippy::disallowed_methods, reason = "the next change must have a later modification time")]
     std::thread::sleep(std::time::Duration::from_millis(30));
     fs::remove_file(dir.path().join("net").join(first.to_string())).unwrap();
     assert_eq!(add("after").1, 1, "another process changed the directory");

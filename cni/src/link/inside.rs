@@ -76,7 +76,7 @@ impl Setup {
         let routes = self.routes.iter().map(|route| {
             let message = RouteNetlinkMessage::NewRoute(route_message(link, route));
             let what = match route.gw {
-                Some(gateway) => format!("{} by {gateway}", route.dst),
+                Some(gateway) => format!("{} via {gateway}", route.dst),
                 None => route.dst.to_string(),
             };
             let step = Step { ignored: Some(libc::EEXIST), ..Step::new("add the route", &what) };

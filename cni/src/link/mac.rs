@@ -21,7 +21,7 @@ pub(super) const OUR_PREFIX: u8 = 0x0a;
 /// A random, locally administered hardware address.
 pub(crate) fn random_mac() -> [u8; 6] {
     use std::hash::{BuildHasher, RandomState};
-    // Each instance has another seed of the kernel.
+    // Each instance has other keys, which are derived from random numbers of the kernel.
     let [a, b, c, d, e, ..] = RandomState::new().hash_one(std::process::id()).to_ne_bytes();
     [OUR_PREFIX, a, b, c, d, e]
 }

@@ -97,7 +97,7 @@ impl Links {
             let mut request = self.handle.link().del(port.index);
             *request.message_mut() = LinkBridgeVlan::new(port.index).vlan(vlan, Flags::empty()).build();
             match request.execute().await {
-                // It was no member.
+                // ENOENT: the port was no member of the VLAN.
                 Err(error) if !is_errno(&error, libc::ENOENT) => return Err(wrong(error)),
                 _ => {}
             }
@@ -161,9 +161,9 @@ mod tests {
         let (begin, end) = (Flags::RangeBegin, Flags::RangeEnd);
         let trunk = [2, 3, 4, 5, 6, 9];
         let expected = [(1, own), (2, begin), (6, end), (9, Flags::empty())];
-        assert_eq!(messages_of(&vlans(None, &trunk)), expected, "1 is the trunk's own");
+        assert_eq!(messages_of(&vlans(None, &trunk)), expected, "1 is the native VLAN");
         let expected = [(2, begin), (3, end), (4, own), (5, begin), (6, end), (9, Flags::empty())];
-        assert_eq!(messages_of(&vlans(Some(4), &trunk)), expected, "its own is not tagged");
+        assert_eq!(messages_of(&vlans(Some(4), &trunk)), expected, "the native VLAN is not tagged");
     }
 
     #[test]

@@ -101,8 +101,8 @@ impl Network {
         if !host.links.filter_bridge(&config.bridge).await? {
             tracing::warn!(
                 bridge = config.bridge,
-                "packets between pods of this node pass no filters, so network policies do not hold between them: load the \
-                 kernel module br_netfilter"
+                "packets between pods of this node are not filtered, so network policies have no effect between them: \
+                 load the kernel module br_netfilter"
             );
         }
         sysctl::forwarding(&state.cidrs)?;
@@ -117,8 +117,9 @@ impl Network {
         host.firewall.put(&claim(state))?;
         coracle_fault::point("recover.network-ranges");
         host.firewall.repair()?;
+        sysctl::room_for_connections();
         if let Some(connections) = &host.connections {
-            connections.make(&config.bridge);
+            connections.make(&config.bridge, &state.cidrs);
         }
         let wrong = |reason: String| Error::invalid("the default network", reason);
         List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)

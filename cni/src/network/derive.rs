@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
 use super::{Attachment, Network, State, parameters};
+use crate::attachment_cache::Entry;
 use crate::bridge;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
 use crate::invoke::ExecutionPlace;
-use crate::invoke::cache::Entry;
 use crate::link::derived::host_interface;
 use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};
@@ -52,7 +52,7 @@ impl Network {
                 first = first.and(given_back);
             } else {
                 // An executable may wait for a part of the node that is not started yet, so this does not wait for it.
-                inner.cache.leave(id);
+                inner.cache.mark_releasing(id);
                 self.schedule_removal(id);
             }
         }
@@ -113,9 +113,11 @@ impl Network {
         let (wanted, result) = claims(&entries);
         first = first.and(result).and(inner.host.firewall.ensure(wanted));
         coracle_fault::point("recover.network-claimed");
+        let (sources, result) = sources(&entries);
+        first = first.and(result);
+        self.set_flooding(&sources).await;
         if let Some(guard) = &inner.host.guard {
-            let (sources, result) = sources(&entries);
-            first = first.and(result).and(guard.replace(sources));
+            first = first.and(guard.replace(sources));
         }
         // In this order: an intermediate device is removed after its port.
         first = first.and(self.sweep_ports(&valid).await);
@@ -123,6 +125,18 @@ impl Network {
         first = first.and(inner.host.links.sweep_ifbs().await);
         self.spawn_gc();
         first
+    }
+
+    /// Sets whether the ports of these attachments get frames to unknown hardware addresses: an earlier process may have
+    /// had another setting. A failure is logged, because a port may be removed with its pod at any time.
+    async fn set_flooding(&self, sources: &BTreeMap<String, Source>) {
+        let host = &self.inner.host;
+        let floods = host.guard.is_none();
+        for (port, source) in sources {
+            if let Err(error) = host.links.set_flooding(port, source.mac, floods).await {
+                warn!(port, error = error.chain(), "cannot set the flooding of a port");
+            }
+        }
     }
 
     /// Runs GC of executables in a task of its own: they may take a minute each, or wait for a part of the node that

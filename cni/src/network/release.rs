@@ -1,8 +1,8 @@
 //! Sandboxes that were released and whose network still has to be removed.
 //!
 //! The removal of a veth pair waits for RCU grace periods of the kernel, 10 ms and more for each pair. The kernel also
-//! removes a pair with its namespace, for all namespaces that ended in the meantime at once. So one sweep a little
-//! later handles all released sandboxes. By then most pairs are gone. The sweep removes the other pairs, and frees
+//! removes a pair with its namespace, for all namespaces that ended in the meantime at once. So one later
+//! sweep covers all released sandboxes. By then most pairs are gone. The sweep removes the other pairs, and frees
 //! records and addresses. A failed removal is retried with back-off. After a crash, `reconcile` does the same from the
 //! records.
 

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::Network;
 use super::default::NAME;
+use crate::attachment_cache::Entry;
 use crate::error::Error;
-use crate::invoke::cache::Entry;
 use crate::link::Links;
 use crate::link::derived::host_interface;
 use crate::netns::{self, Netns};
@@ -23,8 +23,8 @@ struct MtuChange {
 }
 
 impl Network {
-    /// Sets this MTU at both ends of each running pod of the default network. An end with a smaller MTU than at its
-    /// creation was changed by an administrator or the pod, and stays unless it is too large.
+    /// Sets this MTU at both ends of the veth pair of each running pod of the default network. An end with a smaller
+    /// MTU than at its creation was changed by an administrator or the pod, and stays unless it is too large.
     pub(super) async fn resize_pods(&self, mtu: u32) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = Ok(());

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use coracle_nft::{Element, Key, Meta, R0, Rule, Value};
 
 use super::{Mapping, compared, interface};
-use crate::portmap::condition::{Condition, Subject};
+use crate::port_condition::{Condition, Subject};
 use crate::ports::Protocol;
 
 // === impl Condition ===

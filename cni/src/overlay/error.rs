@@ -88,7 +88,7 @@ pub enum OverlayError {
         name: String,
     },
     /// The tun device or its socket could not be used.
-    #[error("cannot {action} for packets in UDP")]
+    #[error("cannot {action} for the UDP tunnel")]
     Tunnel {
         /// The failed operation.
         action: &'static str,

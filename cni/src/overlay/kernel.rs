@@ -12,6 +12,7 @@ use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::change_text::describe;
 use super::device;
 use super::error::OverlayError;
 use super::message::{
@@ -34,7 +35,8 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Indexes of foreign interfaces that prevent ours: they have a name of ours, or the same VNI and UDP port.
+    /// Indexes of foreign interfaces that conflict with the overlay's: they have such a name, or the same VNI and UDP
+    /// port.
     blockers: Vec<u32>,
 }
 
@@ -71,7 +73,7 @@ impl Kernel {
         self.port_of(link.header.index).is_none()
     }
 
-    /// Our interfaces, their uplinks, and foreign interfaces that prevent ours.
+    /// The overlay's interfaces, their uplinks, and foreign interfaces that conflict with them.
     pub(crate) fn watched(&self) -> Vec<u32> {
         self.indexes.values().chain(&self.uplinks).chain(&self.blockers).copied().collect()
     }
@@ -136,7 +138,8 @@ impl Kernel {
         Ok(tables)
     }
 
-    /// Applies the changes in order. All are tried; the first relevant failure is returned.
+    /// Applies the changes: removed and new devices first, one by one, then all other changes in one batch. All are
+    /// tried; the first relevant failure is returned.
     pub(crate) fn run(&mut self, changes: &[Change]) -> Result<(), OverlayError> {
         let mut result = Ok(());
         let mut rest = Vec::new();
@@ -210,7 +213,7 @@ impl Kernel {
         let failed = self.send(vec![request])?;
         match failed.into_iter().next() {
             Some((_, source)) if is_reported(change, &source) => {
-                Err(OverlayError::Change { what: format!("{change:?}"), source })
+                Err(OverlayError::Change { what: describe(change, &self.names), source })
             }
             _ => Ok(()),
         }
@@ -230,7 +233,8 @@ impl Kernel {
         let failed = self.send(requests)?;
         let mut failed = failed.into_iter().filter_map(|(place, source)| {
             let change = of.get(place)?;
-            is_reported(change, &source).then(|| OverlayError::Change { what: format!("{change:?}"), source })
+            let what = || describe(change, &self.names);
+            is_reported(change, &source).then(|| OverlayError::Change { what: what(), source })
         });
         failed.next().map_or(Ok(()), Err)
     }

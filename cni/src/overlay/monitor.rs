@@ -46,7 +46,7 @@ impl Monitor {
         indexes.dedup();
         if self.indexes.as_ref() != Some(&indexes) {
             let attached = filter::attach(self.socket.as_raw_fd(), &indexes);
-            attached.map_err(|source| OverlayError::Socket { action: "choose changes", source })?;
+            attached.map_err(|source| OverlayError::Socket { action: "filter notifications", source })?;
             self.indexes = Some(indexes);
         }
         Ok(())
@@ -105,7 +105,8 @@ mod filter {
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-    /// BPF loads words in network byte order, but netlink writes native order.
+    /// The filter: passes messages about routes, addresses and these interfaces. BPF loads words in network byte order,
+    /// but netlink writes native order.
     fn program(indexes: &[u32]) -> Vec<libc::sock_filter> {
         let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
         let always = [libc::RTM_NEWROUTE, libc::RTM_DELROUTE, libc::RTM_NEWADDR, libc::RTM_DELADDR];

@@ -281,17 +281,17 @@ impl Planner<'_> {
     }
 
     fn peer(&mut self, name: &str, peer: &Peer, narrow: Option<u32>) {
-        let mut leads = Vec::with_capacity(peer.cidrs.len());
+        let mut planned = Vec::with_capacity(peer.cidrs.len());
         for range in peer.cidrs.iter().copied().map(canonical) {
             match self.plan_range(peer, range, narrow) {
-                Ok(lead) => leads.push(lead),
+                Ok(range) => planned.push(range),
                 Err(reason) if uses_family(peer, range.is_ipv6()) => self.refuse(name, reason),
                 Err(_not_in_use) => {}
             }
         }
         let is_anothers = |(forward, _)| self.wanted.tables.forwards.contains(&forward);
-        self.wanted.apart &= !leads.iter().filter_map(|lead| lead.hop).any(is_anothers);
-        leads.into_iter().for_each(|lead| self.add_range(name, lead));
+        self.wanted.apart &= !planned.iter().filter_map(|range| range.hop).any(is_anothers);
+        planned.into_iter().for_each(|range| self.add_range(name, range));
     }
 
     /// Adds the entries for a range, unless an earlier peer has some of its addresses.
@@ -337,14 +337,17 @@ impl Planner<'_> {
             }
             (Backend::Vxlan { vni, .. }, PeerKind::Vxlan, _) => match end.vtep {
                 Some((peer_vni, mac)) if peer_vni == vni => self.vxlan(to, end.ip, mac, narrow),
-                Some((other, _)) => return Err(format!("its VNI is {other}, ours {vni}")),
+                Some((other, _)) => return Err(format!("its VNI is {other}, this node's is {vni}")),
                 None => return Err("its hardware address is not announced".to_owned()),
             },
             (Backend::Vxlan { .. }, PeerKind::Udp, _)
             | (Backend::Udp, PeerKind::Udp | PeerKind::Vxlan, _) => {
                 (self.tunnel_route(Port::Tun, None, to, narrow), None)
             }
-            (_, kind, _) => return Err(format!("its backend is {}, which ours does not speak", kind.name())),
+            (_, kind, _) => {
+                let backend = kind.name();
+                return Err(format!("its backend is {backend}, which this node's backend does not support"));
+            }
         };
         Ok(PlannedRange { to, by: end.ip, answers: uses_family(peer, v6), route, hop })
     }
@@ -394,17 +397,17 @@ pub(crate) fn hardware_address(identity: &str, v6: bool) -> Mac {
 // === difference ===
 
 /// The changes from observed to desired tables.
-pub(crate) fn difference(wanted: &Tables, seen: &Tables) -> Vec<Change> {
+pub(crate) fn difference(wanted: &Tables, observed: &Tables) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut gone: HashSet<Port> = HashSet::new();
-    for (port, device) in &seen.devices {
+    for (port, device) in &observed.devices {
         if wanted.devices.get(port).is_none_or(|want| must_be_replaced(want, device)) {
             changes.push(Change::RemoveDevice(*port));
             gone.insert(*port);
         }
     }
     for (port, want) in &wanted.devices {
-        match seen.devices.get(port).filter(|_| !gone.contains(port)) {
+        match observed.devices.get(port).filter(|_| !gone.contains(port)) {
             None => {
                 changes.push(Change::MakeDevice(*port, want.clone()));
                 changes.extend(want.addresses.iter().map(|ip| Change::AddAddress(*port, *ip)));
@@ -419,7 +422,7 @@ pub(crate) fn difference(wanted: &Tables, seen: &Tables) -> Vec<Change> {
             }
         }
     }
-    entries(wanted, seen, &gone, &mut changes);
+    entries(wanted, observed, &gone, &mut changes);
     changes
 }
 
@@ -446,10 +449,10 @@ fn must_be_replaced(want: &Device, have: &Device) -> bool {
     }
 }
 
-fn entries(wanted: &Tables, seen: &Tables, gone: &HashSet<Port>, changes: &mut Vec<Change>) {
+fn entries(wanted: &Tables, observed: &Tables, gone: &HashSet<Port>, changes: &mut Vec<Change>) {
     let leaves_by_gone =
         |route: &Route| matches!(route.out, OutInterface::Device(port) if gone.contains(&port));
-    for (to, have) in &seen.routes {
+    for (to, have) in &observed.routes {
         // A route to the same range is replaced, not removed first: no packet is lost. Except for IPv6: the kernel
         // refuses a next hop that a route of another device leads to.
         let is_in_the_way = |want: &Route| to.is_ipv6() && want.out != have.out;
@@ -461,17 +464,18 @@ fn entries(wanted: &Tables, seen: &Tables, gone: &HashSet<Port>, changes: &mut V
     let neighbour =
         |((port, ip), mac): (&(Port, IpAddr), &Mac)| Neighbour { port: *port, ip: *ip, mac: *mac };
     // The kernel replaces an entry with the same address. A removal afterwards would remove the new one.
-    let old = seen.neighbours.iter().filter(|(key, _)| stays(key.0) && !wanted.neighbours.contains_key(key));
+    let old =
+        observed.neighbours.iter().filter(|(key, _)| stays(key.0) && !wanted.neighbours.contains_key(key));
     changes.extend(old.map(|entry| Change::RemoveNeighbour(neighbour(entry))));
-    let old = seen.forwards.iter().filter(|f| stays(f.port) && !wanted.forwards.contains(f));
+    let old = observed.forwards.iter().filter(|f| stays(f.port) && !wanted.forwards.contains(f));
     changes.extend(old.map(|f| Change::RemoveForward(*f)));
-    let new = wanted.forwards.iter().filter(|f| !stays(f.port) || !seen.forwards.contains(f));
+    let new = wanted.forwards.iter().filter(|f| !stays(f.port) || !observed.forwards.contains(f));
     changes.extend(new.map(|f| Change::AddForward(*f)));
     let new = wanted.neighbours.iter();
-    let new = new.filter(|(key, mac)| !stays(key.0) || seen.neighbours.get(key) != Some(mac));
+    let new = new.filter(|(key, mac)| !stays(key.0) || observed.neighbours.get(key) != Some(mac));
     changes.extend(new.map(|entry| Change::AddNeighbour(neighbour(entry))));
     for (to, want) in &wanted.routes {
-        if leaves_by_gone(want) || seen.routes.get(to) != Some(want) {
+        if leaves_by_gone(want) || observed.routes.get(to) != Some(want) {
             changes.push(Change::AddRoute(*to, *want));
         }
     }

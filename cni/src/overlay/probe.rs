@@ -118,7 +118,7 @@ impl Search {
     }
 }
 
-/// For each path on which packets of this size pass: whether two packets pass that were sent as one segment.
+/// For each path on which packets of this size pass: whether two datagrams pass that the kernel got as one.
 fn offloaded(paths: &[ProbePath], bytes: &[u32]) -> Vec<bool> {
     let mut passed = vec![false; paths.len()];
     for _ in 0..ATTEMPTS {
@@ -136,8 +136,8 @@ fn offloaded(paths: &[ProbePath], bytes: &[u32]) -> Vec<bool> {
     passed
 }
 
-/// Whether the kernel refused to segment because the device has no checksum offload. Then no packets can be lost
-/// because of offload.
+/// Whether the kernel refused to segment because it does not support `UDP_SEGMENT` or the device has no checksum
+/// offload. Then no packets can be lost because of offload.
 fn cannot_offload(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP))
 }

@@ -17,7 +17,7 @@ use super::error::OverlayError;
 /// Maximum size of an IP packet.
 const MAX_PACKET: usize = 64 << 10;
 
-/// Delay after a failure, because failures repeat at once: for example reading from a deleted device.
+/// Delay after a failure, because the next attempt may fail at once: for example a read from a deleted device.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// The device, and the tasks that move packets between it and UDP. Dropping it ends all of them.
@@ -124,10 +124,10 @@ async fn forward_from_pods(
         let to = ends(packet)
             .and_then(|(_, to)| ranges.read().unwrap_or_else(PoisonError::into_inner).node_of(to));
         let Some(to) = to else { continue };
-        let speaks = |socket: &&Arc<UdpSocket>| {
+        let has_family = |socket: &&Arc<UdpSocket>| {
             socket.local_addr().is_ok_and(|address| address.is_ipv4() == to.is_ipv4())
         };
-        if let Some(socket) = sockets.iter().find(speaks) {
+        if let Some(socket) = sockets.iter().find(has_family) {
             // A packet that cannot be sent is lost, as on any link.
             let _lost = socket.send_to(packet, (to, port)).await;
         }
@@ -145,7 +145,7 @@ async fn forward_to_pods(
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
             Err(error) => {
-                tracing::debug!(%error, "cannot receive packets in UDP");
+                tracing::debug!(%error, "cannot receive packets of the UDP tunnel");
                 tokio::time::sleep(AFTER_ERROR).await;
                 continue;
             }

@@ -135,7 +135,7 @@ fn declares(declared: Option<&Value>, capability: &str) -> bool {
     declared.is_some_and(|declared| declared.get(capability) == Some(&Value::Bool(true)))
 }
 
-/// The highest version known by both sides.
+/// The highest offered version that this program supports.
 fn version(map: &Map<String, Value>) -> Result<Version, String> {
     let mut offered = Vec::new();
     match map.get("cniVersion") {

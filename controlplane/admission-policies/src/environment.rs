@@ -162,7 +162,11 @@ pub(crate) fn evaluate<'a>(
     budget: &mut u64,
 ) -> Result<Cel<'a>, String> {
     let program = program.as_ref().map_err(|error| format!("expression '{source}': {error}"))?;
-    let (result, cost) = session.evaluate(program, request.left().min(*budget));
+    let left = request.left();
+    let (result, cost) = session.evaluate(program, left.min(*budget));
+    if left < *budget && matches!(result, Err(EvalError::CostLimit)) {
+        request.run_out();
+    }
     *budget = budget.saturating_sub(cost);
     request.add(cost);
     result.map_err(|error| match error {

@@ -81,7 +81,8 @@ impl MutatingPolicy {
 
     /// Evaluates a mutation.
     ///
-    /// # Errors The expression failed, or its result is not a patch.
+    /// # Errors
+    /// The expression failed, or its result is not a patch.
     pub fn patch(&self, index: usize, input: &Input<'_>) -> Result<Patch, String> {
         let Some(Mutation { expression: (source, program), expected }) = self.mutations.get(index) else {
             return Err(format!("there is no mutation {index}"));

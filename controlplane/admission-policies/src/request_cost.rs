@@ -1,6 +1,6 @@
 //! The cost of all expressions of one request.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::BUDGET;
 
@@ -10,20 +10,59 @@ pub const REQUEST_BUDGET: u64 = 10 * BUDGET;
 
 /// The cost of the expressions of one request until now.
 #[derive(Debug, Default)]
-pub struct RequestCost(AtomicU64);
+pub struct RequestCost {
+    spent: AtomicU64,
+    /// The cost up to which an [`attempt`](Self::attempt) may evaluate; 0 without one.
+    attempt_end: AtomicU64,
+    /// The attempt was not enough.
+    is_cut: AtomicBool,
+    /// The limit of the request has ended an evaluation.
+    is_exhausted: AtomicBool,
+}
+
+// === impl RequestCost ===
 
 impl RequestCost {
     /// The cost until now.
     pub fn spent(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.spent.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn left(&self) -> u64 {
-        REQUEST_BUDGET.saturating_sub(self.spent())
+    /// Whether [`REQUEST_BUDGET`] has ended an evaluation. Upstream has no such limit, so the failure policy `Ignore` does
+    /// not cover it: users could make requests that are too costly for the policies that restrict them.
+    pub fn is_exhausted(&self) -> bool {
+        self.is_exhausted.load(Ordering::Relaxed)
     }
 
     /// Adds the cost of an evaluation.
     pub fn add(&self, cost: u64) {
-        self.0.fetch_add(cost, Ordering::Relaxed);
+        self.spent.fetch_add(cost, Ordering::Relaxed);
+    }
+
+    /// Evaluates expressions with at most this cost. None if that is not enough; the cost counts.
+    pub fn attempt<T>(&self, limit: u64, evaluate: impl FnOnce() -> T) -> Option<T> {
+        self.is_cut.store(false, Ordering::Relaxed);
+        self.attempt_end.store(self.spent().saturating_add(limit), Ordering::Relaxed);
+        let result = evaluate();
+        self.attempt_end.store(0, Ordering::Relaxed);
+        (!self.is_cut.load(Ordering::Relaxed)).then_some(result)
+    }
+
+    pub(crate) fn left(&self) -> u64 {
+        self.end().saturating_sub(self.spent())
+    }
+
+    /// Records that this limit ended an evaluation, and not the budget of the evaluation.
+    pub(crate) fn run_out(&self) {
+        let what = if self.end() < REQUEST_BUDGET { &self.is_cut } else { &self.is_exhausted };
+        what.store(true, Ordering::Relaxed);
+    }
+
+    /// The cost up to which an evaluation may go on.
+    fn end(&self) -> u64 {
+        match self.attempt_end.load(Ordering::Relaxed) {
+            0 => REQUEST_BUDGET,
+            end => end.min(REQUEST_BUDGET),
+        }
     }
 }

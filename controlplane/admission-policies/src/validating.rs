@@ -50,7 +50,7 @@ pub struct Outcome {
 pub struct Denial {
     /// Index in `validations`.
     pub index: usize,
-    /// For the client.
+    /// The message for the client.
     pub message: String,
     /// Reason of the Status.
     pub reason: String,

@@ -24,6 +24,7 @@ mod pod_resize;
 mod pod_security;
 mod policy;
 pub(crate) mod priority;
+mod review;
 mod runtime_class;
 mod service_account;
 mod storage;
@@ -126,10 +127,11 @@ pub(crate) trait Admit: Send + Sync {
     }
 }
 
-/// Creates the namespaces that are missing. Admission does not know the write pipeline that uses it.
+/// Creates missing namespaces by the write pipeline. The pipeline itself uses admission, so admission has only this
+/// trait.
 #[async_trait]
 pub(crate) trait CreateNamespace: Send + Sync {
-    /// Creates a namespace. An existing one is no error.
+    /// Creates a namespace. It is not an error if the namespace exists.
     async fn create(&self, name: &str) -> Result<()>;
 }
 
@@ -154,6 +156,8 @@ pub(crate) struct Admission {
     pub(crate) initialization: Option<Arc<Initialization>>,
     /// None without the plugin InitialResources.
     pub(crate) usage_history: Option<Arc<UsageHistory>>,
+    /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
+    pub(crate) toleration_seconds: [i64; 2],
 }
 
 impl Operation {

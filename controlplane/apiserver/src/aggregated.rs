@@ -2,11 +2,11 @@
 
 use http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::Full;
-use hyper::upgrade::OnUpgrade;
 
 use crate::{
     aggregation::Remote,
     authn::User,
+    client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     reply::{self, Reply},
     request::RequestInfo,
@@ -31,7 +31,7 @@ pub(crate) async fn run(
     state: &State,
     remote: &Remote,
     arrived: ForwardedRequest<'_>,
-    client: OnUpgrade,
+    client: ClientUpgrade,
 ) -> Result<Reply> {
     if remote.resources().is_none() {
         return Err(ApiError::unavailable("service unavailable"));

@@ -2,7 +2,7 @@
 
 mod families;
 
-use std::{collections::HashSet, net::IpAddr, sync::Arc};
+use std::{collections::HashSet, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
 use coracle_kinds::{Resource, kind::by_kind, validate::Cause};
 use coracle_store::{Expect, Guard};
@@ -17,10 +17,12 @@ use crate::{
     service_range::{ServiceRange, ServiceRanges},
 };
 
-const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
-/// Number of addresses at the start of a large range that are not allocated automatically: manifests can name them, for
-/// example for the cluster's DNS.
-const STATIC_ADDRESSES: u128 = 256;
+/// Number of addresses at the start of a range that are allocated automatically only when all others are taken:
+/// manifests can name them, for example for the cluster's DNS. Source: `calculateRangeOffset` in
+/// `pkg/registry/core/service/ipallocator`.
+fn static_addresses(range: ServiceRange) -> u128 {
+    if range.size() <= 16 { 0 } else { (range.size() / 16).clamp(16, 256) }
+}
 
 /// Addresses and ports that one service cannot get.
 struct Taken<'a> {
@@ -33,6 +35,8 @@ struct Taken<'a> {
     old: OldAllocation,
     /// Ports that this service has chosen already.
     chosen: HashSet<u16>,
+    /// Ports that services get.
+    node_ports: &'a RangeInclusive<u16>,
 }
 
 /// Addresses and ports of a service before an update. The service keeps them without a check of the ranges: after a
@@ -114,6 +118,8 @@ pub(crate) struct Allocator {
     pub(crate) cache: Arc<Cache>,
     /// The configured ranges.
     pub(crate) ranges: ServiceRanges,
+    /// Ports that services get.
+    node_ports: RangeInclusive<u16>,
     /// Held while a service's addresses are allocated and stored.
     lock: Arc<Mutex<()>>,
 }
@@ -121,8 +127,8 @@ pub(crate) struct Allocator {
 // === impl Allocator ===
 
 impl Allocator {
-    pub(crate) fn new(cache: Arc<Cache>, ranges: ServiceRanges) -> Self {
-        Self { cache, ranges, lock: Arc::default() }
+    pub(crate) fn new(cache: Arc<Cache>, ranges: ServiceRanges, node_ports: RangeInclusive<u16>) -> Self {
+        Self { cache, ranges, node_ports, lock: Arc::default() }
     }
 
     /// Allocates the address and the ports of a new service.
@@ -184,6 +190,7 @@ impl Allocator {
             own: &own,
             old: old.map(OldAllocation::of).unwrap_or_default(),
             chosen: HashSet::new(),
+            node_ports: &self.node_ports,
         };
         cluster_ips(object, &ranges, &taken).map_err(|message| refuse("spec.clusterIPs", message))?;
         ports(object, &mut taken)
@@ -280,11 +287,19 @@ fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::res
 
 /// A random free address of a range.
 fn free_address(range: ServiceRange, taken: &Taken<'_>) -> Option<IpAddr> {
-    let size = range.size().saturating_sub(1);
-    let first = if size > 2 * STATIC_ADDRESSES { STATIC_ADDRESSES } else { 1 };
-    let span = size.saturating_sub(first).max(1);
+    let first = 1 + static_addresses(range);
+    let end = range.size().saturating_sub(1);
+    free_in_band(range, first..end, taken).or_else(|| free_in_band(range, 1..first, taken))
+}
+
+/// A random free address of a part of a range.
+fn free_in_band(range: ServiceRange, band: std::ops::Range<u128>, taken: &Taken<'_>) -> Option<IpAddr> {
+    if band.is_empty() {
+        return None;
+    }
+    let (first, span) = (band.start, band.end - band.start);
     let start = rand::rng().random_range(0..span);
-    // One of (number of used addresses + 1) candidates is free, unless the range is exhausted.
+    // One of (number of used addresses + 1) candidates is free, unless the band is exhausted.
     let enough = u128::try_from(taken.addresses()).unwrap_or(span).saturating_add(1);
     (0..span.min(enough))
         .filter_map(|step| range.nth(first + (start + step) % span))
@@ -363,9 +378,11 @@ fn requested(wanted: i64, taken: &Taken<'_>) -> std::result::Result<u16, String>
     if let Some(held) = number.filter(|number| taken.keeps(*number)) {
         return Ok(held);
     }
-    let number = number.filter(|number| NODE_PORTS.contains(number));
+    let all = taken.node_ports;
+    let number = number.filter(|number| all.contains(number));
     let number = number.ok_or_else(|| {
-        format!("Invalid value: {wanted}: provided port is not in the valid range. The range of valid ports is 30000-32767")
+        let why = "provided port is not in the valid range. The range of valid ports is";
+        format!("Invalid value: {wanted}: {why} {}-{}", all.start(), all.end())
     })?;
     if taken.has_port(number) {
         return Err(format!("Invalid value: {wanted}: provided port is already allocated"));
@@ -374,14 +391,17 @@ fn requested(wanted: i64, taken: &Taken<'_>) -> std::result::Result<u16, String>
 }
 
 fn any_free(taken: &Taken<'_>) -> Option<u16> {
-    let start = rand::rng().random_range(NODE_PORTS);
-    let mut all = (start..=*NODE_PORTS.end()).chain(*NODE_PORTS.start()..start);
+    let (first, last) = (*taken.node_ports.start(), *taken.node_ports.end());
+    let start = rand::rng().random_range(first..=last);
+    let mut all = (start..=last).chain(first..start);
     all.find(|port| !taken.has_port(*port))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
     fn range(network: &str) -> ServiceRange {
         ServiceRange::new(network.parse().unwrap())
@@ -407,6 +427,7 @@ mod tests {
             own: "own",
             old: OldAllocation::default(),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         address(ranges, &taken, wanted)
     }
@@ -420,10 +441,7 @@ mod tests {
             let mut taken = Vec::new();
             for _ in 0..50 {
                 let chosen: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
-                assert!(
-                    range.contains(chosen)
-                        && (0..STATIC_ADDRESSES).all(|place| range.nth(place) != Some(chosen))
-                );
+                assert!(range.contains(chosen) && (0..=256).all(|place| range.nth(place) != Some(chosen)));
                 assert!(!taken.contains(&chosen));
                 taken.push(chosen);
             }
@@ -432,6 +450,19 @@ mod tests {
             let held = taken[0].to_string();
             assert!(chosen(&[range], &taken, &held).unwrap_err().contains("already allocated"));
         }
+    }
+
+    #[test]
+    fn the_static_addresses_are_allocated_last() {
+        let range = range("10.0.0.0/26");
+        let mut taken = Vec::new();
+        for number in 1..=62 {
+            let address: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
+            let is_static = (1..=16).any(|place| range.nth(place) == Some(address));
+            assert_eq!(is_static, number > 46, "{number}: {address}");
+            taken.push(address);
+        }
+        assert!(chosen(&[range], &taken, "").is_err());
     }
 
     #[test]
@@ -459,6 +490,7 @@ mod tests {
             own: "own",
             old: OldAllocation::of(old),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         let open = [range("10.0.0.0/24")];
         assert_eq!(address(&open, &taken(&old), "10.1.0.9").unwrap(), "10.1.0.9");
@@ -467,7 +499,7 @@ mod tests {
         assert!([23, 30002].iter().all(|port| requested(*port, &taken(&old)).is_err()));
         let mut named = old.clone();
         named["spec"]["type"] = "ExternalName".into();
-        assert!(address(&open, &taken(&named), "10.1.0.9").is_err(), "it was never allocated");
+        assert!(address(&open, &taken(&named), "10.1.0.9").is_err(), "the address was never allocated");
         assert!(requested(30001, &taken(&named)).is_err());
     }
 
@@ -500,6 +532,7 @@ mod tests {
             own: "own",
             old: OldAllocation::default(),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         ports(&mut object, &mut taken)?;
         let list = object["spec"]["ports"].as_array().unwrap();
@@ -555,6 +588,7 @@ mod tests {
             own: "own",
             old: OldAllocation::of(&old),
             chosen: HashSet::new(),
+            node_ports: &NODE_PORTS,
         };
         let ranges = [range("10.43.0.0/24"), range("fd43::/112")];
         let mut object = json!({"spec": {"clusterIPs": ["10.9.9.9"], "ipFamilies": ["IPv4", "IPv6"]}});
@@ -577,7 +611,14 @@ mod tests {
             let (services, addresses) = (services(&[], taken), Allocated::default());
             let chosen = HashSet::from([30001]);
             let old = OldAllocation::default();
-            let taken = Taken { services: &services, addresses: &addresses, own: "own", old, chosen };
+            let taken = Taken {
+                services: &services,
+                addresses: &addresses,
+                own: "own",
+                old,
+                chosen,
+                node_ports: &NODE_PORTS,
+            };
             let mut object = json!({"spec": spec});
             health_port(&mut object, &taken).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
         };

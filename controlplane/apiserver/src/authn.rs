@@ -34,7 +34,8 @@ use crate::{
     error::{ApiError, Result},
 };
 use guess_limit::GuessLimit;
-pub(crate) use oidc::config::{AnonymousConfig, AuthenticationConfig};
+pub use oidc::config::OidcConfig;
+pub(crate) use oidc::config::{AnonymousConfig, AuthenticationConfig, IssuerConfig};
 use password_file::PasswordFile;
 use presented::Presented;
 use request_header::PeerVerifier;
@@ -103,7 +104,7 @@ pub(crate) trait Authenticator: Send + Sync {
 pub(crate) struct Sources<'a> {
     pub(crate) password_file: Option<&'a Path>,
     pub(crate) token_file: Option<&'a Path>,
-    /// The file of upstream's `AuthenticationConfiguration`.
+    /// Upstream's `AuthenticationConfiguration`.
     pub(crate) config: AuthenticationConfig,
     pub(crate) token_webhook: Option<TokenWebhookConfig>,
     pub(crate) request_header: Option<RequestHeaderConfig>,
@@ -115,6 +116,8 @@ pub(crate) struct Sources<'a> {
 #[derive(Clone)]
 pub(crate) struct PeerCertificate {
     certificate: Arc<CertificateDer<'static>>,
+    /// End of its validity, in seconds since 1970.
+    expires: Option<i64>,
     is_client: bool,
     is_proxy: bool,
 }
@@ -207,6 +210,15 @@ impl User {
     }
 }
 
+// === impl PeerCertificate ===
+
+impl PeerCertificate {
+    /// Seconds until the end of its validity; negative after it.
+    pub(crate) fn remaining(&self) -> Option<i64> {
+        Some(self.expires? - jiff::Timestamp::now().as_second())
+    }
+}
+
 // === impl Credential ===
 
 impl<'a> Credential<'a> {
@@ -255,7 +267,7 @@ impl Authenticators {
         chain.push(Box::new(service_account::ServiceAccounts(tokens.clone())));
         chain.push(Box::new(bootstrap_token::BootstrapTokens { audiences: tokens.audiences.clone() }));
         let config = sources.config;
-        let issuers = Arc::new(ArcSwap::from_pointee(oidc::Issuers::new(config.issuers)?));
+        let issuers = Arc::new(ArcSwap::from_pointee(foreign_issuers(&tokens, config.issuers)?));
         chain.push(Box::new(OwnAudience { of: issuers.clone(), audiences: tokens.audiences.clone() }));
         if let Some(webhook) = sources.token_webhook {
             let webhook = token_webhook::TokenWebhook::new(webhook, tokens.audiences.clone())?;
@@ -269,9 +281,9 @@ impl Authenticators {
     /// Replaces what the configuration file determines. Running authentications use the former configuration.
     ///
     /// # Errors
-    /// An issuer's authority is invalid. The former configuration stays.
+    /// An issuer's authority or URL is invalid. The former configuration stays.
     pub(crate) fn replace(&self, config: AuthenticationConfig) -> std::result::Result<(), String> {
-        let issuers = oidc::Issuers::new(config.issuers)?;
+        let issuers = foreign_issuers(&self.tokens, config.issuers)?;
         self.issuers.store(Arc::new(issuers));
         self.anonymous.0.store(Arc::new(config.anonymous));
         Ok(())
@@ -281,7 +293,7 @@ impl Authenticators {
     pub(crate) fn peer(&self, chain: &[CertificateDer<'_>]) -> Option<PeerCertificate> {
         let certificate = Arc::new(chain.first()?.clone().into_owned());
         let (is_client, is_proxy) = self.peers.as_ref().map_or((true, false), |peers| peers.verify(chain));
-        Some(PeerCertificate { certificate, is_client, is_proxy })
+        Some(PeerCertificate { expires: x509::expiry(&certificate), certificate, is_client, is_proxy })
     }
 
     /// Authenticates a request from the network.
@@ -364,6 +376,17 @@ pub(crate) fn fuzz(token: &str) {
     service_account::fuzz(token);
 }
 
+/// The issuers of the configuration. None may have the name of an issuer of service account tokens, as upstream.
+fn foreign_issuers(
+    tokens: &Tokens,
+    configs: Vec<IssuerConfig>,
+) -> std::result::Result<oidc::Issuers, String> {
+    if let Some(own) = configs.iter().find(|config| tokens.is_issuer(&config.url)) {
+        return Err(format!("issuer.url: {:?} is the issuer of service account tokens", own.url));
+    }
+    oidc::Issuers::new(configs)
+}
+
 /// The answer of a local authenticator.
 fn known<'a>(user: Option<User>) -> Authenticating<'a> {
     Either::Left(ready(user))
@@ -380,7 +403,7 @@ mod tests {
         std::fs::write(&path, "pw,ann,7\n").unwrap();
         let key = rcgen::KeyPair::generate().unwrap().serialize_der();
         let key = token_keys::TokenKeys::own(&key).unwrap();
-        let tokens = Tokens::new(key, "https://a".to_owned(), Vec::new(), legacy_use::queue().0);
+        let tokens = Tokens::new(key, vec!["https://a".to_owned()], Vec::new(), legacy_use::queue().0);
         let sources = Sources {
             password_file: Some(&path),
             token_file: None,
@@ -399,6 +422,25 @@ mod tests {
         let guesses = authenticators.guesses.as_ref().unwrap();
         (0..1000).for_each(|_| guesses.failed(None, Instant::now()));
         assert_eq!(user().await.unwrap_err().code, 429);
+    }
+
+    #[test]
+    fn an_issuer_of_the_configuration_is_not_that_of_service_accounts() {
+        let key = rcgen::KeyPair::generate().unwrap().serialize_der();
+        let own = vec!["https://a".to_owned(), "https://b".to_owned()];
+        let key = token_keys::TokenKeys::own(&key).unwrap();
+        let tokens = Tokens::new(key, own, Vec::new(), legacy_use::queue().0);
+        let issuers = |url: &str| {
+            let config = OidcConfig {
+                issuer_url: url.to_owned(),
+                client_id: "app".to_owned(),
+                username_claim: "sub".to_owned(),
+                ..OidcConfig::default()
+            };
+            foreign_issuers(&tokens, vec![config.issuer().unwrap()])
+        };
+        assert!(issuers("https://c").is_ok());
+        assert!(issuers("https://b").is_err_and(|reason| reason.contains("service account")));
     }
 
     #[tokio::test]

@@ -177,7 +177,7 @@ impl Authorizers {
         self.decide(attributes).await.permit(attributes)
     }
 
-    /// Whether the user has a permission besides that of the request.
+    /// Checks that the user has another permission besides that of the request. The error is that for the client.
     pub(crate) async fn authorize_also(
         &self,
         cache: &Cache,

@@ -9,6 +9,7 @@ mod ledger;
 mod object;
 mod progress;
 mod references;
+mod watchers;
 
 use std::{
     collections::HashMap,
@@ -19,18 +20,19 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use coracle_kinds::{Resource, resource};
+use coracle_kinds::{Resource, kind::built_in};
 use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
 
 use crate::error::{ApiError, Result};
 pub(crate) use allocated::Allocated;
-pub(crate) use collection::{Change, Collection, Event, Events, Scope, Watcher};
+pub(crate) use collection::{Change, Collection, Scope};
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
 use progress::Progress;
 pub(crate) use references::{References, Referred};
+pub(crate) use watchers::{Event, Events, Watcher};
 
 /// The guard of the services' addresses and ports: each write that allocates some touches it. It has no `/`, so no object
 /// has this key.
@@ -81,7 +83,7 @@ impl Cache {
     /// An empty cache of the built-in resources at a revision.
     pub(crate) fn new(revision: u64) -> Self {
         let mut collections = Collections::new();
-        for kind in resource::built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
+        for kind in built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
             insert(&mut collections, Collection::new(kind.clone(), revision));
         }
         let revision = Progress::new(revision);
@@ -271,9 +273,12 @@ fn split(key: &str) -> Option<(&str, &str)> {
     Some((parts.next()?, parts.next()?))
 }
 
-fn insert(collections: &mut Collections, collection: Collection) -> Arc<Shared> {
+fn insert(collections: &mut Collections, mut collection: Collection) -> Arc<Shared> {
     let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
-    let shared = Arc::new(Shared(Mutex::new(collection)));
+    let shared = Arc::new_cyclic(|itself| {
+        collection.share_as(itself.clone());
+        Shared(Mutex::new(collection))
+    });
     collections.entry(group).or_default().insert(plural, shared.clone());
     shared
 }

@@ -3,16 +3,17 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_kinds::resource::RuntimeConfig;
+use coracle_kinds::kind::RuntimeConfig;
 
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;
 use crate::audit::{AuditWebhookConfig, Auditor};
-use crate::authn::{AuthenticationConfig, RequestHeaderConfig, TokenWebhookConfig};
+use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
 use crate::error::ApiError;
 use crate::service_range::ServiceRanges;
@@ -39,6 +40,8 @@ pub struct ApiserverConfig {
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
+    /// Issuer of OpenID Connect tokens. Excludes the authentication file.
+    pub oidc: Option<OidcConfig>,
     /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
     /// Proxy that sends the user's name in request headers.
@@ -57,6 +60,10 @@ pub struct ApiserverConfig {
     pub initial_resources: InitialResourcesOptions,
     /// The built-in versions that are served.
     pub runtime_config: RuntimeConfig,
+    /// Behaviour that feature gates switch.
+    pub features: ServerFeatures,
+    /// Options with kube-apiserver's defaults.
+    pub options: ServerOptions,
     /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The identity of this server towards aggregated servers.
@@ -71,6 +78,55 @@ pub struct ApiserverConfig {
     /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
     /// server in this time.
     pub shutdown_delay: Duration,
+}
+
+/// Behaviour that feature gates of Kubernetes switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerFeatures {
+    /// Whether large responses are compressed for clients that accept it. Gate `APIResponseCompression`.
+    pub response_compression: bool,
+    /// Whether a watch can begin with all objects (`sendInitialEvents`). Gate `WatchList`.
+    pub watch_list: bool,
+}
+
+impl Default for ServerFeatures {
+    fn default() -> Self {
+        Self { response_compression: true, watch_list: true }
+    }
+}
+
+/// Options of kube-apiserver, with its defaults.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Ports from which services get node ports.
+    pub node_ports: RangeInclusive<u16>,
+    /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
+    pub toleration_seconds: [i64; 2],
+    /// Time after which an event is deleted.
+    pub event_lifetime: Duration,
+    /// Issuers of service account tokens. The first one issues, tokens of the others are accepted too. If there is none,
+    /// the issuer is [`ApiserverConfig::issuer`].
+    pub token_issuers: Vec<String>,
+    /// Audiences of this server. If there is none, they are the issuers.
+    pub audiences: Vec<String>,
+    /// Maximum validity of service account tokens in seconds.
+    pub max_token_seconds: Option<i64>,
+    /// URL of the keys of the tokens in the discovery document; `None` uses this server's address.
+    pub keys_url: Option<String>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            node_ports: 30000..=32767,
+            toleration_seconds: [300; 2],
+            event_lifetime: Duration::from_secs(3600),
+            token_issuers: Vec::new(),
+            audiences: Vec::new(),
+            max_token_seconds: None,
+            keys_url: None,
+        }
+    }
 }
 
 /// The audit of requests.

@@ -1,6 +1,8 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
-use coracle_kinds::{discovery, openapi};
+use std::collections::BTreeSet;
+
+use coracle_kinds::{Resources, discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
@@ -9,6 +11,7 @@ use crate::{
     error::Result,
     media::{self, Form},
     merged_openapi::{self, tag},
+    metrics,
     reply::{self, Reply},
     request::RequestInfo,
     state::State,
@@ -17,6 +20,22 @@ use crate::{
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// The Kubernetes version of the API.
 const MINOR: &str = "37";
+/// The oldest Kubernetes version of which a server may use the same store.
+const MIN_COMPATIBILITY_MINOR: &str = "36";
+/// Paths that no registry determines.
+const PATHS: [&str; 11] = [
+    "/.well-known/openid-configuration",
+    "/api",
+    "/api/v1",
+    "/apis",
+    "/healthz",
+    "/livez",
+    "/openapi/v2",
+    "/openapi/v3",
+    "/openid/v1/jwks",
+    "/readyz",
+    "/version",
+];
 
 /// The document with this path, if any.
 pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Option<Reply>> {
@@ -56,11 +75,14 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             return Ok(own.or_else(converted).map(|document| openapi_document(info, headers, document)));
         }
         ["version"] => Some(version()),
-        [".well-known", "openid-configuration"] => Some(issuer(state)),
-        ["openid", "v1", "jwks"] => Some(state.authenticators.tokens.keys.key_set()),
-        [] => Some(json!({"paths": [
-            "/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v2", "/openapi/v3", "/readyz", "/version"
-        ]})),
+        [".well-known", "openid-configuration"] => {
+            return Ok(Some(of_issuer(state, "application/json", &issuer(state))));
+        }
+        ["openid", "v1", "jwks"] => {
+            let keys = state.authenticators.tokens.keys.key_set();
+            return Ok(Some(of_issuer(state, "application/jwk-set+json", &keys)));
+        }
+        [] => Some(index(state, resources)),
         _ => None,
     };
     Ok(value.map(|value| reply::json(200, &value)))
@@ -146,9 +168,25 @@ fn set(reply: &mut Reply, name: header::HeaderName, value: &str) {
     }
 }
 
-fn version() -> Value {
+/// The paths of this server, sorted.
+fn index(state: &State, resources: &Resources) -> Value {
+    let mut list = discovery::api_group_list(resources);
+    remote::add_groups(&state.remotes, resources, &mut list);
+    let mut paths: BTreeSet<String> = PATHS.into_iter().chain([metrics::PATH]).map(str::to_owned).collect();
+    for group in list["groups"].as_array().into_iter().flatten() {
+        let versions = group["versions"].as_array().into_iter().flatten();
+        let names = versions.map(|version| &version["groupVersion"]).chain([&group["name"]]);
+        paths.extend(names.filter_map(Value::as_str).map(|name| format!("/apis/{name}")));
+    }
+    json!({"paths": paths})
+}
+
+/// The version of the API, with upstream's fields.
+pub(crate) fn version() -> Value {
     json!({
-        "major": "1", "minor": MINOR, "gitVersion": format!("v1.{MINOR}.0+coracle"),
+        "major": "1", "minor": MINOR, "emulationMajor": "1", "emulationMinor": MINOR,
+        "minCompatibilityMajor": "1", "minCompatibilityMinor": MIN_COMPATIBILITY_MINOR,
+        "gitVersion": format!("v1.{MINOR}.0+coracle"),
         "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z",
         "goVersion": "", "compiler": "rustc", "platform": format!("linux/{}", architecture()),
     })
@@ -163,11 +201,21 @@ fn architecture() -> &'static str {
     }
 }
 
+/// A document about the issuer of tokens. Clients may keep it for an hour, as upstream, if its keys do not change.
+fn of_issuer(state: &State, media: &'static str, document: &Value) -> Reply {
+    let mut reply = reply::bytes(200, media, document.to_string());
+    if state.authenticators.tokens.keys.are_own() {
+        set(&mut reply, header::CACHE_CONTROL, "public, max-age=3600");
+    }
+    reply
+}
+
 fn issuer(state: &State) -> Value {
     let tokens = &state.authenticators.tokens;
+    let own = || format!("https://{}/openid/v1/jwks", state.advertise);
     json!({
-        "issuer": tokens.issuer,
-        "jwks_uri": format!("https://{}/openid/v1/jwks", state.advertise),
+        "issuer": tokens.issuer(),
+        "jwks_uri": state.keys_url.clone().unwrap_or_else(own),
         "response_types_supported": ["id_token"],
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": tokens.keys.algorithms(),

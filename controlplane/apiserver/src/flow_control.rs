@@ -31,7 +31,7 @@ use crate::{
     reply::Reply,
     request::RequestInfo,
 };
-pub(crate) use level::Figures;
+pub(crate) use level::LevelCounts;
 use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
 use schema::Schema;
 
@@ -75,7 +75,7 @@ pub(crate) struct Counts {
 }
 
 /// The counters of one schema for metrics.
-pub(crate) struct SchemaFigures {
+pub(crate) struct SchemaCounts {
     pub(crate) schema: String,
     pub(crate) level: String,
     pub(crate) dispatched: u64,
@@ -191,13 +191,13 @@ impl FlowControl {
     }
 
     /// The levels, for metrics.
-    pub(crate) fn levels(&self) -> Vec<Figures> {
-        self.lock().figures()
+    pub(crate) fn levels(&self) -> Vec<LevelCounts> {
+        self.lock().counts()
     }
 
     /// The schemas, for metrics.
-    pub(crate) fn schemas(&self) -> Vec<SchemaFigures> {
-        self.table.load().rows.iter().map(Row::figures).collect()
+    pub(crate) fn schemas(&self) -> Vec<SchemaCounts> {
+        self.table.load().rows.iter().map(Row::counts).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Levels> {
@@ -229,12 +229,12 @@ fn wanted_seats(info: &RequestInfo, cache: &Cache) -> u64 {
 // === impl Row ===
 
 impl Row {
-    fn figures(&self) -> SchemaFigures {
+    fn counts(&self) -> SchemaCounts {
         let counts = &self.counts;
         let rejected = Rejection::ALL.map(|why| {
             (why.name(), counts.rejected.get(why as usize).map_or(0, |count| count.load(Ordering::Relaxed)))
         });
-        SchemaFigures {
+        SchemaCounts {
             schema: self.schema.name.clone(),
             level: self.schema.level.clone(),
             dispatched: counts.dispatched.load(Ordering::Relaxed),
@@ -349,8 +349,8 @@ mod tests {
         assert!(tokio::join!(waits, leaves).0.1.is_ok());
         held.clear();
         assert!(control.levels().iter().all(|level| (level.waiting, level.seats_in_use) == (0, 0)));
-        let figures = control.schemas();
-        let default = figures.iter().find(|one| one.schema == "global-default").unwrap();
+        let counts = control.schemas();
+        let default = counts.iter().find(|one| one.schema == "global-default").unwrap();
         assert_eq!(default.rejected[2], ("time-out", 1));
     }
 }

@@ -17,8 +17,9 @@ const READY: &[Check] = &[
     ("ping", |_| Ok(())),
     ("log", |_| Ok(())),
     ("store", store),
-    // Upstream's name: probes of individual checks use it in paths.
+    // Upstream's names: probes of individual checks use them in paths and exclusions.
     ("etcd", store),
+    ("etcd-readiness", store),
     ("shutdown", shutdown),
 ];
 

@@ -5,7 +5,7 @@
 //! `write.rs` lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes
 //! once. `registry.rs` has the served resources; [`Apiserver::add_resource`] adds a custom one at run time.
 //!
-//! Modules depend downwards only; the test of `layers.rs` checks this:
+//! Modules depend downwards only; `integration/tests/tidy/modules.rs` checks that there are no cycles:
 //!
 //! | layer | modules |
 //! |---|---|
@@ -36,6 +36,7 @@ mod bootstrap;
 mod bundle_verifier;
 mod cache;
 mod call;
+mod client_upgrade;
 mod compression;
 mod config;
 mod controllers;
@@ -52,8 +53,6 @@ pub mod fuzz;
 mod health;
 mod in_flight;
 mod initialization;
-#[cfg(test)]
-mod layers;
 mod list_body;
 mod listen;
 mod media;
@@ -81,6 +80,7 @@ mod usage;
 mod usage_history;
 mod usage_samples;
 mod verb;
+mod waits;
 mod warnings;
 mod web_socket;
 mod webhook_client;
@@ -89,11 +89,11 @@ mod write;
 pub use admit::PluginSelection;
 pub use aggregation::FrontProxy;
 pub use audit::AuditWebhookConfig;
-pub use authn::{RequestHeaderConfig, TokenWebhookConfig, User};
+pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
-pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError};
+pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError, ServerFeatures, ServerOptions};
 pub use coracle_audit::LogOptions as AuditLogOptions;
-pub use coracle_kinds::resource::{RuntimeConfig, RuntimeConfigError};
+pub use coracle_kinds::kind::{RuntimeConfig, RuntimeConfigError};
 pub use error::ApiError;
 pub use file_watch::follow_file;
 pub use in_flight::{MAX_IN_FLIGHT, REQUEST_TIMEOUT};

@@ -4,7 +4,6 @@
 //! responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
-mod read_watch;
 
 use std::{
     convert::Infallible,
@@ -13,7 +12,9 @@ use std::{
     time::Duration,
 };
 
-use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Limits, LogLimit, Slot, SlotStream};
+use coracle_connections::{
+    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
+};
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -22,11 +23,10 @@ use hyper_util::{
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_util::task::TaskTracker;
+use tokio_util::{io::InspectReader, task::TaskTracker};
 
 use crate::server::{Apiserver, PeerAddress};
 use activity::Activity;
-use read_watch::ReadWatch;
 
 /// Maximum time for running requests to end after the shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,17 +67,17 @@ impl Apiserver {
             };
             match accepted {
                 Ok((stream, client)) => match connections.admit(client.ip()) {
-                    Ok(slot) => {
-                        tasks.spawn(connection(self.clone(), acceptor.clone(), stream, Arc::new(slot)));
+                    Ok(permit) => {
+                        tasks.spawn(connection(self.clone(), acceptor.clone(), stream, Arc::new(permit)));
                     }
                     Err(reason) => {
-                        if let Some(suppressed) = refusals.pass(client.ip()) {
+                        if let Some(suppressed) = refusals.allow(client.ip()) {
                             tracing::warn!(client = %client.ip(), %reason, suppressed, "refused a connection");
                         }
                     }
                 },
                 Err(error) => {
-                    if let Some(suppressed) = failures.pass(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
+                    if let Some(suppressed) = failures.allow(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
                         tracing::warn!(%error, suppressed, "cannot accept a connection");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -93,12 +93,17 @@ impl Apiserver {
 }
 
 /// Serves one connection until it ends or the limit on connections closes it.
-async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream, slot: Arc<Slot>) {
+async fn connection(
+    server: Apiserver,
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    permit: Arc<ConnectionPermit>,
+) {
     let _ = stream.set_nodelay(true);
     coracle_connections::keep_alive(&stream);
     let serving = async {
         match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => requests(server, stream, slot.clone()).await,
+            Ok(Ok(stream)) => requests(server, stream, permit.clone()).await,
             Ok(Err(error)) => tracing::debug!(%error, "cannot complete the TLS handshake with a client"),
             Err(_elapsed) => {}
         }
@@ -106,28 +111,35 @@ async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream,
     tokio::select! {
         // Both may be dropped: the connection is closed then.
         () = serving => {}
-        () = slot.expired() => tracing::debug!("closed a connection without an authenticated request"),
+        () = permit.expired() => tracing::debug!("closed a connection without an authenticated request"),
     }
 }
 
-async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slot>) {
+async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<ConnectionPermit>) {
     let certificates = stream.get_ref().1.peer_certificates();
     let peer = certificates.and_then(|chain| server.state.authenticators.peer(chain));
     if peer.is_some() {
         // The handshake has verified the client certificate, so the connection counts as authenticated.
-        slot.prove();
+        permit.set_authenticated();
     }
     let client = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    let held = ReadWatch::new(SlotStream::new(stream, slot.clone()), activity.clone());
+    // Received bytes begin the time of a request header.
+    let receiving = activity.clone();
+    let permitted = PermitStream::of_socket(stream, permit.clone());
+    let held = InspectReader::new(permitted, move |received: &[u8]| {
+        if !received.is_empty() {
+            receiving.received();
+        }
+    });
     let of_requests = activity.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
         }
-        request.extensions_mut().insert(slot.clone());
+        request.extensions_mut().insert(permit.clone());
         if let Some(client) = client {
             request.extensions_mut().insert(client);
         }

@@ -29,13 +29,13 @@ pub(crate) enum Form {
 /// The documents of a server.
 #[derive(Default)]
 pub(crate) struct Merged {
-    json: Slot,
-    protobuf: Slot,
+    json: CachedDocument,
+    protobuf: CachedDocument,
 }
 
 /// A document in one form.
 #[derive(Default)]
-struct Slot {
+struct CachedDocument {
     built: Mutex<Option<Built>>,
     /// Held while the document is built: concurrent requests use the first one's document.
     building: Mutex<()>,
@@ -81,8 +81,8 @@ impl Merged {
     ) -> Document {
         // The versions are read before the parts, so that a later part has a later version.
         let parts = Parts { resources: Arc::downgrade(resources), remotes: remote::v2_versions(remotes) };
-        let slot = self.slot(form);
-        if let Some(found) = slot.get(&parts, &is_known) {
+        let cached = self.cached(form);
+        if let Some(found) = cached.get(&parts, &is_known) {
             return found;
         }
         let build = || {
@@ -93,20 +93,20 @@ impl Merged {
                 Form::Protobuf => openapi::v2::protobuf(&document),
             }
         };
-        let (document, is_new) = offload::run(true, || slot.build(parts, &is_known, build));
+        let (document, is_new) = offload::run(true, || cached.build(parts, &is_known, build));
         if is_new {
             let merged = Arc::downgrade(self);
             tokio::spawn(async move {
                 tokio::time::sleep(BODY_LIFETIME).await;
                 if let Some(merged) = merged.upgrade() {
-                    merged.slot(form).release();
+                    merged.cached(form).release();
                 }
             });
         }
         document
     }
 
-    fn slot(&self, form: Form) -> &Slot {
+    fn cached(&self, form: Form) -> &CachedDocument {
         match form {
             Form::Json => &self.json,
             Form::Protobuf => &self.protobuf,
@@ -114,9 +114,9 @@ impl Merged {
     }
 }
 
-// === impl Slot ===
+// === impl CachedDocument ===
 
-impl Slot {
+impl CachedDocument {
     fn built(&self) -> MutexGuard<'_, Option<Built>> {
         self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,12 +171,12 @@ mod tests {
 
     #[test]
     fn a_document_is_built_once_until_a_part_changes() {
-        let slot = Slot::default();
+        let cached = CachedDocument::default();
         let parts = |remotes: &[u64]| Parts { resources: Weak::new(), remotes: remotes.to_vec() };
         let ask = |parts: &Parts, known: &str, text: &'static str| {
-            let found = slot.get(parts, |tag| tag == known);
+            let found = cached.get(parts, |tag| tag == known);
             found.map_or_else(
-                || slot.build(parts.clone(), |tag| tag == known, || text.into()),
+                || cached.build(parts.clone(), |tag| tag == known, || text.into()),
                 |found| (found, false),
             )
         };
@@ -188,7 +188,7 @@ mod tests {
             (Document { body: None, ..first.clone() }, false)
         );
         // Without the bytes the tag is still known.
-        slot.release();
+        cached.release();
         assert_eq!(ask(&parts(&[1]), &first.tag, "never built").0.body, None);
         assert_eq!(ask(&parts(&[1]), "", "one"), (first.clone(), true));
         for changed in [parts(&[2]), parts(&[2, 1]), Parts { resources: other(), remotes: vec![2, 1] }] {
@@ -201,8 +201,6 @@ mod tests {
     }
 
     fn other() -> Weak<Resources> {
-        Arc::downgrade(
-            &crate::registry::Registry::new(&coracle_kinds::resource::RuntimeConfig::default()).load(),
-        )
+        Arc::downgrade(&crate::registry::Registry::new(&coracle_kinds::kind::RuntimeConfig::default()).load())
     }
 }

@@ -4,6 +4,8 @@
 //! are read when a client gets the metrics. Labels come from the registry, never from the request, so that clients
 //! cannot add values.
 
+mod buckets;
+
 use std::time::Duration;
 
 use coracle_kinds::{Resource, Resources};
@@ -13,10 +15,14 @@ use prometheus::{
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
+
 use crate::{
+    aggregation::Remotes,
     audit::Auditor,
     authz::Verdict,
     cache::Cache,
+    documents,
     flow_control::FlowControl,
     in_flight::InFlight,
     media,
@@ -25,25 +31,23 @@ use crate::{
 };
 
 /// Path of the metrics.
-const PATH: &str = "/metrics";
+pub(crate) const PATH: &str = "/metrics";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Upper bounds of the durations of requests, in seconds.
-const DURATIONS: [f64; 23] = [
-    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
-    20.0, 30.0, 45.0, 60.0,
-];
-/// Upper bounds of the durations of webhooks, in seconds.
-const WEBHOOK_DURATIONS: [f64; 7] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0];
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
     ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
+/// Labels of the durations without waits. Dry runs have none.
+const SLI_LABELS: [&str; 7] = ["verb", "group", "version", "resource", "subresource", "scope", "component"];
 
 /// The metrics of this server.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
     durations: HistogramVec,
+    /// Durations without the waits for webhooks and seats.
+    sli_durations: HistogramVec,
     authentications: IntCounterVec,
+    certificates: HistogramVec,
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
@@ -61,6 +65,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) in_flight: &'a InFlight,
     pub(crate) flow_control: &'a FlowControl,
     pub(crate) auditor: Option<&'a Auditor>,
+    pub(crate) remotes: &'a Remotes,
 }
 
 /// Result of an authentication.
@@ -117,19 +122,27 @@ impl Metrics {
                 ),
                 &with_code,
             )),
-            durations: valid(HistogramVec::new(
-                HistogramOpts::new(
-                    "apiserver_request_duration_seconds",
-                    "Response latency distribution in seconds for \
-                    each verb, dry run value, group, version, resource, subresource, scope and component.",
-                )
-                .buckets(DURATIONS.to_vec()),
-                &LABELS,
-            )),
+            durations: histogram(
+                "apiserver_request_duration_seconds",
+                "Response latency distribution in seconds for \
+                each verb, dry run value, group, version, resource, subresource, scope and component.",
+                (&DURATIONS, &LABELS),
+            ),
+            sli_durations: histogram(
+                "apiserver_request_sli_duration_seconds",
+                "Response latency distribution in seconds, without the time of webhooks and queues, for \
+                each verb, group, version, resource, subresource, scope and component.",
+                (&SLI_DURATIONS, &SLI_LABELS),
+            ),
             authentications: counter(
                 "authentication_attempts",
                 "Counter of authenticated attempts.",
                 &["result"],
+            ),
+            certificates: histogram(
+                "apiserver_client_certificate_expiration_seconds",
+                "Distribution of the remaining lifetime on the certificate used to authenticate a request.",
+                (&VALIDITIES, &[]),
             ),
             authorizations: counter(
                 "authorization_attempts_total",
@@ -137,39 +150,47 @@ impl Metrics {
                 &["result"],
             ),
             authentication_reloads: Reloads::new("authentication"),
-            webhooks: valid(HistogramVec::new(
-                HistogramOpts::new(
-                    "apiserver_admission_webhook_admission_duration_seconds",
-                    "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
-                )
-                .buckets(WEBHOOK_DURATIONS.to_vec()),
-                &["name", "operation", "rejected"],
-            )),
+            webhooks: histogram(
+                "apiserver_admission_webhook_admission_duration_seconds",
+                "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
+                (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
+            ),
         };
-        let collectors: [Box<dyn Collector>; 8] = [
-            Box::new(metrics.authentication_reloads.count.clone()),
-            Box::new(metrics.authentication_reloads.last.clone()),
-            Box::new(metrics.authentications.clone()),
-            Box::new(metrics.authorizations.clone()),
-            Box::new(metrics.webhooks.clone()),
-            Box::new(metrics.requests.clone()),
-            Box::new(metrics.durations.clone()),
-            Box::new(ProcessCollector::for_self()),
-        ];
-        for collector in collectors {
+        for collector in metrics.collectors() {
             valid(metrics.registry.register(collector));
         }
         metrics
     }
 
-    /// Counts an answered request.
-    pub(crate) fn answered(&self, request: &Request, code: u16, took: Duration) {
+    fn collectors(&self) -> [Box<dyn Collector>; 10] {
+        [
+            Box::new(self.authentication_reloads.count.clone()),
+            Box::new(self.authentication_reloads.last.clone()),
+            Box::new(self.authentications.clone()),
+            Box::new(self.certificates.clone()),
+            Box::new(self.authorizations.clone()),
+            Box::new(self.webhooks.clone()),
+            Box::new(self.requests.clone()),
+            Box::new(self.durations.clone()),
+            Box::new(self.sli_durations.clone()),
+            Box::new(ProcessCollector::for_self()),
+        ]
+    }
+
+    /// Counts an answered request. `took` is its duration, `waited` the part in which it waited for others.
+    pub(crate) fn answered(&self, request: &Request, code: u16, (took, waited): (Duration, Duration)) {
         let labels = request.labels();
         let code = code.to_string();
         let with_code: Vec<&str> = labels.into_iter().chain([code.as_str()]).collect();
         self.requests.with_label_values(&with_code).inc();
         if !request.is_long {
             self.durations.with_label_values(&labels).observe(took.as_secs_f64());
+        }
+        if !request.is_long && request.dry_run.is_empty() {
+            let [verb, _dry_run, group, version, resource, subresource, scope, component] = labels;
+            let labels = [verb, group, version, resource, subresource, scope, component];
+            let own = took.saturating_sub(waited);
+            self.sli_durations.with_label_values(&labels).observe(own.as_secs_f64());
         }
     }
 
@@ -180,6 +201,12 @@ impl Metrics {
             Attempt::Failure => "failure",
         };
         self.authentications.with_label_values(&[result]).inc();
+    }
+
+    /// Counts a client certificate of a request, by its remaining validity in seconds.
+    pub(crate) fn presented_certificate(&self, remaining: i64) {
+        #[expect(clippy::cast_precision_loss, reason = "seconds of a validity have less than 53 bits")]
+        self.certificates.with_label_values::<&str>(&[]).observe(remaining as f64);
     }
 
     /// Counts a read of the changed configuration of authentication.
@@ -234,8 +261,12 @@ impl Metrics {
         families.extend(watchers(sources.cache).collect());
         families.extend(flow_control(sources.flow_control));
         families.extend(sources.auditor.into_iter().flat_map(audit));
+        families.extend(remotes(sources.remotes).collect());
+        families.extend(build_info().collect());
+        // The encoder stops at a family without metrics.
+        families.retain(|family| !family.get_metric().is_empty());
         let mut text = Vec::new();
-        // Writing to memory fails only for a family without metrics, and the encoder gets none.
+        // Writing to memory cannot fail.
         let _ = TextEncoder::new().encode(&families, &mut text);
         text
     }
@@ -258,6 +289,42 @@ fn watchers(cache: &Cache) -> IntGaugeVec {
     all
 }
 
+/// The API services of other servers: 1 if the server does not respond.
+fn remotes(remotes: &Remotes) -> IntGaugeVec {
+    let all = gauge(
+        "aggregator_unavailable_apiservice",
+        "Gauge of APIServices which are marked as unavailable broken down by APIService name.",
+        &["name"],
+    );
+    for remote in remotes.current().values() {
+        let name = format!("{}.{}", remote.version, remote.group);
+        all.with_label_values(&[name.as_str()]).set(remote.resources().is_none().into());
+    }
+    all
+}
+
+/// The version of the API, as labels.
+fn build_info() -> IntGaugeVec {
+    const FIELDS: [(&str, &str); 9] = [
+        ("major", "major"),
+        ("minor", "minor"),
+        ("git_version", "gitVersion"),
+        ("git_commit", "gitCommit"),
+        ("git_tree_state", "gitTreeState"),
+        ("build_date", "buildDate"),
+        ("go_version", "goVersion"),
+        ("compiler", "compiler"),
+        ("platform", "platform"),
+    ];
+    let help =
+        "A metric with a constant '1' value, whose labels are the version of the API and the platform.";
+    let info = gauge("kubernetes_build_info", help, &FIELDS.map(|(label, _)| label));
+    let version = documents::version();
+    let values = FIELDS.map(|(_, field)| version[field].as_str().unwrap_or_default());
+    info.with_label_values(&values).set(1);
+    info
+}
+
 /// Priority levels and flow schemas. The labels are the names of present objects.
 fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     let level =
@@ -277,12 +344,12 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
         "Number of requests currently pending in queues of the API Priority and Fairness subsystem.",
     );
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    for figures in flow_control.levels() {
-        let labels = [figures.name.as_str()];
-        nominal.with_label_values(&labels).set(number(figures.nominal));
-        seats.with_label_values(&labels).set(number(figures.seats_in_use));
-        running.with_label_values(&labels).set(number(figures.running));
-        waiting.with_label_values(&labels).set(number(figures.waiting));
+    for counts in flow_control.levels() {
+        let labels = [counts.name.as_str()];
+        nominal.with_label_values(&labels).set(number(counts.nominal));
+        seats.with_label_values(&labels).set(number(counts.seats_in_use));
+        running.with_label_values(&labels).set(number(counts.running));
+        waiting.with_label_values(&labels).set(number(counts.waiting));
     }
     let labels = ["flow_schema", "priority_level"];
     let dispatched = counter(
@@ -295,10 +362,10 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
         "Number of requests rejected by API Priority and Fairness subsystem.",
         &["flow_schema", "priority_level", "reason"],
     );
-    for figures in flow_control.schemas() {
-        let (schema, level) = (figures.schema.as_str(), figures.level.as_str());
-        dispatched.with_label_values(&[schema, level]).inc_by(figures.dispatched);
-        for (reason, number) in figures.rejected.into_iter().filter(|(_, number)| *number > 0) {
+    for counts in flow_control.schemas() {
+        let (schema, level) = (counts.schema.as_str(), counts.level.as_str());
+        dispatched.with_label_values(&[schema, level]).inc_by(counts.dispatched);
+        for (reason, number) in counts.rejected.into_iter().filter(|(_, number)| *number > 0) {
             rejected.with_label_values(&[schema, level, reason]).inc_by(number);
         }
     }
@@ -323,6 +390,10 @@ fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     errors.with_label_values(&["webhook"]).inc_by(lost);
     errors.with_label_values(&["log"]).inc_by(lost_by_log);
     all.collect().into_iter().chain(errors.collect()).collect()
+}
+
+fn histogram(name: &str, help: &str, (buckets, labels): (&[f64], &[&str])) -> HistogramVec {
+    valid(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels))
 }
 
 fn counter(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use coracle_kinds::resource::{self, RuntimeConfig};
-use coracle_kinds::{Resource, Resources};
+use coracle_kinds::kind::RuntimeConfig;
+use coracle_kinds::{Resource, Resources, resource};
 use coracle_store::Store;
 use tokio::sync::{Mutex, watch};
 

@@ -41,6 +41,13 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {
     bytes(code, "text/plain; charset=utf-8", text.into())
 }
 
+/// Forbids caches to store a response, unless it has a rule of its own. Source: `WithCacheControl` of `k8s.io/apiserver`.
+pub(crate) fn uncached(mut reply: Reply) -> Reply {
+    let rule = HeaderValue::from_static("no-cache, private");
+    reply.headers_mut().entry(header::CACHE_CONTROL).or_insert(rule);
+    reply
+}
+
 /// A Status in upstream's byte form, which clients compare: `kind` first, and a newline at the end.
 pub(crate) fn status_text(status: &Value) -> String {
     const ORDER: [&str; 8] =

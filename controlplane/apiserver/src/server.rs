@@ -4,10 +4,9 @@ use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
-use coracle_connections::Slot;
+use coracle_connections::ConnectionPermit;
 use coracle_kinds::{Resource, Resources};
 use http::{HeaderMap, HeaderValue, Method, Request, header};
-use hyper::upgrade::OnUpgrade;
 use tokio::sync::watch;
 
 use crate::{
@@ -17,6 +16,7 @@ use crate::{
     authz::{self, AccessAttributes, impersonation},
     backup, body,
     call::Call,
+    client_upgrade::ClientUpgrade,
     compression, documents,
     error::{ApiError, Result},
     flow_control::Seats,
@@ -27,6 +27,7 @@ use crate::{
     reply::{self, Reply},
     request::RequestInfo,
     state::State,
+    waits,
     warnings::Warnings,
 };
 
@@ -46,7 +47,7 @@ struct Incoming<B> {
     headers: HeaderMap,
     body: B,
     memory: BodyMemory,
-    upgrade: OnUpgrade,
+    upgrade: ClientUpgrade,
     record: Option<Arc<Record>>,
     /// Whether it comes from a caller in this process.
     is_local: bool,
@@ -92,29 +93,20 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let began = Instant::now();
-        let upgrade = hyper::upgrade::on(&mut request);
+        let upgrade = ClientUpgrade::of(&mut request);
         let (mut parts, body) = request.into_parts();
         let info = RequestInfo::parse(&parts.method, &parts.uri);
         let is_local = identity.is_some();
         let caller = match identity {
             Some(user) => Ok(user),
-            None => {
-                let identified = self.identify(&parts).await;
-                let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
-                match &identified {
-                    Ok(_) if is_known => self.state.metrics.authenticated(metrics::Attempt::Success),
-                    Err(_) => self.state.metrics.authenticated(metrics::Attempt::Failure),
-                    Ok(_) => {}
-                }
-                presented::remove_token(&mut parts.headers);
-                identified
-            }
+            None => self.network_caller(&mut parts).await,
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
         let legacy = caller.as_ref().ok().and_then(|user| user.legacy_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
-        let is_compressed = compression::is_wanted(&info, &parts.headers);
+        let compresses = self.state.features.response_compression;
+        let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
         let memory = if is_local { BodyMemory::default() } else { self.state.in_flight.body(sender) };
         let incoming = Incoming {
@@ -126,26 +118,43 @@ impl Apiserver {
             record: record.clone(),
             is_local,
         };
-        let outcome = match caller {
-            Ok(user) if is_local => self.answer_as(user, info, incoming).await,
-            Ok(user) => self.answer_network(user, info, incoming).await,
-            Err(error) => Ok(self.unauthenticated(&error)),
+        let answer = async {
+            match caller {
+                Ok(user) if is_local => self.answer_as(user, info, incoming).await,
+                Ok(user) => self.answer_network(user, info, incoming).await,
+                Err(error) => Ok(self.unauthenticated(&error)),
+            }
         };
+        let (outcome, waited) = waits::measure(answer).await;
         let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         let reply = match &legacy {
             Some(token) => noted(reply, token, record.as_deref()),
             None => reply,
         };
-        self.state.metrics.answered(&counted, reply.status().as_u16(), began.elapsed());
+        self.state.metrics.answered(&counted, reply.status().as_u16(), (began.elapsed(), waited));
         let reply = match record {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
         };
         // The audit event has the response before compression.
-        match is_compressed {
+        let reply = match is_compressed {
             true => compression::compress_within(self.state.request_timeout, reply).await,
             false => reply,
+        };
+        reply::uncached(reply)
+    }
+
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
+    async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
+        let identified = self.identify(parts).await;
+        let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
+        match &identified {
+            Ok(_) if is_known => self.state.metrics.authenticated(metrics::Attempt::Success),
+            Err(_) => self.state.metrics.authenticated(metrics::Attempt::Failure),
+            Ok(_) => {}
         }
+        presented::remove_token(&mut parts.headers);
+        identified
     }
 
     /// Authenticates a request from the network.
@@ -157,10 +166,15 @@ impl Apiserver {
             path: parts.uri.path(),
             address: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
         };
+        if let Some(remaining) = certificate.and_then(PeerCertificate::remaining) {
+            state.metrics.presented_certificate(remaining);
+        }
         let caller = state.authenticators.identify(&state.cache, certificate, &received).await?;
         freshness::check_credential(&*state.store, &caller)?;
-        if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
-            slot.prove();
+        if let Some(permit) =
+            parts.extensions.get::<Arc<ConnectionPermit>>().filter(|_| !caller.is_anonymous())
+        {
+            permit.set_authenticated();
         }
         Ok(caller)
     }
@@ -237,7 +251,9 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let is_long = in_flight::is_long_running(&info);
+        let arrived = Instant::now();
         let (classified, seats) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
+        waits::add(arrived.elapsed());
         let answered = match seats {
             Ok(seats) => self.answer(user, info, incoming).await.map(|reply| (reply, seats)),
             Err(error) => Err(error),
@@ -342,6 +358,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         in_flight: &state.in_flight,
         flow_control: &state.flow_control,
         auditor: state.auditor.as_deref(),
+        remotes: &state.remotes,
     };
     if let Some(reply) = metrics::find(&state.metrics, &sources, info) {
         return Ok(reply);

@@ -13,7 +13,7 @@ use crate::{
     authn::Authenticators,
     authz::Authorizers,
     cache::Cache,
-    config::KubeletTls,
+    config::{KubeletTls, ServerFeatures},
     flow_control::FlowControl,
     in_flight::InFlight,
     merged_openapi::Merged,
@@ -47,6 +47,13 @@ pub(crate) struct State {
     /// The last usage of each node.
     pub(crate) usage: Samples,
     pub(crate) request_timeout: Duration,
+    pub(crate) features: ServerFeatures,
+    /// Time after which an event is deleted.
+    pub(crate) event_lifetime: Duration,
+    /// Maximum validity of service account tokens in seconds.
+    pub(crate) max_token_seconds: Option<i64>,
+    /// URL of the keys of service account tokens in the discovery document.
+    pub(crate) keys_url: Option<String>,
     /// The parts of the control plane that run in this process.
     pub(crate) own_components: Vec<&'static str>,
     /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use coracle_connections::SlotStream;
+use coracle_connections::PermitStream;
 use coracle_kinds::kind::by_resource;
 use http::{Request, Response};
 use http_body_util::Full;
@@ -132,7 +132,7 @@ impl Endpoint {
         permit: impl Send + Unpin + 'static,
     ) -> Result<Response<Incoming>> {
         let target = self.to_string();
-        let stream = SlotStream::new(self.connect().await?, permit);
+        let stream = PermitStream::new(self.connect().await?, permit);
         if !is_tls {
             return exchange(stream, request, (&target, limit)).await;
         }

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_kinds::{Resource, resource};
+use coracle_kinds::{Resource, kind::by_resource};
 use futures::StreamExt as _;
 use http::Request;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -45,7 +45,7 @@ const MAX_CONCURRENT_REQUESTS: usize = 32;
 /// Reads the usage of one object, or of those that the query selects.
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let form = call.form()?;
-    let source = resource::by_resource("", "v1", &call.kind.plural).ok_or_else(ApiError::no_resource)?;
+    let source = by_resource("", "v1", &call.kind.plural).ok_or_else(ApiError::no_resource)?;
     if call.info.verb == "list" {
         let scope = list::scope_of(call, source)?;
         let objects = call.state.cache.list(source, call.namespace());
@@ -104,8 +104,7 @@ async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
 
 /// Counts the usage of all containers that run in the history.
 pub(crate) async fn record(state: &Arc<State>, history: &UsageHistory) {
-    let (Some(pods), Some(usage)) =
-        (resource::by_resource("", "v1", "pods"), resource::by_resource(GROUP, "v1beta1", "pods"))
+    let (Some(pods), Some(usage)) = (by_resource("", "v1", "pods"), by_resource(GROUP, "v1beta1", "pods"))
     else {
         return;
     };

@@ -85,8 +85,7 @@ async fn exchange(
     memory: &mut BodyMemory,
 ) -> Result<Value, String> {
     let tls = hook.tls.clone()?;
-    let host = hook.target.host();
-    let name = ServerName::try_from(host.clone()).map_err(|error| error.to_string())?;
+    let name = ServerName::try_from(hook.target.host()).map_err(|error| error.to_string())?;
     let stream = connect(cache, &hook.target).await?;
     let stream =
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
@@ -99,7 +98,7 @@ async fn exchange(
     let max_response = hook.max_response(sent.len());
     let path = format!("{}?timeout={}s", hook.target.path(), hook.timeout.as_secs());
     let request = Request::post(path)
-        .header(header::HOST, host)
+        .header(header::HOST, hook.target.authority())
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
         .body(Full::<Bytes>::from(sent))
@@ -199,11 +198,15 @@ impl Target {
 
     /// The URL in messages.
     fn url(&self, seconds: u64) -> String {
-        match self {
-            Self::Url { host, port, path } => format!("https://{host}:{port}{path}?timeout={seconds}s"),
-            Self::Service { namespace, name, port, path } => {
-                format!("https://{name}.{namespace}.svc:{port}{path}?timeout={seconds}s")
-            }
+        format!("https://{}{}?timeout={seconds}s", self.authority(), self.path())
+    }
+
+    /// Host and port, as in a URL.
+    fn authority(&self) -> String {
+        let (Self::Url { port, .. } | Self::Service { port, .. }) = self;
+        match self.host() {
+            address if address.contains(':') => format!("[{address}]:{port}"),
+            name => format!("{name}:{port}"),
         }
     }
 
@@ -232,6 +235,7 @@ mod tests {
     fn a_target_is_a_service_or_a_url() {
         let url = Target::read(&json!({"url": "https://[2001:db8::1]:8443/hook"}));
         assert_eq!(url, Target::Url { host: "2001:db8::1".into(), port: 8443, path: "/hook".into() });
+        assert_eq!(url.url(5), "https://[2001:db8::1]:8443/hook?timeout=5s");
         let service = Target::read(&json!({"service": {"namespace": "n", "name": "s", "port": 443}}));
         assert_eq!(service.url(5), "https://s.n.svc:443/?timeout=5s");
     }

@@ -433,8 +433,8 @@ pub(crate) async fn commit(
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
     let Expected { entry: expect, guard } = expect.into();
     let stored_kind = kind.stored_as();
-    let ttl =
-        (stored_kind.ttl_seconds > 0).then(|| std::time::Duration::from_secs(stored_kind.ttl_seconds.into()));
+    // Only events have a time to live.
+    let ttl = (stored_kind.ttl_seconds > 0).then_some(state.event_lifetime);
     let tier = if stored_kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
     let key: Arc<str> = key.into();
     let value = match object {

@@ -58,7 +58,7 @@ struct Writer {
     options: LogOptions,
     file: Option<File>,
     bytes: u64,
-    complained: Option<SystemTime>,
+    last_report: Option<SystemTime>,
 }
 
 // === impl Log ===
@@ -69,7 +69,7 @@ impl Log {
     /// # Errors
     /// The file cannot be opened for writing, or the thread cannot be started.
     pub fn open(options: LogOptions) -> io::Result<Self> {
-        let mut writer = Writer { options, file: None, bytes: 0, complained: None };
+        let mut writer = Writer { options, file: None, bytes: 0, last_report: None };
         if !writer.is_standard_output() {
             writer.open()?;
         }
@@ -158,8 +158,8 @@ impl Writer {
         let Err(error) = written else { return };
         let now = SystemTime::now();
         let is_quiet = |last: SystemTime| now.duration_since(last).is_ok_and(|past| past < MESSAGE_INTERVAL);
-        if !self.complained.is_some_and(is_quiet) {
-            self.complained = Some(now);
+        if !self.last_report.is_some_and(is_quiet) {
+            self.last_report = Some(now);
             tracing::error!(path = %self.options.path.display(), %error, "cannot write or rotate the audit log; events may be lost");
         }
     }
@@ -249,7 +249,7 @@ mod tests {
     fn writer(directory: &Path, max_bytes: u64, max_backups: usize) -> Writer {
         let path = directory.join("audit.log");
         let options = LogOptions { path, max_bytes, max_backups, max_age: Duration::ZERO };
-        Writer { options, file: None, bytes: 0, complained: None }
+        Writer { options, file: None, bytes: 0, last_report: None }
     }
 
     fn names_in(directory: &Path) -> Vec<String> {
@@ -285,7 +285,7 @@ mod tests {
         for line in ["aaaaaa\n", "bbbbbb\n", "cccccc\n"] {
             writer.append(line.as_bytes());
         }
-        assert!(writer.complained.is_some());
+        assert!(writer.last_report.is_some());
         assert_eq!(fs::read_to_string(&writer.options.path).unwrap(), "aaaaaa\nbbbbbb\ncccccc\n");
     }
 

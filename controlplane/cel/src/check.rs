@@ -6,8 +6,8 @@ use crate::access::{AUTHORIZER, RESOURCE_CHECK};
 use crate::environment::{CompileError, Environment, SHARED};
 use crate::functions::signatures::{self, Found};
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap, position};
-use crate::structure;
 use crate::types::Type;
+use crate::value::structure;
 
 /// Returns the type of the expression.
 pub(crate) fn check(expr: &Expr, environment: &Environment, source: &str) -> Result<Type, CompileError> {

@@ -7,22 +7,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use self::range::Range;
+use crate::cost_meter::CostMeter;
 use crate::environment::SHARED;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::functions;
 use crate::operators;
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap};
 use crate::session::Session;
-use crate::structure::Structure;
-use crate::value::{Key, Value};
+use crate::value::{Key, Structure, Value};
 
 /// The state of one evaluation.
 pub(crate) struct Evaluator<'a, 'v> {
     variables: &'v [(&'a str, Value<'a>)],
     session: Option<&'v Session<'a>>,
     scopes: Vec<(&'a str, Value<'a>)>,
-    cost: u64,
-    limit: u64,
+    meter: CostMeter,
 }
 
 impl<'a, 'v> Evaluator<'a, 'v> {
@@ -31,46 +30,21 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         session: Option<&'v Session<'a>>,
         limit: u64,
     ) -> Evaluator<'a, 'v> {
-        Evaluator { variables, session, scopes: Vec::new(), cost: 0, limit }
+        Evaluator { variables, session, scopes: Vec::new(), meter: CostMeter::new(limit) }
     }
 
     /// The cost until now.
     pub(crate) fn cost(&self) -> u64 {
-        self.cost
-    }
-
-    /// Adds to the cost.
-    pub(crate) fn charge(&mut self, cost: u64) -> Result<(), EvalError> {
-        self.cost = self.cost.saturating_add(cost);
-        if self.cost > self.limit { Err(EvalError::CostLimit) } else { Ok(()) }
-    }
-
-    /// The rest of the cost limit.
-    pub(crate) fn left(&self) -> u64 {
-        self.limit.saturating_sub(self.cost)
-    }
-
-    /// Charges for the copy of a value. Texts and bytes cost their length, because a copy takes memory.
-    pub(crate) fn copied(&mut self, value: Value<'a>) -> Evaluated<'a> {
-        self.charge(value.copy_cost())?;
-        Ok(value)
-    }
-
-    /// The elements of a list, whose number and whose copied texts are charged.
-    pub(crate) fn items(&mut self, list: &Value<'a>) -> Result<Vec<Value<'a>>, EvalError> {
-        self.charge(list.cost_size())?;
-        let items = list.items().ok_or(EvalError::NoOverload)?;
-        self.charge(items.iter().map(Value::copy_cost).fold(0, u64::saturating_add))?;
-        Ok(items)
+        self.meter.cost()
     }
 
     pub(crate) fn eval(&mut self, expr: &'a Expr) -> Evaluated<'a> {
         match &expr.kind {
             Kind::Literal(literal) => Ok(constant(literal)),
             Kind::Ident(name) => {
-                self.charge(1)?;
+                self.meter.charge(1)?;
                 let value = self.variable(name)?;
-                self.copied(value)
+                self.meter.copied(value)
             }
             Kind::Select { operand, field, test } => {
                 if let Some(session) = self.session
@@ -79,8 +53,12 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                     return if *test { Ok(Value::Bool(true)) } else { self.shared(session, field) };
                 }
                 let value = self.eval(operand)?;
-                self.charge(1)?;
-                if *test { Ok(Value::Bool(has(&value, field))) } else { self.copied(select(&value, field)?) }
+                self.meter.charge(1)?;
+                if *test {
+                    Ok(Value::Bool(has(&value, field)))
+                } else {
+                    self.meter.copied(select(&value, field)?)
+                }
             }
             Kind::Call { name, target, args } => self.call(name, target.as_deref(), args),
             Kind::List(items) => self.list(items),
@@ -93,9 +71,9 @@ impl<'a, 'v> Evaluator<'a, 'v> {
 
     /// A shared value: the stored value or, at the first use, the result of its expression.
     fn shared(&mut self, session: &Session<'a>, name: &str) -> Evaluated<'a> {
-        self.charge(1)?;
+        self.meter.charge(1)?;
         if let Some(known) = session.known(name) {
-            return known.and_then(|value| self.copied(value));
+            return known.and_then(|value| self.meter.copied(value));
         }
         let Some((name, program)) = session.shared().find(name) else {
             return Err(EvalError::Failed(format!("no such key: {name}")));
@@ -111,7 +89,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn structure(&mut self, name: &'a str, fields: &'a [(Box<str>, Expr, bool)]) -> Evaluated<'a> {
-        self.charge(40 + u64::try_from(fields.len()).unwrap_or(u64::MAX))?;
+        self.meter.charge(40 + u64::try_from(fields.len()).unwrap_or(u64::MAX))?;
         let mut made = Structure::new(name);
         for (field, value, optional) in fields {
             match self.eval(value)? {
@@ -139,7 +117,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn list(&mut self, items: &'a [(Expr, bool)]) -> Evaluated<'a> {
-        self.charge(u64::try_from(items.len()).unwrap_or(u64::MAX).max(10))?;
+        self.meter.charge(u64::try_from(items.len()).unwrap_or(u64::MAX).max(10))?;
         let mut list = Vec::with_capacity(items.len());
         for (item, optional) in items {
             match self.eval(item)? {
@@ -151,12 +129,12 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn map(&mut self, entries: &'a [(Expr, Expr, bool)]) -> Evaluated<'a> {
-        self.charge(30 + u64::try_from(entries.len()).unwrap_or(u64::MAX))?;
+        self.meter.charge(30 + u64::try_from(entries.len()).unwrap_or(u64::MAX))?;
         let mut map = BTreeMap::new();
         for (key, value, optional) in entries {
             let key = self.eval(key)?;
             // The text of a key is copied.
-            self.charge(key.cost_size() / 10)?;
+            self.meter.charge(key.cost_size() / 10)?;
             let key = Key::of(&key).ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
             let value = match self.eval(value)? {
                 Value::Optional(None) if *optional => continue,
@@ -169,34 +147,8 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn call(&mut self, name: &'a str, target: Option<&'a Expr>, args: &'a [Expr]) -> Evaluated<'a> {
-        match (name, args) {
-            ("_&&_", [left, right]) => return self.logic(left, right, false),
-            ("_||_", [left, right]) => return self.logic(left, right, true),
-            ("_?:_" | "_?_:_", [condition, yes, no]) => {
-                return match self.eval(condition)? {
-                    Value::Bool(true) => self.eval(yes),
-                    Value::Bool(false) => self.eval(no),
-                    _ => Err(EvalError::NoOverload),
-                };
-            }
-            ("@not_strictly_false", [condition]) => {
-                return match self.eval(condition) {
-                    Err(EvalError::CostLimit) => Err(EvalError::CostLimit),
-                    Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
-                    _ => Ok(Value::Bool(true)),
-                };
-            }
-            ("_?._", [operand, field]) => {
-                let (operand, field) = (self.eval(operand)?, self.eval(field)?);
-                self.charge(1 + field.cost_size() / 10)?;
-                return self.copied(optional_index(&operand, &field));
-            }
-            ("_[?_]", [operand, index]) => {
-                let (operand, index) = (self.eval(operand)?, self.eval(index)?);
-                self.charge(1 + index.cost_size() / 10)?;
-                return self.copied(optional_index(&operand, &index));
-            }
-            _ => {}
+        if let Some(result) = self.partial_operator(name, args) {
+            return result;
         }
         let space = target.and_then(|target| match &target.kind {
             Kind::Ident(space) if !self.is_variable(space) => Some(&**space),
@@ -209,24 +161,56 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             values.push(self.eval(target)?);
             // `or` and `orValue` evaluate their argument only if it is needed.
             if let (Some(Value::Optional(Some(inner))), "or" | "orValue") = (values.first(), name) {
-                return if name == "or" { Ok(values[0].clone()) } else { self.copied((**inner).clone()) };
+                return if name == "or" {
+                    Ok(values[0].clone())
+                } else {
+                    self.meter.copied((**inner).clone())
+                };
             }
         }
         for arg in args {
             values.push(self.eval(arg)?);
         }
         let result = match namespaced {
-            Some(name) => functions::call(self, &name, values, false),
-            None => match operators::apply(self, name, &values) {
+            Some(name) => functions::call(&mut self.meter, &name, values, false),
+            None => match operators::apply(&mut self.meter, name, &values) {
                 Some(result) => result,
-                None => functions::call(self, name, values, target.is_some()),
+                None => functions::call(&mut self.meter, name, values, target.is_some()),
             },
         };
         // The text of an error can contain an argument, and a loop can ignore the error and repeat the call.
         if let Err(EvalError::Failed(text)) = &result {
-            self.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
+            self.meter.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
         }
         result
+    }
+
+    /// Operators that evaluate their arguments themselves, and not always all of them. None for other names.
+    fn partial_operator(&mut self, name: &str, args: &'a [Expr]) -> Option<Evaluated<'a>> {
+        Some(match (name, args) {
+            ("_&&_", [left, right]) => self.logic(left, right, false),
+            ("_||_", [left, right]) => self.logic(left, right, true),
+            ("_?:_" | "_?_:_", [condition, yes, no]) => match self.eval(condition) {
+                Ok(Value::Bool(true)) => self.eval(yes),
+                Ok(Value::Bool(false)) => self.eval(no),
+                Ok(_) => Err(EvalError::NoOverload),
+                Err(error) => Err(error),
+            },
+            ("@not_strictly_false", [condition]) => match self.eval(condition) {
+                Err(EvalError::CostLimit) => Err(EvalError::CostLimit),
+                Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
+                _ => Ok(Value::Bool(true)),
+            },
+            ("_?._" | "_[?_]", [operand, key]) => self.optional_element(operand, key),
+            _ => return None,
+        })
+    }
+
+    /// `operand.?field` and `operand[?index]`.
+    fn optional_element(&mut self, operand: &'a Expr, key: &'a Expr) -> Evaluated<'a> {
+        let (operand, key) = (self.eval(operand)?, self.eval(key)?);
+        self.meter.charge(1 + key.cost_size() / 10)?;
+        self.meter.copied(optional_index(&operand, &key))
     }
 
     /// `&&` and `||`: an error of one side is ignored if the other side decides.
@@ -256,7 +240,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         let mut bound = self.eval(value)?;
         if optional.is_some() {
             bound = match bound {
-                Value::Optional(Some(inner)) => self.copied((*inner).clone())?,
+                Value::Optional(Some(inner)) => self.meter.copied((*inner).clone())?,
                 Value::Optional(None) => return Ok(Value::Optional(None)),
                 _ => return Err(EvalError::NoOverload),
             };
@@ -273,7 +257,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     fn comprehension(&mut self, inner: &'a Comprehension) -> Evaluated<'a> {
         let range = self.eval(&inner.range)?;
         // The keys of a map are collected.
-        self.charge(if range.is_map() { range.keys_cost() } else { 0 })?;
+        self.meter.charge(if range.is_map() { range.keys_cost() } else { 0 })?;
         let range = Range::new(range)?;
         let init = self.eval(&inner.init)?;
         let base = self.scopes.len();
@@ -289,7 +273,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         // An error is kept until a later element decides the result, as in `exists`.
         let mut failure = None;
         for index in 0..range.length {
-            self.charge(1)?;
+            self.meter.charge(1)?;
             self.enter(inner, range, index)?;
             if failure.is_none() && matches!(self.eval(&inner.condition)?, Value::Bool(false)) {
                 return Ok(());
@@ -320,10 +304,10 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 (key, Some((name, value)))
             }
         };
-        let first = self.copied(first)?;
+        let first = self.meter.copied(first)?;
         self.scopes.push((&inner.variable, first));
         if let Some((name, value)) = second {
-            let value = self.copied(value)?;
+            let value = self.meter.copied(value)?;
             self.scopes.push((name, value));
         }
         Ok(())
@@ -361,7 +345,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 _ => return Err(EvalError::NoOverload),
             }
         }
-        self.charge(12)?;
+        self.meter.charge(12)?;
         self.append(&addition, base)
     }
 
@@ -371,17 +355,18 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             Addition::Entry(key, value) => vec![(self.eval(key)?, self.eval(value)?)],
             Addition::Entries(entries) => {
                 let entries = self.eval(entries)?;
-                self.charge(entries.cost_size().saturating_add(entries.keys_cost()))?;
+                self.meter.charge(entries.cost_size().saturating_add(entries.keys_cost()))?;
                 let keys = entries.keys().ok_or(EvalError::NoOverload)?;
                 let found = |key: Value<'a>| entries.get(&key).map(|value| (key, value));
                 let new: Vec<_> = keys.into_iter().filter_map(found).collect();
-                self.charge(new.iter().map(|(_, value)| value.copy_cost()).fold(0, u64::saturating_add))?;
+                self.meter
+                    .charge(new.iter().map(|(_, value)| value.copy_cost()).fold(0, u64::saturating_add))?;
                 new
             }
         };
         let mut accumulator = std::mem::replace(&mut self.scopes[base].1, Value::Null);
         for (key, value) in new {
-            self.charge(key.cost_size() / 10)?;
+            self.meter.charge(key.cost_size() / 10)?;
             match &mut accumulator {
                 Value::List(list) => Arc::make_mut(list).push(value),
                 Value::Map(map) => {

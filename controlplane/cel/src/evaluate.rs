@@ -10,7 +10,7 @@ use crate::value::Value;
 pub const PER_CALL_LIMIT: u64 = 1_000_000;
 
 impl Program {
-    /// Evaluates the expression. Returns the result and the cost, which is at most [`PER_CALL_LIMIT`] and one step.
+    /// Evaluates the expression. Returns the result and the cost, which exceeds [`PER_CALL_LIMIT`] by at most one step.
     pub fn evaluate<'a>(&'a self, variables: &[(&'a str, Value<'a>)]) -> (Result<Value<'a>, EvalError>, u64) {
         self.evaluate_with(variables, None, PER_CALL_LIMIT)
     }
@@ -29,7 +29,7 @@ impl Program {
 
 impl<'a> Session<'a> {
     /// Evaluates an expression. Returns the result and the cost, which includes shared values used for the first time.
-    /// The cost is at most the limit or [`PER_CALL_LIMIT`], and one step.
+    /// The cost exceeds the lower one of the limit and [`PER_CALL_LIMIT`] by at most one step.
     pub fn evaluate(&self, program: &'a Program, limit: u64) -> (Evaluated<'a>, u64) {
         program.evaluate_with(&self.variables, Some(self), limit.min(PER_CALL_LIMIT))
     }

@@ -13,32 +13,32 @@ mod text;
 mod time;
 mod url;
 
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;
 
 /// Calls a function. With `member` the first argument is the receiver.
 pub(crate) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: Vec<Value<'a>>,
     member: bool,
 ) -> Evaluated<'a> {
     // Every function reads its arguments. The function itself charges the first one.
     for arg in args.iter().skip(1) {
-        evaluator.charge(if matches!(arg, Value::String(_)) { arg.cost_size() / 10 } else { 0 })?;
+        meter.charge(if matches!(arg, Value::String(_)) { arg.cost_size() / 10 } else { 0 })?;
     }
-    optional::call(evaluator, name, &args, member)
-        .or_else(|| text::call(evaluator, name, &args, member))
-        .or_else(|| list::call(evaluator, name, &args, member))
-        .or_else(|| convert::call(evaluator, name, &args, member))
-        .or_else(|| time::call(evaluator, name, &args, member))
-        .or_else(|| quantity::call(evaluator, name, &args, member))
-        .or_else(|| ip::call(evaluator, name, &args, member))
-        .or_else(|| semver::call(evaluator, name, &args, member))
-        .or_else(|| url::call(evaluator, name, &args, member))
-        .or_else(|| format::call(evaluator, name, &args, member))
-        .or_else(|| access::call(evaluator, name, &args, member))
+    optional::call(meter, name, &args, member)
+        .or_else(|| text::call(meter, name, &args, member))
+        .or_else(|| list::call(meter, name, &args, member))
+        .or_else(|| convert::call(meter, name, &args, member))
+        .or_else(|| time::call(meter, name, &args, member))
+        .or_else(|| quantity::call(meter, name, &args, member))
+        .or_else(|| ip::call(meter, name, &args, member))
+        .or_else(|| semver::call(meter, name, &args, member))
+        .or_else(|| url::call(meter, name, &args, member))
+        .or_else(|| format::call(meter, name, &args, member))
+        .or_else(|| access::call(meter, name, &args, member))
         .unwrap_or(Err(EvalError::NoOverload))
 }
 

@@ -8,7 +8,8 @@
 //! | parsing into a compact tree | `parse` | `cel-go/parser` |
 //! | types of variables and fields | [`types`] | `apiserver/pkg/cel/types.go` |
 //! | static check | `check` | `cel-go/checker` |
-//! | evaluation with a cost limit | `eval` | `cel-go/interpreter` |
+//! | evaluation | `eval` | `cel-go/interpreter` |
+//! | the cost and its limit | `cost_meter` | `cel-go/interpreter/runtimecost.go` |
 //! | values that expressions share | [`Session`] | `apiserver/pkg/cel/lazy`, `admission/plugin/cel/composition.go` |
 //! | permissions | [`access`] | `apiserver/pkg/cel/library/authz.go` |
 //! | functions | `functions` | `apiserver/pkg/cel/library`, `cel-go/ext` |
@@ -19,6 +20,7 @@
 
 pub mod access;
 mod check;
+mod cost_meter;
 pub mod duration;
 mod environment;
 pub mod escape;
@@ -31,7 +33,6 @@ mod parse;
 pub mod pattern;
 mod program;
 mod session;
-mod structure;
 pub mod types;
 mod value;
 
@@ -40,6 +41,5 @@ pub use eval_error::EvalError;
 pub use evaluate::PER_CALL_LIMIT;
 pub use program::{MAX_SHARED_DEPTH, Program};
 pub use session::{Session, Shared};
-pub use structure::Structure;
 pub use types::{Field, ObjectType, Type};
-pub use value::{Key, Value};
+pub use value::{Key, Structure, Value};

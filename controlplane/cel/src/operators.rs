@@ -2,32 +2,28 @@
 
 use std::sync::Arc;
 
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::{Key, Value};
 
 /// Applies an operator. `None` if the name is not an operator.
-pub(crate) fn apply<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    name: &str,
-    args: &[Value<'a>],
-) -> Option<Evaluated<'a>> {
+pub(crate) fn apply<'a>(meter: &mut CostMeter, name: &str, args: &[Value<'a>]) -> Option<Evaluated<'a>> {
     Some(match (name, args) {
-        ("_==_", [left, right]) => equals(evaluator, left, right).map(Value::Bool),
-        ("_!=_", [left, right]) => equals(evaluator, left, right).map(|equal| Value::Bool(!equal)),
-        ("_<_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_lt),
-        ("_<=_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_le),
-        ("_>_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_gt),
-        ("_>=_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_ge),
-        ("@in", [left, right]) => contains(evaluator, left, right),
+        ("_==_", [left, right]) => equals(meter, left, right).map(Value::Bool),
+        ("_!=_", [left, right]) => equals(meter, left, right).map(|equal| Value::Bool(!equal)),
+        ("_<_", [left, right]) => compare(meter, left, right, std::cmp::Ordering::is_lt),
+        ("_<=_", [left, right]) => compare(meter, left, right, std::cmp::Ordering::is_le),
+        ("_>_", [left, right]) => compare(meter, left, right, std::cmp::Ordering::is_gt),
+        ("_>=_", [left, right]) => compare(meter, left, right, std::cmp::Ordering::is_ge),
+        ("@in", [left, right]) => contains(meter, left, right),
         ("_[_]", [operand, index]) => {
-            evaluator.charge(1 + index.cost_size() / 10).and_then(|()| evaluator.copied(at(operand, index)?))
+            meter.charge(1 + index.cost_size() / 10).and_then(|()| meter.copied(at(operand, index)?))
         }
-        ("!_", [Value::Bool(value)]) => evaluator.charge(1).map(|()| Value::Bool(!value)),
-        ("-_", [value]) => evaluator.charge(1).and_then(|()| negate(value)),
-        ("_+_", [left, right]) => add(evaluator, left, right),
+        ("!_", [Value::Bool(value)]) => meter.charge(1).map(|()| Value::Bool(!value)),
+        ("-_", [value]) => meter.charge(1).and_then(|()| negate(value)),
+        ("_+_", [left, right]) => add(meter, left, right),
         ("_-_" | "_*_" | "_/_" | "_%_", [left, right]) => {
-            evaluator.charge(1).and_then(|()| arithmetic(name, left, right))
+            meter.charge(1).and_then(|()| arithmetic(name, left, right))
         }
         ("!_" | "_==_" | "_!=_" | "_<_" | "_<=_" | "_>_" | "_>=_", _) => Err(EvalError::NoOverload),
         _ => return None,
@@ -36,26 +32,26 @@ pub(crate) fn apply<'a>(
 
 /// Equality. Its cost grows with the compared sizes and is at least 1.
 pub(crate) fn equals<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     left: &Value<'a>,
     right: &Value<'a>,
 ) -> Result<bool, EvalError> {
-    let budget = evaluator.left();
+    let budget = meter.left();
     let mut left_over = budget;
     let equal = left.equals(right, &mut left_over);
     match equal {
-        Some(equal) => evaluator.charge((budget - left_over).max(1)).map(|()| equal),
-        None => evaluator.charge(budget.saturating_add(1)).and(Err(EvalError::CostLimit)),
+        Some(equal) => meter.charge((budget - left_over).max(1)).map(|()| equal),
+        None => meter.charge(budget.saturating_add(1)).and(Err(EvalError::CostLimit)),
     }
 }
 
 fn compare<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     left: &Value<'a>,
     right: &Value<'a>,
     test: fn(std::cmp::Ordering) -> bool,
 ) -> Evaluated<'a> {
-    evaluator.charge(1 + left.cost_size().min(right.cost_size()) / 10)?;
+    meter.charge(1 + left.cost_size().min(right.cost_size()) / 10)?;
     match (left, right) {
         (Value::Double(left), _) if left.is_nan() => Ok(Value::Bool(false)),
         (_, Value::Double(right)) if right.is_nan() => Ok(Value::Bool(false)),
@@ -63,15 +59,11 @@ fn compare<'a>(
     }
 }
 
-fn contains<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    item: &Value<'a>,
-    collection: &Value<'a>,
-) -> Evaluated<'a> {
-    evaluator.charge(1 + item.cost_size() / 10)?;
+fn contains<'a>(meter: &mut CostMeter, item: &Value<'a>, collection: &Value<'a>) -> Evaluated<'a> {
+    meter.charge(1 + item.cost_size() / 10)?;
     if collection.is_map() {
         let found = collection.get(item);
-        evaluator.charge(found.as_ref().map_or(0, Value::copy_cost))?;
+        meter.charge(found.as_ref().map_or(0, Value::copy_cost))?;
         return Ok(Value::Bool(found.is_some()));
     }
     if !matches!(collection, Value::List(_) | Value::JsonList(..)) {
@@ -79,8 +71,8 @@ fn contains<'a>(
     }
     let mut index = 0;
     while let Some(element) = collection.at(index) {
-        evaluator.charge(element.copy_cost())?;
-        if equals(evaluator, &element, item)? {
+        meter.charge(element.copy_cost())?;
+        if equals(meter, &element, item)? {
             return Ok(Value::Bool(true));
         }
         index += 1;
@@ -121,25 +113,25 @@ fn overflow(kind: &str) -> EvalError {
     EvalError::Failed(format!("{kind} overflow"))
 }
 
-fn add<'a>(evaluator: &mut Evaluator<'a, '_>, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {
+fn add<'a>(meter: &mut CostMeter, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {
     match (left, right) {
         (Value::String(first), Value::String(second)) => {
-            evaluator.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
+            meter.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
             Ok(Value::text(format!("{first}{second}")))
         }
         (Value::Bytes(first), Value::Bytes(second)) => {
-            evaluator.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
+            meter.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
             Ok(Value::Bytes(first.iter().chain(second.iter()).copied().collect()))
         }
         (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) => {
             // The elements are copied, so their number counts. cel-go links the lists and counts one.
-            evaluator.charge(u64::from(left.is_zero() && right.is_zero()))?;
-            let mut items = evaluator.items(left)?;
-            items.extend(evaluator.items(right)?);
+            meter.charge(u64::from(left.is_zero() && right.is_zero()))?;
+            let mut items = meter.items(left)?;
+            items.extend(meter.items(right)?);
             Ok(Value::List(Arc::new(items)))
         }
         _ => {
-            evaluator.charge(1)?;
+            meter.charge(1)?;
             arithmetic("_+_", left, right)
         }
     }

@@ -89,7 +89,7 @@ impl Type {
         Type::List(Arc::new(item))
     }
 
-    /// The type, or `dyn` for one of great depth. Chains of shared values cannot nest types without limit.
+    /// The type, or `dyn` if it is deeper than the limit: a chain of shared values could nest types without end.
     pub(crate) fn limited(self) -> Type {
         if self.is_deeper_than(MAX_DEPTH) { Type::Dyn } else { self }
     }
@@ -107,7 +107,7 @@ impl Type {
     pub(crate) fn fits(&self, expected: &Type) -> bool {
         match (self, expected) {
             (Type::Dyn, _) | (_, Type::Dyn) => true,
-            // Fields may be null without a declaration: a message or wrapper of upstream's type system.
+            // In upstream's type system these types are messages and wrappers, which may be null.
             (
                 Type::Null,
                 Type::Object(_) | Type::Optional(_) | Type::Opaque(_) | Type::Timestamp | Type::Duration,
@@ -120,7 +120,7 @@ impl Type {
                 left.fits(right)
             }
             (Type::KeyedMap(_, left), Type::KeyedMap(_, right)) => left.fits(right),
-            // An object is also a map of its fields.
+            // Most object types are shared. The comparison of the pointers is quick.
             (Type::Object(left), Type::Object(right)) => Arc::ptr_eq(left, right) || left == right,
             _ => self == expected,
         }

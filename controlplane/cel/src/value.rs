@@ -1,6 +1,7 @@
 //! Values. Objects and lists of a request stay JSON; an element is converted when an expression reads it.
 
 mod json;
+pub(crate) mod structure;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -16,8 +17,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::access::{Access, AccessDecision};
 use crate::duration;
-use crate::structure::Structure;
 use crate::types::{DYN, ObjectType, Type};
+
+pub use self::structure::Structure;
 
 /// A value.
 #[derive(Clone, Debug)]

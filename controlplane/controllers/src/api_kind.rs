@@ -158,6 +158,12 @@ impl ApiKind {
         Ok(page.metadata.resource_version.unwrap_or_default())
     }
 
+    /// Whether a namespace has no objects of this kind.
+    pub(crate) async fn is_empty_in(&self, client: &Client, namespace: &str) -> Result<bool, Error> {
+        let page = self.page(client, namespace, &ListParams::default().limit(1)).await?;
+        Ok(page.items.is_empty() && page.metadata.continue_.is_none_or(|token| token.is_empty()))
+    }
+
     /// One page of the metadata of the objects in a namespace.
     pub(crate) async fn page(
         &self,

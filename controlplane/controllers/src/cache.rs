@@ -17,8 +17,9 @@ use crate::object::{Key, Object, controller_of};
 
 /// Handler of changes. The cache calls it for every change, with its lock held.
 ///
-/// A handler may queue keys and read the caches of owners: a handler for pods reads replica sets, services and
-/// deployments. It must not read the cache that calls it or caches further down.
+/// A handler may queue keys and read other caches: a handler of pods reads replica sets, services and deployments. It must
+/// not read the cache that calls it. If a handler of one kind reads the cache of a second kind, no handler of the second
+/// kind reads the cache of the first: two threads would wait for each other's lock.
 type Handler<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 
 /// An object before and after a change; at least one of the two is present.
@@ -105,13 +106,13 @@ impl<K: Object> Cache<K> {
         self.lock().handlers.push(Box::new(handler));
     }
 
-    /// Notes that the API server does not serve the kind: its list is not waited for.
+    /// Records that the API server does not serve the kind. [`Cache::synced`] then returns without a list.
     pub(crate) fn set_unserved(&self) {
         self.is_unserved.store(true, Ordering::Release);
         self.synced.send_replace(true);
     }
 
-    /// Whether the API server serves the kind. Otherwise a missing object may exist.
+    /// Whether the API server serves the kind. If it does not, the store may have objects that the cache lacks.
     pub(crate) fn is_served(&self) -> bool {
         !self.is_unserved.load(Ordering::Acquire)
     }
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_a_kind_that_is_not_served() {
+    async fn a_kind_that_is_not_served_counts_as_synced() {
         let cache = Cache::<Pod>::new();
         assert!(cache.is_served());
         cache.apply(Event::Init);

@@ -1,6 +1,7 @@
 //! Configuration of the controllers.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ipnetwork::IpNetwork;
@@ -42,8 +43,12 @@ pub struct ControllersConfig {
     pub signer: Option<Signer>,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
+    /// Ports from which services get node ports. No load balancer has them.
+    pub node_ports: RangeInclusive<u16>,
     /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
     pub load_balancer_pool: Vec<IpNetwork>,
+    /// Number of finished pods of the cluster that are kept; 0 keeps all.
+    pub max_finished_pods: usize,
     /// Time without a heartbeat after which a node's conditions become Unknown.
     pub node_monitor_grace: Duration,
     /// Grace period of a node that has never written its status.
@@ -74,7 +79,9 @@ impl Default for ControllersConfig {
             reserved_ranges: Vec::new(),
             signer: None,
             node_balancers: true,
+            node_ports: 30000..=32767,
             load_balancer_pool: Vec::new(),
+            max_finished_pods: 12_500,
             node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             eviction_interval: Duration::from_secs(10),

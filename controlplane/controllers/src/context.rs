@@ -14,6 +14,7 @@ use crate::ip_address::index::ServiceAddresses;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::pod_group_protection::members::GroupMembers;
+use crate::storage_version_migration::plan::Unfinished;
 use crate::volume_binding::index::VolumeIndex;
 use crate::write::Writer;
 use coracle_events::{Event, Recorder};
@@ -38,6 +39,8 @@ pub(crate) struct Context {
     pub(crate) volumes: Arc<VolumeIndex>,
     /// Active pods of groups.
     pub(crate) group_members: Arc<GroupMembers>,
+    /// Migrations of stored objects that have not ended.
+    pub(crate) unfinished_migrations: Arc<Mutex<Unfinished>>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
     /// The ports that LoadBalancer services claim, and refusals.
@@ -47,6 +50,27 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// The state before the first watch event.
+    pub(crate) fn new(client: Client, recorder: Recorder, config: ControllersConfig) -> Self {
+        Self {
+            client,
+            caches: Caches::new(),
+            recorder,
+            config,
+            lifecycle: Arc::new(Lifecycle::new()),
+            last_ranges: Mutex::default(),
+            daemon_backoff: Mutex::default(),
+            pod_counts: Default::default(),
+            autoscaling: Default::default(),
+            volumes: Arc::default(),
+            group_members: Arc::default(),
+            unfinished_migrations: Arc::default(),
+            service_addresses: Arc::default(),
+            balancers: Arc::default(),
+            address_pool: Arc::default(),
+        }
+    }
+
     /// Writes objects of the kind that this cache holds.
     pub(crate) fn writer<'a, K>(&'a self, cache: &'a Cache<K>) -> Writer<'a, K> {
         Writer { client: &self.client, cache }
@@ -74,7 +98,7 @@ impl Context {
 }
 
 impl<K: Object> Writer<'_, K> {
-    /// Creates an object from shared JSON.
+    /// Creates an object from JSON that the caller keeps.
     pub(crate) async fn create_in(self, namespace: &str, object: &Value) -> Result<Arc<K>, kube::Error> {
         self.create(namespace, object.clone()).await
     }

@@ -38,6 +38,7 @@ mod garbage;
 mod ip_address;
 mod job;
 mod legacy_token_cleaner;
+mod live;
 mod local_volume;
 mod namespace;
 mod node_balancer;
@@ -64,6 +65,8 @@ mod stateful_set;
 mod storage_version_migration;
 mod taint_eviction;
 mod template;
+#[cfg(test)]
+mod test_api;
 mod timestamp;
 mod token_cleaner;
 mod ttl_after_finished;

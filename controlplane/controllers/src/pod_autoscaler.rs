@@ -22,18 +22,18 @@ use crate::object::Key;
 
 /// The state of all autoscalers between reconciles.
 #[derive(Debug, Default)]
-pub(crate) struct State(Mutex<HashMap<Key, Kept>>);
+pub(crate) struct State(Mutex<HashMap<Key, AutoscalerState>>);
 
 /// The state of one autoscaler between reconciles.
 #[derive(Clone, Debug, Default)]
-struct Kept {
+struct AutoscalerState {
     history: behavior::History,
     /// The selector of the target's pods.
     selector: Option<LabelSelector>,
 }
 
 impl State {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, AutoscalerState>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -132,10 +132,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         if pods.is_empty() {
             return Ok(());
         }
-        // The cached workload may have been deleted, with its pods orphaned on purpose: read it from the API server
-        // first.
-        let live = self.context.writer(self.cache).live(&self.owner.key()).await?;
-        if !live.is_some_and(|live| live.uid() == self.owner.uid() && !live.is_being_deleted()) {
+        if !self.may_adopt().await? {
             return Ok(());
         }
         for pod in pods {
@@ -151,6 +148,13 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
             self.context.pods().merge(&pod.key(), Part::Main, patch).await?;
         }
         Ok(())
+    }
+
+    /// Whether the workload exists and is not being deleted. Reads it from the API server: the cached workload may have been
+    /// deleted, with its dependents orphaned on purpose.
+    pub(crate) async fn may_adopt(&self) -> Result<bool, Error> {
+        let live = self.context.writer(self.cache).live(&self.owner.key()).await?;
+        Ok(live.is_some_and(|live| live.uid() == self.owner.uid() && !live.is_being_deleted()))
     }
 
     /// Creates pods in batches of 1, 2, 4 and so on, so that an error of all pods causes only one failed request.

@@ -19,7 +19,7 @@ pub(crate) fn queue_changed<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>
     });
 }
 
-/// Queues the pod of each deleted object: its controller creates the object again.
+/// For each deleted object queues the pod that controls it: the pod's reconcile creates the object again.
 pub(crate) fn queue_pod_of_deleted<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     cache.on_change(move |change| {

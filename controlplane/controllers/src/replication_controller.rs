@@ -1,3 +1,3 @@
-//! The replication controller: replica sets with the selector of the first Kubernetes versions.
+//! The controller of ReplicationControllers, which are ReplicaSets with a selector of labels only.
 
 pub(crate) mod run;

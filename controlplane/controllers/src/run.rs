@@ -1,20 +1,17 @@
 //! Start of all controllers: watches, queues and workers.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kube::Client;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
-use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
-use crate::replica_set::counts::PodCounts;
 use crate::{
     account_token, address_pool, attributes_class_protection, bootstrap_signer, cluster_role_aggregation,
     cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice,
@@ -31,22 +28,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let mut tasks = JoinSet::new();
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
-    let context = Arc::new(Context {
-        client,
-        caches: Caches::new(),
-        recorder,
-        config,
-        lifecycle: Arc::new(Lifecycle::new()),
-        last_ranges: Mutex::default(),
-        daemon_backoff: Mutex::default(),
-        pod_counts: PodCounts::default(),
-        autoscaling: pod_autoscaler::State::default(),
-        volumes: Arc::default(),
-        group_members: Arc::default(),
-        service_addresses: Arc::default(),
-        balancers: Arc::default(),
-        address_pool: Arc::default(),
-    });
+    let context = Arc::new(Context::new(client, recorder, config));
     // This handler is registered before the others, so that they read counts of the same state.
     context.pod_counts.follow(&context.caches.pods);
     start(&context, &mut tasks);
@@ -61,7 +43,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     }
 }
 
-/// Starts the controllers that have a queue of keys. A macro, because each controller's functions have own types.
+/// Starts the controllers that have a queue of keys. A macro, because the functions of each controller have their own types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {

@@ -16,7 +16,7 @@ pub(crate) mod run;
 
 /// Set on a claim and a volume once they are bound.
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// Set if the controller, not the user, chose the other side.
+/// Set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by the user.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// Name of the provisioner that made a volume.
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";

@@ -90,6 +90,13 @@ impl<K: Object> Writer<'_, K> {
     }
 }
 
+/// Parameters that delete only this version of an object. The reason for the deletion may not apply to a newer version.
+pub(crate) fn if_unchanged<K: Object>(object: &K) -> DeleteParams {
+    let resource_version = object.meta().resource_version.clone();
+    let preconditions = Preconditions { uid: Some(object.uid().to_owned()), resource_version };
+    DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }
+}
+
 /// A patch that replaces the owner references, for this version of the object only.
 pub(crate) fn owners_patch<K: Object>(
     object: &K,

@@ -1,7 +1,8 @@
 //! Validation of values against their schema, in the words of `kube-openapi/pkg/validation/validate`.
 //!
 //! An update is ratcheted: an invalid value that the old object already has at the same place is accepted
-//! (`CRDValidationRatcheting`). Elements are at the same place if their list has keys.
+//! (`CRDValidationRatcheting`). Elements of a list are matched by their keys; in a list without keys no old element
+//! matches.
 
 mod number;
 

@@ -17,7 +17,7 @@ pub struct PrinterColumn {
     pub format: String,
     /// Help text.
     pub description: String,
-    /// Columns above zero are shown only in wide output.
+    /// Columns with a priority above 0 are shown only in wide output.
     pub priority: i64,
     path: Option<JsonPath>,
 }

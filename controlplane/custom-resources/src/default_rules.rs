@@ -4,7 +4,7 @@ use crate::schema::Schema;
 use crate::violation::{Path, Violations};
 use crate::{check, embedded, prune};
 
-/// Checks all defaults. Those of metadata are forbidden elsewhere or are plain texts.
+/// Checks all defaults. Metadata has no special case: other checks forbid its defaults, except plain strings.
 pub(crate) fn validate(schema: &Schema, path: &Path, violations: &mut Violations) {
     if let Some(default) = &schema.default {
         let place = path.field("default");

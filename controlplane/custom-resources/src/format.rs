@@ -16,7 +16,9 @@ pub(crate) fn fits(format: &str, text: &str) -> bool {
         }
         "ipv4" => text.parse::<Ipv4Addr>().is_ok(),
         "ipv6" => text.parse::<Ipv6Addr>().is_ok(),
-        "cidr" => text.contains('/') && text.parse::<ipnetwork::IpNetwork>().is_ok(),
+        "cidr" => {
+            coracle_values::names::has_prefix_length(text) && text.parse::<ipnetwork::IpNetwork>().is_ok()
+        }
         "mac" => is_mac(text),
         "uuid" => matches(&UUID, text),
         "uuid3" => matches(&UUID, text) && uuid_version(text) == Some('3'),
@@ -179,13 +181,14 @@ mod tests {
     use super::fits;
 
     #[test]
-    fn formats() {
+    fn texts_are_checked_by_their_format() {
         for (format, good, bad) in [
             ("date-time", "2024-01-02T03:04:05Z", "2024-01-02"),
             ("date", "2024-01-02", "2024-13-02"),
             ("ipv4", "10.0.0.1", "10.0.0.256"),
             ("ipv6", "::1", "10.0.0.1"),
             ("cidr", "10.0.0.0/8", "10.0.0.0"),
+            ("cidr", "fd00::/8", "10.0.0.0/255.0.0.0"),
             ("uuid", "550e8400-e29b-41d4-a716-446655440000", "550e8400"),
             ("uuid4", "550e8400-e29b-41d4-a716-446655440000", "550e8400-e29b-51d4-a716-446655440000"),
             ("mac", "00:00:5e:00:53:01", "00:00:5e"),

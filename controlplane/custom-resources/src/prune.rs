@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_fields_go_and_are_reported() {
+    fn unknown_fields_are_removed_and_reported() {
         let schema = Schema::parse(&json!({"type": "object", "properties": {
             "spec": {"type": "object", "properties": {
                 "a": {"type": "string"},

@@ -36,8 +36,8 @@ struct Rule {
     uses_old: bool,
 }
 
-/// Checks the rules of a definition: each must compile, and may refer to the old object only where its part
-/// can be identified.
+/// Checks the rules of a definition: each must compile, and may use `oldSelf` only where a part of the object can be
+/// matched with its old state.
 pub(crate) fn validate(schema: &Schema, path: &Path, violations: &mut Violations) {
     check_node(schema, true, path, None, violations);
 }
@@ -181,7 +181,7 @@ impl Rules {
         violations: &mut Violations,
     ) {
         let mut run = Run { budget: MAX_COST, violations };
-        // The outcome states whether the budget is used up, and so do the violations.
+        // If the budget is used up, a violation says so.
         let _ = run.node((self, schema), (object, old), at, false);
     }
 
@@ -313,7 +313,7 @@ impl Run<'_> {
         if unchanged && !rule.uses_old {
             return Ok(());
         }
-        let detail = match self.message(rule, &variables)? {
+        let detail = match self.message(rule, &variables, (path, &shown))? {
             Some(text) => text,
             None if rule.text.message.is_empty() => format!("failed rule: {}", rule.name()),
             None => rule.name().to_owned(),
@@ -358,15 +358,23 @@ impl Run<'_> {
         if *error == EvalError::CostLimit { Err(CostLimitExceeded) } else { Ok(()) }
     }
 
-    /// The result of the messageExpression, if it is one usable line.
+    /// The result of the messageExpression, if it is one usable line. If the expression uses up the budget, a violation
+    /// says so, because the caller does not report the rule then.
     fn message(
         &mut self,
         rule: &Rule,
         variables: &[(&str, Cel<'_>)],
+        (path, shown): (&Path, &Value),
     ) -> Result<Option<String>, CostLimitExceeded> {
         let Some(program) = &rule.message else { return Ok(None) };
         let (result, cost) = program.evaluate(variables);
-        self.budget = self.budget.checked_sub(cost).ok_or(CostLimitExceeded)?;
+        let Some(left) = self.budget.checked_sub(cost) else {
+            let detail = "messageExpression evaluation failed due to running out of cost budget, \
+                no further validation rules will be run";
+            self.violations.invalid(path, shown, detail);
+            return Err(CostLimitExceeded);
+        };
+        self.budget = left;
         let Ok(Cel::String(text)) = result else { return Ok(None) };
         let text = text.trim();
         let usable = !text.is_empty() && text.len() <= MAX_MESSAGE && !text.contains('\n');
@@ -463,6 +471,20 @@ mod tests {
         let old = json!({"spec": {"min": 5}});
         assert!(found(&schema, &json!({"spec": {"min": 5}, "status": {}}), Some(&old)).is_empty());
         assert_eq!(found(&schema, &json!({"spec": {"min": 6}}), Some(&old)).len(), 1);
+    }
+
+    #[test]
+    fn an_invalid_object_is_refused_with_every_budget() {
+        let rule = json!({"rule": "self.min < 2", "messageExpression": "'min is ' + string(self.min)"});
+        let schema = Schema::parse(&schema(json!([rule]))).unwrap();
+        let rules = Rules::compile(&schema).unwrap();
+        let object = json!({"spec": {"min": 5}});
+        for budget in 0..100 {
+            let mut violations = Violations::default();
+            let mut run = Run { budget, violations: &mut violations };
+            let _ = run.node((&rules, &schema), (&object, None), &Path::default(), false);
+            assert_eq!(violations.len(), 1, "budget {budget}");
+        }
     }
 
     #[test]

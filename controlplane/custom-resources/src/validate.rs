@@ -1,7 +1,7 @@
 //! Validation of definitions (`apis/apiextensions/validation`).
 //!
-//! Upstream validates its internal version. Fields that are the same in all versions are there fields of the
-//! definition: `spec.validation`, `spec.subresources`. The paths of violations follow it.
+//! Upstream validates its internal version, in which fields that are the same in all versions are fields of the
+//! definition: `spec.validation`, `spec.subresources`. The paths of violations are those of the internal version.
 
 mod approval;
 mod conversion;
@@ -13,8 +13,7 @@ use crate::definition::{Definition, Names, Spec};
 use crate::violation::{Path, Violations};
 use coracle_values::names;
 
-/// Validates a new definition. The name and the common metadata are the caller's part, except that the name must be
-/// `<plural>.<group>`.
+/// Validates a new definition. The caller validates the metadata, except that the name is `<plural>.<group>`.
 pub fn create(object: &Value, violations: &mut Violations) {
     let Some(definition) = read(object, violations) else { return };
     let name = format!("{}.{}", definition.spec.names.plural, definition.spec.group);

@@ -16,10 +16,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as ApiEvent, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::api::{Patch, PatchParams, PostParams, Request};
+use kube::{Api, Client, Resource};
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use correlator::{Admitted, Correlator, Digest};
 use event::Record;
@@ -31,6 +31,10 @@ pub use printable::printable;
 pub const MESSAGE_MAX: usize = 1024;
 /// Capacity of the queue. While it is full (the API server does not answer), new events are dropped, to limit memory.
 const QUEUE_CAPACITY: usize = 1000;
+/// Capacity of the queue of a recorder whose events wait for urgent requests.
+const YIELDING_QUEUE_CAPACITY: usize = 4096;
+/// Maximum time that an event waits for urgent requests.
+const YIELD_MAX: Duration = Duration::from_secs(1);
 /// Capacity of the table of sent events, for counting repeats.
 const SENT_MAX: usize = 4096;
 /// Pause before an event is sent again that the API server did not answer. It doubles up to [`MAX_PAUSE`].
@@ -51,6 +55,8 @@ pub struct Sender {
     host: Arc<str>,
     sent: HashMap<Digest, Sent>,
     correlator: Correlator,
+    /// Whether other requests of the client are more urgent.
+    urgent: Option<watch::Receiver<bool>>,
 }
 
 /// An Event object that was sent.
@@ -63,9 +69,35 @@ struct Sent {
 
 /// A recorder and its sender, which must run for events to be sent. `host` is the node's name, or empty.
 pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
-    let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
-    let (sent, correlator) = (HashMap::new(), Correlator::default());
-    (Recorder { queue: sender }, Sender { client, queue: receiver, host: host.into(), sent, correlator })
+    with_capacity(client, host, QUEUE_CAPACITY)
+}
+
+/// A recorder whose events wait while `urgent` is true, for a second at most: other requests of the client come first.
+pub fn yielding_recorder(client: Client, host: &str, urgent: watch::Receiver<bool>) -> (Recorder, Sender) {
+    let (recorder, sender) = with_capacity(client, host, YIELDING_QUEUE_CAPACITY);
+    (recorder, Sender { urgent: Some(urgent), ..sender })
+}
+
+fn with_capacity(client: Client, host: &str, capacity: usize) -> (Recorder, Sender) {
+    let (queue, receiver) = mpsc::channel(capacity);
+    let sender = Sender {
+        client,
+        queue: receiver,
+        host: host.into(),
+        sent: HashMap::new(),
+        correlator: Correlator::default(),
+        urgent: None,
+    };
+    (Recorder { queue }, sender)
+}
+
+/// Waits while other requests are urgent, for an event of this age.
+async fn wait_while_urgent(urgent: &mut watch::Receiver<bool>, age: Duration) {
+    let left = YIELD_MAX.saturating_sub(age);
+    if !left.is_zero() {
+        // An error means that no request can be urgent any more.
+        let _ = tokio::time::timeout(left, urgent.wait_for(|urgent| !*urgent)).await;
+    }
 }
 
 /// Whether an error is transient: no connection, a timeout, a server that is overloaded or starting, or expired
@@ -102,6 +134,10 @@ impl Sender {
     /// Sends events until all recorders are dropped.
     pub async fn run(mut self) {
         while let Some(mut record) = self.queue.recv().await {
+            if let Some(urgent) = &mut self.urgent {
+                let age = Timestamp::now().duration_since(record.at).unsigned_abs();
+                wait_while_urgent(urgent, age).await;
+            }
             if let Some(admitted) = self.correlator.admit(&mut record) {
                 self.deliver(admitted, &record).await;
             }
@@ -143,9 +179,43 @@ impl Sender {
             }
         }
         let event = record.to_api(&self.host);
-        api.create(&PostParams::default(), &event).await?;
+        let body = serde_json::to_vec(&event).map_err(kube::Error::SerdeError)?;
+        let request = Request::new(ApiEvent::url_path(&(), Some(namespace)));
+        let request = request.create(&PostParams::default(), body).map_err(kube::Error::BuildRequest)?;
+        // The response is not decoded: it is the same object.
+        self.client.request_text(request).await?;
         correlator::keep_newest(&mut self.sent, SENT_MAX, |sent| sent.last);
         self.sent.insert(admitted.digest, Sent { first: record.at, count: 1, last: record.at });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_waits_for_urgent_requests_for_a_second_at_most() {
+        let (urgent, mut receiver) = watch::channel(true);
+        let start = Instant::now();
+        wait_while_urgent(&mut receiver, YIELD_MAX).await;
+        assert_eq!(start.elapsed(), Duration::ZERO, "an old event");
+        wait_while_urgent(&mut receiver, Duration::ZERO).await;
+        assert!(start.elapsed() >= YIELD_MAX);
+        let start = Instant::now();
+        let end = async {
+            tokio::time::sleep(YIELD_MAX / 10).await;
+            urgent.send_replace(false);
+        };
+        tokio::join!(wait_while_urgent(&mut receiver, Duration::ZERO), end);
+        assert!(start.elapsed() < YIELD_MAX / 2);
+        let start = Instant::now();
+        wait_while_urgent(&mut receiver, Duration::ZERO).await;
+        urgent.send_replace(true);
+        drop(urgent);
+        wait_while_urgent(&mut receiver, Duration::ZERO).await;
+        assert_eq!(start.elapsed(), Duration::ZERO, "nothing can be urgent");
     }
 }

@@ -167,7 +167,7 @@ fn add_names(entry: &mut Value, kind: &Resource) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resource::built_in;
+    use crate::kind::built_in;
 
     fn named<'a>(list: &'a Value, key: &str, name: &str) -> &'a Value {
         list.as_array().unwrap().iter().find(|entry| entry[key] == name).unwrap()

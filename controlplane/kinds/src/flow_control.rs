@@ -29,7 +29,7 @@ const QUEUED_LEVELS: &[QueuedLevel] = &[
     QueuedLevel { name: "global-default", shares: 20, lendable_percent: 50, queues: 128, hand_size: 6 },
 ];
 
-/// The priority levels that no cluster can change or lack.
+/// The priority levels that every cluster has and whose spec cannot be changed.
 pub fn mandatory_levels() -> Vec<Value> {
     let exempt = json!({"type": "Exempt", "exempt": {"nominalConcurrencyShares": 0, "lendablePercent": 0}});
     let limited =
@@ -40,7 +40,7 @@ pub fn mandatory_levels() -> Vec<Value> {
     ]
 }
 
-/// The flow schemas that no cluster can change or lack.
+/// The flow schemas that every cluster has and whose spec cannot be changed.
 pub fn mandatory_schemas() -> Vec<Value> {
     vec![
         schema("exempt", ("exempt", 1, ""), whole_api(groups(&["system:masters"]))),

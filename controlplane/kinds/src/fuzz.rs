@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     Resource, defaults, kind, patch, protobuf,
     schema::{self, FieldValidation},
-    selector::{Facets, FieldSelector, LabelSelector},
+    selector::{FieldSelector, LabelSelector, SelectorAttributes},
     strategy, table, validate,
 };
 
@@ -94,7 +94,7 @@ fn created(text: &[u8]) -> Option<(&'static Resource, Value)> {
         table::Options { include: table::Include::Metadata, headers: true, now: jiff::Timestamp::UNIX_EPOCH };
     let _shown = table::render(kind, [&object], Value::Null, options);
     let _metadata = table::partial_metadata(&object);
-    let _facets = Facets::read(kind, object.to_string().as_bytes());
+    let _attributes = SelectorAttributes::read(kind, object.to_string().as_bytes());
     causes.is_empty().then_some((kind, object))
 }
 

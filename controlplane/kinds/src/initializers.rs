@@ -16,6 +16,8 @@ use crate::schema::{self, FieldValidation, Parsed, SchemaError};
 use crate::table;
 use crate::validate::{self, Causes};
 
+pub use crate::initialization::{failure, is_pending, is_uninitialized};
+
 /// API group of [`configurations`].
 pub const GROUP: &str = "admissionregistration.k8s.io";
 /// API version of [`configurations`].
@@ -39,21 +41,6 @@ static INITIALIZERS_SHAPE: Shape = Shape::List(&Shape::Struct(&[
         Shape::List(&Shape::Struct(&[("apiGroups", TEXTS), ("apiVersions", TEXTS), ("resources", TEXTS)])),
     ),
 ]));
-
-/// Whether an object has not been initialized yet: it has pending initializers, or one has failed.
-pub fn is_uninitialized(object: &Value) -> bool {
-    !object["metadata"]["initializers"].is_null()
-}
-
-/// Whether initializers of an object are pending.
-pub fn is_pending(object: &Value) -> bool {
-    object["metadata"]["initializers"]["pending"].as_array().is_some_and(|list| !list.is_empty())
-}
-
-/// The failure of an initializer: a Status. None if there is none.
-pub fn failure(object: &Value) -> Option<&Value> {
-    Some(&object["metadata"]["initializers"]["result"]).filter(|result| !result.is_null())
-}
 
 /// Takes `metadata.initializers` out of an object, because the definitions do not have it. Returns the checked value
 /// and warnings about unknown fields.
@@ -170,7 +157,7 @@ impl Strategy for Configuration {
     fn prepare_create(&self, _object: &mut Value) {}
 
     fn validate(&self, causes: &mut Causes, new: &Value, _old: Option<&Value>) {
-        validate::initializers::configuration(causes, new);
+        validate::initializer_configuration::check(causes, new);
     }
 
     fn validate_status(&self, _causes: &mut Causes, _new: &Value, _old: &Value) {}

@@ -1,13 +1,18 @@
 //! The table of kinds: one row per kind, with everything that the API server needs to serve it.
 
+mod built_in;
 pub(crate) mod definition;
+mod metrics;
 pub(crate) mod rows;
+mod runtime_config;
 #[cfg(test)]
 mod tests;
 
-pub use self::definition::{Kind, NameRule, RowConversion, StoredAs, Subresource};
+pub use self::built_in::{built_in, by_kind, by_resource};
+pub use self::definition::{Kind, RowConversion, StoredAs, Subresource};
 pub use self::rows::KINDS;
-pub use crate::resource::{by_kind, by_resource};
+pub use self::runtime_config::{RuntimeConfig, RuntimeConfigError};
+pub use crate::resource::NameRule;
 
 /// Kinds that occur only as bodies of requests and responses.
 const VIRTUAL: &[(&str, &str, &str)] = &[

@@ -8,11 +8,14 @@
 //! duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.
 //! Invariants: no I/O, no clock, no panic on any input; every schema look-up is by definition name.
 
+mod cause;
 pub mod defaults;
 pub mod discovery;
+mod fields;
 pub mod flow_control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
+mod initialization;
 pub mod initializers;
 pub mod kind;
 pub mod limit_range;

@@ -212,7 +212,7 @@ fn write_operation(kind: &Resource, action: &str, reference: &str, types: &[&str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resource::built_in;
+    use crate::kind::built_in;
 
     fn read(path: &str) -> Value {
         serde_json::from_slice(&document(built_in(), path).unwrap().body).unwrap()

@@ -7,11 +7,9 @@
 //! A custom resource: implement [`Strategy`], call [`Resource::new`] for each served version, set its public fields,
 //! and set [`Resource::storage`] of all versions but the stored one. Several versions need a [`Convert`].
 
-mod built_in;
 mod convert;
 mod field;
-mod metrics;
-mod runtime_config;
+mod name_rule;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -23,14 +21,12 @@ use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::Value;
 
-pub use self::built_in::{built_in, by_kind, by_resource};
 pub use self::convert::{ConversionError, Convert, Converting};
 pub use self::field::{FieldValue, SelectableField};
-pub use self::runtime_config::{RuntimeConfig, RuntimeConfigError};
+pub use self::name_rule::NameRule;
 pub use self::set::{GroupVersion, Resources, Taken, version_preference};
-pub use crate::kind::definition::NameRule;
+use crate::cause::Causes;
 use crate::schema::{FieldValidation, Parsed, SchemaError};
-use crate::validate::cause::Causes;
 
 /// A text of a built-in row, or of a custom resource.
 pub type Text = Cow<'static, str>;
@@ -77,7 +73,7 @@ pub struct Resource {
     pub convert: Option<Arc<dyn Convert>>,
     /// Whether objects are stored in the store's memory tier only.
     pub volatile: bool,
-    /// Time to live of an object in seconds; 0 has no limit.
+    /// Default time to live of an object in seconds; 0 has no limit.
     pub ttl_seconds: u32,
     /// Fields for field selectors, with `metadata.name` and `metadata.namespace`.
     pub fields: Vec<SelectableField>,

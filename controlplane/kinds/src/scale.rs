@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::Resource;
-use crate::selector::LabelSelector;
 use crate::validate::{Cause, Causes, Path};
+use coracle_values::label_selector::LabelSelector;
 
 /// The `autoscaling/v1` Scale of a workload.
 pub fn read(kind: &Resource, workload: &Value) -> Value {

@@ -1,14 +1,12 @@
 //! Selectors of lists and watches: labels, and the fields that a kind can be selected by.
 
-mod facets;
-pub(crate) mod field;
-pub(crate) mod fields;
+mod attributes;
 
 use coracle_values::field_selector;
 use serde_json::Value;
 
-pub use self::facets::{Facets, part};
-pub use self::field::Field;
+pub use self::attributes::{SelectorAttributes, part};
+pub use crate::fields::Field;
 pub use coracle_values::SelectorError;
 pub use coracle_values::label_selector::LabelSelector;
 
@@ -67,9 +65,9 @@ impl FieldSelector {
         self.terms.iter().all(|term| (term.field.read(object) == term.value) == term.equal)
     }
 
-    /// As [`FieldSelector::matches`], from the object's facets.
-    pub fn matches_facets(&self, facets: &Facets) -> bool {
-        self.terms.iter().all(|term| (facets.field(&term.field.stored) == term.value) == term.equal)
+    /// As [`FieldSelector::matches`], from the object's attributes.
+    pub fn matches_attributes(&self, attributes: &SelectorAttributes) -> bool {
+        self.terms.iter().all(|term| (attributes.field(&term.field.stored) == term.value) == term.equal)
     }
 }
 
@@ -82,7 +80,7 @@ fn unknown(kind: &Resource, name: &str) -> String {
             | ("events.k8s.io", "Event")
             | ("certificates.k8s.io", _)
     );
-    let is_built_in = || crate::resource::by_resource(&kind.group, &kind.version, &kind.plural).is_some();
+    let is_built_in = || crate::kind::by_resource(&kind.group, &kind.version, &kind.plural).is_some();
     match (&*kind.group, &*kind.kind) {
         ("batch", "Job") => format!("field label {name:?} not supported for Job"),
         ("resource.k8s.io", "ResourceSlice") => {

@@ -8,7 +8,7 @@ pub(crate) mod workload;
 
 use serde_json::{Map, Value, json};
 
-use crate::{Resource, defaults, initializers};
+use crate::{Resource, defaults, initialization};
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
 pub use pod_group::drop_scheduling_group;
@@ -43,7 +43,7 @@ pub fn prepare_for_update(kind: &Resource, new: &mut Value, old: &Value) {
     if kind.has_status {
         take(new, old, "status");
     }
-    if kind.is("", "Pod") && initializers::is_pending(old) && new["status"].is_object() {
+    if kind.is("", "Pod") && initialization::is_pending(old) && new["status"].is_object() {
         // An initializer may change the resources of the containers.
         new["status"]["qosClass"] = qos_class(&new["spec"]).as_str().into();
     }
@@ -96,6 +96,9 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     }
     if kind.is("resource.k8s.io", "ResourceClaim") {
         drop_deallocated_devices(new);
+    }
+    if kind.is("scheduling.k8s.io", "PodGroup") {
+        pod_group::drop_from_status(new);
     }
 }
 
@@ -267,10 +270,20 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
     }
 }
 
+/// Metadata that a write of `/status` does not change. Source: `PrepareForUpdate` of the status strategies; several call
+/// `ResetObjectMetaForStatus`.
 fn status_preserved_metadata(kind: &Resource) -> &'static [&'static str] {
     match (&*kind.group, &*kind.kind) {
         ("apps", "Deployment") => &["labels"],
         ("", "Pod") => &["ownerReferences"],
+        ("admissionregistration.k8s.io", "ValidatingAdmissionPolicy")
+        | ("networking.k8s.io", "ServiceCIDR")
+        | ("resource.k8s.io", "ResourceClaim")
+        | ("scheduling.k8s.io", "PodGroup")
+        | ("storage.k8s.io", "VolumeAttachment")
+        | ("storagemigration.k8s.io", "StorageVersionMigration") => {
+            &["labels", "annotations", "finalizers", "ownerReferences"]
+        }
         _ if !kind.is_built_in => {
             &["labels", "annotations", "finalizers", "ownerReferences", "generateName", "namespace", "name"]
         }
@@ -342,6 +355,17 @@ mod tests {
         let expect = json!({"kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "1"}, "annotations": {"x": "y"}, "generation": 2},
             "spec": {"replicas": 1}, "status": {"replicas": 1}});
         assert_eq!(new, expect);
+    }
+
+    #[test]
+    fn a_status_update_of_a_claim_changes_no_metadata() {
+        let kind = by_kind("resource.k8s.io/v1", "ResourceClaim").unwrap();
+        let old = json!({"metadata": {"name": "c", "finalizers": ["a"], "labels": {"a": "1"}}, "spec": {}});
+        let mut new = json!({"metadata": {"name": "c", "labels": {"a": "2"}, "annotations": {"x": "y"},
+            "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": {"reservedFor": []}});
+        prepare_for_status_update(kind, &mut new, &old);
+        assert_eq!(new["metadata"], old["metadata"]);
+        assert_eq!(new["status"], json!({"reservedFor": []}));
     }
 
     #[test]

@@ -8,7 +8,6 @@ pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
-pub(crate) mod cause;
 pub(crate) mod certificate;
 mod condition;
 pub(crate) mod config;
@@ -22,7 +21,9 @@ pub(crate) mod extension;
 mod file_path;
 pub(crate) mod flow_control;
 pub(crate) mod format;
+mod fully_qualified_name;
 mod immutable;
+pub(crate) mod initializer_configuration;
 pub mod initializers;
 mod meta;
 pub(crate) mod migration;
@@ -51,10 +52,10 @@ pub(crate) mod workload;
 
 use serde_json::Value;
 
-pub use self::cause::{Cause, Causes, Path};
 pub use self::service::service_addresses;
 use self::value::{entries, items, text};
-use crate::{Resource, defaults};
+pub use crate::cause::{Cause, Causes, Path};
+use crate::{Resource, cause, defaults};
 
 /// Validates a new object, after defaulting and name generation.
 pub fn create(kind: &Resource, object: &Value) -> Vec<Cause> {
@@ -73,7 +74,7 @@ pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
     // Initializers may change fields of a pod that are immutable later. Source: `isUpdatingUninitializedPod`, v1.9.
-    let is_changeable = kind.is("", "Pod") && crate::initializers::is_pending(old);
+    let is_changeable = kind.is("", "Pod") && crate::initialization::is_pending(old);
     kind.strategy().validate(&mut causes, new, (!is_changeable).then_some(old));
     causes.into_list()
 }
@@ -113,9 +114,18 @@ pub fn ratcheted(
     // The new object has the defaults of this version.
     let mut stored = old.clone();
     defaults::apply(kind, &mut stored);
+    // Metadata is checked first, so violations of other fields may be cut. These fields may not change then.
+    if cause::are_cut(&causes) && changes_more_than_metadata(new, &stored) {
+        return causes;
+    }
     let known = rules(kind, &stored, &stored);
     causes.retain(|cause| !known.contains(cause));
     causes
+}
+
+fn changes_more_than_metadata(new: &Value, old: &Value) -> bool {
+    let names = entries(new).chain(entries(old)).map(|(name, _)| name.as_str());
+    names.filter(|name| *name != "metadata").any(|name| new[name] != old[name])
 }
 
 /// Rules for the status of a built-in kind, which is given by group and kind.

@@ -1,4 +1,4 @@
-//! The annotation of client-side apply, which kubectl's server-side apply takes over.
+//! The annotation of client-side apply. A server-side apply of kubectl keeps it up to date.
 
 use serde_json::{Map, Value};
 

@@ -48,7 +48,7 @@ impl<'a> TypedValue<'a> {
     }
 }
 
-/// Two states of a value, of which one can be absent, with the parts that both have in common.
+/// Two states of a value, interpreted as leaves, objects or lists. One of them can be absent.
 pub(crate) enum Pair<'a> {
     /// Compared and merged as a whole.
     Leaf,

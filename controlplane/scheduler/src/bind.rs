@@ -2,7 +2,8 @@
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
+use serde_json::json;
 
 use crate::object::Pod;
 use crate::preempt::Victim;
@@ -18,13 +19,13 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     });
     // The response is a Status, which is not needed.
-    api.create_subresource::<_, Value>("binding", pod.name(), &PostParams::default(), &binding)
+    api.create_subresource::<_, IgnoredAny>("binding", pod.name(), &PostParams::default(), &binding)
         .await
         .map(drop)
 }
 
 /// Writes the condition with the reason why the pod is unschedulable, unless the pod has it already.
-/// `nominated` is the node on which other pods make room for it.
+/// `nominated` is the node on which the preemption deletes pods for it.
 pub(crate) async fn mark_unschedulable(
     client: Client,
     pod: &Pod,
@@ -32,12 +33,12 @@ pub(crate) async fn mark_unschedulable(
     nominated: Option<&str>,
 ) -> Result<(), Error> {
     let old = pod.status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled");
-    let says_so = old.is_some_and(|old| {
+    let is_same = old.is_some_and(|old| {
         old.status == "False"
             && old.reason.as_deref() == Some("Unschedulable")
             && old.message.as_deref() == Some(message)
     });
-    if says_so && pod.status.nominated_node_name.as_deref() == nominated {
+    if is_same && pod.status.nominated_node_name.as_deref() == nominated {
         return Ok(());
     }
     let now = jiff::Timestamp::now();

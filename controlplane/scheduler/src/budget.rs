@@ -6,7 +6,7 @@ use coracle_values::label_selector::LabelSelector;
 use coracle_values::object::ObjectExt;
 
 use crate::object::PodDisruptionBudget;
-use crate::snapshot::placed::Placed;
+use crate::placed::Placed;
 
 /// The budgets of all namespaces.
 #[derive(Debug, Default)]

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::config::{MIN_FEASIBLE_NODES, Profile};
 use crate::devices::PodDevices;
 use crate::extender::result::ExtenderResult;
-use crate::filter::{self, Refused, node_affinity};
+use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
+use crate::memo::{NodeInput, NodeOutcome};
 use crate::object::Pod;
+use crate::refusal::Refused;
 use crate::request::PodRequirements;
-use crate::score;
+use crate::score::{self, NodeScores};
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 use crate::volumes::PodClaims;
@@ -43,6 +45,8 @@ pub(crate) struct Filtered<'a> {
     pub(crate) prepared: Prepared,
     /// The nodes that can run the pod.
     pub(crate) fitting: Vec<Candidate<'a>>,
+    /// Their scores that depend on no other node or pod.
+    pub(crate) scores: Vec<NodeScores>,
     refused: BTreeMap<&'a str, Refused>,
 }
 
@@ -52,7 +56,7 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     let snapshot = &*snapshot;
     let found = filter(pod, profile, snapshot, promised)?;
     let from = (&found.prepared.topology, snapshot);
-    let best = score::best(pod, profile, from, &found.fitting);
+    let best = score::best(pod, profile, from, (&found.fitting, &found.scores));
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
 }
 
@@ -72,7 +76,8 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
     }
-    let totals = score::totals(pod, profile, (&found.prepared.topology, snapshot), &found.fitting);
+    let from = (&found.prepared.topology, snapshot);
+    let totals = score::totals(pod, profile, from, (&found.fitting, &found.scores));
     let nodes = found.fitting.iter().zip(totals);
     let nodes = nodes.map(|(node, total)| (node.properties.name.clone(), total, node.info.requested.pods));
     let nodes = nodes.collect();
@@ -120,28 +125,48 @@ pub(crate) fn filter<'a>(
         return Err(prefilter("pod affinity terms conflict"));
     }
     let prepared = prepare(pod, profile, snapshot).map_err(|why| prefilter(&why))?;
-    let (mut fitting, mut refused) = (Vec::new(), BTreeMap::new());
+    let (mut fitting, mut scores, mut refused) = (Vec::new(), Vec::new(), BTreeMap::new());
     let wanted = wanted_nodes(profile.percentage, total);
     let start = if wanted < total { snapshot.search_start.get() % total } else { 0 };
     let nodes = snapshot.candidates().skip(start).chain(snapshot.candidates().take(start));
+    let mut outcomes = snapshot.outcomes.borrow_mut();
+    let needs = &prepared.needs;
+    let is_equal = |known: &NodeInput| known.is_of(pod, profile, needs);
+    let outcomes = outcomes.table(is_equal, || NodeInput::of(pod, profile, needs));
     for node in nodes {
         if fitting.len() >= wanted {
             break;
         }
         let name = node.properties.name.as_str();
-        let refusal = if named.as_ref().is_some_and(|named| !named.contains(name)) {
+        let known = if named.as_ref().is_some_and(|named| !named.contains(name)) {
             let reasons = vec![NOT_NAMED.to_owned()];
             Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE })
         } else {
-            promised.remove(name).or_else(|| refuse(pod, profile, &prepared, (node, snapshot)))
+            promised.remove(name)
         };
-        match refusal {
-            None => fitting.push(node),
-            Some(refusal) => drop(refused.insert(name, refusal)),
+        let outcome = match known {
+            Some(refusal) => Err(refusal),
+            None => outcomes.get(node, || node_outcome(pod, profile, needs, node)).clone(),
+        };
+        let by_others = |found| refuse_by_others(profile, &prepared, (node, snapshot)).map_or(Ok(found), Err);
+        match outcome.and_then(by_others) {
+            Ok(found) => {
+                fitting.push(node);
+                scores.push(found);
+            }
+            Err(refusal) => drop(refused.insert(name, refusal)),
         }
     }
     snapshot.search_start.set(start + fitting.len() + refused.len());
-    Ok(Filtered { prepared, fitting, refused })
+    Ok(Filtered { prepared, fitting, scores, refused })
+}
+
+/// The part of the decision about a node that depends on the pod and the node only.
+fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> NodeOutcome {
+    match filter::refuse(pod, needs, profile, node) {
+        Some(refused) => Err(refused),
+        None => Ok(NodeScores::of(pod, profile, needs, node)),
+    }
 }
 
 /// Number of nodes that fit at which the search ends.
@@ -177,8 +202,24 @@ pub(crate) fn refuse(
     (node, snapshot): (Candidate<'_>, &Snapshot),
 ) -> Option<Refused> {
     filter::refuse(pod, &prepared.needs, profile, node)
-        .or_else(|| prepared.claims.refuse(profile, node.properties, snapshot.volume_usage(node)))
+        .or_else(|| refuse_by_others(profile, prepared, (node, snapshot)))
+}
+
+/// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices, or that comes after
+/// these in upstream's order.
+fn refuse_by_others(
+    profile: &Profile,
+    prepared: &Prepared,
+    (node, snapshot): (Candidate<'_>, &Snapshot),
+) -> Option<Refused> {
+    let claims = &prepared.claims;
+    claims
+        .refuse(profile, node.properties, snapshot.volume_usage(node))
         .or_else(|| prepared.topology.refuse(profile, node))
+        .or_else(|| {
+            let needed = prepared.needs.restarts_all && profile.filters_by("NodeDeclaredFeatures");
+            declared_features::refuse(needed, node.properties)
+        })
         .or_else(|| snapshot.devices.refuse(&prepared.devices, node.properties))
 }
 
@@ -415,6 +456,24 @@ mod tests {
         assert_eq!((wanted_nodes(1, 250), wanted_nodes(100, 250)), (100, 250));
         let by_default = [90, 250, 1000, 5000, 10_000].map(|nodes| wanted_nodes(0, nodes));
         assert_eq!(by_default, [100, 120, 420, 500, 500]);
+    }
+
+    #[test]
+    fn contradictory_node_affinity_fits_no_node_and_preemption_does_not_help() {
+        let labels = json!({"disk": "ssd"});
+        let mut snapshot = fixture::snapshot(&[
+            fixture::node("a", json!({"/metadata/labels": labels})),
+            fixture::node("b", json!({})),
+        ]);
+        let expression = json!({"key": "disk", "operator": "NotIn", "values": ["ssd"]});
+        let terms = json!([{"matchExpressions": [expression]}]);
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        let spec = json!({"nodeSelector": {"disk": "ssd"}, "affinity": {"nodeAffinity": required}});
+        let refused = decide(&fixture::pod("p", spec), &Profile::default(), &mut snapshot).unwrap_err();
+        let message = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.";
+        assert_eq!((refused.message.as_str(), refused.helped_by), (message, Changes::NODE));
+        assert!(refused.resolvable.is_empty());
     }
 
     #[test]

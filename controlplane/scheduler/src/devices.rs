@@ -26,7 +26,7 @@ use self::object::{Claim, Class};
 use self::slices::Slices;
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
-use crate::object::{Pod, PodResourceClaim};
+use crate::object::{Pod, PodResourceClaim, is_older};
 use crate::refusal::Refused;
 
 /// Maximum number of pods that use a claim, as in the API.
@@ -287,11 +287,15 @@ impl State {
         if holds { Ok(claim.clone()) } else { Err(format!("resourceclaim {key} changed")) }
     }
 
-    /// Stores a claim that was written. A claim that was deleted in between stays absent: it would keep its devices.
+    /// Stores a claim that was written. If the watch has delivered a later state or the deletion of the claim meanwhile,
+    /// that remains: the written state would keep its devices.
     fn update(&mut self, key: &Key, written: Claim) {
         let Some(known) = self.claims.get(key) else { return };
         if known.metadata.uid != written.metadata.uid {
             return;
+        }
+        if is_older(&written, known) {
+            return self.release(&vec![(key.clone(), written.status.allocation)]);
         }
         self.pending.claims.insert(key.clone());
         self.change(key, |state| drop(state.claims.insert(key.clone(), written)));

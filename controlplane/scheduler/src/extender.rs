@@ -1,12 +1,11 @@
 //! Extenders: HTTP servers that take part in scheduling. Source: upstream's `extender.go` and `extender/v1`.
 //!
 //! An extender filters the nodes that our filters accept, scores them, chooses victims of a preemption, or binds the
-//! pod. It is called outside of the scheduling task (`consult`), because it may be slow.
+//! pod. It is called outside of the scheduling task (`consult.rs`), because it may be slow.
 
 pub(crate) mod client;
-pub(crate) mod consult;
 pub(crate) mod result;
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

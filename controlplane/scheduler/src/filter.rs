@@ -1,5 +1,6 @@
 //! Filters: whether a node can run a pod. One file per filter.
 
+pub(crate) mod declared_features;
 mod host_ports;
 pub(crate) mod node_affinity;
 mod node_name;
@@ -10,13 +11,13 @@ mod unschedulable;
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::object::Pod;
-pub(crate) use crate::refusal::{Refusal, Refused};
+use crate::refusal::{Refusal, Refused};
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 
 type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
 
-/// The filters that do not depend on other pods, in upstream's order.
+/// The filters that do not depend on other pods, in upstream's order. NodeDeclaredFeatures comes later in that order.
 const FIXED: [(&str, Filter); 3] = [
     ("NodeUnschedulable", unschedulable::refuse),
     ("NodeName", node_name::refuse),

@@ -89,7 +89,7 @@ impl Groups {
         }
         group.scheduled.insert(uid.to_owned());
         group.gated.remove(uid);
-        // A pod that others bound may be the last one that its group needs.
+        // A pod that another program bound may be the last one that its group needs.
         if group.waiting.remove(uid) { group.all_waiting() } else { group.opened() }
     }
 
@@ -113,7 +113,7 @@ impl Groups {
         }
     }
 
-    /// Takes back [`Self::assume`].
+    /// Undoes [`Self::assume`].
     pub(crate) fn forget(&mut self, uid: &str) {
         if let Some(group) = self.group_of(uid)
             && group.scheduled.remove(uid)
@@ -122,7 +122,7 @@ impl Groups {
         }
     }
 
-    /// Marks a waiting pod that its group gates.
+    /// Marks a waiting pod as gated by its group.
     pub(crate) fn gate(&mut self, uid: &str) {
         if let Some(group) = self.group_of(uid) {
             group.gated.insert(uid.to_owned());

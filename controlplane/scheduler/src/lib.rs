@@ -8,9 +8,11 @@
 //! is bound and removed again if the binding fails, so that its resources are never assigned twice. If no node can run a
 //! pod, pods of lower priority may make room (`preempt`). The pods of a gang are placed together or not at all (`groups`).
 
+mod affinity_term;
 mod bind;
 mod budget;
 mod config;
+mod consult;
 mod decide;
 mod devices;
 mod extender;
@@ -19,8 +21,11 @@ mod filter;
 mod fixture;
 mod groups;
 mod hint;
+mod memo;
 mod node_properties;
+mod node_score;
 mod object;
+mod placed;
 mod preempt;
 mod queue;
 mod refusal;
@@ -33,6 +38,7 @@ mod simulate;
 mod snapshot;
 mod topology;
 mod volumes;
+mod watch;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use run::run;

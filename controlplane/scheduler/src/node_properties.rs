@@ -14,6 +14,8 @@ pub(crate) struct NodeProperties {
     pub(crate) taints: Vec<Taint>,
     pub(crate) unschedulable: bool,
     pub(crate) allocatable: Resources,
+    /// Features that the node declares.
+    pub(crate) declared_features: Vec<String>,
     /// The size of the disk with local volumes, if it enforces their sizes.
     pub(crate) local_volumes_disk: Option<Quantity>,
 }

@@ -66,6 +66,13 @@ struct ReadMeta {
     deletion_timestamp: Option<Time>,
 }
 
+/// Whether a state of an object is older than another state of it. The resource versions of the API server increase.
+pub(crate) fn is_older<K: ObjectExt>(state: &K, other: &K) -> bool {
+    let version =
+        |object: &K| object.meta().resource_version.as_deref().and_then(|text| text.parse::<u64>().ok());
+    version(state) < version(other)
+}
+
 /// The metadata with the fields of [`ReadMeta`]. The managed fields are a third of a pod and would be decoded into a
 /// tree of values.
 pub(crate) fn without_managed_fields<'de, D: Deserializer<'de>>(
@@ -125,6 +132,14 @@ pub(crate) struct Container {
     pub(crate) resources: Option<ResourceRequirements>,
     pub(crate) ports: Option<Vec<k8s_openapi::api::core::v1::ContainerPort>>,
     pub(crate) restart_policy: Option<String>,
+    pub(crate) restart_policy_rules: Option<Vec<RestartRule>>,
+}
+
+/// A rule by which a container is restarted when it ends.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(crate) struct RestartRule {
+    pub(crate) action: String,
 }
 
 /// The fields of a pod's status that the scheduler reads.
@@ -167,13 +182,15 @@ pub(crate) struct NodeSpec {
     pub(crate) taints: Option<Vec<Taint>>,
 }
 
-/// The resources of a node.
+/// The fields of a node's status that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeStatus {
     pub(crate) allocatable: Option<BTreeMap<String, Quantity>>,
     pub(crate) capacity: Option<BTreeMap<String, Quantity>>,
     pub(crate) images: Option<Vec<ContainerImage>>,
+    #[serde(rename = "declaredFeatures")]
+    pub(crate) declared_features: Option<Vec<String>>,
 }
 
 /// A namespace. Affinity terms select namespaces by label.

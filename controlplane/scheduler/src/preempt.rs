@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use crate::config::Profile;
 use crate::decide::{self, Prepared, Unschedulable, fit_error_message};
 use crate::object::Pod;
+use crate::placed::Placed;
 use crate::snapshot::Snapshot;
-use crate::snapshot::placed::Placed;
 
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
@@ -49,8 +49,9 @@ pub(crate) struct Preemption {
     pub(crate) victims: Vec<Victim>,
 }
 
-/// Text that upstream's plugin DynamicResources adds to the message of every pod that cannot be scheduled. If a
-/// pre-filter refused the pod, the plugin has no state of it and reports "not found".
+/// The message of a pod that cannot be scheduled, with the outcome of the preemption and the text that upstream's plugin
+/// DynamicResources adds to every such message. If a pre-filter refused the pod, the plugin has no state of the pod and
+/// reports "not found".
 pub(crate) fn with_outcome(refused: &Unschedulable, preemption: &str) -> String {
     let message = &refused.message;
     match (refused.is_early, preemption) {
@@ -320,17 +321,18 @@ mod tests {
         let elsewhere = pod("p", 10, "1", json!({"nodeSelector": {"x": "y"}}));
         let useless = "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.";
         assert_eq!(decide(&elsewhere, &mut snapshot), useless);
-        let polite = pod("p", 10, "1", json!({"preemptionPolicy": "Never"}));
-        assert_eq!(decide(&polite, &mut snapshot), "preemption: not eligible due to preemptionPolicy=Never.");
+        let never = pod("p", 10, "1", json!({"preemptionPolicy": "Never"}));
+        assert_eq!(decide(&never, &mut snapshot), "preemption: not eligible due to preemptionPolicy=Never.");
         let mut nominated = pod("p", 10, "4", json!({}));
         assert_eq!(decide(&nominated, &mut snapshot), "a: low");
         nominated.status.nominated_node_name = Some("a".to_owned());
-        let mut going = pod("low", 1, "4", json!({}));
+        let mut terminating = pod("low", 1, "4", json!({}));
         let target =
             json!([{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]);
-        going.status.conditions = serde_json::from_value(target).unwrap();
-        going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-        snapshot.place(&going, "a");
+        terminating.status.conditions = serde_json::from_value(target).unwrap();
+        terminating.metadata.deletion_timestamp =
+            serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        snapshot.place(&terminating, "a");
         let waits = "preemption: not eligible due to a terminating pod on the nominated node.";
         assert_eq!(decide(&nominated, &mut snapshot), waits);
     }

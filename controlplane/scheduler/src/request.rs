@@ -8,6 +8,7 @@ use coracle_values::pod_resources::{
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::filter::declared_features::restarts_all;
 use crate::object::{Container, ContainerStatus, Pod, PodSpec};
 
 /// Assumed requests of a container without requests, in scores only, so that such pods spread too.
@@ -21,16 +22,25 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
-/// The requests of a pod that filters compare with each node. Read from the pod once.
-#[derive(Debug, Default)]
+/// The requests of a pod that filters and scores compare with each node. Read from the pod once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodRequirements {
     pub(crate) requests: Resources,
+    /// The requests in scores.
+    pub(crate) assumed: Resources,
     pub(crate) ports: Vec<HostPort>,
+    /// Whether the end of a container may restart all of them.
+    pub(crate) restarts_all: bool,
 }
 
 impl PodRequirements {
     pub(crate) fn of(pod: &Pod) -> Self {
-        Self { requests: of_pod(pod), ports: host_ports(&pod.spec) }
+        Self {
+            requests: of_pod(pod),
+            assumed: assumed_of_pod(pod),
+            ports: host_ports(&pod.spec),
+            restarts_all: restarts_all(&pod.spec),
+        }
     }
 }
 
@@ -56,7 +66,7 @@ pub(crate) fn amount(resources: &Resources, name: &str) -> i128 {
 
 /// The requests of a pod in scores: a container that requests no CPU or no memory counts with an assumed amount. As in
 /// upstream's NodeResourcesFit, requests of the pod as a whole do not count.
-pub(crate) fn assumed_of_pod(pod: &Pod) -> Resources {
+fn assumed_of_pod(pod: &Pod) -> Resources {
     assumed_sum(pod, &ASSUMED, None)
 }
 

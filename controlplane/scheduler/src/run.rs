@@ -4,25 +4,24 @@ mod extender_calls;
 mod grouped;
 mod refused;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
-use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client};
+use kube::Client;
+use kube::runtime::watcher;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::affinity_term::Labels;
 use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
+use crate::consult;
 use crate::decide::decide;
 use crate::devices;
-use crate::extender::consult;
 use crate::groups::Groups;
 use crate::groups::condition::{Verdict, Write};
 use crate::groups::feed::Feed;
@@ -34,16 +33,11 @@ use crate::selectors;
 use crate::snapshot::Snapshot;
 use crate::volumes;
 use crate::volumes::bind::BindError;
+use crate::watch::{stream, watch_config};
 use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use extender_calls::ExtenderCalls;
 
-/// Timeout of a watch request: long, so that an idle machine rarely wakes up.
-const WATCH_TIMEOUT_SECONDS: u32 = 1500;
-const FIRST_DELAY: Duration = Duration::from_millis(20);
-const MAX_DELAY: Duration = Duration::from_secs(10);
-/// Maximum delay between the attempts to list a kind that the API server does not serve.
-const MAX_UNSERVED_DELAY: Duration = Duration::from_secs(300);
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together; more requests only need
 /// more memory and, towards another server, more connections.
 const MAX_BINDINGS: usize = 32;
@@ -67,13 +61,15 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
-    /// Permits of concurrent binding requests to extenders: a slow extender does not delay the pods of others.
+    /// Whether all permits are in use. Events wait then.
+    is_saturated: tokio::sync::watch::Sender<bool>,
+    /// Permits of concurrent binding requests to extenders: a slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
-    /// Until when no gang is tried again that was refused: together they take at most a tenth of the time.
+    /// Before this time no refused gang is tried again: the attempts of all gangs take at most a tenth of the time.
     gangs_rest_until: Instant,
     /// Writes of conditions of groups, at most one of each group, with whether they succeeded.
     group_writes: JoinSet<(Write, bool)>,
@@ -81,6 +77,8 @@ struct Scheduler {
     nodes: Listing,
     namespaces: Listing,
     budgets: Listing,
+    /// The namespaces of a list that is being received, with their labels.
+    listed_namespaces: HashMap<String, Labels>,
     /// The budgets of a list that is being received.
     listed_budgets: Budgets,
 }
@@ -94,7 +92,8 @@ struct Listing {
 
 /// Schedules pods until `shutdown` is cancelled. Failed watches are retried forever.
 pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
-    let (recorder, events) = coracle_events::recorder(client.clone(), "");
+    let is_saturated = tokio::sync::watch::Sender::new(false);
+    let (recorder, events) = coracle_events::yielding_recorder(client.clone(), "", is_saturated.subscribe());
     let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
     let mut nodes = stream::<Node>(&client, watch_config());
@@ -106,7 +105,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         // The configuration was checked when it was read.
         Err(error) => return tracing::error!(error, "scheduler stopped: an extender cannot be used"),
     };
-    let mut scheduler = Scheduler::new(client, config, recorder, extender_calls);
+    let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), extender_calls);
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
     sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
     let mut device_changes = scheduler.snapshot.devices.changes();
@@ -157,56 +156,13 @@ async fn wait_until(due: Option<Instant>) {
     }
 }
 
-pub(crate) fn watch_config() -> watcher::Config {
-    watcher::Config::default().timeout(WATCH_TIMEOUT_SECONDS)
-}
-
-/// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
-pub(crate) fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
-where
-    K: kube::Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
-{
-    let api: Api<K> = Api::all(client.clone());
-    let state = (Box::pin(watcher(api, config)), FIRST_DELAY, Duration::ZERO);
-    futures::stream::unfold(state, async |(mut events, mut delay, mut pause)| {
-        loop {
-            tokio::time::sleep(pause).await;
-            let error = match events.next().await? {
-                // It comes before the request.
-                Ok(event @ watcher::Event::Init) => return Some((event, (events, delay, Duration::ZERO))),
-                Ok(event) => return Some((event, (events, FIRST_DELAY, Duration::ZERO))),
-                Err(error) => error,
-            };
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
-            let is_unserved = is_unserved(&error);
-            pause = delay.min(if is_unserved { MAX_UNSERVED_DELAY } else { MAX_DELAY });
-            delay = pause * 2;
-            if is_unserved {
-                return Some((watcher::Event::InitDone, (events, delay, pause)));
-            }
-        }
-    })
-    .boxed()
-}
-
-/// Whether the server does not serve the kind, as an older server. The list counts as empty then.
-fn is_unserved(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
-}
-
 // === impl Scheduler ===
 
 impl Scheduler {
     fn new(
         client: Client,
         config: SchedulerConfig,
-        recorder: Recorder,
+        (recorder, is_saturated): (Recorder, tokio::sync::watch::Sender<bool>),
         extender_calls: ExtenderCalls,
     ) -> Self {
         Self {
@@ -218,6 +174,7 @@ impl Scheduler {
             assumed: HashSet::new(),
             bindings: JoinSet::new(),
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
+            is_saturated,
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
             extender_calls,
@@ -229,6 +186,7 @@ impl Scheduler {
             nodes: Listing::default(),
             namespaces: Listing::default(),
             budgets: Listing::default(),
+            listed_namespaces: HashMap::new(),
             listed_budgets: Budgets::default(),
         }
     }
@@ -334,21 +292,33 @@ impl Scheduler {
     }
 
     fn namespace_event(&mut self, event: watcher::Event<Namespace>) {
-        match event {
-            watcher::Event::Init => self.snapshot.namespaces.clear(),
-            watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace) => {
-                let labels = namespace.metadata.labels.unwrap_or_default();
-                let name = namespace.metadata.name.unwrap_or_default();
+        let parts = |namespace: Namespace| {
+            let metadata = namespace.metadata;
+            (metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default())
+        };
+        let has_new_labels = match event {
+            // Until the list is complete the known namespaces stay: without them a pod would violate an anti-affinity.
+            watcher::Event::Init => return self.listed_namespaces.clear(),
+            watcher::Event::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
+            watcher::Event::Apply(namespace) => {
+                let (name, labels) = parts(namespace);
                 let before = self.snapshot.namespaces.insert(name, labels.clone());
-                // After a change of its labels, an affinity term may select other pods.
-                if before.is_some_and(|before| before != labels) {
-                    self.queue.change(Changes::NAMESPACE, Instant::now());
-                }
+                before.is_some_and(|before| before != labels)
             }
             watcher::Event::Delete(namespace) => {
-                self.snapshot.namespaces.remove(&namespace.metadata.name.unwrap_or_default());
+                return drop(self.snapshot.namespaces.remove(&parts(namespace).0));
             }
-            watcher::Event::InitDone => self.namespaces.complete = true,
+            watcher::Event::InitDone => {
+                self.namespaces.complete = true;
+                let listed = std::mem::take(&mut self.listed_namespaces);
+                let before = std::mem::replace(&mut self.snapshot.namespaces, listed);
+                let now = &self.snapshot.namespaces;
+                before.iter().any(|(name, labels)| now.get(name).is_some_and(|new| new != labels))
+            }
+        };
+        // After a change of a namespace's labels, an affinity term may select other pods.
+        if has_new_labels {
+            self.queue.change(Changes::NAMESPACE, Instant::now());
         }
     }
 
@@ -429,9 +399,16 @@ impl Scheduler {
             let result = result.await;
             Bound { pod, node, reserved, result }
         });
+        self.update_saturation();
+    }
+
+    fn update_saturation(&self) {
+        let is_saturated = self.requests.available_permits() == 0;
+        self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
     }
 
     fn bound(&mut self, Bound { pod, node, reserved, result }: Bound) {
+        self.update_saturation();
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));
@@ -479,25 +456,48 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::FutureExt;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use kube::runtime::watcher::Event as Watched;
+    use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn known_namespaces_stay_until_a_new_list_is_complete() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+        });
+        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+        let (recorder, _) = coracle_events::recorder(client.clone(), "");
+        let calls = ExtenderCalls::new(&config).unwrap();
+        let mut scheduler =
+            Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+        let mut names = |event: Watched<Namespace>| {
+            scheduler.namespace_event(event);
+            let mut names: Vec<_> = scheduler.snapshot.namespaces.keys().cloned().collect();
+            names.sort();
+            names.concat()
+        };
+        let namespace =
+            |name: &str| serde_json::from_value::<Namespace>(json!({"metadata": {"name": name}})).unwrap();
+        assert_eq!(names(Watched::Apply(namespace("a"))), "a");
+        assert_eq!(names(Watched::Apply(namespace("b"))), "ab");
+        assert_eq!(names(Watched::Init), "ab");
+        assert_eq!(names(Watched::InitApply(namespace("b"))), "ab");
+        assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
+        assert_eq!(names(Watched::InitDone), "bc");
+        assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
 
     #[tokio::test]
     async fn a_ready_pod_does_not_wait_for_a_timer() {
         let now = Instant::now();
         assert!(wait_until(Some(now)).now_or_never().is_some());
-        assert!(wait_until(Some(now + MAX_DELAY)).now_or_never().is_none());
+        assert!(wait_until(Some(now + Duration::from_secs(10))).now_or_never().is_none());
         assert!(wait_until(None).now_or_never().is_none());
-    }
-
-    #[test]
-    fn only_a_kind_that_is_not_served_counts_as_listed() {
-        let failed = |code| {
-            let status = kube::core::Status { code, ..Default::default() };
-            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
-        };
-        assert!(is_unserved(&failed(404)));
-        assert!(!is_unserved(&failed(403)) && !is_unserved(&failed(500)));
     }
 }

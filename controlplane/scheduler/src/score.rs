@@ -7,37 +7,58 @@ mod node_affinity;
 mod taints;
 
 use crate::config::Profile;
+use crate::node_score::normalize;
 use crate::object::Pod;
+use crate::request::PodRequirements;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
-
-/// The best score.
-pub(crate) const BEST: i64 = 100;
 
 /// The weighted scores of one plugin, one for each node.
 pub(crate) type Scores = (&'static str, Vec<i64>);
 
-/// The weighted scores of the nodes by each plugin of the profile.
+/// The scores of a node that depend on the pod and the node only, without weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeScores {
+    /// Number of taints, not normalized.
+    taints: i64,
+    /// Sum of the weights of terms, not normalized.
+    node_affinity: i64,
+    fit: i64,
+    balanced: i64,
+}
+
+impl NodeScores {
+    pub(crate) fn of(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> Self {
+        Self {
+            taints: taints::count(pod, node),
+            node_affinity: node_affinity::weight(pod, profile.added_affinity.as_ref(), node),
+            fit: fit::mark(needs, &profile.fit, node),
+            balanced: balanced::mark(needs, &profile.balanced, node),
+        }
+    }
+}
+
+/// The weighted scores of the nodes by each plugin of the profile. `own`: the scores of each node.
 pub(crate) fn scores(
     pod: &Pod,
     profile: &Profile,
     (topology, snapshot): (&Topology, &Snapshot),
-    nodes: &[Candidate<'_>],
+    (nodes, own): (&[Candidate<'_>], &[NodeScores]),
 ) -> Vec<Scores> {
     let weights = &profile.weights;
+    let each = |score: fn(&NodeScores) -> i64| -> Vec<i64> { own.iter().map(score).collect() };
     let mut found: Vec<Scores> = Vec::new();
     let mut add = |plugin: &'static str, weight: i64, score: &dyn Fn() -> Vec<i64>| {
         if weight > 0 {
             found.push((plugin, score().into_iter().map(|mark| mark.saturating_mul(weight)).collect()));
         }
     };
-    add("TaintToleration", weights.taints, &|| taints::score(pod, nodes));
-    let added = profile.added_affinity.as_ref();
-    add("NodeAffinity", weights.node_affinity, &|| node_affinity::score(pod, added, nodes));
-    add("NodeResourcesFit", weights.fit, &|| fit::score(pod, profile, nodes));
+    add("TaintToleration", weights.taints, &|| normalize(each(|own| own.taints), true));
+    add("NodeAffinity", weights.node_affinity, &|| normalize(each(|own| own.node_affinity), false));
+    add("NodeResourcesFit", weights.fit, &|| each(|own| own.fit));
     add("PodTopologySpread", weights.spread, &|| topology.spread_scores(pod, nodes, snapshot));
     add("InterPodAffinity", weights.pod_affinity, &|| topology.affinity_scores(nodes));
-    add("NodeResourcesBalancedAllocation", weights.balanced, &|| balanced::score(pod, profile, nodes));
+    add("NodeResourcesBalancedAllocation", weights.balanced, &|| each(|own| own.balanced));
     add("ImageLocality", weights.images, &|| images::score(pod, &snapshot.images, nodes));
     found
 }
@@ -47,12 +68,12 @@ pub(crate) fn best(
     pod: &Pod,
     profile: &Profile,
     from: (&Topology, &Snapshot),
-    nodes: &[Candidate<'_>],
+    (nodes, own): (&[Candidate<'_>], &[NodeScores]),
 ) -> Option<usize> {
     if nodes.len() < 2 {
         return nodes.len().checked_sub(1);
     }
-    let totals = totals(pod, profile, from, nodes);
+    let totals = totals(pod, profile, from, (nodes, own));
     (0..nodes.len())
         .min_by_key(|place| (std::cmp::Reverse(totals[*place]), nodes[*place].info.requested.pods))
 }
@@ -62,30 +83,15 @@ pub(crate) fn totals(
     pod: &Pod,
     profile: &Profile,
     from: (&Topology, &Snapshot),
-    nodes: &[Candidate<'_>],
+    (nodes, own): (&[Candidate<'_>], &[NodeScores]),
 ) -> Vec<i64> {
     let mut totals = vec![0_i64; nodes.len()];
-    for (_, scores) in scores(pod, profile, from, nodes) {
+    for (_, scores) in scores(pod, profile, from, (nodes, own)) {
         for (total, score) in totals.iter_mut().zip(scores) {
             *total = total.saturating_add(score);
         }
     }
     totals
-}
-
-/// `part` of `whole` on the scale from 0 to [`BEST`], rounded down; `whole` is above 0.
-fn share(part: i128, whole: i128) -> i64 {
-    i64::try_from(part * i128::from(BEST) / whole).unwrap_or(i64::MAX)
-}
-
-/// Scores in proportion to the largest value. With `reverse` the largest value gets the lowest score.
-fn normalize(mut values: Vec<i64>, reverse: bool) -> Vec<i64> {
-    let largest = values.iter().copied().max().unwrap_or_default();
-    for value in &mut values {
-        let mark = if largest == 0 { 0 } else { *value * BEST / largest };
-        *value = if reverse { BEST - mark } else { mark };
-    }
-    values
 }
 
 #[cfg(test)]
@@ -99,13 +105,14 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         let mut places = String::new();
         for number in 0..4 {
-            let pod = fixture::owned(&format!("p{number}"), "set");
+            let (pod, profile) = (fixture::owned(&format!("p{number}"), "set"), Profile::default());
             let name = {
                 let nodes: Vec<_> = snapshot.candidates().collect();
-                nodes[best(&pod, &Profile::default(), (&Topology::default(), &snapshot), &nodes).unwrap()]
-                    .properties
-                    .name
-                    .clone()
+                let needs = PodRequirements::of(&pod);
+                let own = nodes.iter().map(|node| NodeScores::of(&pod, &profile, &needs, *node));
+                let own: Vec<_> = own.collect();
+                let place = best(&pod, &profile, (&Topology::default(), &snapshot), (&nodes, &own));
+                nodes[place.unwrap()].properties.name.clone()
             };
             snapshot.place(&pod, &name);
             places.push_str(&name);
@@ -116,7 +123,7 @@ mod tests {
                 &fixture::pod("p", json!({})),
                 &Profile::default(),
                 (&Topology::default(), &Snapshot::default()),
-                &[],
+                (&[], &[]),
             ),
             None
         );

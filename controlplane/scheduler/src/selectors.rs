@@ -10,8 +10,8 @@ use coracle_values::label_selector::{LabelSelector, Requirement, has_all};
 use coracle_values::object::{Key, ObjectExt, controller_of};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector as ApiLabelSelector;
 
+use crate::affinity_term::Labels;
 use crate::object::Pod;
-use crate::topology::term::Labels;
 
 /// The selectors of the cluster.
 #[derive(Debug, Default)]

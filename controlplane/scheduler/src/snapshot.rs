@@ -1,8 +1,6 @@
 //! The nodes with the requests of their pods, including assumed pods.
 
-pub(crate) mod placed;
-
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -10,17 +8,18 @@ use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt};
 use coracle_values::pod_resources::Resources;
 
+use crate::affinity_term::{Labels, PodTerms};
 use crate::budget::Budgets;
 use crate::config::Profile;
 use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
+use crate::memo::{Memo, NodeInput, NodeOutcome, PodSelection};
 use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
+use crate::placed::Placed;
 use crate::request::HostPort;
 use crate::selectors::Selectors;
-use crate::topology::term::{Labels, PodTerms};
 use crate::volumes::{Choice, VolumeUsage, Volumes};
-use placed::Placed;
 
 /// The node annotation with the size of the disk that has its local volumes. The agent sets it if the disk enforces
 /// sizes.
@@ -31,6 +30,10 @@ const LOCAL_VOLUMES_DISK: &str = "coracle.dev/local-volumes-disk";
 pub(crate) struct NodeInfo {
     /// None: pods are bound to this node, but the Node object does not exist.
     properties: Option<NodeProperties>,
+    /// A small number that no other node has at the same time.
+    slot: usize,
+    /// Increases with each change. No two states of any nodes have the same generation.
+    generation: u64,
     pods: HashMap<String, Placed>,
     /// Sizes of the node's images by name. They are no part of the properties: a new image helps no refused pod.
     pub(crate) images: HashMap<String, i64>,
@@ -85,12 +88,25 @@ pub(crate) struct Snapshot {
     pub(crate) selectors: Selectors,
     /// Number of pods on nodes that use each claim.
     pub(crate) claim_users: HashMap<Key, usize>,
+    /// Outcomes of filters and scores for equal pods.
+    pub(crate) outcomes: RefCell<Memo<NodeInput, NodeOutcome>>,
+    /// Numbers of pods for equal spread constraints.
+    pub(crate) selected: RefCell<Memo<PodSelection, i64>>,
+    /// The newest generation of a node.
+    generation: u64,
+    /// Slots of removed nodes.
+    free_slots: Vec<usize>,
 }
 
 impl NodeInfo {
     /// The host ports in use.
     pub(crate) fn ports(&self) -> impl Iterator<Item = &HostPort> {
         self.pods.values().flat_map(|placed| &placed.ports)
+    }
+
+    /// Slot and generation.
+    pub(crate) fn version(&self) -> (usize, u64) {
+        (self.slot, self.generation)
     }
 
     /// The pods of the node.
@@ -165,11 +181,15 @@ impl Snapshot {
             taints: node.spec.taints.clone().unwrap_or_default(),
             unschedulable: node.spec.unschedulable == Some(true),
             allocatable: Resources::of(node.status.allocatable.as_ref().or(node.status.capacity.as_ref())),
+            declared_features: node.status.declared_features.clone().unwrap_or_default(),
             local_volumes_disk: disk.and_then(|size| Quantity::parse(size).ok()),
         };
+        let known = self.nodes.get(&properties.name).and_then(|info| info.properties.as_ref());
+        let (is_new, changed) = (known.is_none(), known != Some(&properties));
+        if changed {
+            self.touch(&properties.name);
+        }
         let info = self.nodes.entry(properties.name.clone()).or_default();
-        let changed = info.properties.as_ref() != Some(&properties);
-        let is_new = info.properties.is_none();
         let images = node.status.images.iter().flatten();
         let images = images.flat_map(|image| {
             let size = image.size_bytes.unwrap_or_default();
@@ -188,9 +208,31 @@ impl Snapshot {
             self.images.replace(&std::mem::take(&mut info.images), &HashMap::new());
             self.images.nodes -= usize::from(info.properties.is_some());
             info.properties = None;
-            if info.pods.is_empty() {
-                self.nodes.remove(name);
-            }
+        }
+        self.settle(name);
+    }
+
+    /// Gives a node a new generation. An unknown node is added.
+    fn touch(&mut self, name: &str) {
+        self.generation += 1;
+        if let Some(info) = self.nodes.get_mut(name) {
+            info.generation = self.generation;
+            return;
+        }
+        // Without free slots the nodes have all slots below their number.
+        let slot = self.free_slots.pop().unwrap_or(self.nodes.len());
+        let info = NodeInfo { slot, generation: self.generation, ..NodeInfo::default() };
+        self.nodes.insert(name.to_owned(), info);
+    }
+
+    /// Gives a changed node a new generation. A node without properties and pods is removed.
+    fn settle(&mut self, name: &str) {
+        let Some(info) = self.nodes.get(name) else { return };
+        if info.properties.is_none() && info.pods.is_empty() {
+            self.free_slots.push(info.slot);
+            self.nodes.remove(name);
+        } else {
+            self.touch(name);
         }
     }
 
@@ -226,7 +268,10 @@ impl Snapshot {
         for claim in &placed.claims {
             *self.claim_users.entry(claim.clone()).or_default() += 1;
         }
-        self.nodes.entry(node.to_owned()).or_default().put(uid, placed);
+        self.touch(node);
+        if let Some(info) = self.nodes.get_mut(node) {
+            info.put(uid, placed);
+        }
         self.places.insert(uid.to_owned(), node.to_owned());
     }
 
@@ -313,10 +358,8 @@ impl Snapshot {
                 }
             }
             info.take(uid);
-            if info.properties.is_none() && info.pods.is_empty() {
-                self.nodes.remove(&node);
-            }
         }
+        self.settle(&node);
         true
     }
 

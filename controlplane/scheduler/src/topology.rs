@@ -5,13 +5,12 @@
 
 mod affinity;
 mod spread;
-pub(crate) mod term;
 
 use crate::config::Profile;
-use crate::filter::Refused;
 use crate::hint::Changes;
 use crate::object::Pod;
-use crate::snapshot::placed::Placed;
+use crate::placed::Placed;
+use crate::refusal::Refused;
 use crate::snapshot::{Candidate, Snapshot};
 
 /// Counts of other pods by topology domain, for the spread constraints and the affinity of one pod.

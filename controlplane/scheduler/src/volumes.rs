@@ -1,8 +1,9 @@
 //! Volumes in scheduling: the claims of a pod restrict its nodes, and unbound claims are bound before the pod.
 //!
-//! Upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits and VolumeZone. Claims,
-//! volumes, classes and drivers come from watches of their own ([`feed`]). A claim that waits for its first pod gets either a volume that exists
-//! ([`Choice::Take`]) or the annotation with the selected node, by which a provisioner makes one.
+//! This has the functions of upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits
+//! and VolumeZone. Claims, volumes, classes and drivers come from watches of their own ([`feed`]). A claim that waits for
+//! its first pod gets either a volume that exists ([`Choice::Take`]) or the annotation with the selected node, by which a
+//! provisioner makes one.
 
 pub(crate) mod bind;
 pub(crate) mod feed;
@@ -20,7 +21,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::filter::{PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
-use crate::object::Pod;
+use crate::object::{Pod, is_older};
 
 /// Set by the scheduler on a claim: the node of its first pod.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -179,12 +180,25 @@ impl Volumes {
     }
 }
 
+// === impl State ===
+
+impl State {
+    /// Stores a claim that was written. If the watch has delivered a later state or the deletion of the claim meanwhile,
+    /// that remains: there may be no further event.
+    fn update_claim(&mut self, key: &Key, written: Claim) {
+        let known = self.claims.get(key).filter(|known| known.metadata.uid == written.metadata.uid);
+        if known.is_some_and(|known| !is_older(&written, known)) {
+            self.claims.insert(key.clone(), written);
+        }
+    }
+}
+
 /// Whether a pod uses one of these claims.
 pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
     !claims.is_empty() && claims_of(pod).any(|claim| claims.contains(&claim))
 }
 
-/// Names of the claims that a pod uses.
+/// Keys of the claims that a pod uses.
 pub(crate) fn claims_of(pod: &Pod) -> impl Iterator<Item = Key> {
     pod.spec.volumes.iter().filter_map(|volume| {
         let name = match (&volume.persistent_volume_claim, &volume.ephemeral) {

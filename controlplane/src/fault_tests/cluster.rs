@@ -1,6 +1,6 @@
 //! A control plane whose controllers and scheduler die at their writes, with simulated nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,16 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// An hour: the simulated nodes write no heartbeats.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A pod that was created, ever.
-#[derive(Clone, Debug)]
-pub(super) struct CreatedPod {
-    pub(super) namespace: String,
-    /// Kind and name of the controller.
-    pub(super) owner: String,
-}
-
-/// Pods by uid, including deleted ones.
-type Created = Arc<Mutex<BTreeMap<String, CreatedPod>>>;
+/// The uids of all pods that were created, also of deleted ones, by namespace and controller (`Kind/name`).
+type Created = Arc<Mutex<BTreeMap<(String, String), BTreeSet<String>>>>;
 
 /// An API server, two simulated nodes, and a control plane that is killed and started again and again.
 pub(super) struct Cluster {
@@ -51,7 +43,7 @@ pub(super) struct Cluster {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts all. A process dies at one of its first `steps` writes.
+    /// Starts the API server, the nodes and the processes. A process dies at one of its first `steps` writes.
     pub(super) async fn start(dir: &Path, seed: u64, steps: u64) -> Self {
         let mut config = ControlPlaneConfig::new(dir);
         config.listen = ([127, 0, 0, 1], 0).into();
@@ -89,7 +81,7 @@ impl Cluster {
     /// Number of pods that this owner (`Kind/name`) ever had.
     pub(super) fn created_of(&self, namespace: &str, owner: &str) -> usize {
         let created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
-        created.values().filter(|pod| pod.namespace == namespace && pod.owner == owner).count()
+        created.get(&(namespace.to_owned(), owner.to_owned())).map_or(0, BTreeSet::len)
     }
 
     pub(super) async fn create(&self, path: &str, object: Value) {
@@ -204,9 +196,9 @@ async fn run_nodes(admin: Client, created: Created) {
 fn record(created: &Created, pod: &Pod) {
     let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
     let owner = owner.map(|owner| format!("{}/{}", owner.kind, owner.name)).unwrap_or_default();
-    let found = CreatedPod { namespace: pod.namespace().unwrap_or_default(), owner };
+    let of = (pod.namespace().unwrap_or_default(), owner);
     let mut created = created.lock().unwrap_or_else(PoisonError::into_inner);
-    created.entry(pod.uid().unwrap_or_default()).or_insert(found);
+    created.entry(of).or_default().insert(pod.uid().unwrap_or_default());
 }
 
 /// The next step of a pod on its node.

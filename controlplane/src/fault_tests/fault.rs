@@ -20,7 +20,7 @@ pub(super) enum Point {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Read,
-    /// A write that tells people about steps.
+    /// A write of an Event object.
     Event,
     /// Any other write.
     Step,
@@ -117,7 +117,7 @@ impl Fault {
         !self.state.borrow().is_dead
     }
 
-    /// Waits for the death, and until all writes that were sent took effect.
+    /// Waits until the process is dead and all writes that it sent took effect.
     pub(super) async fn died(&self) {
         let mut state = self.state.subscribe();
         state.wait_for(|state| state.is_dead && state.pending == 0).await.expect("the sender lives");

@@ -1,4 +1,4 @@
-//! Entries as bytes in the store. Values under some prefixes are encrypted there, and only there.
+//! Entries as bytes in the store. Values under some prefixes are encrypted in this form; in memory they are not.
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The write's expectation did not hold.
-    #[error("cannot write the entry: it is at revision {found:?}, which the write does not expect")]
+    #[error("cannot write the entry: {}", state(*found))]
     Conflict {
         /// The entry's current revision; `None` when there is no such entry.
         found: Option<u64>,
@@ -85,7 +85,7 @@ pub enum Error {
     /// Too little space is left for new objects. Deletions still work.
     #[error(
         "the store cannot take new objects: database space exceeded, the disk of {path} is full; free some space or \
-         delete objects, writes go on by themselves"
+         delete objects, and writes will succeed again without a restart"
     )]
     Full {
         /// The store's directory.
@@ -98,7 +98,7 @@ pub enum Error {
         detail: String,
     },
     /// An encrypted entry cannot be decrypted, or an entry cannot be encrypted.
-    #[error("the store cannot use its key file for the entry {key}")]
+    #[error("the store cannot encrypt or decrypt the entry {key}")]
     Sealed {
         /// The entry's key.
         key: String,
@@ -118,4 +118,27 @@ pub enum Error {
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
+}
+
+/// The state of an entry that a write does not expect.
+fn state(revision: Option<u64>) -> String {
+    match revision {
+        Some(revision) => format!("it is at revision {revision}, which the write does not expect"),
+        None => "it does not exist".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn a_conflict_names_the_state_of_the_entry() {
+        let text = |found| Error::Conflict { found, at: 8 }.to_string();
+        assert_eq!(
+            text(Some(7)),
+            "cannot write the entry: it is at revision 7, which the write does not expect"
+        );
+        assert_eq!(text(None), "cannot write the entry: it does not exist");
+    }
 }

@@ -1,8 +1,8 @@
 //! The store: versioned bytes by key, with compare-and-swap and watch. It does not depend on Kubernetes kinds.
 //!
 //! Start reading at [`Store`]. It has two implementations: [`Embedded`] for one server, [`Etcd`] for several servers that
-//! share one store. `suite.rs` has the tests that both pass. One revision counts the commits of the whole store. Every entry has the revision that
-//! created it and the revision that last changed it.
+//! share one store. `suite.rs` has the tests that both pass. One revision counts the commits of the whole store. Every
+//! entry has the revision that created it and the revision that last changed it.
 //!
 //! Invariants:
 //! - A revision is never used twice, also not after a restart, in either tier.

@@ -15,7 +15,7 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a response.
 const MAX_ANSWER: usize = 1 << 20;
-/// Maximum bytes of a signature in base64url. One of a 8,192-bit RSA key has 1,366.
+/// Maximum bytes of a signature in base64url. The signature of an RSA key of 8,192 bits has 1,366.
 const MAX_SIGNATURE: usize = 2 << 10;
 
 #[derive(Clone)]

@@ -47,7 +47,7 @@ pub struct Behaviour {
     pub fetches: usize,
 }
 
-/// The signer. All its keys are one, under different ids.
+/// The signer. It has one key, which it publishes under each of the ids.
 pub struct FakeSigner {
     key: EcdsaKeyPair,
     behaviour: Arc<Mutex<Behaviour>>,

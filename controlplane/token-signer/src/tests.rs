@@ -14,7 +14,7 @@ const P521: &str = "30819b301006072a8648ce3d020106052b81040023038186000400cc0314
 /// The signature of `header.claims` by the key on P-521.
 const P521_SIGNATURE: &str = "002b62d5d1621054d3f7b23cddaf09f1a46fc9b48bb3a91b3a969b6eadf96221b7febdd09308617d72003f5d51400ffeecfcc659ff4f2be8f9df4c4dd0b475e094c701ce0be1fa00d0ec41b73aab87fb5263d8e9f16c71e7075b75c84c2f7489065acfe35fcc740ef846a174c933d3b0e9451b3bdc7b041a2d1a707f12a6d8c36a0cd313";
 
-/// A signer with this behaviour, and what the API server makes of it.
+/// A signer with this behaviour, and the result of a connection to it.
 async fn connected(
     change: impl FnOnce(&mut Behaviour),
 ) -> (Result<Arc<TokenSigner>, Error>, Arc<std::sync::Mutex<Behaviour>>, tempfile::TempDir) {

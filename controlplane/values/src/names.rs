@@ -12,12 +12,20 @@ const CONFIG_KEY: &str = "a valid config key must consist of alphanumeric charac
 const ENV_NAME: &str =
     "a valid environment variable name must consist only of printable ASCII characters other than '='";
 
+/// Whether the part of a CIDR behind `/` is a number. A parser of networks may also read a netmask there
+/// (`10.0.0.0/255.0.0.0`), and Go's does not.
+pub fn has_prefix_length(cidr: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    cidr.split_once('/').is_some_and(|(_address, length)| is_number(length))
+}
+
 /// The texts of the checks that failed.
 fn problems<const N: usize>(checks: [(bool, String); N]) -> Vec<String> {
     checks.into_iter().filter(|(failed, _)| *failed).map(|(_, text)| text).collect()
 }
 
-/// For names. Labels and keys have [`too_many_bytes`]. Source: the two functions `MaxLenError` of apimachinery.
+/// The error of a long name. Labels and keys have [`too_many_bytes`]. Source: the two functions `MaxLenError` of
+/// apimachinery.
 fn too_long(max: usize) -> String {
     format!("must be no more than {max} characters")
 }

@@ -103,25 +103,30 @@ pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
-/// Implements [`kube_core::Resource`] for a struct of version `v1` that has a field `metadata: ObjectMeta` and the
-/// name of its kind: `resource!(Pod, "", "pods", NamespaceResourceScope)`.
+/// Implements [`kube_core::Resource`] for a struct that has a field `metadata: ObjectMeta`.
 ///
-/// For structs that keep only the fields that a cache needs.
+/// For structs that keep only the fields that a cache needs. A struct of version `v1` with the name of its kind needs
+/// only the group: `resource!(Pod, "", "pods", NamespaceResourceScope)`. Others name the kind, and the group with the
+/// version: `resource!(Autoscaler, "HorizontalPodAutoscaler", ("autoscaling", "v2", "horizontalpodautoscalers"),
+/// NamespaceResourceScope)`.
 #[macro_export]
 macro_rules! resource {
     ($type:ident, $group:literal, $plural:literal, $scope:ident) => {
+        $crate::resource!($type, stringify!($type), ($group, "v1", $plural), $scope);
+    };
+    ($type:ident, $kind:expr, ($group:literal, $version:literal, $plural:literal), $scope:ident) => {
         impl $crate::kube_core::Resource for $type {
             type DynamicType = ();
             type Scope = $crate::kube_core::$scope;
 
             fn kind((): &()) -> ::std::borrow::Cow<'_, str> {
-                stringify!($type).into()
+                $kind.into()
             }
             fn group((): &()) -> ::std::borrow::Cow<'_, str> {
                 $group.into()
             }
             fn version((): &()) -> ::std::borrow::Cow<'_, str> {
-                "v1".into()
+                $version.into()
             }
             fn plural((): &()) -> ::std::borrow::Cow<'_, str> {
                 $plural.into()
@@ -148,6 +153,25 @@ mod tests {
         metadata: ObjectMeta,
     }
     crate::resource!(Deployment, "apps", "deployments", NamespaceResourceScope);
+
+    struct Group {
+        metadata: ObjectMeta,
+    }
+    crate::resource!(
+        Group,
+        "PodGroup",
+        ("scheduling.k8s.io", "v1alpha2", "podgroups"),
+        NamespaceResourceScope
+    );
+
+    #[test]
+    fn a_reduced_type_may_have_another_name_and_version() {
+        assert_eq!((&*Group::kind(&()), &*Group::plural(&())), ("PodGroup", "podgroups"));
+        assert_eq!(Group::api_version(&()), "scheduling.k8s.io/v1alpha2");
+        assert_eq!((&*Deployment::kind(&()), &*Deployment::version(&())), ("Deployment", "v1"));
+        let group = Group { metadata: ObjectMeta { name: Some("g".to_owned()), ..ObjectMeta::default() } };
+        assert_eq!(group.name(), "g");
+    }
 
     #[test]
     fn metadata_of_full_and_of_reduced_types_reads_the_same() {

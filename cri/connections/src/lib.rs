@@ -8,8 +8,9 @@
 //! - If the port is full and a source with fewer connections needs one, the newest connection of the source with the most
 //!   connections is closed.
 
-mod held;
+mod abandoned;
 mod log_limit;
+mod permit_stream;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -21,8 +22,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-pub use held::SlotStream;
+pub use abandoned::{Abandonment, ReadWatch, watch_reads};
 pub use log_limit::LogLimit;
+pub use permit_stream::PermitStream;
 
 /// Maximum lifetime of a connection whose client has not authenticated.
 pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);
@@ -32,7 +34,7 @@ pub const HANDSHAKE: Duration = Duration::from_secs(10);
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The assumed descriptor limit if the kernel does not report one.
-const USUAL_DESCRIPTORS: u64 = 1024;
+const USUAL_DESCRIPTORS: u128 = 1024;
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +64,14 @@ pub struct Connections {
     inner: Arc<Inner>,
 }
 
-/// One of the connections that the limits allow. Dropping it releases it.
+/// The permit of one connection. Dropping it releases the connection's share of the limits.
 #[derive(Debug)]
-pub struct Slot {
+pub struct ConnectionPermit {
     inner: Arc<Inner>,
     number: u64,
     source: Source,
     evicted: CancellationToken,
+    socket: abandoned::Socket,
 }
 
 #[derive(Debug)]
@@ -111,8 +114,10 @@ impl Limits {
     /// `1/divisor` of the descriptor limit, and at most `most`.
     #[must_use]
     pub fn share(divisor: u64, most: usize) -> Self {
-        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL_DESCRIPTORS, |(soft, _)| soft);
-        let total = usize::try_from(descriptors / divisor).unwrap_or(most).clamp(8, most);
+        // The C library's type of a limit has 32 or 64 bits.
+        let descriptors =
+            getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL_DESCRIPTORS, |(soft, _)| u128::from(soft));
+        let total = usize::try_from(descriptors / u128::from(divisor)).unwrap_or(most).clamp(8, most);
         Self {
             total,
             per_source: (total / 2).max(4),
@@ -134,7 +139,7 @@ impl std::fmt::Display for Refusal {
 // === impl Connections ===
 
 impl Connections {
-    /// Without connections.
+    /// A port with these limits and no connections.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { inner: Arc::new(Inner { limits, state: Mutex::default() }) }
@@ -144,7 +149,7 @@ impl Connections {
     ///
     /// # Errors
     /// [`Refusal`] when the limit of the port or of the source is reached.
-    pub fn admit(&self, address: IpAddr) -> Result<Slot, Refusal> {
+    pub fn admit(&self, address: IpAddr) -> Result<ConnectionPermit, Refusal> {
         let source = source(address);
         let limits = self.inner.limits;
         let mut state = self.inner.state();
@@ -171,7 +176,13 @@ impl Connections {
         count.all += 1;
         count.unauthenticated += 1;
         drop(state);
-        Ok(Slot { inner: self.inner.clone(), number, source, evicted })
+        Ok(ConnectionPermit {
+            inner: self.inner.clone(),
+            number,
+            source,
+            evicted,
+            socket: abandoned::Socket::default(),
+        })
     }
 }
 
@@ -222,11 +233,11 @@ impl State {
     }
 }
 
-// === impl Slot ===
+// === impl ConnectionPermit ===
 
-impl Slot {
+impl ConnectionPermit {
     /// Records that the client has authenticated.
-    pub fn prove(&self) {
+    pub fn set_authenticated(&self) {
         let mut state = self.inner.state();
         if let Some(connection) = state.no_longer_unauthenticated(self.number) {
             state.authenticated.insert(self.number, connection);
@@ -247,7 +258,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut state = self.inner.state();
         state.no_longer_unauthenticated(self.number);
@@ -290,61 +301,63 @@ mod tests {
     #[test]
     fn the_oldest_unauthenticated_connection_of_a_source_is_evicted() {
         let port = Connections::new(LIMITS);
-        let slots: Vec<Slot> = (0..3).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
-        let evicted: Vec<bool> = slots.iter().map(|slot| slot.evicted.is_cancelled()).collect();
+        let permits: Vec<ConnectionPermit> =
+            (0..3).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
+        let evicted: Vec<bool> = permits.iter().map(|permit| permit.evicted.is_cancelled()).collect();
         assert_eq!(evicted, [true, false, false]);
-        drop(slots);
+        drop(permits);
         assert!(port.inner.state().sources.is_empty() && port.inner.state().total == 0);
     }
 
     #[test]
-    fn proven_connections_are_not_evicted_and_limited_per_source() {
+    fn authenticated_connections_are_limited_per_source_and_not_evicted() {
         let port = Connections::new(LIMITS);
-        let authenticated: Vec<Slot> = (0..5)
+        let authenticated: Vec<ConnectionPermit> = (0..5)
             .map(|_| {
-                let slot = port.admit(from("10.0.0.1")).expect("a place");
-                slot.prove();
-                slot
+                let permit = port.admit(from("10.0.0.1")).expect("a place");
+                permit.set_authenticated();
+                permit
             })
             .collect();
         assert_eq!(port.admit(from("10.0.0.1")).map(|_| ()), Err(Refusal::Source));
         let _other = port.admit(from("10.0.0.2")).expect("another source");
-        assert!(authenticated.iter().all(|slot| !slot.evicted.is_cancelled()));
+        assert!(authenticated.iter().all(|permit| !permit.evicted.is_cancelled()));
     }
 
     #[test]
     fn many_addresses_of_one_ipv6_network_are_one_source() {
         let port = Connections::new(LIMITS);
-        let slots: Vec<Slot> = (1..=3)
+        let permits: Vec<ConnectionPermit> = (1..=3)
             .map(|host| port.admit(from(&format!("2001:db8:0:1::{host}"))).expect("a place"))
             .collect();
-        assert!(slots[0].evicted.is_cancelled());
+        assert!(permits[0].evicted.is_cancelled());
         assert_eq!(source(from("::ffff:10.0.0.1")), source(from("10.0.0.1")));
     }
 
     #[test]
     fn a_full_port_evicts_of_the_source_with_the_most() {
         let port = Connections::new(LIMITS);
-        let many: Vec<Slot> = (0..2).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
-        let few: Vec<Slot> =
+        let many: Vec<ConnectionPermit> =
+            (0..2).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
+        let few: Vec<ConnectionPermit> =
             (2..5).map(|host| port.admit(from(&format!("10.0.0.{host}"))).expect("a place")).collect();
         assert!(many[0].evicted.is_cancelled());
-        assert!(few.iter().all(|slot| !slot.evicted.is_cancelled()));
+        assert!(few.iter().all(|permit| !permit.evicted.is_cancelled()));
     }
 
     #[test]
     fn a_port_full_of_authenticated_connections_makes_room_for_other_sources() {
         let port = Connections::new(LIMITS);
-        let authenticated = |address: &str, count: usize| -> Vec<Slot> {
-            let slots = (0..count).map(|_| port.admit(from(address)).expect("a place"));
-            slots.inspect(Slot::prove).collect()
+        let authenticated = |address: &str, count: usize| -> Vec<ConnectionPermit> {
+            let permits = (0..count).map(|_| port.admit(from(address)).expect("a place"));
+            permits.inspect(ConnectionPermit::set_authenticated).collect()
         };
         let (mut many, few) = (authenticated("10.0.0.1", 5), authenticated("10.0.0.2", 3));
         assert_eq!(port.admit(from("10.0.0.3")).map(|_| ()), Err(Refusal::Total));
         assert!(many[4].evicted.is_cancelled() && !many[3].evicted.is_cancelled());
         many.pop();
         let _newcomer = port.admit(from("10.0.0.3")).expect("a place");
-        assert!(few.iter().all(|slot| !slot.evicted.is_cancelled()));
+        assert!(few.iter().all(|permit| !permit.evicted.is_cancelled()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -352,7 +365,7 @@ mod tests {
         let port = Connections::new(LIMITS);
         let (silent, authenticated) =
             (port.admit(from("::1")).expect("a place"), port.admit(from("::1")).expect("a place"));
-        authenticated.prove();
+        authenticated.set_authenticated();
         silent.expired().await;
         assert!(tokio::time::timeout(UNAUTHENTICATED_LIFETIME * 10, authenticated.expired()).await.is_err());
     }

@@ -16,19 +16,22 @@ const RETENTION: Duration = Duration::from_secs(600);
 /// Limits the lines about one kind of event.
 #[derive(Debug, Default)]
 pub struct LogLimit {
-    sources: Mutex<HashMap<u128, Seen>>,
+    sources: Mutex<HashMap<u128, SourceLines>>,
 }
 
+/// The lines about one source.
 #[derive(Debug)]
-struct Seen {
+struct SourceLines {
+    /// Time of the last logged line.
     logged: Instant,
+    /// Lines suppressed since then.
     suppressed: u64,
 }
 
 impl LogLimit {
     /// Returns `None` if this line must be suppressed. Otherwise returns the number of lines suppressed since
     /// the last logged line.
-    pub fn pass(&self, address: IpAddr) -> Option<u64> {
+    pub fn allow(&self, address: IpAddr) -> Option<u64> {
         self.allow_at(address, Instant::now())
     }
 
@@ -36,25 +39,25 @@ impl LogLimit {
         let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         let mut source = super::source(address);
         if !sources.contains_key(&source) && sources.len() >= SOURCES {
-            sources.retain(|_, seen| {
-                let kept = if seen.suppressed > 0 { RETENTION } else { INTERVAL };
-                now.duration_since(seen.logged) < kept
+            sources.retain(|_, lines| {
+                let kept = if lines.suppressed > 0 { RETENTION } else { INTERVAL };
+                now.duration_since(lines.logged) < kept
             });
             if sources.len() >= SOURCES {
                 source = super::source(Ipv6Addr::from_bits(u128::MAX).into());
             }
         }
         match sources.get_mut(&source) {
-            Some(seen) if now.duration_since(seen.logged) < INTERVAL => {
-                seen.suppressed += 1;
+            Some(lines) if now.duration_since(lines.logged) < INTERVAL => {
+                lines.suppressed += 1;
                 None
             }
-            Some(seen) => {
-                seen.logged = now;
-                Some(std::mem::take(&mut seen.suppressed))
+            Some(lines) => {
+                lines.logged = now;
+                Some(std::mem::take(&mut lines.suppressed))
             }
             None => {
-                sources.insert(source, Seen { logged: now, suppressed: 0 });
+                sources.insert(source, SourceLines { logged: now, suppressed: 0 });
                 Some(0)
             }
         }
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_a_source_and_interval() {
+    fn one_line_per_source_and_interval_is_logged() {
         let (limit, begin) = (LogLimit::default(), Instant::now());
         let from = |host: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(host));
         assert_eq!(limit.allow_at(from(1), begin), Some(0));
@@ -76,7 +79,7 @@ mod tests {
         }
         assert_eq!(limit.allow_at(from(1), begin + INTERVAL), Some(1000));
         let passed = (0..10_000).filter(|host| limit.allow_at(from(*host), begin).is_some()).count();
-        assert!(passed <= SOURCES, "{passed} lines of as many sources as an attacker likes");
+        assert!(passed <= SOURCES, "{passed} lines of 10000 sources");
     }
 
     #[test]

@@ -6,14 +6,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
-use crate::export::ExportError;
-use crate::images::StoreError;
-use crate::import::ImportError;
-use crate::layers::LayerError;
-use crate::manifest::ManifestError;
-use crate::pull::PullError;
 use crate::reference::InvalidReference;
-use crate::unpack::{LinkError, UnpackError};
 
 /// Error of an operation on images. Cheap to clone: all callers of one pull get its error.
 ///
@@ -172,6 +165,11 @@ impl From<serde_json::Error> for Malformed {
 // === impl Cause ===
 
 impl Cause {
+    /// The cause of a failed operation on images.
+    pub(crate) fn new(kind: ErrorKind, error: impl std::error::Error + Send + Sync + 'static) -> Cause {
+        Cause { kind, error: Arc::new(error) }
+    }
+
     /// The kind of this error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -191,116 +189,15 @@ impl std::error::Error for Cause {
     }
 }
 
-impl From<StoreError> for Cause {
-    fn from(error: StoreError) -> Cause {
-        Cause { kind: store_kind(&error), error: Arc::new(error) }
-    }
-}
-
-impl From<PullError> for Cause {
-    fn from(error: PullError) -> Cause {
-        Cause { kind: error.kind(), error: Arc::new(error) }
-    }
-}
-
-impl From<ExportError> for Cause {
-    fn from(error: ExportError) -> Cause {
-        Cause { kind: error.kind(), error: Arc::new(error) }
-    }
-}
-
-impl From<ImportError> for Cause {
-    fn from(error: ImportError) -> Cause {
-        Cause { kind: error.kind(), error: Arc::new(error) }
-    }
-}
-
-// === kinds of the causes ===
-
-/// The kind of an error of the store.
-pub(crate) fn store_kind(error: &StoreError) -> ErrorKind {
-    match error {
-        StoreError::Layer(error) => layer_kind(error),
-        StoreError::Record(error) => io_kind(&error.source),
-        StoreError::Locked { .. } => ErrorKind::Locked,
-        StoreError::Lock { source, .. } => io_kind(source),
-        StoreError::Kernel => ErrorKind::Unsupported,
-        StoreError::Stopped => ErrorKind::Io,
-    }
-}
-
-/// The kind of an error of layers on disk.
-pub(crate) fn layer_kind(error: &LayerError) -> ErrorKind {
-    match error {
-        LayerError::Disk { source, .. } => io_kind(source),
-        LayerError::Sync { source, .. } => errno_kind(*source),
-        LayerError::Commit(error) => layer_kind(error),
-        LayerError::Collision { .. } => ErrorKind::Rejected,
-        LayerError::DirectoryAttributes(error) => unpack_kind(error),
-        LayerError::Archive(source) => io_kind(source),
-        LayerError::View { source, .. } => errno_kind(*source),
-        LayerError::Link { source, .. } => link_kind(source),
-        LayerError::Deep { .. } => ErrorKind::Unsupported,
-        LayerError::Stopped => ErrorKind::Io,
-    }
-}
-
-/// The kind of an error of a manifest, index or configuration.
-pub(crate) fn manifest_kind(error: &ManifestError) -> ErrorKind {
-    match error {
-        ManifestError::Damaged(_) | ManifestError::Config(_) | ManifestError::Count { .. } => {
-            ErrorKind::Corrupt
-        }
-        ManifestError::Ambiguous
-        | ManifestError::Layers(_)
-        | ManifestError::Size { .. }
-        | ManifestError::Nesting => ErrorKind::Rejected,
-        ManifestError::Schema1 | ManifestError::Unsupported { .. } => ErrorKind::Unsupported,
-        // Reported as an absent image, as in containerd.
-        ManifestError::Platform { .. } => ErrorKind::NotFound,
-    }
-}
-
-/// The kind of an error of unpacking.
-pub(crate) fn unpack_kind(error: &UnpackError) -> ErrorKind {
-    match error {
-        UnpackError::Archive(_) | UnpackError::Read(_) => ErrorKind::Corrupt,
-        UnpackError::Escape { .. }
-        | UnpackError::TooLarge(_)
-        | UnpackError::WhiteoutName { .. }
-        | UnpackError::WhiteoutDevice { .. }
-        | UnpackError::DeviceNumber { .. }
-        | UnpackError::LinkTarget { .. }
-        | UnpackError::LinkOrder { .. } => ErrorKind::Rejected,
-        UnpackError::Attribute { .. } => ErrorKind::Unsupported,
-        UnpackError::Write { source, .. } => write_kind(*source),
-    }
-}
-
-fn link_kind(error: &LinkError) -> ErrorKind {
-    match error {
-        LinkError::Target { .. } | LinkError::TooLarge(_) => ErrorKind::Rejected,
-        LinkError::Write { source, .. } => write_kind(*source),
-        LinkError::Open(source) => errno_kind(*source),
-    }
-}
-
-fn write_kind(errno: Errno) -> ErrorKind {
-    match errno {
-        // Names and links that no file system accepts.
-        Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::EEXIST => {
-            ErrorKind::Rejected
-        }
-        other => errno_kind(other),
-    }
-}
+// === kinds of system errors ===
 
 /// The kind of an I/O error.
 pub(crate) fn io_kind(error: &io::Error) -> ErrorKind {
     errno_kind(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }
 
-fn errno_kind(errno: Errno) -> ErrorKind {
+/// The kind of a failed system call.
+pub(crate) fn errno_kind(errno: Errno) -> ErrorKind {
     match errno {
         Errno::ENOSPC | Errno::EDQUOT => ErrorKind::NoSpace,
         _ => ErrorKind::Io,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::digest::{Digest, HashingReader};
-use crate::error::{Error, ErrorKind, io_kind};
+use crate::error::{Cause, Error, ErrorKind, io_kind};
 use crate::images::Images;
 use crate::layers::Layers;
 use crate::manifest::{self, ManifestError};
@@ -64,7 +64,7 @@ impl Images {
     /// renamed into place when it is complete, and replaces an existing one.
     ///
     /// # Errors
-    /// If the image does not exist, a layer is damaged or cannot be rebuilt, or the disk refuses.
+    /// If the image does not exist, a layer is damaged or cannot be rebuilt, or a file cannot be written.
     pub async fn export(&self, name_or_id: &str, to: &Path) -> Result<(), Error> {
         // Keeps the image from being removed meanwhile.
         let held = self.hold(name_or_id)?;
@@ -245,6 +245,12 @@ impl ExportError {
             }
             ExportError::Stopped => ErrorKind::Io,
         }
+    }
+}
+
+impl From<ExportError> for Cause {
+    fn from(error: ExportError) -> Cause {
+        Cause::new(error.kind(), error)
     }
 }
 

@@ -20,7 +20,7 @@ pub fn manifest(data: &[u8]) {
         // Each requested document is this one again.
         while let Ok(step) = search.next() {
             let _refused = match step {
-                Step::Document(lead) => search.document(&lead, data),
+                Step::Document(wanted) => search.document(&wanted, data),
                 Step::Configuration(candidate) => search.configuration(candidate, data.to_vec()),
                 Step::Found(_) => break,
             };

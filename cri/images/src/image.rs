@@ -55,6 +55,9 @@ pub struct Login {
     pub address: String,
 }
 
+/// Callback for the progress of a pull. Called from the task that awaits the pull.
+pub type ProgressFn = Arc<dyn Fn(&PullProgress) + Send + Sync>;
+
 /// Progress of a pull.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullProgress {

@@ -13,12 +13,12 @@ use tokio::sync::watch;
 
 use crate::config::ImagesConfig;
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::{Cause, Error, ErrorKind, io_kind};
 use crate::fetch_slots::FetchSlots;
 use crate::image::{Image, ImageGcInfo, Usage};
 use crate::layers::{LayerError, Layers, Lease};
 use crate::manifest::{self, ParsedConfig};
-use crate::pull::PullsInProgress;
+use crate::pulls_in_progress::PullsInProgress;
 use crate::records::{self, Record, RecordError};
 use crate::table::{self, Table};
 
@@ -85,6 +85,28 @@ pub(crate) struct NewImage {
 /// How long [`Images::wait_for_space`] waits for the disk.
 const SPACE_TIMEOUT: Duration = Duration::from_millis(500);
 
+// === impl StoreError ===
+
+impl StoreError {
+    /// The kind of this error.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            StoreError::Layer(error) => error.kind(),
+            StoreError::Record(error) => io_kind(&error.source),
+            StoreError::Locked { .. } => ErrorKind::Locked,
+            StoreError::Lock { source, .. } => io_kind(source),
+            StoreError::Kernel => ErrorKind::Unsupported,
+            StoreError::Stopped => ErrorKind::Io,
+        }
+    }
+}
+
+impl From<StoreError> for Cause {
+    fn from(error: StoreError) -> Cause {
+        Cause::new(error.kind(), error)
+    }
+}
+
 // === impl Images ===
 
 impl Images {
@@ -139,14 +161,14 @@ impl Images {
         self.inner.changes.subscribe()
     }
 
-    /// Removes an image by any of its names or its id, with all its names. An absent image is a success.
+    /// Removes an image by any of its names or its id, with all its names. An absent image is not an error.
     ///
     /// Layers that no other image and no [`ImageHold`] needs are removed from the store at once, and from the disk
     /// in the background; [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for that. A
     /// power failure right after the removal may restore the complete image, never a part of it.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// If a file cannot be changed or removed.
     pub async fn remove(&self, name_or_id: &str) -> Result<(), Error> {
         let images = self.clone();
         let name = name_or_id.to_owned();
@@ -176,7 +198,7 @@ impl Images {
     /// incomplete pulls. Call it once after a restart, after all ids in use are held again.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// If a file cannot be changed or removed.
     pub async fn collect(&self) -> Result<(), Error> {
         self.collect_now().await.map_err(|e| change("clean up after", "store", e))
     }
@@ -201,7 +223,7 @@ impl Images {
         }
     }
 
-    /// Schedules the removal of data that a broken pull left for a retry, for the time when it expires.
+    /// Schedules the removal of data that an interrupted pull left for a retry, for the time when it expires.
     pub(crate) fn schedule_sweep(&self) {
         let Some(due) = self.inner.layers.next_expiry() else { return };
         if self.inner.sweep_due.swap(true, Ordering::AcqRel) {

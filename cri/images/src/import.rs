@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::config::Platform;
 use crate::digest::{Algorithm, Digest, HashingReader};
-use crate::error::{Error, ErrorKind, io_kind, layer_kind, manifest_kind, store_kind, unpack_kind};
+use crate::error::{Cause, Error, ErrorKind, io_kind};
 use crate::image::Image;
 use crate::images::{Images, NewImage, StoreError};
 use crate::layers::{LayerError, Lease, Source as Origin, UnpackDir};
@@ -111,7 +111,7 @@ impl Images {
     /// save` archive. Names are those of the archive, or `name`, if there is one image only.
     ///
     /// # Errors
-    /// If the archive is invalid, its content is corrupt, or the disk refuses.
+    /// If the archive is invalid, its content is corrupt, or a file cannot be written.
     pub async fn import(&self, path: &Path, name: Option<&str>) -> Result<Vec<Image>, Error> {
         let name = name.map(Reference::parse).transpose()?;
         let imported = self.import_all(path, name).await;
@@ -248,8 +248,8 @@ fn read_image(source: &Source, top: &Descriptor, platform: &Platform) -> Result<
     loop {
         let read = match search.next() {
             Ok(Step::Found(found)) => return read_found(source, top, found),
-            Ok(Step::Document(lead)) => match read_blob(source, &lead.descriptor, MANIFEST_MAX) {
-                Ok(document) => Ok(search.document(&lead, &document)?),
+            Ok(Step::Document(wanted)) => match read_blob(source, &wanted.descriptor, MANIFEST_MAX) {
+                Ok(document) => Ok(search.document(&wanted, &document)?),
                 Err(error) => Err(error),
             },
             Ok(Step::Configuration(candidate)) => {
@@ -368,13 +368,19 @@ impl ImportError {
             | ImportError::DiffId { .. }
             | ImportError::ConfigText => ErrorKind::Corrupt,
             ImportError::TooLarge { .. } => ErrorKind::Rejected,
-            ImportError::Manifest(error) => manifest_kind(error),
+            ImportError::Manifest(error) => error.kind(),
             ImportError::Reference(_) => ErrorKind::InvalidReference,
-            ImportError::Unpack { source, .. } => unpack_kind(source),
-            ImportError::Layer(error) => layer_kind(error),
-            ImportError::Store(error) => store_kind(error),
+            ImportError::Unpack { source, .. } => source.kind(),
+            ImportError::Layer(error) => error.kind(),
+            ImportError::Store(error) => error.kind(),
             ImportError::Stopped => ErrorKind::Io,
         }
+    }
+}
+
+impl From<ImportError> for Cause {
+    fn from(error: ImportError) -> Cause {
+        Cause::new(error.kind(), error)
     }
 }
 

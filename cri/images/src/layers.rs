@@ -6,7 +6,7 @@
 //!                         └──failed or cancelled──► (absent)       └── found when the store is opened
 //! ```
 //! Images (records) and pulls in progress hold references. A layer without references stays until the next
-//! `sweep`, which keeps layers of a broken pull for a while, because a retry needs them.
+//! `sweep`, which keeps layers of an interrupted pull for a while, because a retry needs them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::digest::Digest;
+use crate::error::{ErrorKind, errno_kind, io_kind};
 use crate::image::Usage;
 use crate::unpack::{Link, LinkError, Rebuilt, UnpackError};
 
@@ -37,7 +38,7 @@ pub(crate) use trash::Trash;
 use unpacking::InProgress;
 pub(crate) use unpacking::Source;
 
-/// How long a layer of a broken pull is kept for a retry.
+/// How long a layer of an interrupted pull is kept for a retry.
 pub(crate) const KEEP: Duration = Duration::from_secs(3600);
 
 /// All layers of a store.
@@ -49,12 +50,13 @@ pub(crate) struct Layers {
     /// Removed layers that are being deleted.
     pub(crate) trash: Arc<Trash>,
     next: AtomicU64,
-    slots: Mutex<HashMap<Digest, Slot>>,
+    states: Mutex<HashMap<Digest, LayerState>>,
     queue: Mutex<VecDeque<Pending>>,
     committing: tokio::sync::Mutex<()>,
 }
 
-enum Slot {
+/// The state of a layer.
+enum LayerState {
     Unpacking(InProgress),
     Complete { meta: Meta, refs: usize, keep_until: Option<Instant> },
 }
@@ -133,6 +135,26 @@ pub(crate) enum LayerError {
     Stopped,
 }
 
+// === impl LayerError ===
+
+impl LayerError {
+    /// The kind of this error.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            LayerError::Disk { source, .. } => io_kind(source),
+            LayerError::Sync { source, .. } => errno_kind(*source),
+            LayerError::Commit(error) => error.kind(),
+            LayerError::Collision { .. } => ErrorKind::Rejected,
+            LayerError::DirectoryAttributes(error) => error.kind(),
+            LayerError::Archive(source) => io_kind(source),
+            LayerError::View { source, .. } => errno_kind(*source),
+            LayerError::Link { source, .. } => source.kind(),
+            LayerError::Deep { .. } => ErrorKind::Unsupported,
+            LayerError::Stopped => ErrorKind::Io,
+        }
+    }
+}
+
 // === impl Layers ===
 
 impl Layers {
@@ -153,13 +175,13 @@ impl Layers {
         for entry in std::fs::read_dir(&partial).map_err(disk("list", &partial))? {
             moved.push(trash.move_in(&entry.map_err(disk("list", &partial))?.path(), None)?);
         }
-        let mut slots = HashMap::new();
+        let mut states = HashMap::new();
         for entry in std::fs::read_dir(&layers).map_err(disk("list", &layers))? {
             let path = entry.map_err(disk("list", &layers))?.path();
             match read_meta(&path) {
                 Some(meta) => {
                     let keep_until = Some(Instant::now() + KEEP);
-                    slots.insert(meta.diff_id, Slot::Complete { meta, refs: 0, keep_until });
+                    states.insert(meta.diff_id, LayerState::Complete { meta, refs: 0, keep_until });
                 }
                 None => {
                     tracing::warn!(path = %path.display(), "removing an incomplete layer");
@@ -174,7 +196,7 @@ impl Layers {
             spools: Arc::new(Spools::open(root)?),
             trash,
             next: AtomicU64::new(0),
-            slots: Mutex::new(slots),
+            states: Mutex::new(states),
             queue: Mutex::default(),
             committing: tokio::sync::Mutex::new(()),
         })
@@ -207,8 +229,8 @@ impl Layers {
 
     /// A reference to a layer, if it is complete.
     pub(crate) fn lease(self: &Arc<Layers>, diff_id: Digest) -> Option<Lease> {
-        match self.slots().get_mut(&diff_id) {
-            Some(Slot::Complete { refs, .. }) => {
+        match self.states().get_mut(&diff_id) {
+            Some(LayerState::Complete { refs, .. }) => {
                 *refs += 1;
                 Some(Lease { layers: self.clone(), diff_id, keep: false })
             }
@@ -237,30 +259,30 @@ impl Layers {
     }
 
     fn trash_unused(&self, now: Instant, moved: &mut Vec<trash::Item>) -> Result<(), LayerError> {
-        let mut slots = self.slots();
-        let unused: Vec<Digest> = slots
+        let mut states = self.states();
+        let unused: Vec<Digest> = states
             .iter()
-            .filter(|(_, slot)| match slot {
-                Slot::Complete { refs: 0, keep_until, .. } => keep_until.is_none_or(|t| t <= now),
-                Slot::Complete { .. } | Slot::Unpacking(_) => false,
+            .filter(|(_, state)| match state {
+                LayerState::Complete { refs: 0, keep_until, .. } => keep_until.is_none_or(|t| t <= now),
+                LayerState::Complete { .. } | LayerState::Unpacking(_) => false,
             })
             .map(|(diff_id, _)| *diff_id)
             .collect();
         for diff_id in unused {
-            let Some(Slot::Complete { meta, .. }) = slots.get(&diff_id) else { continue };
+            let Some(LayerState::Complete { meta, .. }) = states.get(&diff_id) else { continue };
             // One rename, under the lock, so that no other caller starts to unpack the same layer meanwhile.
             moved.push(self.trash.move_in(&self.layers.join(diff_id.short()), Some(meta))?);
-            slots.remove(&diff_id);
+            states.remove(&diff_id);
         }
         Ok(())
     }
 
     /// When the next layer or spool expires that `sweep` keeps now.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
-        let slots = self.slots();
-        let layers = slots.values().filter_map(|slot| match slot {
-            Slot::Complete { refs: 0, keep_until, .. } => *keep_until,
-            Slot::Complete { .. } | Slot::Unpacking(_) => None,
+        let states = self.states();
+        let layers = states.values().filter_map(|state| match state {
+            LayerState::Complete { refs: 0, keep_until, .. } => *keep_until,
+            LayerState::Complete { .. } | LayerState::Unpacking(_) => None,
         });
         layers.chain(self.spools.next_expiry()).min()
     }
@@ -268,8 +290,8 @@ impl Layers {
     /// Disk usage of all complete layers and of those being deleted.
     pub(crate) fn usage(&self) -> Usage {
         let mut usage = self.trash.usage();
-        for slot in self.slots().values() {
-            if let Slot::Complete { meta, .. } = slot {
+        for state in self.states().values() {
+            if let LayerState::Complete { meta, .. } = state {
                 usage.bytes += meta.bytes;
                 usage.inodes += meta.inodes;
             }
@@ -279,8 +301,8 @@ impl Layers {
 
     /// The metadata of a complete layer.
     pub(crate) fn meta(&self, diff_id: &Digest) -> Option<Meta> {
-        match self.slots().get(diff_id) {
-            Some(Slot::Complete { meta, .. }) => Some(meta.clone()),
+        match self.states().get(diff_id) {
+            Some(LayerState::Complete { meta, .. }) => Some(meta.clone()),
             _ => None,
         }
     }
@@ -308,7 +330,7 @@ impl Layers {
     }
 
     fn drop_reference(&self, diff_id: &Digest, keep: bool) {
-        if let Some(Slot::Complete { refs, keep_until, .. }) = self.slots().get_mut(diff_id) {
+        if let Some(LayerState::Complete { refs, keep_until, .. }) = self.states().get_mut(diff_id) {
             *refs = refs.saturating_sub(1);
             if *refs == 0 {
                 *keep_until = keep.then(|| Instant::now() + KEEP);
@@ -320,8 +342,8 @@ impl Layers {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<Digest, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn states(&self) -> MutexGuard<'_, HashMap<Digest, LayerState>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -340,7 +362,7 @@ impl Lease {
 
     /// Passes the reference to a record.
     pub(crate) fn into_record(self) {
-        if let Some(Slot::Complete { refs, .. }) = self.layers.slots().get_mut(&self.diff_id) {
+        if let Some(LayerState::Complete { refs, .. }) = self.layers.states().get_mut(&self.diff_id) {
             // The drop of `self` releases the reference that this adds.
             *refs += 1;
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::config::Platform;
 use crate::digest::Digest;
-use crate::error::Malformed;
+use crate::error::{ErrorKind, Malformed};
 
 mod platform;
 mod search;
@@ -103,6 +103,26 @@ pub(crate) enum ManifestError {
     Size { what: &'static str, size: u64 },
     #[error("indexes are nested too deeply")]
     Nesting,
+}
+
+// === impl ManifestError ===
+
+impl ManifestError {
+    /// The kind of this error.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            ManifestError::Damaged(_) | ManifestError::Config(_) | ManifestError::Count { .. } => {
+                ErrorKind::Corrupt
+            }
+            ManifestError::Ambiguous
+            | ManifestError::Layers(_)
+            | ManifestError::Size { .. }
+            | ManifestError::Nesting => ErrorKind::Rejected,
+            ManifestError::Schema1 | ManifestError::Unsupported { .. } => ErrorKind::Unsupported,
+            // Reported as an absent image, as in containerd.
+            ManifestError::Platform { .. } => ErrorKind::NotFound,
+        }
+    }
 }
 
 #[derive(Deserialize)]

@@ -4,28 +4,22 @@
 //! network and verifies its digest; a blocking thread decompresses, hashes and writes it. A bounded channel
 //! between them limits the memory.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
 use crate::digest::Digest;
-use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpack_kind};
-use crate::image::{Image, Login, PullProgress};
+use crate::error::{Cause, Error, ErrorKind};
+use crate::image::{Image, Login, ProgressFn, PullProgress};
 use crate::images::{Images, NewImage, StoreError};
 use crate::layers::{LayerError, Lease, Source};
 use crate::manifest::{self, Descriptor, Found, ManifestError, ParsedConfig, Search, Step};
+use crate::pulls_in_progress::{PullKey, SharedPull};
 use crate::reference::{Reference, Target};
 use crate::registry::{Fetched, Registry, RegistryError, Timeouts};
 use crate::table::{self, Names};
 use crate::unpack::UnpackError;
 
 mod layer;
-
-/// Callback for the progress of a pull. Called from the task that awaits the pull.
-pub type ProgressFn = Arc<dyn Fn(&PullProgress) + Send + Sync>;
 
 /// Errors of a pull.
 #[derive(Debug, thiserror::Error)]
@@ -53,25 +47,6 @@ pub(crate) enum PullError {
     /// Never the result of a pull.
     #[error("the layer waits for its next turn")]
     TurnOver,
-}
-
-/// Pulls in progress; equal pulls are merged. Credentials are part of the key: no caller gets an image
-/// through another caller's credentials. So is the owner: no pull waits for the [slots](crate::fetch_slots) of another owner.
-#[derive(Default)]
-pub(crate) struct PullsInProgress(Mutex<HashMap<PullKey, Weak<SharedPull>>>);
-
-#[derive(PartialEq, Eq, Hash, Clone)]
-struct PullKey {
-    owner: String,
-    reference: Reference,
-    login: Option<Login>,
-}
-
-/// A pull that runs while at least one caller awaits it.
-struct SharedPull {
-    progress: watch::Receiver<PullProgress>,
-    result: watch::Receiver<Option<Result<Image, Error>>>,
-    task: AbortHandle,
 }
 
 /// Resources of a pull.
@@ -113,23 +88,17 @@ impl Images {
         progress: Option<ProgressFn>,
     ) -> Result<Image, Error> {
         let reference = Reference::parse(reference)?;
-        let pull = self.join_pull(PullKey { owner: owner.to_owned(), reference, login });
-        pull.wait(progress).await
+        let key = PullKey { owner: owner.to_owned(), reference, login };
+        let pull = self.inner.pulls.join(key, |key| self.start_pull(key));
+        pull.wait(progress).await.unwrap_or_else(|| Err(stopped()))
     }
 
-    fn join_pull(&self, key: PullKey) -> Arc<SharedPull> {
-        let mut pulls = self.inner.pulls.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pulls.retain(|_, flight| flight.strong_count() > 0);
-        if let Some(flight) = pulls.get(&key).and_then(Weak::upgrade)
-            && flight.result.borrow().is_none()
-        {
-            return flight;
-        }
+    fn start_pull(&self, key: PullKey) -> SharedPull {
         let (progress, progress_out) = watch::channel(PullProgress::default());
         let (result, result_out) = watch::channel(None);
-        let (images, key_of_task) = (self.clone(), key.clone());
+        let images = self.clone();
         let task = tokio::spawn(async move {
-            let PullKey { owner, reference, login } = key_of_task;
+            let PullKey { owner, reference, login } = key;
             let pulled = pull(&images, owner, (&reference, login.as_ref()), progress).await;
             if let Err(error) = &pulled {
                 if error.kind() == ErrorKind::NoSpace {
@@ -141,45 +110,7 @@ impl Images {
             let pulled = pulled.map_err(|e| Error::Pull { reference: name, source: e.into() });
             result.send_replace(Some(pulled));
         });
-        let flight =
-            Arc::new(SharedPull { progress: progress_out, result: result_out, task: task.abort_handle() });
-        pulls.insert(key, Arc::downgrade(&flight));
-        flight
-    }
-}
-
-// === impl SharedPull ===
-
-impl SharedPull {
-    async fn wait(&self, on_progress: Option<ProgressFn>) -> Result<Image, Error> {
-        let mut result = self.result.clone();
-        let mut progress = self.progress.clone();
-        let mut reporting = on_progress.is_some();
-        loop {
-            // Cancel-safe: both arms wait on watch channels, which lose nothing when dropped.
-            tokio::select! {
-                biased;
-                done = result.wait_for(Option::is_some) => {
-                    let done = done.ok().and_then(|done| done.clone());
-                    if let Some(on_progress) = &on_progress {
-                        on_progress(&progress.borrow_and_update().clone());
-                    }
-                    return done.unwrap_or_else(|| Err(stopped()));
-                }
-                changed = progress.changed(), if reporting => {
-                    reporting = changed.is_ok();
-                    if let (Some(on_progress), true) = (&on_progress, reporting) {
-                        on_progress(&progress.borrow_and_update().clone());
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl Drop for SharedPull {
-    fn drop(&mut self) {
-        self.task.abort();
+        SharedPull { progress: progress_out, result: result_out, task: task.abort_handle() }
     }
 }
 
@@ -243,8 +174,8 @@ impl Pull {
         loop {
             let read = match search.next() {
                 Ok(Step::Found(found)) => return Ok(found),
-                Ok(Step::Document(lead)) => match self.registry.by_digest(lead.descriptor.digest).await {
-                    Ok(fetched) => Ok(search.document(&lead, &fetched.bytes)?),
+                Ok(Step::Document(wanted)) => match self.registry.by_digest(wanted.descriptor.digest).await {
+                    Ok(fetched) => Ok(search.document(&wanted, &fetched.bytes)?),
                     Err(error) => Err(error.into()),
                 },
                 Ok(Step::Configuration(candidate)) => match self.config(&candidate.manifest.config).await {
@@ -364,13 +295,19 @@ impl PullError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             PullError::Registry(error) => error.kind(),
-            PullError::Manifest(error) => manifest_kind(error),
-            PullError::Unpack { source, .. } => unpack_kind(source),
+            PullError::Manifest(error) => error.kind(),
+            PullError::Unpack { source, .. } => source.kind(),
             PullError::DiffId { .. } | PullError::ConfigText => ErrorKind::Corrupt,
-            PullError::Layer(error) => layer_kind(error),
-            PullError::Store(error) => store_kind(error),
+            PullError::Layer(error) => error.kind(),
+            PullError::Store(error) => error.kind(),
             PullError::Stopped | PullError::TurnOver => ErrorKind::Unavailable,
         }
+    }
+}
+
+impl From<PullError> for Cause {
+    fn from(error: PullError) -> Cause {
+        Cause::new(error.kind(), error)
     }
 }
 

@@ -39,9 +39,9 @@ pub(crate) struct Registry {
 /// Timeouts for a registry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeouts {
-    /// For the next byte.
+    /// Maximum time between two bytes.
     pub(crate) stall: Duration,
-    /// For a document, or for [`blob`]'s unit of progress, retries included.
+    /// Maximum time for a document, or for [`blob`]'s unit of progress, retries included.
     pub(crate) progress: Duration,
 }
 
@@ -67,7 +67,7 @@ pub(crate) enum RegistryError {
         #[source]
         source: reqwest::Error,
     },
-    #[error("{url} sent nothing for too long")]
+    #[error("{url} sent no data within the timeout")]
     Stalled {
         url: String,
         #[source]
@@ -75,7 +75,7 @@ pub(crate) enum RegistryError {
     },
     #[error("{url} made no progress in {timeout:?}")]
     NoProgress { url: String, timeout: Duration },
-    #[error("the transfer of {url} broke off")]
+    #[error("the transfer of {url} was interrupted")]
     Broken {
         url: String,
         #[source]

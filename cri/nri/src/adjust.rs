@@ -76,7 +76,7 @@ impl Creation {
     /// Merges the response of one plugin.
     ///
     /// # Errors
-    /// If it conflicts with an earlier plugin.
+    /// If the response conflicts with that of an earlier plugin.
     pub fn merge(&mut self, plugin: &str, answer: CreateContainerResponse) -> Result<(), MergeError> {
         if let Some(adjustment) = answer.adjust {
             self.adjust(plugin, adjustment)?;
@@ -175,7 +175,7 @@ impl Updates {
     /// earlier one is skipped as a whole.
     ///
     /// # Errors
-    /// If it conflicts with an earlier one and may not fail.
+    /// If the update conflicts with an earlier one, and `ignore_failure` is not set.
     pub fn merge(
         &mut self,
         plugin: &str,
@@ -223,7 +223,7 @@ impl Change {
     /// Merges the response of one plugin.
     ///
     /// # Errors
-    /// If it conflicts with an earlier plugin.
+    /// If the response conflicts with that of an earlier plugin.
     pub fn merge(&mut self, plugin: &str, updates: &[ContainerUpdate]) -> Result<(), Conflict> {
         for update in updates {
             if update.container_id == self.id {

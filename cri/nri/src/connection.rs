@@ -23,7 +23,7 @@ const WRITE_QUEUE: usize = 16;
 /// Maximum calls of the plugin queued for serving.
 const SERVE_QUEUE: usize = 32;
 
-/// A service that the other side may call.
+/// A service that the peer may call.
 pub trait Service: Send + Sync + 'static {
     /// Serves one call.
     fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>>;
@@ -44,7 +44,7 @@ pub enum CallError {
     /// The response is not a valid message.
     #[error("cannot decode the response")]
     Decode(#[source] prost::DecodeError),
-    /// The other side returned an error.
+    /// The peer returned an error.
     #[error("{message} (code {code})")]
     Status {
         /// A gRPC status code.
@@ -61,7 +61,7 @@ pub struct Connection {
     calls: Mutex<HashMap<u32, oneshot::Sender<Response>>>,
     last: AtomicU32,
     closed: CancellationToken,
-    /// Number of the logical connection for our calls. The other one is for calls of the other side.
+    /// Number of the logical connection for calls of this side. Another one is for calls of the peer.
     calling: u32,
 }
 
@@ -71,13 +71,13 @@ struct RemoveOnDrop<'a>(&'a Connection, u32);
 // === impl CallError ===
 
 impl CallError {
-    /// Whether the plugin has to be dropped, because it did not respond properly.
+    /// Whether the plugin has to be dropped, because its connection is closed or it gave no valid response in time.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         matches!(self, Self::Closed | Self::Timeout(_) | Self::Decode(_))
     }
 
-    /// Whether the other side does not implement the method.
+    /// Whether the peer does not implement the method.
     #[must_use]
     pub fn is_unimplemented(&self) -> bool {
         matches!(self, Self::Status { code, .. } if *code == code::UNIMPLEMENTED)
@@ -252,7 +252,7 @@ impl Drop for RemoveOnDrop<'_> {
     }
 }
 
-/// Serves the other side's calls, one after the other, in a separate task, so that the reader never blocks.
+/// Serves the peer's calls, one after the other, in a separate task, so that the reader never blocks.
 struct CallQueue {
     waiting: mpsc::Sender<(u32, Request)>,
     connection: std::sync::Weak<Connection>,

@@ -46,7 +46,7 @@ pub trait Host: Send + Sync + 'static {
     /// Every pod and container. May read files.
     fn snapshot(&self) -> Snapshot;
 
-    /// Updates a container's resources. An absent container is a success, because it concerns no plugin any
+    /// Updates a container's resources. An absent container is not an error, because it concerns no plugin any
     /// more. The error is for the log.
     fn update(self: Arc<Self>, update: ContainerUpdate) -> BoxFuture<'static, Result<(), String>>;
 

@@ -33,10 +33,10 @@ pub fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the next frame. `None` at the end of the stream.
+/// Reads the next frame. `None` if the stream ends before the payload of a frame.
 ///
 /// # Errors
-/// If the stream fails or ends inside a frame, or a frame is longer than any message.
+/// If the stream fails or ends inside a payload, or a frame is longer than any message.
 pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(u32, Vec<u8>)>> {
     let mut header = [0; HEADER];
     match stream.read_exact(&mut header).await {

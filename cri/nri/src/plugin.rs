@@ -81,7 +81,7 @@ impl Identity {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
         if name.is_empty() || !name.chars().all(allowed) {
             return Err(JoinError::Name(format!(
-                "the plugin's name {name:?} has characters other than a-zA-Z0-9_.+-"
+                "the plugin's name {name:?} is empty or has characters other than a-zA-Z0-9_.+-"
             )));
         }
         Ok(Self { index: index.to_owned(), name: name.to_owned() })
@@ -208,7 +208,7 @@ impl Plugin {
             Some(identity) => identity,
             None => Identity::new(&asked.plugin_idx, &asked.plugin_name)?,
         };
-        info!(plugin = identity.full(), version = asked.nri_version, "NRI plugin registers");
+        info!(plugin = identity.full(), version = asked.nri_version, "NRI plugin registered");
         let request = ConfigureRequest {
             config: candidate.config,
             runtime_name: settings.runtime_name.clone(),
@@ -291,9 +291,11 @@ impl Plugin {
         pod: &PodSandbox,
         container: Option<&Container>,
     ) -> Result<(), CallError> {
+        let room = MAX_CONTENT.saturating_sub(framed(pod.encoded_len()));
+        let container = container.cloned().map(|container| fitted(container, room));
         if self.state_change_events.load(Ordering::Relaxed) & events::bit(event) == 0 {
             // The requests of all these events have the same fields with the same numbers.
-            let request = StartContainerRequest { pod: Some(pod.clone()), container: container.cloned() };
+            let request = StartContainerRequest { pod: Some(pod.clone()), container: container.clone() };
             match self.call::<Empty>(events::name(event), &request).await {
                 Err(error) if error.is_unimplemented() => {
                     self.state_change_events.fetch_or(events::bit(event), Ordering::Relaxed);
@@ -301,8 +303,7 @@ impl Plugin {
                 other => return other.map(drop),
             }
         }
-        let change =
-            StateChangeEvent { event: event.into(), pod: Some(pod.clone()), container: container.cloned() };
+        let change = StateChangeEvent { event: event.into(), pod: Some(pod.clone()), container };
         self.call::<Empty>("StateChange", &change).await.map(drop)
     }
 }
@@ -311,10 +312,34 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// Bytes of a field with its tag and length.
+fn framed(length: usize) -> usize {
+    length + 6
+}
+
+/// The container, without its longest fields if a message has no room for them. A user can create a container that no
+/// message has room for while no plugin is connected. That must keep neither plugins from joining nor events from them.
+fn fitted(mut container: Container, room: usize) -> Container {
+    let steps: [fn(&mut Container); 3] = [
+        |container| (container.env, container.args) = (Vec::new(), Vec::new()),
+        |container| container.mounts = Vec::new(),
+        |container| {
+            container.annotations.clear();
+            container.labels.clear();
+        },
+    ];
+    for shorten in steps {
+        if framed(container.encoded_len()) <= room {
+            break;
+        }
+        warn!(container = container.id, "described a large container incompletely to an NRI plugin");
+        shorten(&mut container);
+    }
+    container
+}
+
 /// Splits a synchronization into messages of at most `room` bytes; at least one.
 fn parts(pods: Vec<PodSandbox>, containers: Vec<Container>, room: usize) -> Vec<SynchronizeRequest> {
-    // Bytes of the field's tag and length.
-    let framed = |length: usize| length + 6;
     let mut parts = vec![SynchronizeRequest::default()];
     let mut left = room;
     let mut place = |length: usize, parts: &mut Vec<SynchronizeRequest>| {
@@ -330,7 +355,7 @@ fn parts(pods: Vec<PodSandbox>, containers: Vec<Container>, room: usize) -> Vec<
             last.pods.push(pod);
         }
     }
-    for container in containers {
+    for container in containers.into_iter().map(|container| fitted(container, room)) {
         place(framed(container.encoded_len()), &mut parts);
         if let Some(last) = parts.last_mut() {
             last.containers.push(container);
@@ -350,6 +375,23 @@ mod tests {
         {
             assert!(Identity::new(index, name).is_err(), "{index} {name}");
         }
+    }
+
+    #[test]
+    fn a_container_that_no_message_has_room_for_keeps_no_plugin_from_joining() {
+        let large = || Container {
+            id: "a".into(),
+            name: "n".into(),
+            env: vec!["x".repeat(2000)],
+            labels: [("l".to_owned(), "v".to_owned())].into(),
+            ..Default::default()
+        };
+        let cut = parts(Vec::new(), vec![large(), Container::default()], 1000);
+        assert!(cut.iter().all(|part| part.encoded_len() <= 1000));
+        let sent: Vec<&Container> = cut.iter().flat_map(|part| &part.containers).collect();
+        assert_eq!(sent.len(), 2);
+        assert_eq!((sent[0].name.as_str(), sent[0].env.len(), sent[0].labels.len()), ("n", 0, 1));
+        assert_eq!(fitted(large(), 3000), large());
     }
 
     #[test]

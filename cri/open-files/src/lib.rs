@@ -10,10 +10,10 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 
 /// The soft limit with which this process was started.
-static BEFORE: OnceLock<u64> = OnceLock::new();
+static BEFORE: OnceLock<rlim_t> = OnceLock::new();
 
 /// Raises the soft limit of this process to its hard limit. Children get the original limit by [`limit`].
 ///
@@ -41,12 +41,13 @@ pub fn keep_inherited() -> std::io::Result<()> {
 
 /// The soft limit for children. `None` if this process did not raise its own.
 pub fn of_children() -> Option<u64> {
-    BEFORE.get().copied()
+    // The C library's type of a limit has 32 or 64 bits.
+    BEFORE.get().and_then(|soft| u64::try_from(u128::from(*soft)).ok())
 }
 
 /// Gives a command the original soft limit.
 pub fn limit(command: &mut Command) {
-    let Some(soft) = of_children() else { return };
+    let Some(soft) = BEFORE.get().copied() else { return };
     let set = move || {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)?)
@@ -79,6 +80,7 @@ mod tests {
         assert_eq!(of_children(), None);
         raise().expect("raised");
         raise().expect("once more");
+        assert_eq!(of_children(), Some(777));
         assert_eq!(getrlimit(Resource::RLIMIT_NOFILE), Ok((hard, hard)));
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -Sn; ulimit -Hn"]);

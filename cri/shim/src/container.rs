@@ -77,8 +77,8 @@ pub(crate) struct Container {
     pub(crate) gate: Gate,
     /// Cgroup path below each hierarchy's mount. Empty until the creator reports it.
     pub(crate) cgroup: String,
-    /// Whether it shares a pid namespace, so that the kernel does not kill its other processes when the first
-    /// one ends.
+    /// Whether the container shares a pid namespace, so that the kernel does not kill its other processes when the
+    /// first one ends.
     pub(crate) shares_pids: bool,
     /// OOM kills of the pod's cgroup before this container was created.
     pub(crate) pod_oom_kills: u64,
@@ -123,8 +123,8 @@ impl Container {
         }
     }
 
-    /// When its outputs may be read again, if it writes too fast. After the end of its first process nothing waits, because the
-    /// rest of the output has a time limit.
+    /// When the container's outputs may be read again, if it writes too fast. `None` after the end of its first
+    /// process, because the rest of the output has a deadline.
     pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.is_alive().then(|| self.stdio.paused_until(now))?
     }

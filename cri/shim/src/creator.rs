@@ -253,7 +253,7 @@ fn mount_all(request: &CreateRequest<'_>, spec: &mut Spec, method: Method) -> Re
         images: request.images,
     };
     // A staged root is mounted on the stage, and the first process mounts its root itself. In the remaining case the
-    // root is mounted in the shim's mount namespace and vanishes with it.
+    // root is mounted in the shim's mount namespace and unmounted at its end.
     if let (Some(overlay), None, Method::Library) = (request.rootfs, request.user, method) {
         overlay::mount_at_target(overlay, label.as_deref()).map_err(CreateError::Rootfs)?;
     }

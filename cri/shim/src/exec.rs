@@ -5,7 +5,6 @@
 //! with CLONE_PARENT and so is a child of the shim; it is in the pid namespace and becomes the program.
 
 mod child;
-pub(crate) mod limit;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@
 //! - It is single-threaded and does not use tokio: one poll loop, in which no step blocks and no timer polls.
 //! - It calls the container library only in `creator`, a fork that exits after one container.
 //! - Its memory does not grow with time: without an agent it queues one event per ended process.
-//! - It mounts file systems in its own mount namespace, so they vanish with it.
+//! - It mounts file systems in its own mount namespace, so they are unmounted at its end.
 //! - The shim uses OCI specs and its own protocol, and no types of the CRI or Kubernetes.
 
 mod call_error;
@@ -33,6 +33,7 @@ mod process;
 mod program;
 mod report;
 mod restorer;
+mod rlimits;
 mod seccomp;
 mod selinux;
 mod setup;
@@ -134,7 +135,7 @@ fn limit_open_files(soft: u64) -> nix::Result<()> {
         return Ok(());
     }
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)
+    setrlimit(Resource::RLIMIT_NOFILE, rlimits::amount(soft).min(hard), hard)
 }
 
 /// Moves the shim into the cgroup in which it could not be forked. A fork does it after `ready` is reported:

@@ -61,8 +61,8 @@ fn candidates(name: &str, path: String) -> Vec<String> {
     if name.contains('/') {
         return vec![name.to_owned()];
     }
-    // An empty entry would mean the working directory, from which an image could run an unintended program.
-    // It is ignored.
+    // An empty entry, which would mean the working directory, is ignored: an image could run an unintended program
+    // from there.
     path.split(':').filter(|dir| !dir.is_empty()).map(|dir| format!("{dir}/{name}")).collect()
 }
 

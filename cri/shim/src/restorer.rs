@@ -129,8 +129,8 @@ fn streams<'a>(request: &'a RestoreRequest<'_>) -> io::Result<Vec<(&'a str, Owne
     Ok(streams)
 }
 
-/// Copies the root and the external mounts, which is possible only in the container's mount namespace. Stays
-/// in its cgroup namespace.
+/// Copies the root and the external mounts, which is possible only in the container's mount namespace. The restorer
+/// stays in the container's cgroup namespace.
 fn copy_mounts(request: &RestoreRequest<'_>) -> Result<(Tree, Vec<(String, Tree)>), RestoreError> {
     let open = |name: &'static str, path: PathBuf| {
         File::open(path).map_err(|source| RestoreError::Namespace(name, source))
@@ -181,7 +181,7 @@ impl Stage<'_> {
         let path = self.0.join(name);
         let made = if tree.is_dir { fs::create_dir(&path) } else { File::create(&path).map(drop) };
         let attached = made.and_then(|()| kernel::attach_mount(&tree.mount, &path));
-        // Later mounts in it must not propagate.
+        // Later mounts below the copy must not propagate to the container's mount.
         let none = None::<&str>;
         let alone = attached.and_then(|()| Ok(mount(none, &path, none, MsFlags::MS_PRIVATE, none)?));
         alone.map_err(|source| RestoreError::Attach { path: path.clone(), source })?;

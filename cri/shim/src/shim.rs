@@ -114,8 +114,8 @@ impl Shim {
     }
 
     fn wait(&self) -> nix::Result<Vec<(Source, PollFlags)>> {
-        // Both use the same time: if a pause ended between two readings of the clock, its output would get no
-        // event.
+        // `watched` and `next_deadline` use the same time: if a pause ended between two readings of the clock, the loop
+        // would neither poll the output nor wake up for it.
         let now = Instant::now();
         let watched = self.watched(now);
         let mut fds: Vec<PollFd<'_>> =
@@ -234,7 +234,7 @@ impl Shim {
 
     // --- the agent ---
 
-    /// The new connection replaces the previous connection, whose agent has ended or is about to be replaced.
+    /// Accepts an agent. Its connection replaces the previous one, whose agent has ended or is about to be replaced.
     fn accept(&mut self) {
         match self.pod.listener.accept() {
             Ok(agent) => {

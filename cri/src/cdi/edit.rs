@@ -90,8 +90,8 @@ fn add_node(linux: &mut Linux, node: &DeviceNode, (uid, gid): (u32, u32)) -> Res
 }
 
 /// The owner in the file; else the container's user, unless it is root; else the owner on the node.
-fn owner(said: Option<u32>, user: u32, found: Option<u32>) -> u32 {
-    said.or((user > 0).then_some(user)).or(found).unwrap_or(0)
+fn owner(in_file: Option<u32>, user: u32, found: Option<u32>) -> u32 {
+    in_file.or((user > 0).then_some(user)).or(found).unwrap_or(0)
 }
 
 fn oci_device(node: &DeviceNode) -> Result<LinuxDevice, CdiError> {

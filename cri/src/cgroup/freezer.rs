@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{Cgroups, below, processes};
 
-/// Timeout for the freeze of all processes: a process may sleep in the kernel.
+/// Timeout for the freeze of all processes: a process may be in uninterruptible sleep.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Interval at which the state is polled on v1.
 const STEP: Duration = Duration::from_millis(2);
@@ -82,7 +82,7 @@ impl Freezer {
         !self.unified
     }
 
-    /// Thaws the cgroup. An absent or thawed cgroup is a success.
+    /// Thaws the cgroup. An absent or thawed cgroup is not an error.
     pub(crate) fn thaw(&self) -> io::Result<()> {
         match self.write("0", "THAWED") {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

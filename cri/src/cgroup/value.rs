@@ -1,4 +1,4 @@
-//! Values of cgroup files. An absent, unreadable or invalid file is `None`: cgroups come and go.
+//! Values of cgroup files. An absent, unreadable or invalid file is `None`: a cgroup may be removed at any time.
 
 use super::Cgroups;
 

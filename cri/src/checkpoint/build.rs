@@ -7,9 +7,9 @@ use std::path::Path;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::error::{CheckpointError, file};
 use super::subject::{Connections, Subject};
 use super::{criu, difference, streams};
+use crate::error::checkpoint::{CheckpointError, file};
 use crate::records::{ContainerRecord, RestoreRecord};
 
 /// Directory in a container's layer directory in which its checkpoint is built.

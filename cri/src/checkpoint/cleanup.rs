@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use super::build::BUILD_DIR;
-use super::error::{CheckpointError, file};
 use super::{location, manifest, restore};
+use crate::error::checkpoint::{CheckpointError, file};
 
 /// Name of the file that contains the path of the output directory of a pod's checkpoint. It is next to the build
 /// directory.

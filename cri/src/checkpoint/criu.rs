@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 use nix::sched::{CloneFlags, setns};
 use oci_spec::runtime::Spec;
 
-use super::error::CriuError;
 use super::subject::{Connections, Subject};
+use crate::error::checkpoint::CriuError;
 use crate::pidfd::{self, Process};
 use crate::shim_client::Shim;
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use coracle_proto::cri;
 
 use super::manifest::{Manifest, Saved, name_of};
-use crate::sandbox::namespaces::{self, Pids};
+use crate::namespaces::{self, Pids};
 use crate::sandbox::user_namespace::Mapping;
 
 /// Pairs each container of a checkpoint with its requested configuration.

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::build::build;
-use super::error::{CheckpointError, file};
 use super::subject::{Connections, Subject};
+use crate::error::checkpoint::{CheckpointError, file};
 use crate::records::RestoreRecord;
 
 /// Freezes all containers, then dumps one after the other. The caller thaws them in every case.

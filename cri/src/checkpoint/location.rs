@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::archive;
-use super::error::{CheckpointError, file};
+use crate::error::checkpoint::{CheckpointError, file};
 
 /// File name of the note.
 const NOTE: &str = "checkpoint.location";
@@ -109,18 +109,18 @@ mod tests {
     struct Place {
         _dir: tempfile::TempDir,
         layer: PathBuf,
-        workshop: PathBuf,
+        build_dir: PathBuf,
         location: PathBuf,
     }
 
     fn place() -> Place {
         let dir = tempfile::tempdir().expect("directory");
         let (layer, output) = (dir.path().join("c1"), dir.path().join("output"));
-        let workshop = layer.join("checkpoint");
-        fs::create_dir_all(&workshop).expect("make");
+        let build_dir = layer.join("checkpoint");
+        fs::create_dir_all(&build_dir).expect("make");
         fs::create_dir(&output).expect("make");
-        fs::write(workshop.join("config.dump"), "{}").expect("write");
-        Place { layer, workshop, location: output.join("c.tar"), _dir: dir }
+        fs::write(build_dir.join("config.dump"), "{}").expect("write");
+        Place { layer, build_dir, location: output.join("c.tar"), _dir: dir }
     }
 
     fn names(place: &Place) -> Vec<String> {
@@ -135,7 +135,7 @@ mod tests {
         fs::write(&other, "of another").expect("write");
         symlink(&other, &place.location).expect("link");
         note(&place.layer, &place.location).expect("note");
-        pack(&place.layer, &place.workshop, &place.location).expect("pack");
+        pack(&place.layer, &place.build_dir, &place.location).expect("pack");
         assert!(fs::symlink_metadata(&place.location).expect("there").is_file());
         assert_eq!(fs::read_to_string(&other).expect("other"), "of another");
         assert_eq!(names(&place), ["c.tar"]);
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&place.location).expect("before"), "before");
         assert_eq!(names(&place), ["c.tar"]);
         note(&place.layer, &place.location).expect("note");
-        pack(&place.layer, &place.workshop, &place.location).expect("pack");
+        pack(&place.layer, &place.build_dir, &place.location).expect("pack");
         assert!(is_noted(&place.layer));
         remove_incomplete(&place.layer).expect("forget");
         assert_eq!(names(&place), Vec::<String>::new());

@@ -11,10 +11,10 @@ use std::path::PathBuf;
 
 use super::build::BUILD_DIR;
 use super::cleanup::{OUTPUT, forget_output_note, remove_incomplete, remove_output};
-use super::error::{CheckpointError, file};
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
 use super::subject::{Connections, Subject};
 use super::{archive, frozen};
+use crate::error::checkpoint::{CheckpointError, file};
 use crate::records::{RestoreRecord, SandboxRecord};
 
 /// A pod with running containers to checkpoint.

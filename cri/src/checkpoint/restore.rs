@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, file};
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION};
 use super::{archive, criu};
+use crate::error::checkpoint::{CheckpointError, file};
 
 /// Maximum bytes of the list of deleted files.
 const DELETED_MAX: u64 = 64 << 20;

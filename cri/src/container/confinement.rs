@@ -1,15 +1,16 @@
 //! Selection of a container's AppArmor profile. Pure.
 //!
 //! A profile by name is applied if the kernel has AppArmor and the profile is loaded; else the container is refused: a
-//! container must not run with less confinement than requested. `RuntimeDefault` means our own profile, which is loaded
-//! first, or another known default profile. On a machine without AppArmor there is no profile.
+//! container must not run with less confinement than requested. `RuntimeDefault` means Coracle's own profile, which is
+//! loaded first, or another known default profile. On a machine without AppArmor there is no profile.
 
 use coracle_proto::cri::LinuxContainerSecurityContext;
 use coracle_proto::cri::security_profile::ProfileType;
 
-/// Name of our own default profile.
+/// Name of Coracle's own default profile.
 pub(crate) const OWN_PROFILE: &str = "coracle-default";
-/// Default profiles: our own, and profiles that distributions and other runtimes load. The first loaded one is used.
+/// Default profiles: Coracle's own, and profiles that distributions and other runtimes load. The first loaded one is
+/// used.
 const DEFAULTS: [&str; 3] = [OWN_PROFILE, "cri-containerd.apparmor.d", "containers-default"];
 
 /// The security modules of the kernel.
@@ -76,7 +77,7 @@ fn wanted(security: &LinuxContainerSecurityContext) -> Result<(Option<ProfileTyp
     if let Some(profile) = &security.apparmor {
         let kind = profile.profile_type();
         if kind == ProfileType::Localhost && profile.localhost_ref.is_empty() {
-            return Err("a localhost profile needs a name".to_owned());
+            return Err("localhost_ref is empty, but the profile is a localhost profile".to_owned());
         }
         return Ok((Some(kind), trim(&profile.localhost_ref)));
     }

@@ -7,9 +7,9 @@ use coracle_proto::cri::{
     NamespaceMode, NamespaceOption, Signal, SupplementalGroupsPolicy,
 };
 
-use super::profile;
 use crate::error::Error;
 use crate::known::known;
+use crate::security_profile;
 
 /// Refuses contradictory fields and unknown enum values.
 pub(crate) fn check(config: &ContainerConfig) -> Result<(), Error> {
@@ -77,7 +77,7 @@ fn check_limits(limits: &LinuxContainerResources) -> Result<(), Error> {
 fn check_security(security: &LinuxContainerSecurityContext) -> Result<(), Error> {
     known::<SupplementalGroupsPolicy>("supplemental_groups_policy", security.supplemental_groups_policy)?;
     for (field, asked) in [("seccomp", &security.seccomp), ("apparmor", &security.apparmor)] {
-        asked.as_ref().map_or(Ok(()), |asked| profile::check(field, asked))?;
+        asked.as_ref().map_or(Ok(()), |asked| security_profile::check(field, asked))?;
     }
     let Some(options) = &security.namespace_options else { return Ok(()) };
     let pid: NamespaceMode = known("namespace_options.pid", options.pid)?;

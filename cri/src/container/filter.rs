@@ -106,11 +106,15 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
         context.add_arch(architecture(*of))?;
     }
     context.set_ctl_optimize(BINARY_TREE)?;
-    let mut newer = Vec::new();
+    let (mut newer, mut requests) = (Vec::new(), Vec::new());
     for call in profile.syscalls().iter().flatten() {
         let action = action(call.action(), call.errno_ret())?;
         // libseccomp refuses a rule with the default action.
         if action == default {
+            continue;
+        }
+        if let Some(request) = refused_request(call).filter(|_| requests.len() < newer::MAX_REQUESTS) {
+            requests.push((request, action));
             continue;
         }
         for name in call.names() {
@@ -125,7 +129,7 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
             }
         }
     }
-    let mut program = newer::prefix(profile, &architectures, &newer);
+    let mut program = newer::prefix(profile, &architectures, &newer, &requests);
     program.extend(export(&context)?);
     match program.len() / newer::INSTRUCTION {
         long if long > MAX_INSTRUCTIONS => Err(FilterError::TooLong(long)),
@@ -138,6 +142,18 @@ fn number(name: &str) -> Option<Number> {
         Ok(known) => Some(Number::Known(known)),
         Err(_unknown) => newer::number(name).map(Number::Newer),
     }
+}
+
+/// The request of `ioctl` that a rule refuses. libseccomp ignores such a rule beside one that allows `ioctl` without
+/// conditions.
+fn refused_request(call: &LinuxSyscall) -> Option<u32> {
+    let [condition] = call.args().as_deref()? else { return None };
+    let is_ioctl = matches!(call.names().as_slice(), [name] if name == "ioctl");
+    let is_request = condition.index() == 1
+        && condition.op() == LinuxSeccompOperator::ScmpCmpMaskedEq
+        && condition.value() == u64::from(u32::MAX);
+    let request = u32::try_from(condition.value_two()?).ok()?;
+    (is_ioctl && is_request && call.action() == LinuxSeccompAction::ScmpActErrno).then_some(request)
 }
 
 /// Adds the rules of one call. libseccomp does not combine two conditions on one argument: each becomes a rule of its own,

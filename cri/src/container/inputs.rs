@@ -7,11 +7,11 @@ use coracle_proto::cri::{ContainerConfig, LinuxContainerSecurityContext, PodSand
 use oci_spec::runtime::LinuxSeccomp;
 
 use super::devices::Node;
-use super::user::User;
 use crate::host::Host;
-use crate::sandbox::namespaces;
+use crate::namespaces;
 use crate::sandbox::user_namespace::Mapping;
 use crate::selinux::Labels;
+use crate::user::User;
 
 /// The inputs of a spec.
 #[derive(Debug, Clone)]

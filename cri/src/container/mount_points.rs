@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Mount;
 
-use crate::container::user;
 use crate::error::Error;
+use crate::user;
 
 /// Parents before children.
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];

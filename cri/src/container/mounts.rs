@@ -7,8 +7,9 @@ use coracle_proto::cri::{self, MountPropagation, NamespaceMode};
 use oci_spec::runtime::Mount;
 
 use super::inputs::SpecInputs;
+use crate::namespaces;
 use crate::sandbox::files::POD_FILES;
-use crate::sandbox::{namespaces, user_namespace};
+use crate::sandbox::user_namespace;
 
 /// Root propagation and mounts of a container.
 #[derive(Debug, PartialEq, Eq)]

@@ -11,10 +11,11 @@ use oci_spec::runtime::{
 
 use super::devices::{self, Node};
 use super::inputs::SpecInputs;
-use super::user::User;
-use super::{args, capabilities, mounts, resources, seccomp};
+use super::{args, capabilities, mounts, resources};
 use crate::error::Error;
-use crate::sandbox::namespaces::{self, Pids};
+use crate::namespaces::{self, Pids};
+use crate::security_profile::seccomp;
+use crate::user::User;
 
 /// Builds the spec.
 pub(crate) fn oci_spec(inputs: &SpecInputs<'_>) -> Result<Spec, Error> {

@@ -115,7 +115,7 @@ impl Group<'_> {
         };
         builder.put_some(&names::CPU_USER, time("user", "user_usec"));
         builder.put_some(&names::CPU_SYSTEM, time("system", "system_usec"));
-        // v2 has these only with the controller enabled. Without a quota nothing is throttled.
+        // v2 has these fields only where the cpu controller is enabled; elsewhere nothing is throttled.
         builder.put(&names::CPU_PERIODS, &[], field(&stat, "nr_periods").unwrap_or(0));
         builder.put(&names::CPU_THROTTLED_PERIODS, &[], field(&stat, "nr_throttled").unwrap_or(0));
         let throttled = if v2 {
@@ -184,7 +184,7 @@ impl Group<'_> {
             if let Some(used) = read("usage_in_bytes", "current") {
                 builder.put(&names::HUGETLB_USAGE, &[size], used);
             }
-            // v2 has no maximum.
+            // v2 records no peak.
             if !self.cgroups.unified()
                 && let Some(most) = read("max_usage_in_bytes", "")
             {
@@ -200,7 +200,8 @@ impl Group<'_> {
             let quota = words.next().and_then(Result::ok);
             let weight = self.number("cpu", "", "cpu.weight");
             let requested = container.resources().and_then(|limits| u64::try_from(limits.cpu_shares).ok());
-            // Several shares have the same weight: the requested shares are reported if they match.
+            // Several numbers of shares convert to one weight: the requested number is reported if it converts to the
+            // weight in the cgroup.
             let shares = weight.map(|weight| match requested {
                 Some(requested) if requested > 0 && weight_of_shares(requested) == weight => requested,
                 _ => shares_of_weight(weight),

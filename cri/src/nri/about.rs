@@ -10,8 +10,9 @@ use coracle_proto::nri::{
 use oci_spec::runtime::Spec;
 
 use super::limits;
+use crate::namespaces;
 use crate::records::{ContainerPhase, ContainerRecord, SandboxRecord};
-use crate::sandbox::{LiveShim, Sandbox, namespaces};
+use crate::sandbox::{LiveShim, Sandbox};
 
 /// A pod in the table.
 pub(crate) fn current_pod(sandbox: &Sandbox) -> PodSandbox {

@@ -4,7 +4,7 @@ use coracle_proto::cri::PodSandboxConfig;
 use coracle_proto::nri::ContainerAdjustment;
 
 use crate::error::Error;
-use crate::sandbox::namespaces;
+use crate::namespaces;
 use crate::sandbox::sysctls::{self, OwnNamespaces};
 
 /// Refuses sysctls that affect more than the pod.

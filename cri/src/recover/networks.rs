@@ -7,8 +7,9 @@ use coracle_cni::Attachment;
 use tracing::warn;
 
 use super::{RecordedSandbox, Recovery, is_stop_incomplete};
+use crate::namespaces;
 use crate::records::SandboxRecord;
-use crate::sandbox::{self, namespaces};
+use crate::sandbox;
 
 impl Recovery {
     /// Releases the addresses and interfaces of dead pods.

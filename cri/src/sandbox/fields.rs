@@ -6,10 +6,10 @@ use coracle_proto::cri::{
 };
 
 use super::first_process;
-use super::namespaces;
-use crate::container::profile;
 use crate::error::Error;
 use crate::known::known;
+use crate::namespaces;
+use crate::security_profile;
 
 /// Refuses contradictory fields and unknown enum values.
 pub(crate) fn check(config: &PodSandboxConfig) -> Result<(), Error> {
@@ -26,7 +26,7 @@ fn check_security(security: &LinuxSandboxSecurityContext) -> Result<(), Error> {
     known::<SupplementalGroupsPolicy>("supplemental_groups_policy", security.supplemental_groups_policy)?;
     first_process::user(security)?;
     first_process::seccomp(security)?;
-    security.apparmor.as_ref().map_or(Ok(()), |asked| profile::check("apparmor", asked))?;
+    security.apparmor.as_ref().map_or(Ok(()), |asked| security_profile::check("apparmor", asked))?;
     security.namespace_options.as_ref().map_or(Ok(()), check_namespaces)
 }
 

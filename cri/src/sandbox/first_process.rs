@@ -6,9 +6,9 @@
 
 use coracle_proto::cri::{LinuxSandboxSecurityContext, SecurityProfile};
 
-use crate::container::profile;
-use crate::container::user::{User, id};
 use crate::error::Error;
+use crate::security_profile;
+use crate::user::{User, id};
 
 /// The user: root by default. Without account files all groups are the listed ones, with either group policy.
 pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error> {
@@ -32,7 +32,7 @@ pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error
 pub(crate) fn seccomp(security: &LinuxSandboxSecurityContext) -> Result<Option<SecurityProfile>, Error> {
     #[allow(deprecated, reason = "older kubelets set it")]
     let old = security.seccomp_profile_path.as_str();
-    let wanted = profile::requested_seccomp(security.seccomp.as_ref(), old)?;
+    let wanted = security_profile::requested_seccomp(security.seccomp.as_ref(), old)?;
     Ok(wanted.filter(|_| !security.privileged))
 }
 

@@ -1,4 +1,4 @@
-//! Levels: their notation, and which are used. Pure, except for the random choice.
+//! SELinux levels: validation, and the levels in use. Pure, except for the random choice.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use crate::lock::locked;
 /// Number of categories of container policies: c0 to c1023.
 const CATEGORIES: u32 = 1024;
 
-/// The levels of pods and containers. No two pods get the same level by choice.
+/// The levels of pods and containers. Two pods have the same level only on request.
 #[derive(Debug, Default)]
 pub(super) struct Levels {
     /// By the id of the owner.

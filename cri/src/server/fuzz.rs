@@ -8,7 +8,7 @@ use crate::container::fields;
 use crate::container::oci_spec::sample;
 use crate::error::Error;
 use crate::host::Host;
-use crate::sandbox::namespaces;
+use crate::namespaces;
 use crate::services::containers::check::check as check_container;
 use crate::services::sandboxes::check as check_sandbox;
 

@@ -15,6 +15,5 @@ mod stop;
 mod update;
 mod volumes;
 
-pub(crate) use self::bundle::{PROCESS_FILE, read_process};
 pub(crate) use self::create::{ContainerRequest, Origin};
 pub(crate) use self::service::ContainerService;

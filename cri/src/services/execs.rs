@@ -1,6 +1,5 @@
 //! The exec service: commands in running containers.
 
-mod descendants;
 mod output_memory;
 mod outputs;
 mod sync;
@@ -8,15 +7,14 @@ mod sync;
 use std::sync::Arc;
 
 use coracle_proto::shim;
-use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::cgroup::Cgroups;
 use crate::container::{Container, args};
 use crate::error::Error;
+use crate::exec_killer::ExecKiller;
 use crate::records::Records;
-use crate::services::containers::{PROCESS_FILE, read_process};
+use crate::services::process_file::{PROCESS_FILE, read_process};
 use crate::shim_client::{self, ErrorKind, ExecStdio, StartResult, Started};
 use crate::tables::Tables;
 
@@ -27,7 +25,7 @@ pub(crate) use output_memory::OutputMemory;
 pub(crate) struct ExecService {
     pub(crate) tables: Arc<Tables>,
     pub(crate) records: Arc<Records>,
-    pub(crate) cgroups: Arc<Cgroups>,
+    pub(crate) killer: ExecKiller,
     /// Memory for the outputs of all ExecSync calls.
     pub(crate) output_memory: OutputMemory,
 }
@@ -109,44 +107,17 @@ impl ExecService {
     /// Kills an exec whose shim answers after the timeout: its caller already got an error.
     fn kill_late_exec(&self, container_id: &str, exec_id: String, late: shim_client::PendingStart) {
         let Some(container) = self.tables.containers.get(container_id) else { return };
-        let service = self.clone();
+        let killer = self.killer.clone();
         tokio::spawn(async move {
             if let Ok(started) = late.started().await {
-                service.kill_exec(&container, &exec_id, started.pid).await;
+                killer.kill(&container, &exec_id, started.pid).await;
             }
         });
     }
 
-    /// Kills execs of an earlier runtime whose callers waited for the end. Their callers can no longer get
-    /// the result.
-    pub(crate) fn kill_orphaned(&self, execs: Vec<shim::ExecState>) {
-        for shim::ExecState { container_id, exec_id, pid } in execs {
-            let Some(container) = self.tables.containers.get(&container_id) else { continue };
-            let service = self.clone();
-            tokio::spawn(async move { service.kill_exec(&container, &exec_id, pid).await });
-        }
-    }
-
     /// Kills an exec and all processes that it started.
     pub(crate) async fn kill(&self, container: &Container, exec: &Exec) {
-        self.kill_exec(container, &exec.id, exec.started.pid).await;
-    }
-
-    async fn kill_exec(&self, container: &Container, exec_id: &str, pid: i32) {
-        let stopped = descendants::kill_descendants(&self.cgroups, &container.record.cgroup, pid).await;
-        if let Ok(shim) = self.tables.shim_of(container) {
-            let kill = shim::Signal {
-                container_id: container.id.clone(),
-                exec_id: exec_id.to_owned(),
-                signal: Signal::SIGKILL as i32,
-                all: false,
-            };
-            match (shim.signal(kill).await, stopped) {
-                (Ok(()), Some(stopped)) => stopped.was_killed(),
-                // The guard's drop kills the stopped process if the shim could not.
-                (_, stopped) => drop(stopped),
-            }
-        }
+        self.killer.kill(container, &exec.id, exec.started.pid).await;
     }
 
     /// Removes the entry of an exec without a waiting caller.

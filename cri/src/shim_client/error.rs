@@ -71,7 +71,7 @@ impl Error {
     }
 
     pub(super) fn unkillable(pid: i32) -> Self {
-        Self::new(ErrorKind::Silent, format!("the killed shim (process {pid}) still sleeps in the kernel"))
+        Self::new(ErrorKind::Silent, format!("the killed shim (process {pid}) is in uninterruptible sleep"))
     }
 
     pub(super) fn unexpected(reply: &shim::reply::Result) -> Self {

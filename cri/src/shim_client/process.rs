@@ -153,7 +153,7 @@ pub(super) async fn kill_unreachable(dir: &Path, times: Times) {
         if is_of_directory(pid, dir) {
             tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
             if timeout(times.death, process.kill_and_reap()).await.is_err() {
-                tracing::warn!(pid, "a killed shim still sleeps in the kernel");
+                tracing::warn!(pid, "a killed shim is in uninterruptible sleep");
             }
         }
     }

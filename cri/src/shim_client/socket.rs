@@ -99,7 +99,7 @@ impl Socket {
             .await
     }
 
-    /// The next packet; `None` after the other side closed.
+    /// The next packet; `None` after the shim closed the connection.
     pub(super) async fn receive(&self) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         self.fd.async_io(Interest::READABLE, receive_now).await
     }

@@ -1,4 +1,4 @@
-//! Pods with a silent shim: a live shim that did not answer when the runtime started.
+//! Pods with a silent shim: a shim that runs, but did not respond when the runtime started.
 //!
 //! Until the shim answers, its pod is not ready, can be stopped and removed, and its containers keep the recorded state.
 //! When the shim answers, the runtime applies what happened meanwhile.
@@ -32,7 +32,7 @@ impl ShimMonitor {
             let monitor = Self { state };
             match answer {
                 Ok(state) => monitor.shim_woke(&sandbox, &shim, state).await,
-                Err(error) => warn!(sandbox = sandbox.id, %error, "a silent shim ended without an answer"),
+                Err(error) => warn!(sandbox = sandbox.id, %error, "a shim that did not respond has ended"),
             }
             monitor.listen(sandbox, shim);
         });
@@ -52,7 +52,7 @@ impl ShimMonitor {
         if !self.apply_state(sandbox, shim, state).await {
             return;
         }
-        info!(sandbox = sandbox.id, "a silent shim answers again");
+        info!(sandbox = sandbox.id, "a shim responds again");
         let mut pending = self.state.exits.outbox.pending();
         sandbox.note(pending.add(ContainerStartedEvent, now()));
         if let Err(error) = self.state.records.write_sandbox(&sandbox.record_now()) {
@@ -73,7 +73,7 @@ impl ShimMonitor {
             process1::watch(sandbox, &live);
         }
         state.execs.retain(|exec| !sandbox.expects_exec(&exec.exec_id));
-        this.execs.kill_orphaned(state.execs);
+        this.exec_killer.kill_orphaned(state.execs);
         for container in &containers {
             let found = state.containers.iter().find(|found| found.container_id == container.id);
             let applied = match found {

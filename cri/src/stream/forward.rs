@@ -14,7 +14,7 @@ use super::queue::{QueueMemory, QueueReceiver, QueueSender, queue};
 use crate::error::Error;
 use crate::tables::Tables;
 
-const READ_SIZE: usize = 32 << 10;
+const READ_SIZE: usize = 16 << 10;
 /// Memory in bytes of the data of one client that waits for ports, for all of its connections. One user can have hundreds
 /// of clients.
 pub(super) const FORWARD_MEMORY: u32 = 128 << 10;

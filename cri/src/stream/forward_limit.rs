@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_connections::Limits;
 
-/// Share of the process's descriptors: one in this many.
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
-/// Maximum connections, whatever the descriptor limit.
+/// Maximum connections, even if the descriptor limit permits more.
 const MAX: usize = 4 << 10;
-/// Maximum connections of one namespace, as a multiple of what is left for others: at most three quarters of all.
+/// Maximum connections of one namespace, as a multiple of the free ones: at most three quarters of all.
 const PER_FREE: usize = 3;
 
 /// The forwarded connections of this node.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use coracle_connections::ReadWatch;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -22,7 +23,7 @@ pub(crate) struct Watched<I> {
 }
 
 /// The upgraded connection of a client.
-pub(super) type Connection = Watched<TokioIo<Upgraded>>;
+pub(super) type Connection = Watched<ReadWatch<TokioIo<Upgraded>>>;
 
 /// The timer of a connection.
 #[derive(Debug)]

@@ -17,7 +17,8 @@ use crate::descriptor::{Descriptor, set_window};
 use crate::error::Error;
 use crate::tables::Tables;
 
-const READ_SIZE: usize = 32 << 10;
+/// Bytes that are read at once. One user can have hundreds of clients that do not read, each with several such buffers.
+const READ_SIZE: usize = 16 << 10;
 /// Time for which outputs may stay open after the command ended: child processes can hold them. The command's own output
 /// is in the pipes by then, and is delivered however long the client takes to read it.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
@@ -46,7 +47,8 @@ pub(super) struct Pipes {
 pub(super) struct Target<'a> {
     pub(super) tables: &'a Tables,
     pub(super) container_id: &'a str,
-    /// An exec's terminal. No other process of the runtime holds its master, so it hangs up when this is closed.
+    /// An exec's terminal. No other process of the runtime holds its master, so the terminal hangs up when this
+    /// descriptor is closed.
     pub(super) terminal: Option<OwnedFd>,
     /// The container's standard input closes with the input of the first client.
     pub(super) stdin_once: bool,

@@ -1,21 +1,31 @@
 //! A queue of a client's data that is bounded by messages and by bytes, because the command or port that should read the
 //! data may never do so.
+//!
+//! Each client has a small memory of its own. What it gets beyond that is taken from a budget that all clients of the
+//! process share. Without a budget left, streams are slower, and none of them has to wait for another one.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Maximum messages of a queue.
 const MESSAGES: usize = 16;
-/// Maximum bytes of a piece of a large message.
-const PIECE: usize = 32 << 10;
+/// Memory in bytes that each client has: a piece of a message.
+const OWN_MEMORY: u32 = 16 << 10;
+/// Memory in bytes of the queues of all clients, beyond the one that each client has.
+const SHARED_MEMORY: usize = 32 << 20;
+
+/// The part of [`SHARED_MEMORY`] that is free.
+static BUDGET: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(SHARED_MEMORY)));
 
 /// Memory in bytes that one or more queues of a client share.
 #[derive(Clone, Debug)]
 pub(super) struct QueueMemory {
     bytes: u32,
     free: Arc<Semaphore>,
+    /// The part that comes from the budget of all clients.
+    _shared: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// The sending end of a queue.
@@ -29,7 +39,7 @@ pub(super) struct QueueSender<T> {
 #[derive(Debug)]
 pub(super) struct QueueReceiver<T> {
     receiver: mpsc::Receiver<Queued<T>>,
-    /// Memory of the last message, which is being handled.
+    /// Memory of the last received message, until the next call of `recv`.
     handled: Option<OwnedSemaphorePermit>,
 }
 
@@ -46,15 +56,10 @@ pub(super) trait Size {
     fn bytes(&self) -> usize;
 }
 
-/// A queue in this memory.
+/// Makes a queue whose messages take this memory.
 pub(super) fn queue<T>(memory: &QueueMemory) -> (QueueSender<T>, QueueReceiver<T>) {
     let (sender, receiver) = mpsc::channel(MESSAGES);
     (QueueSender { memory: memory.clone(), sender }, QueueReceiver { receiver, handled: None })
-}
-
-/// Copies of the parts of a message, so that a queue never holds all of a large one.
-pub(super) fn pieces(message: &[u8]) -> impl Iterator<Item = Bytes> {
-    message.chunks(PIECE).map(Bytes::copy_from_slice)
 }
 
 impl Size for Bytes {
@@ -66,8 +71,16 @@ impl Size for Bytes {
 // === impl QueueMemory ===
 
 impl QueueMemory {
+    /// Memory of that many bytes, or less if the budget of all clients is used up.
     pub(super) fn new(bytes: u32) -> Self {
-        Self { bytes, free: Arc::new(Semaphore::new(bytes as usize)) }
+        Self::within(&BUDGET, bytes)
+    }
+
+    fn within(budget: &Arc<Semaphore>, wanted: u32) -> Self {
+        let more = wanted.saturating_sub(OWN_MEMORY);
+        let shared = budget.clone().try_acquire_many_owned(more).ok();
+        let bytes = if shared.is_some() { wanted } else { OWN_MEMORY };
+        Self { bytes, free: Arc::new(Semaphore::new(bytes as usize)), _shared: shared.map(Arc::new) }
     }
 
     /// Waits until the memory has room for that many bytes. A larger message takes all of it.
@@ -139,7 +152,7 @@ mod tests {
         assert!(!is_full(&first, 60).await && !is_full(&second, 40).await);
         assert!(is_full(&first, 1).await && is_full(&second, 0).await, "an empty message needs memory, too");
         assert_eq!(received.recv().await.map(|message| message.len()), Some(60));
-        assert!(is_full(&second, 1).await, "the message is being handled");
+        assert!(is_full(&second, 1).await, "the received message keeps its memory until the next one");
         assert!(timeout(Duration::from_secs(1), received.recv()).await.is_err());
         assert!(!is_full(&second, 60).await);
         // Dropped messages release their memory, and a closed queue does not wait for any.
@@ -161,12 +174,19 @@ mod tests {
         while receiver.recv().await.is_some() {}
     }
 
-    #[test]
-    fn a_large_message_has_small_pieces() {
-        let message: Vec<u8> = (0..=u8::MAX).cycle().take(2 * PIECE + 1).collect();
-        let lengths: Vec<usize> = pieces(&message).map(|piece| piece.len()).collect();
-        assert_eq!(lengths, [PIECE, PIECE, 1]);
-        assert_eq!(pieces(&message).flatten().collect::<Vec<u8>>(), message);
-        assert_eq!(pieces(&[]).count(), 0);
+    #[tokio::test(start_paused = true)]
+    async fn without_a_budget_each_client_still_has_some_memory() {
+        let budget = Arc::new(Semaphore::new(100_000));
+        let wanted = OWN_MEMORY + 60_000;
+        let (first, second) = (QueueMemory::within(&budget, wanted), QueueMemory::within(&budget, wanted));
+        assert_eq!((first.bytes, second.bytes), (wanted, OWN_MEMORY));
+        let (sender, _receiver) = queue(&second);
+        assert!(!is_full(&sender, OWN_MEMORY as usize).await && is_full(&sender, 1).await);
+        // The queues of a client keep its part of the budget until the last one is gone.
+        let (sender, receiver) = queue::<Vec<u8>>(&first);
+        drop(first);
+        assert_eq!(budget.available_permits(), 40_000);
+        drop((sender, receiver));
+        assert_eq!(budget.available_permits(), 100_000);
     }
 }

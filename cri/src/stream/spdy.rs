@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::debug;
 
-use self::frame::{Frame, decode, encode};
+use self::frame::{Decoder, Frame, encode};
 use self::headers::{Deflater, Headers, Inflater};
 use super::queue::{QueueMemory, QueueReceiver, QueueSender, Size, queue};
 
@@ -77,7 +77,7 @@ impl Writer {
         self.frames.send(Frame::Data { id, fin: false, bytes }).await.is_ok()
     }
 
-    /// Ends our side of a stream.
+    /// Ends the sending direction of a stream.
     pub(crate) async fn finish(&self, id: u32) -> bool {
         self.frames.send(Frame::Data { id, fin: true, bytes: Bytes::new() }).await.is_ok()
     }
@@ -105,6 +105,7 @@ impl Session {
         let (frames, frame_receiver) = mpsc::channel(BACKLOG);
         let reader = Reader {
             buffer: BytesMut::new(),
+            decoder: Decoder::default(),
             inflater: Inflater::new(),
             events: event_sender,
             replies: frames.downgrade(),
@@ -123,8 +124,8 @@ async fn serve<I: AsyncRead + AsyncWrite>(io: I, reader: Reader, frames: mpsc::R
     let (input, output) = tokio::io::split(io);
     let mut reading = std::pin::pin!(reader.run(input));
     tokio::select! {
-                // If the client is gone, the remaining frames are dropped. After all frames are written, the client still has to read
-                // them: closing earlier could discard them.
+        // If the client is gone, the remaining frames are dropped. After all frames are written, the client still has to
+        // read them: closing earlier could discard them.
         result = &mut reading => if let Err(error) = result { debug!(%error, "a SPDY connection failed") },
         result = write(output, frames) => match result {
             Ok(_output) => drop(timeout(LINGER, reading).await),
@@ -157,6 +158,7 @@ async fn write<I: AsyncWrite>(
 #[derive(Debug)]
 struct Reader {
     buffer: BytesMut,
+    decoder: Decoder,
     inflater: Inflater,
     events: QueueSender<Event>,
     replies: mpsc::WeakSender<Frame>,
@@ -167,7 +169,7 @@ struct Reader {
 impl Reader {
     async fn run<I: AsyncRead>(mut self, mut input: ReadHalf<I>) -> io::Result<()> {
         loop {
-            while let Some(frame) = decode(&mut self.buffer).map_err(io::Error::other)? {
+            while let Some(frame) = self.decoder.next(&mut self.buffer).map_err(io::Error::other)? {
                 if matches!(frame, Frame::GoAway { .. }) {
                     continue;
                 }
@@ -215,8 +217,8 @@ impl Reader {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let mut buffer = BytesMut::from(data);
-    let mut inflater = Inflater::new();
-    while let Ok(Some(frame)) = decode(&mut buffer) {
+    let (mut decoder, mut inflater) = (Decoder::default(), Inflater::new());
+    while let Ok(Some(frame)) = decoder.next(&mut buffer) {
         match &frame {
             Frame::SynStream { block, .. } | Frame::SynReply { block, .. } => {
                 let _invalid = inflater.headers(block);
@@ -226,7 +228,7 @@ pub(crate) fn fuzz(data: &[u8]) {
         }
         let mut again = BytesMut::new();
         encode(&frame, &mut again);
-        assert_eq!(decode(&mut again), Ok(Some(frame)));
+        assert_eq!(Decoder::default().next(&mut again), Ok(Some(frame)));
         assert!(again.is_empty());
     }
 }
@@ -240,6 +242,7 @@ mod tests {
         io: I,
         deflater: Deflater,
         buffer: BytesMut,
+        decoder: Decoder,
     }
 
     impl<I: AsyncRead + AsyncWrite + Unpin> Peer<I> {
@@ -257,7 +260,7 @@ mod tests {
 
         async fn receive(&mut self) -> Option<Frame> {
             loop {
-                if let Some(frame) = decode(&mut self.buffer).expect("a frame") {
+                if let Some(frame) = self.decoder.next(&mut self.buffer).expect("a frame") {
                     return Some(frame);
                 }
                 if self.io.read_buf(&mut self.buffer).await.expect("read") == 0 {
@@ -272,7 +275,7 @@ mod tests {
         let (server, io) = tokio::io::duplex(4096);
         let _session = Session::open(server);
         let deflater = Deflater::new().expect("dictionary");
-        let mut peer = Peer { io, deflater, buffer: BytesMut::new() };
+        let mut peer = Peer { io, deflater, buffer: BytesMut::new(), decoder: Decoder::default() };
         let frame = Frame::Data { id: 3, fin: false, bytes: Bytes::from(vec![0; 16 << 10]) };
         let mut sent = 0;
         while sent < 100 && timeout(LINGER, peer.send(&frame)).await.is_ok() {
@@ -288,7 +291,7 @@ mod tests {
         let (server, io) = tokio::io::duplex(4096);
         let mut session = Session::open(server);
         let deflater = Deflater::new().expect("dictionary");
-        let mut peer = Peer { io, deflater, buffer: BytesMut::new() };
+        let mut peer = Peer { io, deflater, buffer: BytesMut::new(), decoder: Decoder::default() };
         peer.open(1, "error").await;
         peer.open(3, "stdin").await;
         peer.send(&Frame::Ping { id: 1 }).await;

@@ -1,5 +1,5 @@
 //! Port-forward over SPDY. For each connection the client opens two streams with the same `requestid`, one for errors and
-//! one for data. They name the port.
+//! one for data. Headers of the streams name the port.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::queue::{QueueMemory, QueueSender};
 use super::spdy::{Event, Session, Writer, header};
 
 const BACKLOG: usize = 2;
-/// Maximum connections of a client. Each has two streams, a descriptor of ours, and one in the pod.
+/// Maximum connections of a client. Each has two streams and a connection in the pod.
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum bytes of a request id, which is kept until the second stream is open. Clients use decimal numbers.
 const MAX_REQUEST_ID: usize = 128;
@@ -73,7 +73,7 @@ pub(super) async fn forward(forwarder: &Forwarder, request: &cri::PortForwardReq
         }
     };
     tokio::select! {
-        // If the client is gone, its remaining data is dropped. The connections to the pod do not end earlier.
+        // Ends when the client is gone; its remaining data is dropped. `answering` alone never ends: `back` is open.
         () = serving => {}
         () = answering => {}
     }

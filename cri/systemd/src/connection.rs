@@ -37,7 +37,7 @@ pub enum Error {
         text: String,
     },
     /// The job failed.
-    #[error("systemd's {member} of {unit} ended as {result:?}")]
+    #[error("the job {member} of systemd for {unit} ended with the result {result:?}")]
     Job {
         /// The method.
         member: &'static str,
@@ -121,7 +121,7 @@ impl Systemd {
         self.call("SetUnitProperties", "sba(sv)", unit, &body).map(|_empty| ())
     }
 
-    /// Stops a unit with its processes and removes it from systemd's memory. An absent unit is a success.
+    /// Stops a unit with its processes, and makes systemd unload it. An absent unit is not an error.
     ///
     /// # Errors
     /// See [`Error`].

@@ -1,11 +1,11 @@
-//! systemd slices and scopes: cgroups that systemd makes, so that it has their limits and does not change
-//! them.
+//! systemd slices and scopes: cgroups that systemd makes, so that systemd has their limits and does not
+//! overwrite them.
 //!
 //! Communicates with systemd over its private socket, in blocking calls. The socket exists wherever systemd
 //! runs and needs no message bus, thread or executor, so a fork of the shim may use it. Start reading at
 //! [`Systemd`]. Names and paths are in [`mod@unit`], limits in [`property`], the wire format in [`message`].
 //!
-//! It is written here, because existing libraries do not fit: `zbus` runs threads; the container library's
+//! The client is written here, because existing libraries do not fit: `zbus` runs threads; the container library's
 //! client uses the message bus, supports no additional properties of a scope, and polls for the end of a job.
 //!
 //! Invariants:

@@ -151,7 +151,7 @@ impl Writer {
         }
     }
 
-    /// The length counts the elements, without the padding before the first one.
+    /// Writes an array. Its length counts the elements, without the padding before the first one.
     fn array(&mut self, alignment: usize, fill: impl FnOnce(&mut Self)) -> &mut Self {
         self.number(0);
         let at = self.0.len();

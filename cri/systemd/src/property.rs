@@ -113,7 +113,8 @@ fn number(text: &str) -> Option<u64> {
     if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
 }
 
-/// Rounded up to systemd's resolution, so that the container does not get less than it was promised.
+/// Converts the content of `cpu.max`. The quota is rounded up to systemd's resolution, so that the container does not
+/// get less than it requested.
 fn quota(text: &str) -> Option<Vec<Property>> {
     let (quota, period) = text.split_once(' ')?;
     let (quota, period) = (number(quota)?, number(period)?);

@@ -144,7 +144,7 @@ pub(super) async fn process_1_runs_as_the_pods_user(machine: &mut Machine) {
     sh(machine, &same, "! ls /proc/1/root/ 2>/dev/null; kill -9 1; kill -0 1").await;
     let root = container(machine, &plain, "root", 0).await;
     assert_eq!(sh(machine, &root, "echo here").await, "here");
-    // It ends with its shim.
+    // Process 1 of the pod ends with the shim.
     let init = init_of(machine, &plain).await;
     nix::sys::signal::kill(
         nix::unistd::Pid::from_raw(machine.shim_pid(&plain).await),

@@ -93,11 +93,11 @@ impl Service for TestService {
                 _ => {}
             }
             let heard = heard(&request, self.configured.lock().unwrap().config.clone());
-            let said = (self.answer)(&heard);
-            if !matches!(said, PluginReply::Unknown) {
+            let reply = (self.answer)(&heard);
+            if !matches!(reply, PluginReply::Unknown) {
                 self.heard.lock().unwrap().push(heard);
             }
-            match said {
+            match reply {
                 PluginReply::Yes => Ok(Vec::new()),
                 PluginReply::Answer(bytes) => Ok(bytes),
                 PluginReply::No(why) => Err(Status { code: code::UNKNOWN, message: why.into() }),
@@ -188,7 +188,7 @@ impl Plugin {
         self.connection.call(RUNTIME, "UpdateContainers", request, LONG).await.expect("update")
     }
 
-    /// The request of Synchronize.
+    /// The pods and containers of all Synchronize requests.
     pub(crate) fn known(&self) -> SynchronizeRequest {
         self.service.known.lock().unwrap().clone()
     }
@@ -226,7 +226,7 @@ impl Plugin {
         }
     }
 
-    /// Disconnects, and waits until the runtime has noticed.
+    /// Disconnects, and gives the runtime 50 ms to notice it.
     pub(crate) async fn leave(self) {
         self.connection.close();
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -20,8 +20,8 @@ use crate::spdy::Spdy;
 
 /// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
-/// Bytes that each client sends: more than the capacity of a pipe.
-const SPEECH: usize = 100_000;
+/// Number of bytes that each client sends: more than the capacity of a pipe.
+const PAYLOAD_SIZE: usize = 100_000;
 /// Longer than the runtime waits for output after a command's end.
 const LATE: Duration = Duration::from_secs(8);
 
@@ -57,7 +57,7 @@ async fn at_rest(pid: i32) -> ProcessResources {
     let (mut last, mut same) = (ProcessResources::of(pid), 0);
     let begun = Instant::now();
     while same < 25 {
-        assert!(begun.elapsed() < LONG, "descriptors come and go");
+        assert!(begun.elapsed() < LONG, "the number of descriptors stays the same");
         sleep(Duration::from_millis(20)).await;
         let now = ProcessResources::of(pid);
         same = if now.descriptors == last.descriptors { same + 1 } else { 0 };
@@ -76,8 +76,8 @@ async fn nothing_stays(before: [ProcessResources; 2], pids: [i32; 2]) {
 }
 
 /// The bytes that client `number` sends; different for each client.
-fn speech(number: u32) -> Vec<u8> {
-    format!("{number},").into_bytes().into_iter().cycle().take(SPEECH).collect()
+fn payload(number: u32) -> Vec<u8> {
+    format!("{number},").into_bytes().into_iter().cycle().take(PAYLOAD_SIZE).collect()
 }
 
 async fn exec(
@@ -95,6 +95,18 @@ async fn exec(
     };
     let url = machine.runtime.exec(Request::new(request)).await.expect("exec").into_inner().url;
     streams.connect(&url, "v5.channel.k8s.io").await
+}
+
+pub(crate) async fn a_message_of_many_megabytes_reaches_the_command(machine: &mut Machine) {
+    let pod = machine.pod("long-message").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let streams = Streams::open(machine).await;
+    let client = exec(machine, &streams, &id, &["wc", "-c"]).await;
+    // Channel 0, then zeros. Then the end of standard input.
+    let message = vec![0; (20 << 20) + 1];
+    let said = timeout(LONG, exchange(client, &[&message, b"\xff\x00"])).await.expect("in time");
+    assert_eq!(said[1].trim(), (message.len() - 1).to_string());
+    machine.remove_pod(&pod).await;
 }
 
 pub(crate) async fn a_hundred_concurrent_commands_do_not_mix_their_streams(machine: &mut Machine) {
@@ -119,9 +131,9 @@ pub(crate) async fn a_hundred_concurrent_commands_do_not_mix_their_streams(machi
     assert!(shim.descriptors <= before[1].descriptors + 20 && shim.threads == 1, "{shim:?}");
     // All clients send at the same time.
     let heard = join_all(clients.into_iter().map(async |(number, client)| {
-        let said = [b"\0", &speech(number)[..]].concat();
-        let heard = timeout(LONG, exchange(client, &[&said, b"\xff\0"])).await.expect("it ends");
-        assert!(heard[1].as_bytes() == speech(number), "client {number} received {} bytes", heard[1].len());
+        let stdin = [b"\0", &payload(number)[..]].concat();
+        let heard = timeout(LONG, exchange(client, &[&stdin, b"\xff\0"])).await.expect("the command ends");
+        assert!(heard[1].as_bytes() == payload(number), "client {number} received {} bytes", heard[1].len());
         assert!(heard[3].contains("Success"), "{}", heard[3]);
     }));
     heard.await;
@@ -157,7 +169,7 @@ pub(crate) async fn a_hundred_concurrent_forwards_do_not_mix_their_streams(machi
     assert!(shim.descriptors <= before[1].descriptors + 20 && shim.threads == 1, "{shim:?}");
     let heard = join_all(clients.into_iter().map(async |(number, mut client, data)| {
         // Sent in parts, without waiting for the client to read.
-        for part in speech(number).chunks(10_000) {
+        for part in payload(number).chunks(10_000) {
             client.write(data, part, false).await;
             let heard = timeout(LONG, client.read(data, part.len())).await.expect("in time");
             assert!(heard == part, "client {number} received {} bytes", heard.len());
@@ -218,7 +230,7 @@ pub(crate) async fn a_client_that_does_not_read_does_not_block_the_container(mac
     let attach = cri::AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
     let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
     let client = streams.connect(&url, "v5.channel.k8s.io").await;
-    until("the shim has noticed the end", async || {
+    until("the shim has the client's connection", async || {
         ProcessResources::of(pids[1]).descriptors > before[1].descriptors
     })
     .await;
@@ -242,13 +254,13 @@ pub(crate) async fn a_client_that_does_not_read_does_not_block_the_container(mac
 /// Occurrences of each line in a log and its rotated files. Every line is complete, except the last one of a killed
 /// container.
 fn logged(path: &str) -> BTreeMap<String, usize> {
-    let (mut texts, mut last_words) = (BTreeMap::new(), 0);
+    let (mut texts, mut partial) = (BTreeMap::new(), 0);
     for file in log_files(path) {
         // The oldest file may be removed at any moment.
         for line in std::fs::read_to_string(file).unwrap_or_default().lines() {
             match line.splitn(4, ' ').collect::<Vec<_>>()[..] {
                 [_, "stdout", "F", text] => *texts.entry(text.to_owned()).or_insert(0) += 1,
-                [_, "stdout", "P", _] if last_words == 0 => last_words += 1,
+                [_, "stdout", "P", _] if partial == 0 => partial += 1,
                 _ => panic!("{line:?}"),
             }
         }
@@ -278,7 +290,7 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     machine.close_runtime().await;
     let written = || proc_number(shim, "io", "wchar:");
     // The first files make allocations that are kept.
-    until("it writes", async || written() > 10 * SIZE).await;
+    until("the container writes", async || written() > 10 * SIZE).await;
     let (first, memory) = (written(), proc_number(shim, "status", "VmRSS:"));
     until("the container continues to write", async || written() > first + 40 * SIZE).await;
     let now = proc_number(shim, "status", "VmRSS:");
@@ -290,8 +302,8 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     let files = || log_files(&log).into_iter().filter_map(|file| std::fs::read_to_string(file).ok());
     for line in files().flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()) {
         // The last line may be incomplete while it is written.
-        let said = line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned();
-        assert!("0123456789".starts_with(&said) && (said.len() == 10 || line.len() < 60), "{line:?}");
+        let text = line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned();
+        assert!("0123456789".starts_with(&text) && (text.len() == 10 || line.len() < 60), "{line:?}");
     }
     machine.open_runtime().await;
     assert_eq!(machine.exec(&id, &["true"], 60).await.expect("exec").exit_code, 0);

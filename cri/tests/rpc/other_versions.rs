@@ -292,7 +292,10 @@ pub(crate) async fn a_pod_outlives_its_executable(machine: &mut Machine) {
     let second = machine.run(&pod, "second", &["sh", "-c", "echo here; exec sleep 1000"]).await;
     runs(machine, &second).await;
     let log = machine.status(&second).await.log_path;
-    until("it writes", async || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("here"))).await;
+    until("the container writes", async || {
+        std::fs::read_to_string(&log).is_ok_and(|log| log.contains("here"))
+    })
+    .await;
     machine.stop(&first, 0).await;
     machine.remove(&first).await;
     machine.remove_pod(&pod).await;

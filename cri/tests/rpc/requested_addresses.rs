@@ -32,7 +32,7 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Mach
     // The addresses stay reserved after a restart.
     machine.restart(std::time::Duration::ZERO).await;
     let before = machine.traces().await;
-    for (annotation, said) in [
+    for (annotation, message) in [
         (("ips", "10.88.0.200"), "annotations: address 10.88.0.200 is used by the pod default/first"),
         (
             ("mac", "0a:00:00:00:02:00"),
@@ -47,10 +47,10 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Mach
         ),
     ] {
         let refused = asking(machine, "second", &[annotation], cri::NamespaceMode::Pod).await;
-        let refused = refused.expect_err(said);
+        let refused = refused.expect_err(message);
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
-        assert!(refused.message().starts_with(said), "{refused}");
-        assert_eq!(machine.traces().await, before, "{said}");
+        assert!(refused.message().starts_with(message), "{refused}");
+        assert_eq!(machine.traces().await, before, "{message}");
     }
     let refused = asking(machine, "second", &asked[..1], cri::NamespaceMode::Node)
         .await

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use self::frame::{Frame, decode, encode};
+use self::frame::{Decoder, Frame, encode};
 use self::headers::Deflater;
 use crate::client::Streams;
 
@@ -23,6 +23,7 @@ pub(crate) struct Spdy {
     io: TcpStream,
     deflater: Deflater,
     buffer: BytesMut,
+    decoder: Decoder,
 }
 
 impl Spdy {
@@ -41,7 +42,8 @@ impl Spdy {
         }
         let head = String::from_utf8_lossy(&head);
         assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
-        Self { io, deflater: Deflater::new().expect("dictionary"), buffer: BytesMut::new() }
+        let deflater = Deflater::new().expect("dictionary");
+        Self { io, deflater, buffer: BytesMut::new(), decoder: Decoder::default() }
     }
 
     /// Opens the two streams of a connection to a port. Stream `id` is for errors; the next one is for data and is
@@ -103,7 +105,7 @@ impl Spdy {
 
     async fn hear(&mut self) -> Option<Frame> {
         loop {
-            if let Some(frame) = decode(&mut self.buffer).expect("a frame") {
+            if let Some(frame) = self.decoder.next(&mut self.buffer).expect("a frame") {
                 return Some(frame);
             }
             if self.io.read_buf(&mut self.buffer).await.unwrap_or_default() == 0 {

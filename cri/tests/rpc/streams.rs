@@ -46,7 +46,7 @@ async fn steady_descriptors() -> usize {
     let (mut count, mut same) = (descriptors(), 0);
     let begun = Instant::now();
     while same < 25 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "descriptors come and go");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the number of descriptors stays the same");
         sleep(Duration::from_millis(20)).await;
         let now = descriptors();
         same = if now == count { same + 1 } else { 0 };
@@ -95,6 +95,31 @@ pub(crate) async fn a_disconnected_client_leaves_no_connection(machine: &mut Mac
     let gone = Instant::now();
     while descriptors() > before {
         assert!(gone.elapsed() < Duration::from_secs(60), "{} of {before}", descriptors());
+        sleep(Duration::from_millis(50)).await;
+    }
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_client_that_is_gone_is_noticed_while_its_command_does_not_read(machine: &mut Machine) {
+    let pod = machine.pod("deaf-command").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let streams = Streams::open(machine).await;
+    let before = steady_descriptors().await;
+    let request = cri::ExecRequest {
+        container_id: id,
+        cmd: vec!["sleep".into(), "999".into()],
+        stdin: true,
+        stdout: true,
+        ..Default::default()
+    };
+    let url = machine.runtime.exec(Request::new(request)).await.expect("exec").into_inner().url;
+    let mut client = streams.connect(&url, "v5.channel.k8s.io").await;
+    // More than the command's pipe and the queue hold, and less than the buffers of both sockets.
+    client.send(Message::Binary(vec![0; 160 << 10].into())).await.expect("send");
+    drop(client);
+    let gone = Instant::now();
+    while descriptors() > before {
+        assert!(gone.elapsed() < LONG, "{} of {before}", descriptors());
         sleep(Duration::from_millis(50)).await;
     }
     machine.remove_pod(&pod).await;

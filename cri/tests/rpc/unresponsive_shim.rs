@@ -110,13 +110,13 @@ pub(crate) async fn a_pod_is_ready_again_when_its_shim_responds(machine: &mut Ma
     restart(machine).await;
     assert!(!is_ready(machine, &pod).await);
     send(shim, Signal::SIGCONT);
-    until("its pod is ready again", async || is_ready(machine, &pod).await).await;
+    until("the pod of the shim is ready again", async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
     assert_eq!(machine.exec(&stays, &["true"], 0).await.expect("exec").exit_code, 0);
     // Its end is noticed like that of any other shim.
     send(shim, Signal::SIGKILL);
     assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
-    until("its pod is not ready", async || !is_ready(machine, &pod).await).await;
+    until("the pod of the shim is not ready", async || !is_ready(machine, &pod).await).await;
     machine.remove_pod(&pod).await;
     // A shim that dies without responding again.
     machine.restart(Duration::ZERO).await;
@@ -163,8 +163,8 @@ pub(crate) async fn a_command_whose_client_disconnects_before_its_start_is_kille
         for _ in 0..3 {
             assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
         }
-        until("its command is killed", async || running(&command).is_empty()).await;
-        until("its descriptors are closed", async || descriptors() <= open).await;
+        until("the command of the exec is killed", async || running(&command).is_empty()).await;
+        until("the descriptors of the exec are closed", async || descriptors() <= open).await;
     }
     drop(streams);
     machine.remove_pod(&pod).await;
@@ -271,7 +271,7 @@ pub(crate) async fn the_runtime_retries_a_shim_with_a_full_backlog(machine: &mut
     };
     tokio::join!(machine.open_runtime(), wakes);
     assert!(alive(pid), "the shim was killed");
-    until("its pod is ready", async || is_ready(machine, &pod).await).await;
+    until("the pod of the shim is ready", async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
 }
@@ -290,7 +290,7 @@ pub(crate) async fn a_shim_that_does_not_become_ready_is_killed(machine: &mut Ma
     let refused = timeout(LONG, machine.try_pod("never", |_| {})).await.expect("it returns");
     let refused = refused.expect_err("it is not ready");
     assert!(refused.message().contains("not ready within"), "{refused}");
-    until("it is ended", async || running(&argument).is_empty()).await;
+    until("the shim is killed", async || running(&argument).is_empty()).await;
     machine.restart(Duration::ZERO).await;
     assert_eq!(machine.traces().await, before);
 }
@@ -313,7 +313,8 @@ pub(crate) async fn a_container_without_a_record_is_killed(machine: &mut Machine
     );
     std::fs::write(record, "{").expect("torn");
     machine.open_runtime().await;
-    until("it is ended", async || !alive(pid) && running(&argument).is_empty()).await;
+    until("the container without a record is killed", async || !alive(pid) && running(&argument).is_empty())
+        .await;
     assert_eq!(machine.exec(&stays, &["true"], 60).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
     assert_eq!(machine.traces().await, before);

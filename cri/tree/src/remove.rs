@@ -39,7 +39,7 @@ struct Level {
     name: CString,
 }
 
-/// Removes a file or a directory tree. An absent path is a success. A symbolic link is removed itself, not
+/// Removes a file or a directory tree. An absent path is not an error. A symbolic link is removed itself, not
 /// its target.
 ///
 /// # Errors
@@ -122,10 +122,10 @@ impl Removal {
         match openat2(level.dir.fd()?, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV) {
             Ok(fd) => self.levels.push(Level { dir: Dir::new(fd)?, name: name.to_owned() }),
             Err(Errno::NOENT) => {}
-            // It was replaced by a link or a file.
+            // The directory was replaced by a link or a file.
             Err(Errno::NOTDIR | Errno::LOOP) => return self.unlink(name),
             Err(Errno::MFILE | Errno::NFILE) if self.levels.len() > 1 => return self.move_up(name),
-            // It is a mount point.
+            // The directory is a mount point.
             Err(Errno::XDEV) => return Err(Errno::BUSY),
             Err(error) => return Err(error),
         }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_removed_and_an_absent_path_is_a_success() {
+    fn a_file_is_removed_and_an_absent_path_is_not_an_error() {
         let place = tempfile::tempdir().expect("directory");
         fs::write(place.path().join("file"), "file").expect("write");
         let opened = fs::File::open(place.path()).expect("open");

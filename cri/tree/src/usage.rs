@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_counts_once_by_however_many_names() {
+    fn a_file_with_several_names_counts_once() {
         let dir = tempfile::tempdir().expect("directory");
         for (file, names) in [("a", 1), ("b", 3), ("c", 7), ("d", 1001)] {
             std::fs::write(dir.path().join(file), vec![1; 10_000]).expect("write");

@@ -13,5 +13,5 @@ mod skipped;
 mod suite;
 
 pub use poll::{Outcome, eventually, eventually_async};
-pub use skipped::{record_skip, record_skipped_part, test_name};
+pub use skipped::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, record_skip, record_skipped_part, test_name};
 pub use suite::{Suite, Test};

@@ -63,6 +63,17 @@ pub(crate) fn take_reason() -> Option<String> {
     REASON.take()
 }
 
+/// Why a pod with a user namespace is not tested: see [`has_idmapped_tmpfs`].
+pub const NO_IDMAPPED_TMPFS: &str = "Linux before 6.3 has no idmapped mounts of a tmpfs";
+
+/// Whether this kernel has idmapped mounts of a tmpfs, since Linux 6.3. Kubernetes requires them for pods with a user
+/// namespace.
+pub fn has_idmapped_tmpfs() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(3))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

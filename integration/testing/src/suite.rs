@@ -11,7 +11,7 @@ use crate::skipped::take_reason;
 /// A test: its name, and a function that panics if the test fails.
 pub type Test = (&'static str, Box<dyn FnOnce() + Send>);
 
-/// Arguments of the program, as Rust's test harness has them (`--help` lists them).
+/// A test program, with the arguments of Rust's test harness (`--help` lists them).
 pub struct Suite {
     arguments: Arguments,
 }

@@ -77,7 +77,7 @@ fn widget(name: &str, spec: &Value) -> Value {
 }
 
 #[test]
-fn a_custom_resource_lives_and_dies_with_its_definition() {
+fn a_custom_resource_is_served_while_its_definition_exists() {
     on_a_machine(|machine| {
         let nodes = Nodes::alone(machine, CIDRS, &[]);
         let sender = Sender { nodes: &nodes, path: machine.path("object.json").to_str().unwrap().to_owned() };

@@ -138,6 +138,35 @@ fn the_debian_package_enables_nothing_and_its_scripts_are_correct() {
 }
 
 #[test]
+fn packages_of_the_node_alone_have_another_name_and_only_its_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = program(dir.path());
+    // As the node alone: without `coracle up` there is no page of it.
+    let without =
+        format!("{}\n[ \"$1\" != man ] || rm \"$2/coracle-up.1\"\n", fs::read_to_string(&program).unwrap());
+    fs::write(&program, without.replace("exec ", "set -e\n")).unwrap();
+    let packages = package(&program, &dir.path().join("out"), ("022", "UTC"));
+    let debian = packages.debian.to_str().unwrap();
+    for (field, value) in [("Package", "coracle-node"), ("Conflicts", "coracle")] {
+        assert_eq!(run("dpkg-deb", &["--field", debian, field]).trim(), value);
+    }
+    let listing = run("dpkg-deb", &["--contents", debian]);
+    assert!(listing.contains("/usr/bin/coracle\n") && listing.contains("system/coracle-agent.service\n"));
+    assert!(!listing.contains("system/coracle.service\n"), "{listing}");
+    let control = dir.path().join("control");
+    run("dpkg-deb", &["--control", debian, control.to_str().unwrap()]);
+    for script in ["postinst", "prerm"] {
+        let text = fs::read_to_string(control.join(script)).unwrap();
+        assert!(
+            text.contains("coracle-agent.service") && !text.contains("coracle.service"),
+            "{script}: {text}"
+        );
+    }
+    let tarball = packages.tarball.file_name().unwrap().to_str().unwrap();
+    assert!(tarball.starts_with("coracle-node-"), "{tarball}");
+}
+
+#[test]
 fn the_tarball_has_the_services_of_both_init_systems_and_the_checksums_are_right() {
     let (dir, packages) = build();
     let listing = files(&run("tar", &["-tvzf", packages.tarball.to_str().unwrap()]));

@@ -12,7 +12,7 @@ fn pod(name: &str, spec: &Value) -> String {
 }
 
 /// A pod that requests the extended resource of the node.
-fn greedy(name: &str, class: &str) -> String {
+fn requesting(name: &str, class: &str) -> String {
     let resources = json!({"requests": {"example.com/room": "1"}, "limits": {"example.com/room": "1"}});
     let container =
         json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"], "resources": resources});
@@ -36,7 +36,7 @@ fn refusal(cluster: &Cluster, name: &str) -> String {
 }
 
 #[test]
-fn an_important_pod_takes_the_room_of_another_one() {
+fn a_pod_of_higher_priority_preempts_another_one() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);
@@ -44,14 +44,14 @@ fn an_important_pod_takes_the_room_of_another_one() {
             r#"{"status":{"capacity":{"example.com/room":"1"},"allocatable":{"example.com/room":"1"}}}"#;
         cluster.kubectl(&["patch", "node", "node-1", "--subresource=status", "--type=merge", "-p", room]);
         cluster.kubectl(&["create", "priorityclass", "high", "--value=1000"]);
-        cluster.apply(&greedy("low", ""));
+        cluster.apply(&requesting("low", ""));
         eventually("the first pod to run", 60, || is_running(&cluster, "low"));
-        cluster.apply(&greedy("waits", ""));
+        cluster.apply(&requesting("waits", ""));
         let sentence = "0/1 nodes are available: 1 Insufficient example.com/room. no new claims to deallocate, \
                         preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.";
         eventually("a refusal", 30, || refusal(&cluster, "waits") == sentence);
-        cluster.apply(&greedy("high", "high"));
-        eventually("the important pod to run", 60, || is_running(&cluster, "high"));
+        cluster.apply(&requesting("high", "high"));
+        eventually("the pod of higher priority to run", 60, || is_running(&cluster, "high"));
         eventually("the other pod to be removed", 60, || {
             !cluster.try_kubectl(&["get", "pod", "low"]).status.success()
         });

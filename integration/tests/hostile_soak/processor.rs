@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// and a weight four times as large as the default.
 const HIERARCHIES: [(&str, &str, &str); 2] = [("cpu", "cpu.shares", "4096"), ("", "cpu.weight", "400")];
 
-/// The cgroups of the node and of this test. Dropping it moves this process back, because a machine kills what is left in its
-/// cgroup.
+/// The cgroups of the node and of this test. Dropping it moves this process back, because a machine kills all processes
+/// in its cgroup.
 pub(crate) struct Shares {
     machine: PathBuf,
     former: PathBuf,

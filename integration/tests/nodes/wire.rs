@@ -74,7 +74,7 @@ impl CapturedTraffic {
 
     /// Asserts that no frame exceeds the link's MTU, that `seen` contains all packets of pods, and that it contains small
     /// and full-size packets in both directions.
-    fn judge(&self, naked: bool, seen: &Seen) {
+    fn check(&self, naked: bool, seen: &Seen) {
         let hosts = self.hosts().map(|host| [host.address(), host.address_v6()]).concat();
         // Except frames of the control plane, whose uplink has segmentation offload.
         let between = |packet: &Packet<'_>| {
@@ -142,7 +142,7 @@ fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
             assert_eq!(ends, if inner.from.is_ipv4() { of_v4.clone() } else { of_v6.clone() }, "{inner:?}");
             seen.insert(key(&inner));
         }
-        talk.judge(false, &seen);
+        talk.check(false, &seen);
     });
 }
 
@@ -166,7 +166,7 @@ fn packets_of_pods_are_routed_without_encapsulation() {
                 seen.insert(key(&packet));
             }
         }
-        talk.judge(true, &seen);
+        talk.check(true, &seen);
     });
 }
 
@@ -186,6 +186,6 @@ fn packets_of_pods_are_sent_in_udp_and_fit_the_link() {
                 seen.insert(key(&inner));
             }
         }
-        talk.judge(false, &seen);
+        talk.check(false, &seen);
     });
 }

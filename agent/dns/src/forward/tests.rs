@@ -9,13 +9,13 @@ use tokio::net::UdpSocket;
 use super::*;
 
 /// A server on loopback that answers every question with its own address, and counts the questions.
-struct Other {
+struct LoopbackServer {
     address: SocketAddr,
     asked: Arc<AtomicUsize>,
     is_silent: watch::Sender<bool>,
 }
 
-impl Other {
+impl LoopbackServer {
     async fn start(ttl: u32) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let (address, asked) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -58,7 +58,7 @@ fn question(name: &str) -> Question {
 
 #[tokio::test]
 async fn equal_questions_at_the_same_time_are_one_query() {
-    let other = Other::start(60).await;
+    let other = LoopbackServer::start(60).await;
     let upstream = other.upstream();
     other.is_silent.send_replace(true);
     let all: Vec<_> = (0..20)
@@ -82,15 +82,36 @@ async fn equal_questions_at_the_same_time_are_one_query() {
 }
 
 #[tokio::test]
+async fn a_server_that_hangs_is_queried_last() {
+    let (hanging, other) = (LoopbackServer::start(60).await, LoopbackServer::start(60).await);
+    hanging.is_silent.send_replace(true);
+    let servers = vec![hanging.address, other.address];
+    let stub = StubDomain { domain: "example.".to_owned(), servers };
+    let upstream = Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default()));
+    let order = || -> Vec<_> {
+        let servers = upstream.servers.of(&question("a.example.").0);
+        servers.iter().map(|server| server.address).collect()
+    };
+    assert_eq!(order(), [hanging.address, other.address]);
+    let resolve = |name: &str| upstream.resolve(question(name));
+    // At the same time: each of them waits for the server that hangs.
+    let names = ["a.example.", "b.example.", "c.example.", "d.example."];
+    let [a, b, c, d] = names.map(resolve);
+    let answers: [Message; 4] = tokio::join!(a, b, c, d).into();
+    assert!(answers.iter().all(|answer| answer.answers.len() == 1));
+    assert_eq!(order(), [other.address, hanging.address]);
+}
+
+#[tokio::test]
 async fn without_servers_the_answer_is_a_failure() {
-    let upstream = Other::start(60).await.upstream();
+    let upstream = LoopbackServer::start(60).await.upstream();
     let answer = upstream.resolve(question("other.")).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
 }
 
 #[tokio::test]
 async fn an_expired_answer_is_used_while_the_server_does_not_respond() {
-    let other = Other::start(1).await;
+    let other = LoopbackServer::start(1).await;
     let upstream = other.upstream();
     assert_eq!(upstream.resolve(question("a.example.")).await.answers[0].ttl, 1);
     other.is_silent.send_replace(true);
@@ -106,7 +127,7 @@ async fn an_expired_answer_is_used_while_the_server_does_not_respond() {
 
 #[tokio::test]
 async fn a_used_cache_entry_is_queried_again_before_it_expires() {
-    let other = Other::start(100).await;
+    let other = LoopbackServer::start(100).await;
     let upstream = other.upstream();
     upstream.resolve(question("a.example.")).await;
     upstream.cache().age(Duration::from_secs(95));

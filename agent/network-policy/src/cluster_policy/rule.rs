@@ -11,7 +11,7 @@ use crate::blocks::Block;
 use crate::facts::protocol;
 use crate::rules::{Action, Direction, Namespaces, Peers, PodPeer, PortList, Rule};
 
-/// A parsed rule, and what is not honoured as written.
+/// A parsed rule, and the problems of its parts that have no effect or another effect.
 pub(super) struct Parsed {
     /// `None`: the rule matches nothing.
     pub(super) rule: Option<Rule>,
@@ -26,9 +26,9 @@ struct RawRule {
     action: RawAction,
     from: Option<Vec<Peer>>,
     to: Option<Vec<Peer>>,
-    /// `v1alpha1`.
+    /// Ports in `v1alpha1`.
     ports: Option<Vec<Port>>,
-    /// `v1alpha2`.
+    /// Protocols with their ports in `v1alpha2`.
     protocols: Option<Vec<Protocol>>,
 }
 
@@ -86,7 +86,7 @@ enum DestinationPort {
     Range { start: u16, end: u16 },
 }
 
-/// Parses a rule. An invalid one fails closed.
+/// Parses a rule. An invalid rule fails closed: it allows nothing, or denies everything.
 pub(super) fn parse(value: &Value, direction: Direction) -> Parsed {
     let mut problems = Vec::new();
     match rule_of(value, direction, &mut problems) {
@@ -108,18 +108,23 @@ fn rule_of(value: &Value, direction: Direction, problems: &mut Vec<String>) -> R
         RawAction::Deny => Action::Deny,
         RawAction::Pass => Action::Pass,
     };
-    let (peers, other, field) = match direction {
-        Direction::Ingress => (raw.from, raw.to, "from"),
-        Direction::Egress => (raw.to, raw.from, "to"),
+    let (peers, opposite, field, other) = match direction {
+        Direction::Ingress => (raw.from, raw.to, "from", "to"),
+        Direction::Egress => (raw.to, raw.from, "to", "from"),
     };
-    let peers = peers.filter(|peers| !peers.is_empty() && other.is_none());
-    let peers = peers.ok_or_else(|| format!("only the field {field} must have peers"))?;
+    let peers = peers.filter(|peers| !peers.is_empty() && opposite.is_none());
+    let peers = peers.ok_or_else(|| {
+        format!("the field {field} must have at least one peer, and the field {other} must be absent")
+    })?;
     let mut ports = PortList::default();
     for port in raw.ports.iter().flatten() {
         port.add_to(&mut ports)?;
     }
     for protocol in raw.protocols.iter().flatten() {
         protocol.add_to(&mut ports)?;
+    }
+    if direction == Direction::Ingress && peers.iter().any(Peer::is_of_egress) {
+        return Err("nodes, networks and domainNames are peers of egress rules".to_owned());
     }
     let peers = peers_of(&peers, action, problems)?;
     Ok(Rule { action, peers: Some(peers), ports: Some(ports).filter(|ports| *ports != PortList::default()) })
@@ -144,7 +149,9 @@ fn peers_of(all: &[Peer], action: Action, problems: &mut Vec<String>) -> Result<
                 let names = names.join(", ");
                 problems.push(format!("domainNames are not supported, and match nothing: {names}"));
             }
-            Peer::DomainNames(_) => return Err("domainNames are for rules that allow".to_owned()),
+            Peer::DomainNames(_) => {
+                return Err("domainNames are valid only in rules with the action Accept".to_owned());
+            }
         }
     }
     Ok(peers)
@@ -165,6 +172,18 @@ fn add_range(ports: &mut PortList, protocol: u8, first: u16, last: u16) -> Resul
         false => drop(ports.ranges.insert((protocol, first, last))),
     }
     Ok(())
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// Whether only egress rules have such a peer. In an ingress rule it is an unknown field.
+    fn is_of_egress(&self) -> bool {
+        match self {
+            Self::Namespaces(_) | Self::Pods(_) => false,
+            Self::Nodes(_) | Self::Networks(_) | Self::DomainNames(_) => true,
+        }
+    }
 }
 
 // === impl Port ===

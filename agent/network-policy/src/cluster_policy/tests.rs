@@ -47,6 +47,25 @@ fn a_rule_that_cannot_be_honoured_fails_closed() {
 }
 
 #[test]
+fn peers_outside_of_pods_are_for_egress_rules() {
+    for peer in
+        [json!({"nodes": {}}), json!({"networks": ["10.0.0.0/8"]}), json!({"domainNames": ["a.example"]})]
+    {
+        for (action, expect) in
+            [("Allow", vec![]), ("Deny", vec![Action::Deny]), ("Pass", vec![Action::Deny])]
+        {
+            let rules = json!([{"action": action, "from": [{"namespaces": {}}, peer]}]);
+            let specification = json!({"priority": 7, "subject": {"namespaces": {}}, "ingress": rules});
+            let policy = ClusterPolicy::parse(ClusterKind::AdminNetworkPolicy, "p", &specification).unwrap();
+            let rules = policy.rules.ingress.unwrap();
+            assert!(rules.iter().all(|rule| rule.peers.is_none()), "{action} {peer}");
+            assert_eq!(rules.iter().map(|rule| rule.action).collect::<Vec<_>>(), expect, "{action} {peer}");
+            assert!(policy.problems[0].contains("egress rules"), "{:?}", policy.problems);
+        }
+    }
+}
+
+#[test]
 fn domain_names_match_no_address_and_are_reported() {
     let (effect, problems) = parsed(json!({"action": "Allow", "to": [{"domainNames": ["a.example"]}]}));
     assert_eq!(effect, Some((Action::Allow, true)));
@@ -68,7 +87,7 @@ fn both_versions_have_the_same_ports() {
 }
 
 #[test]
-fn a_policy_without_place_or_subject_has_no_effect() {
+fn a_policy_without_a_valid_tier_priority_or_subject_is_rejected() {
     let kind = ClusterKind::ClusterNetworkPolicy;
     for (specification, problem) in [
         (json!({"tier": "Admin", "priority": 1}), "cannot parse"),

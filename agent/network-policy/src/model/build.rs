@@ -12,15 +12,15 @@ use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, 
 /// The objects of a policy in the table.
 #[derive(Debug, Default)]
 pub(super) struct Built {
-    /// The number in the names of chains and sets. Each build gets a new number. A policy may lose its last pod and get
-    /// a new pod before the next transaction; it then has other sets, and chains in the kernel are never changed.
+    /// The number in the names of chains and sets. Each build gets a new number, because chains in the kernel are never
+    /// changed: a policy that loses its last pod and gets a new one before the next transaction has new sets.
     pub(super) number: u64,
     chains: Vec<Chain>,
     sets: Vec<Set>,
     selections: Vec<u64>,
 }
 
-/// A rule of a policy.
+/// The position of a rule in its policy.
 #[derive(Clone, Copy)]
 struct RulePosition<'a> {
     /// The number of the build.

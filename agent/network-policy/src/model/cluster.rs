@@ -43,7 +43,7 @@ impl Model {
             return;
         }
         let tier = rank.tier;
-        // A policy in another tier is another policy.
+        // All versions of a policy have one tier, so a policy that changes its tier is removed and added.
         let old = match known.is_some_and(|version| version.tier() != tier) {
             true => {
                 self.take_cluster_policy(key.0, &key.1);

@@ -606,10 +606,10 @@ proptest! {
             let before: Vec<bool> = packets().map(|packet| model.program.allows(&packet)).collect();
             apply(&mut model, &mut cluster, change);
             let changes = model.program.changes();
-            let judged = changes.addresses();
+            let changed = changes.addresses();
             for (packet, before) in packets().zip(before) {
                 let is_same = model.program.allows(&packet) == before;
-                prop_assert!(is_same || judged.contains(&packet.from) || judged.contains(&packet.to), "{:?}", packet);
+                prop_assert!(is_same || changed.contains(&packet.from) || changed.contains(&packet.to), "{:?}", packet);
             }
             kernel.apply(&model.program, changes);
         }
@@ -621,7 +621,7 @@ proptest! {
         let all = model.program.all();
         fresh.apply(&model.program, all);
         prop_assert_eq!(&fresh.elements, &kernel.elements);
-        // Without policies nothing is left.
+        // Without policies the table is empty.
         for key in cluster.policies.keys() {
             model.take_policy(key);
         }
@@ -653,7 +653,7 @@ fn a_change_of_one_pod_changes_its_elements_only() {
     let count = changes.new_elements.values().map(Vec::len).sum::<usize>();
     assert_eq!((count, changes.new_chains.len(), changes.new_sets.len()), (6, 0, 0));
     let own = PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap().ips;
-    assert_eq!(changes.addresses(), own.into_iter().collect(), "only its own connections are judged");
+    assert_eq!(changes.addresses(), own.into_iter().collect(), "only connections of the new pod are checked");
     model.put_pod(PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap());
     assert!(model.program.changes().is_empty());
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::{NodeView, Port};
 use crate::endpoints::{Target, TrafficEndpoints};
-use crate::layout::{MASQUERADE, address};
+use crate::layout::{MASQUERADE, address, masquerade_outside};
 use crate::program::{Affinity, Program};
 
 /// The chains of one service port in one family. Their names show the service to readers of `nft list ruleset`.
@@ -60,8 +60,21 @@ impl Chains {
         program.targets.insert(chain.clone(), targets.iter().copied().collect());
         let rules = match affinity {
             None => vec![self.translate(targets)],
-            Some(timeout) => self.remembering(program, targets, timeout),
+            Some(timeout) => self.with_affinity(program, targets, timeout),
         };
+        program.chains.insert(chain.clone(), rules);
+        chain
+    }
+
+    /// Makes the chain for packets to the cluster IPs, with one of our balancing chains. Returns its name.
+    pub(super) fn make_internal(&self, program: &mut Program, balancing: &str, node: &NodeView) -> String {
+        let chain = format!("internal {}", self.base);
+        #[cfg(test)]
+        if let Some(targets) = program.targets.get(balancing).cloned() {
+            program.targets.insert(chain.clone(), targets);
+        }
+        let outside = masquerade_outside(self.is_ipv4, node);
+        let rules = outside.into_iter().chain([Rule::default().goto(balancing)]).collect();
         program.chains.insert(chain.clone(), rules);
         chain
     }
@@ -85,8 +98,8 @@ impl Chains {
     }
 
     /// Sends a known client to its target, and others to a random target. Each target has a set of its clients, which is
-    /// kept when other targets come and go.
-    fn remembering(&self, program: &mut Program, targets: &[Target], timeout: Duration) -> Vec<Rule> {
+    /// kept when other targets are added and removed.
+    fn with_affinity(&self, program: &mut Program, targets: &[Target], timeout: Duration) -> Vec<Rule> {
         let client = || Rule::default().source(self.is_ipv4, R0);
         let mut rules = Vec::with_capacity(targets.len() + 1);
         let mut chains = Vec::with_capacity(targets.len());
@@ -105,7 +118,8 @@ impl Chains {
         rules
     }
 
-    /// Makes the chain for packets from outside the cluster. `local`: the traffic policy is `Local`.
+    /// Makes the chain for packets to external addresses and node ports. `local` is the node if the traffic policy is
+    /// `Local`.
     pub(super) fn make_external(
         &self,
         program: &mut Program,

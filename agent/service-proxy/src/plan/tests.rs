@@ -1,8 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use coracle_nft::Rule;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::layout::masquerade_outside;
 use crate::program::ElementId;
 
 fn node() -> NodeView {
@@ -178,7 +180,10 @@ fn many_endpoints_have_a_chain_of_their_own() {
     let of = |program: &Program| verdict(program, Map::Services, at("10.43.1.1", 80)).unwrap();
     assert_eq!(of(&endpoints(SHARED_MAX)), format!("one of {SHARED_MAX}"));
     let many = endpoints(SHARED_MAX + 1);
-    assert_eq!((of(&many).as_str(), many.chains["cluster n/s/6-80/4"].len()), ("cluster n/s/6-80/4", 1));
+    assert_eq!((of(&many).as_str(), many.chains["cluster n/s/6-80/4"].len()), ("internal n/s/6-80/4", 1));
+    let goto = Rule::default().goto("cluster n/s/6-80/4");
+    let marked = masquerade_outside(true, &node()).unwrap();
+    assert_eq!(many.chains["internal n/s/6-80/4"], [marked, goto], "clients outside are masqueraded");
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Kernel {
     }
 }
 
-/// Where a packet to a cluster IP goes.
+/// Outcome for a packet to a cluster IP.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     To(BTreeSet<Target>),
@@ -151,7 +151,7 @@ impl ServiceSpec {
         if self.is_local { Place::Here } else { Place::Anywhere }
     }
 
-    /// The endpoints that take traffic: the ready ones, or else those that serve while they end.
+    /// The endpoints that take traffic: the ready ones, or else those that serve while they terminate.
     fn targets(&self, is_ipv4: bool, place: Place) -> BTreeSet<Target> {
         let of = |wanted: u8| {
             let fits = |(_, is_here, state): &&EndpointSpec| {
@@ -184,8 +184,8 @@ fn jiff_time(age: i64) -> String {
     format!("2026-01-01T00:00:{age:02}Z")
 }
 
-/// Where a packet to a cluster IP goes by the documentation of the API. If several services have the cluster IP and
-/// the port, the oldest one with endpoints gets the packet.
+/// The outcome for the packet by the documentation of the API. If several services have the cluster IP and the port,
+/// the oldest one with endpoints gets the packet.
 fn expected(services: &Services, packet: &Packet) -> Outcome {
     let &Packet { is_ipv4, ip, port, is_udp } = packet;
     let claims = |(_, spec): &(&u8, &ServiceSpec)| {
@@ -204,7 +204,7 @@ fn expected(services: &Services, packet: &Packet) -> Outcome {
     }
 }
 
-/// What the table does with the packet. `targets`: of the chains that choose an endpoint.
+/// The outcome for the packet by the table. `targets` has the targets of each chain that chooses an endpoint.
 fn happens(
     kernel: &Kernel,
     targets: &BTreeMap<String, BTreeSet<Target>>,

@@ -156,7 +156,7 @@ impl Packet {
     fn send(&self, is_rejected: bool) -> Fate {
         loop {
             let (socket, port) = self.socket();
-            // An earlier packet from this port decided already.
+            // An earlier connection from this port has a conntrack entry already.
             if tracked(port, self.to).is_none() {
                 return self.send_from(&socket, port, is_rejected);
             }

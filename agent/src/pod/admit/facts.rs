@@ -20,6 +20,7 @@ pub(crate) struct Facts<'a> {
 /// Resources of a node that pods hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Taken {
+    /// Number of the pods.
     pub(crate) places: usize,
     pub(crate) requested: Amount,
     pub(crate) ports: Vec<HostPort>,

@@ -105,7 +105,7 @@ pub(crate) fn is_host_port(taken: &[HostPort], (protocol, port): (&str, u16), ad
         .any(|taken| taken.port == i32::from(port) && taken.protocol == protocol && is_ours(&taken.ip))
 }
 
-/// UDP port of the network between nodes, if it encapsulates packets.
+/// UDP port of the overlay, if it encapsulates packets.
 pub(crate) fn overlay_port(config: &AgentConfig) -> Option<u16> {
     let overlay = config.overlay.as_ref()?;
     match overlay.backend {
@@ -117,7 +117,7 @@ pub(crate) fn overlay_port(config: &AgentConfig) -> Option<u16> {
 
 /// Ports of this agent, also while it does not listen.
 pub(crate) fn own(config: &AgentConfig) -> Vec<OwnPort> {
-    let overlay = overlay_port(config).map(|port| (Protocol::Udp, port, "the network between nodes"));
+    let overlay = overlay_port(config).map(|port| (Protocol::Udp, port, "the overlay network"));
     std::iter::once((Protocol::Tcp, config.kubelet_listen.port(), "the kubelet API")).chain(overlay).collect()
 }
 
@@ -258,7 +258,10 @@ mod tests {
     #[test]
     fn the_parent_process_is_found() {
         let own = PathBuf::from(format!("/proc/{}", std::process::id()));
-        assert_eq!(parent(&own), Some(PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id()))));
+        assert_eq!(
+            parent(&own),
+            Some(PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id())))
+        );
         assert_eq!(parent(Path::new("/proc/1")), None);
     }
 
@@ -291,7 +294,7 @@ mod tests {
         let mut user =
             |address: &str| sockets.user(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
         drop(server);
-        assert!(user("127.0.0.1").is_some(), "the list and the owners are of one transaction");
+        assert!(user("127.0.0.1").is_some(), "the list and the owners are cached together");
         assert!(sockets.user(&own, ("TCP", 10250), &[]).unwrap().is_some(), "also while it does not listen");
     }
 }

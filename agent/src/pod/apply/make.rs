@@ -4,8 +4,8 @@ use coracle_error_chain::chain;
 use coracle_proto::cri;
 
 use super::{ApplyError, Job, Report};
+use crate::event_recorder::Level;
 use crate::pod::config::sandbox::log_dir_name;
-use crate::pod::events::Level;
 use crate::pod::pull;
 use crate::pod::state::{SANDBOX, Shape, VOLUMES};
 use crate::volume;
@@ -96,7 +96,7 @@ impl Job {
         Ok(())
     }
 
-    /// Starts the pulls of the first containers, unless an earlier try has.
+    /// Starts the pulls of the first containers, unless an earlier attempt has started them.
     fn pull_first(&mut self, first: &[String]) {
         let spec = self.spec();
         let shape = Shape::of(&spec);

@@ -36,10 +36,10 @@ struct IndexedMount<'a> {
 
 /// Properties of mounts that the runtime reports.
 #[derive(Debug, Default)]
-pub(super) struct OfRuntime {
+pub(super) struct RuntimeMounts {
     /// Ids of image volumes, by volume name.
     pub(super) images: BTreeMap<String, String>,
-    /// Whether it supports recursive read-only mounts.
+    /// Whether the runtime supports recursive read-only mounts.
     pub(super) recursive_read_only: bool,
 }
 
@@ -48,7 +48,7 @@ impl Job {
         &self,
         container: &Container,
         env: &[(String, String)],
-        runtime: &OfRuntime,
+        runtime: &RuntimeMounts,
     ) -> Result<Vec<cri::Mount>, MountError> {
         let mut mounts = Vec::new();
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {

@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::Container;
 
-use super::mounts::OfRuntime;
+use super::mounts::RuntimeMounts;
 use super::start_queue::StartQueue;
 use super::{ApplyError, Job, Report};
 use crate::cgroup::container_resources;
+use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::admit::{containers, unsupported};
 use crate::pod::config::{container as container_config, files, hostname};
 use crate::pod::env::{Addresses, Sources, environment, needs};
-use crate::pod::events::{ContainerRef, Level};
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{self, Present, PullTask};
 use crate::pod::state::{Failed, Shape, Waiting};
@@ -160,7 +160,7 @@ impl Job {
         image: Present,
     ) -> Result<cri::ContainerConfig, NotStarted> {
         if shape.container(&container.name).is_none() {
-            self.judge_added(container)?;
+            self.check_added(container)?;
         }
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
@@ -173,7 +173,7 @@ impl Job {
             options.pid = cri::NamespaceMode::Target.into();
             options.target_id = self.target(target)?;
         }
-        let runtime = OfRuntime {
+        let runtime = RuntimeMounts {
             images: self.image_volumes(container).await?,
             recursive_read_only: self.recursive_read_only(container).await?,
         };
@@ -199,7 +199,7 @@ impl Job {
     }
 
     /// Checks an ephemeral container, which was added after the pod's admission.
-    fn judge_added(&self, container: &Container) -> Result<(), NotStarted> {
+    fn check_added(&self, container: &Container) -> Result<(), NotStarted> {
         if let Some(spec) = &self.pod.spec {
             containers::check_added(spec, &container.name).map_err(NotStarted::config)?;
         }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{ApplyError, Job, Report};
-use crate::pod::events::{ContainerRef, Level};
+use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::hook;
 use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
 use crate::runtime::RuntimeError;

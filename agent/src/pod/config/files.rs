@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_a_fifo_holds_nothing_up() {
+    fn a_fifo_in_place_of_a_message_does_not_block() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.message");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();

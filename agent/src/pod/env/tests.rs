@@ -74,7 +74,7 @@ fn config_maps_and_secrets_are_required_unless_optional() {
 }
 
 #[test]
-fn the_api_server_is_always_linked_and_others_if_enabled() {
+fn variables_are_set_for_the_api_server_and_for_services_of_the_namespace() {
     let service = |ns: &str, name: &str| -> Service {
         serde_json::from_value(json!({"metadata": {"namespace": ns, "name": name},
             "spec": {"clusterIP": "10.43.0.1", "ports": [{"name": "https", "port": 443}]}}))

@@ -43,7 +43,7 @@ pub(crate) struct Answer {
 /// Why there is no successful response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpError {
-    #[error("its port has no number")]
+    #[error("the port is neither a number from 1 to 65535 nor the name of a port of the container")]
     Port,
     #[error("cannot connect to {host}:{port}: {source}")]
     Connect { host: String, port: u16, source: std::io::Error },
@@ -55,10 +55,20 @@ pub(crate) enum HttpError {
     Tls(#[from] rustls::Error),
     #[error("HTTP probe failed with statuscode: {0}")]
     Status(u16),
-    #[error("its redirect is not a URL that can be followed")]
+    #[error("the redirect is not a URL that can be followed")]
     Location,
     #[error("stopped after {REQUESTS_MAX} redirects")]
     Redirects,
+}
+
+impl HttpError {
+    /// The outcome of a probe. Without a port the probe has no result, as in the kubelet.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Port => Outcome::Unknown(self.to_string()),
+            error => Outcome::of(error, error.to_string()),
+        }
+    }
 }
 
 impl Request {
@@ -293,7 +303,14 @@ mod tests {
     async fn outcome(port: u16, path: &str) -> Outcome {
         let get = serde_json::json!({"path": path, "port": port});
         let request = Request::new(&serde_json::from_value(get).unwrap(), &Container::default(), "127.0.0.1");
-        super::get(request.unwrap()).await.map_or_else(|e| Outcome::of(&e, e.to_string()), |a| a.outcome())
+        super::get(request.unwrap()).await.map_or_else(|error| error.outcome(), |answer| answer.outcome())
+    }
+
+    #[test]
+    fn a_probe_of_an_unknown_port_name_has_no_result() {
+        let get = serde_json::from_value(serde_json::json!({"port": "web"})).unwrap();
+        let error = Request::new(&get, &Container::default(), "127.0.0.1").unwrap_err();
+        assert_eq!(error.outcome().passed(), None);
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use serde::Deserialize;
 
 use super::super::NodeContext;
-use super::super::events::Level;
+use crate::event_recorder::Level;
 
 /// Maximum pull secrets of a pod that are read, and credentials of them that are tried. Each is a request to the registry.
 const SECRETS_MAX: usize = 64;

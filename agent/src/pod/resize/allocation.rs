@@ -1,4 +1,4 @@
-//! Allocated resources: which resize the node accepts, and in which order resizes are judged. Pure.
+//! Allocated resources: which resize the node accepts, and in which order resizes are evaluated. Pure.
 //!
 //! Source: `pkg/kubelet/allocation/allocation_manager.go`.
 
@@ -7,11 +7,11 @@ use std::cmp::Reverse;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::jiff::Timestamp;
 
-use super::PendingResize;
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
+use crate::pod::resize_state::PendingResize;
 
-/// A pending resize in the order in which resizes are judged: first those that request no more than before, then by
+/// A pending resize in the order in which resizes are evaluated: first those that request no more than before, then by
 /// priority, by QoS class and by age.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidate {

@@ -40,26 +40,26 @@ fn a_changed_resource_with_a_restart_policy_restarts_the_container() {
 fn a_resize_waits_for_room_and_only_what_grows_is_checked() {
     let amount = |cpu_millis, memory| Amount { cpu_millis, memory };
     let old = pod("1", "1Mi");
-    let judged = |cpu: &str, memory: &str| {
+    let evaluated = |cpu: &str, memory: &str| {
         check_resize(&pod(cpu, memory), &old, (amount(2500, 4 << 20), amount(4000, 4 << 20)))
     };
-    assert_eq!(judged("1500m", "1Mi"), Ok(()));
+    assert_eq!(evaluated("1500m", "1Mi"), Ok(()));
     // The node's memory is overcommitted, and the pod takes no more of it.
-    assert_eq!(judged("500m", "512Ki"), Ok(()));
-    let deferred = judged("1501m", "1Mi").unwrap_err();
+    assert_eq!(evaluated("500m", "512Ki"), Ok(()));
+    let deferred = evaluated("1501m", "1Mi").unwrap_err();
     assert_eq!(deferred.reason, "Deferred");
     assert_eq!(
         deferred.message,
         "Node didn't have enough resource: cpu, requested: 1501, used: 2500, capacity: 4000"
     );
     assert_eq!(deferred.generation, Some(2));
-    let infeasible = judged("4001m", "1Mi").unwrap_err();
+    let infeasible = evaluated("4001m", "1Mi").unwrap_err();
     assert_eq!(infeasible.reason, "Infeasible");
     assert_eq!(infeasible.message, "Node didn't have enough capacity: cpu, requested: 4001, capacity: 4000");
 }
 
 #[test]
-fn resizes_are_judged_by_growth_priority_class_and_age() {
+fn resizes_are_evaluated_by_growth_priority_class_and_age() {
     let at = |second| Timestamp::from_second(second).unwrap();
     let old = pod("1", "1Mi");
     let mut important = pod("2", "1Mi");

@@ -206,12 +206,12 @@ fn before(facts: &Facts<'_>, observed: &ObservedContainer) -> ContainerState {
         .observed
         .ended_before(&observed.name, observed.attempt)
         .and_then(|c| c.exit().map(|exit| terminated(facts, c, exit)))
-        .or_else(|| remembered_end(facts, observed))
+        .or_else(|| end_from_last_status(facts, observed))
         .unwrap_or_default()
 }
 
 /// The end of the container's previous run from the last status, if the runtime has removed that container.
-fn remembered_end(facts: &Facts<'_>, observed: &ObservedContainer) -> Option<ContainerState> {
+fn end_from_last_status(facts: &Facts<'_>, observed: &ObservedContainer) -> Option<ContainerState> {
     if observed.attempt == 0 {
         return None;
     }

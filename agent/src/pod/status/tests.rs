@@ -310,7 +310,7 @@ fn messages_share_the_room_of_a_status() {
 
 #[test]
 fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
-    use crate::pod::resize::{InProgress, PendingResize};
+    use crate::pod::resize_state::{InProgress, PendingResize};
     let wanted = json!({"requests": {"cpu": "2", "memory": "1Mi", "x.io/y": "1"}});
     let spec = json!({"containers": [{"name": "a", "image": "nginx", "resources": wanted}]});
     let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));
@@ -334,7 +334,7 @@ fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
     assert_eq!(serde_json::to_value(&first.allocated_resources).unwrap(), wanted["requests"]);
     // The conditions end with the resize, also those of an earlier report.
     case.pod.status = Some(status);
-    case.state.resize = crate::pod::resize::ResizeState::default();
+    case.state.resize = crate::pod::resize_state::ResizeState::default();
     let kinds = case.status(6).conditions.unwrap();
     assert!(kinds.iter().all(|c| !c.type_.starts_with("PodResize")), "{kinds:?}");
 }

@@ -158,8 +158,8 @@ async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
     Ok(())
 }
 
-/// Whether a retry is useless: the object is deleted or another one of the same name, or the API server rejects the
-/// status.
+/// Whether a retry is useless: the object is deleted or replaced by another one of the same name, or the API server
+/// rejects the status.
 fn refused(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let done = matches!(status.code, 404 | 409);

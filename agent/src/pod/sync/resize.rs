@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Sync;
 use crate::cgroup::resources::pod_requests;
-use crate::pod::events::Level;
+use crate::event_recorder::Level;
 use crate::pod::resize::allocation::{Candidate, check_resize, condition, differs, with_resources};
 use crate::pod::resize::event_message;
 use crate::pod::state::{DesiredPod, has_ended};
@@ -35,7 +35,7 @@ impl Sync {
         } else if is_alive && !self.note_pending(uid, pod) {
             self.replace(uid, &old, &Arc::new(with_resources(pod, &old)));
         } else if is_alive {
-            // The resize is judged first: a status of the new generation must have its outcome.
+            // The resize is evaluated first: a status of the new generation must have its outcome.
             self.retry_resizes();
             if self.pending.contains_key(uid) {
                 let mut allocated = with_resources(pod, &old);
@@ -53,17 +53,17 @@ impl Sync {
         }
     }
 
-    /// Records a pending resize. Returns whether it must be judged.
+    /// Records a pending resize. Returns whether it must be evaluated.
     fn note_pending(&mut self, uid: &str, pod: &Arc<Pod>) -> bool {
         if let Some(known) = self.pending.get_mut(uid) {
             let is_new = known.pod.metadata.generation != pod.metadata.generation;
             known.pod = Arc::clone(pod);
             return is_new;
         }
-        // An earlier agent may have judged it.
-        let judged = condition(pod);
-        let since = judged.as_ref().and_then(|(_, since)| *since).unwrap_or_else(Timestamp::now);
-        if let Some((pending, _)) = judged {
+        // An earlier agent may have evaluated it.
+        let evaluated = condition(pod);
+        let since = evaluated.as_ref().and_then(|(_, since)| *since).unwrap_or_else(Timestamp::now);
+        if let Some((pending, _)) = evaluated {
             self.node.resizes.defer(uid, pending);
         }
         self.pending.insert(uid.to_owned(), PendingPod { pod: Arc::clone(pod), since });
@@ -76,18 +76,18 @@ impl Sync {
         self.node.resizes.remove(uid);
     }
 
-    /// Judges all pending resizes, in upstream's order. An accepted one may make room for those before it.
+    /// Evaluates all pending resizes, in upstream's order. An accepted one may make room for those before it.
     pub(super) fn retry_resizes(&mut self) {
         if self.pending.is_empty() || self.orphans.is_some() {
             // Before all pods are received, the node may seem to have more room than it has.
             return;
         }
-        while self.judge_all() {}
+        while self.evaluate_all() {}
         self.weigh();
     }
 
-    /// Judges each pending resize once. Returns whether an accepted one has freed resources.
-    fn judge_all(&mut self) -> bool {
+    /// Evaluates each pending resize once. Returns whether an accepted one has freed resources.
+    fn evaluate_all(&mut self) -> bool {
         let mut freed = false;
         for uid in self.in_order() {
             let (Some(pending), Some(handle)) = (self.pending.get(&uid), self.handles.get(&uid)) else {

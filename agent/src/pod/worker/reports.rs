@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{StatusChange, Worker};
+use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::apply::Report;
-use crate::pod::events::{ContainerRef, Level};
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
 use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape, VOLUMES};

@@ -3,8 +3,9 @@
 use k8s_openapi::jiff::Timestamp;
 
 use super::Worker;
-use crate::pod::events::Level;
-use crate::pod::resize::{InProgress, event_message, is_resizing};
+use crate::event_recorder::Level;
+use crate::pod::resize::{event_message, is_resizing};
+use crate::pod::resize_state::InProgress;
 use crate::pod::state::{DesiredPod, RESIZE};
 
 impl Worker {

@@ -3,9 +3,9 @@
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::ends::End;
 use crate::runtime::RuntimeError;
 use crate::server::backend::Backend;
+use crate::server::container_ends::End;
 
 /// Whether the pod's spec has this container.
 pub(in crate::server) fn is_in(pod: &Pod, name: &str) -> bool {
@@ -60,7 +60,7 @@ impl Ended {
 
     #[cfg(test)]
     pub(super) fn by(id: &str, events: crate::runtime::Events) -> Ended {
-        let ends = std::sync::Arc::<super::ends::ContainerEnds>::default();
+        let ends = std::sync::Arc::<crate::server::container_ends::ContainerEnds>::default();
         let end = ends.register(id);
         ends.listen(events);
         Ended(Some(end))

@@ -23,7 +23,7 @@ pub(super) fn all(log: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The file that follows the one with this inode; the oldest one if that was removed.
+/// The file that follows the one with this inode; the oldest file if the one with the inode was removed.
 pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
     let files = all(log);
     let at = files.iter().position(|file| fs::metadata(file).is_ok_and(|found| found.ino() == inode));
@@ -34,11 +34,11 @@ pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
 ///
 /// A line in several parts counts as one line, also if its last part is not written yet.
 pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> {
-    let mut seen = Seen { wanted: count, lines: 0, is_open: false };
+    let mut search = TailSearch { wanted: count, lines: 0, is_open: false };
     for (index, file) in files.iter().enumerate().rev() {
         match bounded::open(file) {
             Ok(mut file) => {
-                if let Some(offset) = seen.search_backwards(&mut file)? {
+                if let Some(offset) = search.search_backwards(&mut file)? {
                     return Ok((index, offset));
                 }
             }
@@ -49,7 +49,9 @@ pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> 
     Ok((0, 0))
 }
 
-struct Seen {
+/// State of the search for the start of a tail, from the last file to the first.
+struct TailSearch {
+    /// Lines of the tail.
     wanted: usize,
     /// Lines that begin at or after the position that was reached.
     lines: usize,
@@ -57,7 +59,7 @@ struct Seen {
     is_open: bool,
 }
 
-impl Seen {
+impl TailSearch {
     /// Searches backwards for the end of the line before the wanted lines. Returns its offset.
     fn search_backwards(&mut self, file: &mut File) -> io::Result<Option<u64>> {
         const BLOCK: u64 = 64 * 1024;

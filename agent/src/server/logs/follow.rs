@@ -1,7 +1,7 @@
 //! Reading and following a log over rotations until the container ends.
 //!
-//! A follower wakes by a [watch](super::watch) on the container's log directory, at the container's end, and when its client
-//! disconnects. Nothing is polled. At the end of a file the next file is found by inode, so that a slow client misses
+//! A follower wakes by a [watch](crate::server::log_watches) on the container's log directory, at the container's end,
+//! and when its client disconnects. Nothing is polled. At the end of a file the next file is found by inode, so that a slow client misses
 //! no rotation.
 
 use std::fs::{self, File};
@@ -18,8 +18,8 @@ use super::container::Ended;
 use super::files;
 use super::line::{LINE_MAX, Printer};
 use super::options::Options;
-use super::watch::{LogWatches, Watch};
 use crate::bounded;
+use crate::server::log_watches::{LogWatches, Watch};
 
 const CHUNK: usize = 64 * 1024;
 /// Time after which a follower whose client does not read closes a file that the runtime has removed. An open file keeps

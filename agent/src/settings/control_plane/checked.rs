@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    InitialResourcesOptions, PluginSelection, RequestHeaderConfig, RuntimeConfig, TokenWebhookConfig,
+    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions,
+    TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -28,6 +29,7 @@ pub(crate) struct ControlPlane {
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) basic_auth_file: Option<PathBuf>,
     pub(crate) authentication_config: Option<PathBuf>,
+    pub(crate) oidc: Option<OidcConfig>,
     pub(crate) anonymous_auth: bool,
     pub(crate) token_webhook: Option<TokenWebhookConfig>,
     pub(crate) request_header: Option<RequestHeaderConfig>,
@@ -43,6 +45,7 @@ pub(crate) struct ControlPlane {
     pub(crate) admission_plugins: PluginSelection,
     pub(crate) initial_resources: InitialResourcesOptions,
     pub(crate) runtime_config: RuntimeConfig,
+    pub(crate) options: ServerOptions,
     pub(crate) audit: Option<AuditConfig>,
     pub(crate) controllers: ControllerSelection,
     pub(crate) scheduler: bool,
@@ -52,6 +55,7 @@ pub(crate) struct ControlPlane {
     pub(crate) signing_duration: Duration,
     pub(crate) token_clean_up_period: Duration,
     pub(crate) node_monitor_grace: Duration,
+    pub(crate) max_finished_pods: usize,
     pub(crate) node_balancers: bool,
     pub(crate) load_balancer_pool: Vec<IpNetwork>,
     pub(crate) request_timeout: Duration,
@@ -78,11 +82,14 @@ impl ControlPlaneSettings {
         sources: &mut Sources,
     ) -> Option<ControlPlane> {
         let audit = sources.take(self.audit())?;
+        let oidc = sources.take(self.oidc())?;
         let token_webhook = sources.take(self.token_webhook())?;
         let authorization = sources.take(self.authorization())?;
         let election = sources.take(self.election())?;
         let runtime_config = sources.take(runtime_config(&self.runtime_config).context("runtime-config"))?;
+        let options = sources.take(self.options())?;
         let request_header = self.request_header();
+        let (admission_plugins, initial_resources) = self.admission();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
@@ -101,6 +108,7 @@ impl ControlPlaneSettings {
             token_auth_file: self.token_auth_file,
             basic_auth_file: self.basic_auth_file,
             authentication_config: self.authentication_config,
+            oidc,
             anonymous_auth: self.anonymous_auth,
             token_webhook,
             request_header,
@@ -111,15 +119,10 @@ impl ControlPlaneSettings {
             etcd,
             election,
             admission_control_config_file: self.admission_control_config_file,
-            admission_plugins: PluginSelection {
-                enabled: self.enable_admission_plugins,
-                disabled: self.disable_admission_plugins,
-            },
-            initial_resources: InitialResourcesOptions {
-                percentile: self.ir_percentile.0,
-                namespace_only: self.ir_namespace_only,
-            },
+            admission_plugins,
+            initial_resources,
             runtime_config,
+            options,
             audit,
             controllers,
             scheduler: self.scheduler,
@@ -128,6 +131,7 @@ impl ControlPlaneSettings {
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
             token_clean_up_period,
+            max_finished_pods: usize::try_from(self.terminated_pod_gc_threshold).unwrap_or(usize::MAX),
             node_balancers: self.node_balancers,
             load_balancer_pool,
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
@@ -165,6 +169,23 @@ impl ControlPlaneSettings {
         audit(self.audit_policy_file.clone(), log, webhook)
     }
 
+    /// The issuer of the oidc settings, if any of them is given.
+    fn oidc(&self) -> anyhow::Result<Option<OidcConfig>> {
+        let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let config = OidcConfig {
+            issuer_url: self.oidc_issuer_url.clone().unwrap_or_default(),
+            client_id: self.oidc_client_id.clone().unwrap_or_default(),
+            ca_file: self.oidc_ca_file.clone(),
+            username_claim: set(&self.oidc_username_claim).unwrap_or_default(),
+            username_prefix: set(&self.oidc_username_prefix),
+            groups_claim: set(&self.oidc_groups_claim),
+            groups_prefix: self.oidc_groups_prefix.clone().unwrap_or_default(),
+            required_claims: self.oidc_required_claim.clone(),
+            signing_algs: self.oidc_signing_algs.clone(),
+        };
+        oidc(config, self.authentication_config.is_some())
+    }
+
     /// The webhook for tokens, if there is one.
     fn token_webhook(&self) -> anyhow::Result<Option<TokenWebhookConfig>> {
         let version = self.authentication_token_webhook_version.clone();
@@ -184,6 +205,55 @@ impl ControlPlaneSettings {
             uid_headers: self.requestheader_uid_headers.clone(),
             group_headers: self.requestheader_group_headers.clone(),
             extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
+        })
+    }
+
+    /// The admission plugins that run, and the options of one.
+    fn admission(&self) -> (PluginSelection, InitialResourcesOptions) {
+        let plugins = PluginSelection {
+            enabled: self.enable_admission_plugins.clone(),
+            disabled: self.disable_admission_plugins.clone(),
+        };
+        let options = InitialResourcesOptions {
+            percentile: self.ir_percentile.0,
+            namespace_only: self.ir_namespace_only,
+        };
+        (plugins, options)
+    }
+
+    /// The options that kube-apiserver has with the same defaults.
+    fn options(&self) -> anyhow::Result<ServerOptions> {
+        let Age(event_lifetime) = self.event_ttl;
+        anyhow::ensure!(
+            event_lifetime >= Duration::from_secs(1),
+            "event-ttl {event_lifetime:?} must be at least 1s"
+        );
+        for issuer in &self.service_account_issuer {
+            anyhow::ensure!(!issuer.is_empty(), "service-account-issuer must not have an empty name");
+        }
+        let keys_url = self.service_account_jwks_uri.clone();
+        if let Some(url) = keys_url.as_deref().filter(|url| !url.starts_with("https://")) {
+            anyhow::bail!("service-account-jwks-uri {url:?} must begin with https://");
+        }
+        let max_token_seconds = self.service_account_max_token_expiration.map(|Age(limit)| limit.as_secs());
+        if let Some(seconds) = max_token_seconds {
+            let is_allowed = (3600..=1 << 32).contains(&seconds);
+            anyhow::ensure!(
+                is_allowed,
+                "service-account-max-token-expiration must be between 1h and 2^32 seconds"
+            );
+        }
+        Ok(ServerOptions {
+            max_token_seconds: max_token_seconds.and_then(|seconds| i64::try_from(seconds).ok()),
+            node_ports: self.service_node_port_range.0.clone(),
+            toleration_seconds: [
+                self.default_not_ready_toleration_seconds,
+                self.default_unreachable_toleration_seconds,
+            ],
+            event_lifetime,
+            token_issuers: self.service_account_issuer.clone(),
+            audiences: self.api_audiences.clone(),
+            keys_url,
         })
     }
 
@@ -209,6 +279,21 @@ impl ControlPlaneSettings {
         );
         Ok(config)
     }
+}
+
+/// As upstream, each of the oidc settings needs an issuer and a client ID, and excludes the configuration file.
+fn oidc(config: OidcConfig, has_file: bool) -> anyhow::Result<Option<OidcConfig>> {
+    if config == OidcConfig::default() {
+        return Ok(None);
+    }
+    anyhow::ensure!(!has_file, "authentication-config and the oidc settings are mutually exclusive");
+    let is_complete = !config.issuer_url.is_empty() && !config.client_id.is_empty();
+    anyhow::ensure!(
+        is_complete,
+        "oidc-issuer-url and oidc-client-id must be given together with any oidc setting"
+    );
+    let claim = Some(config.username_claim).filter(|claim| !claim.is_empty());
+    Ok(Some(OidcConfig { username_claim: claim.unwrap_or_else(|| "sub".to_owned()), ..config }))
 }
 
 fn seconds(count: NonZero<u32>) -> Duration {
@@ -315,6 +400,29 @@ mod tests {
             ("https://a:1", (file(), file(), None)),
         ] {
             assert!(of(server, files).is_err(), "{server}");
+        }
+    }
+
+    #[test]
+    fn an_issuer_needs_url_and_client_and_excludes_the_file() {
+        let of = |url: &str, client: &str, claim: &str| OidcConfig {
+            issuer_url: url.to_owned(),
+            client_id: client.to_owned(),
+            username_claim: claim.to_owned(),
+            ..OidcConfig::default()
+        };
+        assert_eq!(oidc(OidcConfig::default(), true).unwrap(), None);
+        let found = oidc(of("https://a", "b", ""), false).unwrap().unwrap();
+        assert_eq!(found, of("https://a", "b", "sub"));
+        let found = oidc(of("https://a", "b", "email"), false).unwrap().unwrap();
+        assert_eq!(found.username_claim, "email");
+        for (config, has_file) in [
+            (of("https://a", "", ""), false),
+            (of("", "b", ""), false),
+            (of("", "", "email"), false),
+            (of("https://a", "b", ""), true),
+        ] {
+            assert!(oidc(config.clone(), has_file).is_err(), "{config:?}");
         }
     }
 

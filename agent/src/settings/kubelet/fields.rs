@@ -125,7 +125,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     pointer("makeIPTablesUtilChains", Support::Only(&["true"])),
     pointer("iptablesMasqueradeBit", Support::Only(&["14"])),
     pointer("iptablesDropBit", Support::Only(&["15"])),
-    value("featureGates", Support::Only(&[])),
+    value("featureGates", Support::Setting("", "feature-gates")),
     pointer("failSwapOn", Support::Only(&["true", "false"])),
     value("memorySwap.swapBehavior", Support::Only(&[])),
     value("containerLogMaxSize", Support::Setting("node", "container-log-max-size")),

@@ -23,7 +23,7 @@ fn honoured_fields_are_settings() {
          containerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 3\nimageMinimumGCAge: 5m\nstreamingConnectionIdleTimeout: 1h\n\
          nodeLeaseDurationSeconds: 20\ncgroupDriver: systemd\ncgroupRoot: /x\nresolvConf: /r\npodLogsDir: /l\n\
          authentication: {x509: {clientCAFile: /ca}, webhook: {cacheTTL: 0s}}\nserverTLSBootstrap: true\n\
-         logging: {format: json}\n",
+         logging: {format: json}\nfeatureGates: {RotateKubeletServerCertificate: true, SidecarContainers: true}\n",
     );
     let node = node.unwrap().node();
     assert_eq!(node.kubelet_listen.to_string(), "127.0.0.1:10350");
@@ -74,7 +74,7 @@ fn fields_without_effect_and_unknown_fields_are_named() {
         "k.yaml maxPods \"many\": expected a whole number",
         "k.yaml authentication.anonymous.enabled: this field is not supported; the only value is false",
         "k.yaml authentication.token: unknown field",
-        "k.yaml featureGates: this field is not supported",
+        "k.yaml featureGates \"X=true\": unrecognized feature gate: X",
         "k.yaml enforceNodeAllocatable: this field is not supported; the only value is pods",
         "k.yaml evictionHard: expected a table",
         "k.yaml registerWithTaints: expected an array of taints",

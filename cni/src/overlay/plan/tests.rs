@@ -1,4 +1,4 @@
-//! Peers in, tables and changes out.
+//! Tests of plans: the tables and changes for given peers.
 
 use super::super::{End, Local};
 use super::*;
@@ -77,7 +77,7 @@ fn each_pod_family_uses_outer_packets_of_the_same_family() {
 }
 
 #[test]
-fn with_one_family_of_nodes_it_carries_both_of_pods() {
+fn one_family_of_nodes_carries_both_families_of_pods() {
     for (up, families, port) in
         [(&BOTH[..1], &[4][..], Port::Vxlan4), (&BOTH[1..], &[6], Port::Vxlan6), (BOTH, &[4], Port::Vxlan4)]
     {
@@ -106,10 +106,10 @@ fn unreachable_peers_are_refused_by_name_and_the_others_are_reached() {
     assert_eq!(
         refused,
         [
-            "n2: its VNI is 7, ours 1",
+            "n2: its VNI is 7, this node's is 1",
             "n3: its range 10.42.0.0/16 overlaps 10.42.0.0/24 of this node",
             "n3: its range 10.42.1.128/25 overlaps 10.42.1.0/24 of n1",
-            "n4: its backend is host-gw, which ours does not speak",
+            "n4: its backend is host-gw, which this node's backend does not support",
             "n5: it has no address of a family that this node has",
         ]
     );
@@ -184,13 +184,13 @@ fn without_peers_there_are_no_routes_or_devices() {
 }
 
 #[test]
-fn a_narrow_peer_gets_a_narrow_route() {
+fn a_peer_with_a_smaller_mtu_gets_a_route_with_that_mtu() {
     let peers = BTreeMap::from([peer(1, PeerKind::Vxlan, &[4]), peer(2, PeerKind::Vxlan, &[4])]);
     let narrow = BTreeMap::from([("n1".to_owned(), 1300), ("n2".to_owned(), 1450)]);
     let made = Plan::new(node(VXLAN, &BOTH[..1]), &peers, &narrow);
     let tables = made.tables();
     assert_eq!(tables.routes[&net("10.42.1.0/24")].mtu, Some(1300));
-    assert_eq!(tables.routes[&net("10.42.2.0/24")].mtu, None, "the device says so already");
+    assert_eq!(tables.routes[&net("10.42.2.0/24")].mtu, None, "the device has this MTU");
 }
 
 /// The kernel's tables after these changes.

@@ -157,7 +157,7 @@ impl ProbeSockets {
 
     /// The sequence number of the request that a reply answers, and the size of the packet.
     fn answer(&self, packet: &[u8], v4: bool) -> Option<(usize, u32)> {
-        // IPv4 includes its header, IPv6 does not.
+        // Raw IPv4 sockets deliver the IP header, raw IPv6 sockets do not.
         let (start, kind, ip_header) =
             if v4 { (usize::from(packet.first()? & 15) * 4, 0, 0) } else { (0, 129, 40) };
         let [found, _, _, _, round0, round1, number0, number1, ..] = *packet.get(start..)? else {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_returns_complete_replies() {
+    fn replies_are_found_and_packets_above_the_maximum_get_none() {
         let mut probe_sockets = ProbeSockets::open().expect("these tests need root");
         let requests: [Request; 3] = [
             Request { index: 7, to: Ipv4Addr::LOCALHOST.into(), bytes: 1400 },

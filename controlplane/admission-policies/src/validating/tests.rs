@@ -108,6 +108,18 @@ fn a_budget_limits_all_policies_of_a_request() {
         assert!(policy.evaluate(input).denials.is_empty());
         let denials = policy.evaluate(input).denials;
         assert!(denials[0].message.contains("running out of cost budget"), "{}", denials[0].message);
+        assert!(input.cost.is_exhausted());
+    });
+}
+
+#[test]
+fn an_attempt_that_costs_too_much_has_no_result_and_exhausts_nothing() {
+    let policy = ValidatingPolicy::read(&json!({"validations": [{"expression": "object.l.all(a, a > 0)"}]}));
+    with_input(&json!({"l": vec![1; 300]}), &Value::Null, |input| {
+        assert_eq!(input.cost.attempt(100, || policy.evaluate(input)), None);
+        assert_eq!(input.cost.attempt(100_000, || policy.evaluate(input)), Some(Outcome::default()));
+        assert_eq!(policy.evaluate(input), Outcome::default());
+        assert!(!input.cost.is_exhausted());
     });
 }
 

@@ -32,7 +32,7 @@ impl Admit for BootstrapToken {
             return Ok(());
         }
         let why = format!(
-            "token {id} is good for one machine, and node {other} has used it; `coracle token create` makes another"
+            "token {id} is for one machine only, and node {other} has used it; create another with `coracle token create`"
         );
         Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
     }

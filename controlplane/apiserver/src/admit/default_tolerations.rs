@@ -1,4 +1,4 @@
-//! Adds the default tolerations: a pod stays on a failed node for five minutes.
+//! Adds the default tolerations: a pod stays on a failed node for some time, by default five minutes.
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -14,22 +14,23 @@ pub(super) struct DefaultTolerations;
 impl Admit for DefaultTolerations {
     async fn mutate(
         &self,
-        _admission: &Admission,
+        admission: &Admission,
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
         // Also on update: a client that sends its original pod would remove them.
         if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
-            add(&mut object["spec"]);
+            add(&mut object["spec"], admission.toleration_seconds);
         }
         Ok(())
     }
 }
 
-fn add(spec: &mut Value) {
+/// Adds tolerations with these seconds for the keys that the pod does not tolerate.
+fn add(spec: &mut Value, seconds: [i64; 2]) {
     let Some(spec) = spec.as_object_mut() else { return };
     let Some(list) = spec.entry("tolerations").or_insert_with(|| json!([])).as_array_mut() else { return };
-    for key in KEYS {
+    for (key, seconds) in KEYS.into_iter().zip(seconds) {
         let tolerated = list.iter().any(|toleration| {
             let any_key = toleration["key"].as_str().unwrap_or_default().is_empty();
             let any_effect = toleration["effect"].as_str().unwrap_or_default().is_empty();
@@ -37,7 +38,7 @@ fn add(spec: &mut Value) {
         });
         if !tolerated {
             list.push(
-                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}),
+                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}),
             );
         }
     }
@@ -48,15 +49,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_pod_says_stays() {
+    fn tolerations_of_the_pod_stay() {
         let mut spec = json!({"tolerations": [
             {"key": KEYS[0], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}]});
-        add(&mut spec);
-        add(&mut spec);
+        add(&mut spec, [30, 40]);
+        add(&mut spec, [300, 300]);
         assert_eq!(spec["tolerations"].as_array().unwrap().len(), 2);
         assert_eq!(spec["tolerations"][0]["tolerationSeconds"], 5);
+        assert_eq!(
+            (&spec["tolerations"][1]["key"], &spec["tolerations"][1]["tolerationSeconds"]),
+            (&json!(KEYS[1]), &json!(40))
+        );
         let mut all = json!({"tolerations": [{"operator": "Exists"}]});
-        add(&mut all);
+        add(&mut all, [300, 300]);
         assert_eq!(all["tolerations"].as_array().unwrap().len(), 1);
     }
 }

@@ -6,14 +6,19 @@ use coracle_kinds::{Resource, kind::by_resource};
 use futures::FutureExt as _;
 use serde_json::Value;
 
-use super::{Admission, Attributes, webhook::review};
+use super::{Admission, Attributes, review};
 use crate::{
     authn::User,
     authz::{AccessAttributes, Verdict},
+    offload,
     request::{Query, RequestInfo, ResourceInfo},
 };
 
 static NULL: Value = Value::Null;
+
+/// Cost of an evaluation, and of all evaluations of a request, above which expressions are evaluated off the async
+/// workers. It takes some milliseconds.
+pub(super) const LIGHT: u64 = 100_000;
 
 /// The parts of an [`Input`] that it borrows.
 pub(super) struct Subject<'a> {
@@ -28,6 +33,22 @@ pub(super) struct Subject<'a> {
 struct Host<'a> {
     admission: &'a Admission,
     user: &'a User,
+}
+
+/// Evaluates expressions, off the async workers if that may take long. If they cost more than was expected, they are
+/// evaluated again from the beginning.
+pub(super) async fn evaluate<T>(cost: &RequestCost, is_heavy: bool, mut work: impl FnMut() -> T) -> T {
+    let is_heavy = is_heavy || cost.spent() > LIGHT;
+    let light = if is_heavy { None } else { cost.attempt(LIGHT, &mut work) };
+    match light {
+        Some(result) => result,
+        None => {
+            let result = offload::run(true, work);
+            // The request can reach its timeout here.
+            tokio::task::yield_now().await;
+            result
+        }
+    }
 }
 
 impl<'a> Subject<'a> {

@@ -4,6 +4,8 @@
 //! The rule is that of upstream's ServiceAccount admission plugin (`limitSecretReferences`), with ephemeral
 //! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177).
 
+use std::collections::HashSet;
+
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
@@ -54,25 +56,26 @@ fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String
     if !TRUE.contains(&enforced) {
         return None;
     }
-    let lists = |field: &str, name: &Value| items(&account[field]).any(|item| item["name"] == *name);
+    let names =
+        |field: &str| -> HashSet<&Value> { items(&account[field]).map(|item| &item["name"]).collect() };
+    let (secrets, pull_secrets) = (names("secrets"), names("imagePullSecrets"));
     let refused = |what: String| {
         format!("{what} is not allowed because service account {account_name} does not reference that secret")
     };
     volumes(spec)
         .chain(environments(spec))
-        .find(|(name, _)| !lists("secrets", name))
+        .find(|(name, _)| !secrets.contains(*name))
         .map(|(name, what)| refused(format!("{what} secret.secretName={name}")))
         .or_else(|| {
             let pulls = items(&spec["imagePullSecrets"]).enumerate();
-            pulls
-                .map(|(at, pull)| (at, &pull["name"]))
-                .find(|(_, name)| !lists("imagePullSecrets", name))
-                .map(|(at, name)| {
+            pulls.map(|(at, pull)| (at, &pull["name"])).find(|(_, name)| !pull_secrets.contains(*name)).map(
+                |(at, name)| {
                     format!(
                         "imagePullSecrets[{at}].name={name} is not allowed because service account \
                          {account_name} does not reference that imagePullSecret"
                     )
-                })
+                },
+            )
         })
 }
 

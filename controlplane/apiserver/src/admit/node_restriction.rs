@@ -64,7 +64,7 @@ fn ensure(right: bool, why: impl FnOnce() -> String) -> Checked {
 }
 
 fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
-    // The name in the object: with generateName it only starts like this node's name.
+    // The whole name of the object is compared: a generated name could begin with the name of this node.
     ensure(object["metadata"]["name"] == node, || {
         format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
     })?;
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_by_which_others_tell_nodes_apart_are_not_the_nodes_own() {
+    fn a_node_does_not_set_labels_by_which_other_components_select_nodes() {
         let object = |labels: Value| json!({"metadata": {"labels": labels}});
         let own = object(json!({"kubernetes.io/hostname": "a", "example.com/x": "y", "plain": "z",
             "node.kubernetes.io/anything": "1", "topology.kubernetes.io/zone": "z"}));

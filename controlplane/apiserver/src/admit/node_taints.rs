@@ -1,4 +1,4 @@
-//! Taints of nodes: a new node gets the taint not-ready, and NoExecute taints get their time.
+//! Taints of nodes: a new node gets the taint not-ready, and NoExecute taints get `timeAdded`.
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_that_drive_away_are_dated_once() {
+    fn no_execute_taints_get_the_time_once() {
         let mut node = json!({"spec": {"taints": [{"key": "a", "effect": "NoExecute"}, {"key": "b", "effect": "NoSchedule"}]}});
         set_time_added(&mut node, "1");
         set_time_added(&mut node, "2");

@@ -1,8 +1,8 @@
 //! Rules for PodGroups: a group in use is protected from deletion, the Workload that it comes from exists, and a Job keeps
 //! the parallelism of its group.
 //!
-//! These plugins run by default, as upstream. They do nothing while the kinds of `scheduling.k8s.io` are not served: the
-//! cache has the objects of an earlier time, when they were.
+//! These plugins run by default, as upstream. They do nothing while the kinds of `scheduling.k8s.io` are not served,
+//! although the cache has the objects that were created while they were served.
 //!
 //! Source: `plugin/pkg/admission/podgroup`, `plugin/pkg/admission/job`.
 

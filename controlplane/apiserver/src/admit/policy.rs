@@ -21,8 +21,10 @@ use serde_json::Value;
 
 use super::{
     Admission, Attributes, GROUP,
+    expression::{self, LIGHT},
     matching::Matching,
-    webhook::{objects, review::Objects},
+    review::Objects,
+    webhook::objects,
 };
 use crate::{error::Result, offload};
 
@@ -159,16 +161,12 @@ impl<P> Policy<P> {
     }
 
     /// Evaluates the policy, off the async workers if that may take long.
-    async fn run<T>(&self, cost: &RequestCost, is_heavy: bool, evaluate: impl FnOnce() -> T) -> T {
+    async fn run<T>(&self, cost: &RequestCost, is_heavy: bool, evaluate: impl FnMut() -> T) -> T {
         let before = cost.spent();
-        let is_heavy = is_heavy || before > LIGHT || self.is_costly.load(Ordering::Relaxed);
-        let result = offload::run(is_heavy, evaluate);
+        let is_heavy = is_heavy || self.is_costly.load(Ordering::Relaxed);
+        let result = expression::evaluate(cost, is_heavy, evaluate).await;
         if cost.spent() - before > LIGHT {
             self.is_costly.store(true, Ordering::Relaxed);
-        }
-        if is_heavy {
-            // The request can reach its timeout here.
-            tokio::task::yield_now().await;
         }
         result
     }
@@ -200,11 +198,7 @@ const SMALL: usize = 2 << 10;
 /// Number of parameters of a binding above which all evaluations are off the async workers.
 const FEW_PARAMS: usize = 8;
 
-/// Cost of an evaluation, and of all evaluations of a request, above which further ones are off the async workers. It
-/// takes some milliseconds.
-const LIGHT: u64 = 100_000;
-
-/// Whether expressions may take long with these objects and this parameter, which is one of a number.
+/// Whether expressions may take long with these objects and this parameter, one of `number` parameters of the binding.
 fn is_heavy(objects: &Objects, (params, number): (Option<&Value>, usize)) -> bool {
     number > FEW_PARAMS
         || [Some(&objects.new), Some(&objects.old), params]

@@ -5,7 +5,6 @@
 //! unless the webhook's failure policy is `Ignore`.
 
 mod hook;
-pub(super) mod review;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -19,15 +18,16 @@ use coracle_kinds::{
 use futures::future::try_join_all;
 use serde_json::Value;
 
-use self::{
-    hook::Hook,
-    review::{Objects, Verdict},
+use self::hook::Hook;
+use super::{
+    Admission, Admit, Attributes, GROUP, Operation,
+    expression::{self, Subject},
+    review::{self, Objects, Verdict},
 };
-use super::{Admission, Admit, Attributes, GROUP, Operation, expression::Subject};
 use crate::{
     convert,
     error::{ApiError, Result},
-    webhook_client,
+    waits, webhook_client,
 };
 
 const MUTATING: &str = "mutatingwebhookconfigurations";
@@ -100,7 +100,10 @@ impl Admit for ValidatingWebhooks {
                 Some(kind) => ask(admission, hook, attributes, (&kind, object)).await.map(drop),
                 None => Ok(()),
             });
-        try_join_all(calls).await.map(drop)
+        let began = std::time::Instant::now();
+        let answered = try_join_all(calls).await;
+        waits::add(began.elapsed());
+        answered.map(drop)
     }
 
     fn is_local(&self) -> bool {
@@ -116,7 +119,7 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 /// The resource in the version that a webhook's rules select; `None` if the request does not match the webhook.
 ///
 /// # Errors
-/// A match condition failed, and the failure policy is `Fail`.
+/// A match condition failed, and the failure policy is `Fail`, or the request's limit on cost was the reason.
 async fn matching(
     admission: &Admission,
     hook: &Hook,
@@ -129,9 +132,12 @@ async fn matching(
     }
     let objects = objects(attributes, &kind, object).await?;
     let subject = Subject::new(admission, attributes, &kind);
-    match hook.conditions.matches(&subject.input(&objects, None)) {
+    let evaluate = || hook.conditions.matches(&subject.input(&objects, None));
+    match expression::evaluate(attributes.cost, false, evaluate).await {
         Ok(matches) => Ok(matches.then_some(kind)),
-        Err(why) if hook.fails => Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)),
+        Err(why) if hook.fails || attributes.cost.is_exhausted() => {
+            Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
+        }
         Err(why) => {
             tracing::debug!(webhook = hook.name, why, "match conditions failed open");
             Ok(None)
@@ -147,7 +153,10 @@ async fn apply(
     object: &mut Value,
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
-    let Some(verdict) = ask(admission, hook, attributes, (&kind, object)).await? else { return Ok(true) };
+    let began = std::time::Instant::now();
+    let asked = ask(admission, hook, attributes, (&kind, object)).await;
+    waits::add(began.elapsed());
+    let Some(verdict) = asked? else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_connections::SlotStream;
+use coracle_connections::PermitStream;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -98,7 +98,7 @@ impl Forwarder {
         let server = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
         let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
         request.headers_mut().insert(header::HOST, host);
-        let stream = SlotStream::new(endpoint.connect().await?, permit);
+        let stream = PermitStream::new(endpoint.connect().await?, permit);
         endpoint.send_tls(stream, (tls, server), request, self.timeout).await
     }
 }
@@ -118,7 +118,7 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     if !user.uid.is_empty() {
         add("x-remote-uid", &user.uid)?;
     }
-    // Controllers have no role that the server could ask for. It allows everything to this group.
+    // Controllers have no roles that the aggregated server could look up. It permits all requests of this group.
     let masters = user.is_component().then_some("system:masters");
     for group in user.groups.iter().map(String::as_str).chain(masters) {
         add("x-remote-group", group)?;

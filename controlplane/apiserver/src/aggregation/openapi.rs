@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_without_sense_are_empty_parts() {
+    fn invalid_documents_are_empty_parts() {
         for document in [json!(null), json!([1]), json!({"paths": 3, "definitions": "x"})] {
             let mut ours = json!({"paths": {"/api": {}}, "definitions": {"A": {}}});
             let before = ours.clone();

@@ -105,7 +105,8 @@ fn is_short(value: &Value) -> bool {
     left_of(MAX_REPEATED, value).is_some()
 }
 
-/// About the bytes that a value leaves of a limit. `None` if it is larger. It reads no more of the value than the limit.
+/// The approximate number of bytes that remain of a limit after a value. `None` if the value is larger. Reads no more of
+/// the value than the limit.
 fn left_of(limit: usize, value: &Value) -> Option<usize> {
     let limit = limit.checked_sub(2)?;
     match value {

@@ -290,12 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn a_preference_follows_no_change_of_the_cluster() {
+    fn services_that_prefer_two_families_keep_theirs_when_the_cluster_changes() {
         let before = stored(PREFER, ONE, &["10.0.0.1"]);
         let same = completed(before["spec"].clone(), Some(&before), BOTH).unwrap();
         assert_eq!(fields(&same), fields(&before));
         let dual = stored(REQUIRE, BOTH, &["10.0.0.1", "fd00::1"]);
         let kept = completed(dual["spec"].clone(), Some(&dual), ONE).unwrap();
-        assert_eq!(fields(&kept), fields(&dual), "it keeps what it has");
+        assert_eq!(fields(&kept), fields(&dual), "the service keeps its families and addresses");
     }
 }

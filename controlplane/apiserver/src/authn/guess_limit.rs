@@ -1,7 +1,8 @@
 //! Limits how fast one source can guess passwords.
 //!
 //! A password has less entropy than a token. After [`BURST`] wrong passwords, a source may send one each [`PERIOD`]; its
-//! further passwords are refused without a check. So parallel requests do not help it.
+//! further passwords are refused without a check. Each wrong password counts, also of parallel requests that began before
+//! the limit was reached, so the mean rate is the same for them.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

@@ -29,7 +29,7 @@ pub(crate) struct TokenUse {
     uid: Value,
 }
 
-/// The sending end of the uses.
+/// The sender of the queue of uses.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenUseQueue(mpsc::Sender<TokenUse>);
 

@@ -19,10 +19,11 @@ const LEEWAY: i64 = 10;
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 
-/// The signing keys, and the issuer and default audiences of the tokens.
+/// The signing keys, and the issuers and default audiences of the tokens.
 pub(crate) struct Tokens {
     pub(crate) keys: TokenKeys,
-    pub(crate) issuer: String,
+    /// The first one issues tokens. Tokens of all of them are accepted.
+    issuers: Vec<String>,
     pub(crate) audiences: Vec<String>,
     legacy_uses: TokenUseQueue,
 }
@@ -45,7 +46,7 @@ pub(super) struct ServiceAccounts(pub(super) Arc<Tokens>);
 impl Authenticator for ServiceAccounts {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
         let Credential { token: Some(token), audiences, cache, .. } = *credential else { return known(None) };
-        match self.0.keys.unknown_to(token, &self.0.issuer) {
+        match self.0.keys.unknown_to(token, &self.0.issuers) {
             Some(signer) => Either::Right(Box::pin(async move {
                 signer.fetch_unknown(token).await;
                 self.0.user(cache, token, audiences)
@@ -56,14 +57,24 @@ impl Authenticator for ServiceAccounts {
 }
 
 impl Tokens {
-    /// Creates the issuer of tokens that these keys sign.
+    /// Creates the issuer of tokens that these keys sign. `issuers` has at least one name.
     pub(crate) fn new(
         keys: TokenKeys,
-        issuer: String,
+        issuers: Vec<String>,
         audiences: Vec<String>,
         legacy_uses: TokenUseQueue,
     ) -> Self {
-        Self { keys, issuer, audiences, legacy_uses }
+        Self { keys, issuers, audiences, legacy_uses }
+    }
+
+    /// The issuer of new tokens.
+    pub(crate) fn issuer(&self) -> &str {
+        self.issuers.first().map_or("", String::as_str)
+    }
+
+    /// Whether this is the name of one of the issuers.
+    pub(crate) fn is_issuer(&self, name: &str) -> bool {
+        self.issuers.iter().any(|own| own == name)
     }
 
     /// A signed token and the second when it ends.
@@ -78,7 +89,7 @@ impl Tokens {
             about.extend(bound.clone());
         }
         let payload = json!({
-            "aud": claims.audiences, "exp": until, "iat": now, "nbf": now, "iss": self.issuer,
+            "aud": claims.audiences, "exp": until, "iat": now, "nbf": now, "iss": self.issuer(),
             "jti": uuid::Uuid::new_v4().to_string(), "kubernetes.io": about,
             "sub": format!("system:serviceaccount:{}:{}", claims.namespace, claims.name),
         });
@@ -159,7 +170,7 @@ impl Tokens {
         let audience = claims["aud"].as_array().is_some_and(|list| {
             list.iter().filter_map(Value::as_str).any(|one| audiences.iter().any(|own| own == one))
         });
-        claims["iss"] == self.issuer.as_str()
+        claims["iss"].as_str().is_some_and(|name| self.is_issuer(name))
             && audience
             && time("exp", 0) > now - LEEWAY
             && time("nbf", i64::MAX) <= now + LEEWAY

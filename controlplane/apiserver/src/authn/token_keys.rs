@@ -68,10 +68,16 @@ impl TokenKeys {
         }
     }
 
-    /// The external signer, if a token of this issuer names a key that is not known yet.
-    pub(crate) fn unknown_to(&self, token: &str, issuer: &str) -> Option<&TokenSigner> {
+    /// The external signer, if a token of one of the issuers names a key that is not known yet.
+    pub(crate) fn unknown_to(&self, token: &str, issuers: &[String]) -> Option<&TokenSigner> {
         let Self::External(signer) = self else { return None };
-        (signer.is_unknown(token) && is_of(token, issuer)).then_some(signer)
+        let is_issued = || issuers.iter().any(|issuer| is_of(token, issuer));
+        (signer.is_unknown(token) && is_issued()).then_some(signer)
+    }
+
+    /// Whether the keys are this server's own. Those of an external signer can change at any time.
+    pub(crate) fn are_own(&self) -> bool {
+        matches!(self, Self::Own(_))
     }
 
     /// The public keys as a JSON web key set.

@@ -24,6 +24,12 @@ impl Authenticator for ClientCertificates {
     }
 }
 
+/// The end of the validity of a certificate, in seconds since 1970.
+pub(super) fn expiry(certificate: &CertificateDer<'_>) -> Option<i64> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(certificate.validity().not_after.timestamp())
+}
+
 fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     let id = format!("X509SHA256={}", hex::encode(sha2::Sha256::digest(certificate)));
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;

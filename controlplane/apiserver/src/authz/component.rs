@@ -12,7 +12,8 @@ impl Authorizer for Components {
     }
 }
 
-/// The garbage collector and the namespace controller handle every kind. No controller opens streams into pods.
+/// Whether a controller of this process may send a request. All kinds are allowed, because the garbage collector and the
+/// namespace controller need them. Streams into pods are not: no controller opens one.
 fn allows(attributes: &AccessAttributes<'_>) -> bool {
     let Some(resource) = &attributes.info.resource else { return false };
     let subresource = resource.subresource.split('/').next().unwrap_or_default();

@@ -147,4 +147,17 @@ mod tests {
         assert!(of(&["request.user"]).unwrap_err().contains("bool"));
         assert!(of(&["request.nothing == 'a'"]).is_err());
     }
+
+    #[test]
+    fn the_number_and_cost_of_conditions_are_limited() {
+        let of = |source: &str, count: usize| {
+            MatchConditions::compile(&vec![json!({"expression": source}); count].into())
+        };
+        assert!(of("true", 64).is_ok());
+        assert!(of("true", 65).err().unwrap().contains("must have at most 64 items"));
+        let nested = "request.groups.all(a, request.groups.all(b, request.groups.all(c, true)))";
+        let conditions = of(nested, 1).unwrap();
+        assert_eq!(conditions.matches(&json!({"groups": ["dev", "ops"]})), Ok(true));
+        assert!(conditions.matches(&json!({"groups": vec!["dev"; 300]})).is_err());
+    }
 }

@@ -67,7 +67,7 @@ pub(crate) fn account(user: &str) -> Option<(&str, &str)> {
     is_valid.then_some((namespace, name))
 }
 
-/// Whether the headers name a user to impersonate, be it the caller.
+/// Whether the headers name a user to impersonate. The user may be the caller itself.
 pub(crate) fn is_wanted(headers: &HeaderMap) -> bool {
     headers.contains_key("impersonate-user")
 }

@@ -28,7 +28,7 @@ pub(super) struct Nodes;
 
 impl Authorizer for Nodes {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(attributes), "the node needs it for its pods").ready()
+        Decision::allow_if(allows(attributes), "the node needs the access for its pods").ready()
     }
 
     /// What a node may do depends on the object.
@@ -139,7 +139,8 @@ fn own_pods(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &s
     let kind = by_resource("", "v1", "pods");
     let pod = kind.and_then(|kind| attributes.cache.get(kind, &resource.namespace, &resource.name));
     // The node must be able to see that a pod was deleted, and an absent pod needs no protection.
-    let bound = |pod: &Object| kind.is_some_and(|kind| pod.facets(kind).field("spec.nodeName") == node);
+    let bound =
+        |pod: &Object| kind.is_some_and(|kind| pod.selector_attributes(kind).field("spec.nodeName") == node);
     pod.is_none_or(|pod| bound(&pod))
 }
 

@@ -281,7 +281,11 @@ pub(super) fn objects(served: &Resources) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coracle_kinds::{defaults, kind::by_kind, resource::built_in, validate};
+    use coracle_kinds::{
+        defaults,
+        kind::{built_in, by_kind},
+        validate,
+    };
 
     /// Upstream removed these permissions from the roles of tenants in 1.22.
     #[test]
@@ -325,7 +329,7 @@ mod tests {
     #[test]
     fn each_controller_of_upstream_has_a_role_for_its_service_account_alone() {
         let served = |entries: &[String]| {
-            let config = coracle_kinds::resource::RuntimeConfig::parse(entries).unwrap();
+            let config = coracle_kinds::kind::RuntimeConfig::parse(entries).unwrap();
             objects(&Resources::served(&config))
         };
         let all = served(&[]);

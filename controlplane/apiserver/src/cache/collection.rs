@@ -3,10 +3,7 @@
 use std::{
     cell::LazyCell,
     collections::{BTreeMap, VecDeque},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
 use coracle_kinds::{
@@ -14,19 +11,16 @@ use coracle_kinds::{
     selector::{FieldSelector, LabelSelector},
 };
 use coracle_store::{Commit, Entry, Page};
-use tokio::sync::mpsc;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Allocated, Object, References};
+use super::{
+    Allocated, Object, References, Shared,
+    watchers::{Event, Watcher, Watchers},
+};
 use crate::error::{ApiError, Result};
 
 /// Maximum number of recent changes of a kind, and maximum bytes of their superseded objects.
 const MAX_HISTORY: usize = 1000;
 const MAX_HISTORY_BYTES: usize = 384 << 10;
-/// Maximum events that wait for a watcher. A slower watcher is disconnected and can resume.
-const MAX_QUEUED_EVENTS: usize = 4096;
-/// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
-const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// The field with the node of a pod.
 const NODE: &str = "spec.nodeName";
@@ -41,18 +35,6 @@ pub(crate) struct Change {
     pub(crate) deleted: bool,
 }
 
-/// An event of a watch.
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    Added(Arc<Object>),
-    Modified(Arc<Object>),
-    Deleted(Arc<Object>),
-    /// All events up to this revision were sent.
-    Bookmark(u64),
-    /// The initial objects at this revision were sent.
-    InitialEnd(u64),
-}
-
 /// The scope of a list or watch.
 #[derive(Clone, Default)]
 pub(crate) struct Scope {
@@ -63,27 +45,6 @@ pub(crate) struct Scope {
     pub(crate) initialized_only: bool,
 }
 
-/// The collection's end of a watch.
-pub(crate) struct Watcher {
-    pub(crate) scope: Scope,
-    pub(crate) bookmarks: bool,
-    /// Revision of the newest queued event, or of the watch's start if there is none.
-    sent: u64,
-    events: mpsc::Sender<Event>,
-    /// Bytes of the queued events.
-    queued: Arc<AtomicUsize>,
-    /// Cancelled when the collection removes the watcher.
-    _cut: DropGuard,
-}
-
-/// The client's end of a watch.
-pub(crate) struct Events {
-    events: mpsc::Receiver<Event>,
-    queued: Arc<AtomicUsize>,
-    /// Cancelled when no more events will be queued.
-    pub(crate) cut: CancellationToken,
-}
-
 pub(crate) struct Collection {
     kind: Arc<Resource>,
     objects: BTreeMap<Arc<str>, Arc<Object>>,
@@ -91,7 +52,7 @@ pub(crate) struct Collection {
     change_bytes: usize,
     /// Changes after this revision are in `changes`.
     compacted: u64,
-    watchers: Vec<Watcher>,
+    watchers: Watchers,
     /// Commits that arrived while the stored objects are loaded; None afterwards.
     pending: Option<Vec<Commit>>,
     /// Whether the resource was removed: there are no more events.
@@ -107,8 +68,8 @@ pub(crate) struct Collection {
 impl Change {
     /// The nodes of a pod after and before the change; empty if it was not bound.
     fn nodes(&self, kind: &Resource) -> [&str; 2] {
-        let old = self.old.as_ref().map_or("", |old| old.facets(kind).field(NODE));
-        [self.new.facets(kind).field(NODE), old]
+        let old = self.old.as_ref().map_or("", |old| old.selector_attributes(kind).field(NODE));
+        [self.new.selector_attributes(kind).field(NODE), old]
     }
 }
 
@@ -123,10 +84,10 @@ impl Scope {
     /// Whether labels, fields and initialization match. The caller checks the prefix.
     pub(crate) fn selects(&self, kind: &Resource, object: &Object) -> bool {
         self.is_plain() || {
-            let facets = object.facets(kind.stored_as());
-            facets.match_labels(&self.labels)
-                && self.fields.matches_facets(facets)
-                && !(self.initialized_only && facets.is_uninitialized())
+            let attributes = object.selector_attributes(kind.stored_as());
+            attributes.match_labels(&self.labels)
+                && self.fields.matches_attributes(attributes)
+                && !(self.initialized_only && attributes.is_uninitialized())
         }
     }
 
@@ -143,51 +104,15 @@ impl Scope {
         let was = change.old.as_ref().is_some_and(|old| self.selects(kind, old));
         let is = !change.deleted && self.selects(kind, &change.new);
         let new = change.new.clone();
-        match (was, is) {
-            (false, true) => Some(Event::Added(new)),
-            (true, true) => Some(Event::Modified(new)),
-            (true, false) => Some(Event::Deleted(new)),
-            (false, false) => None,
-        }
-    }
-}
-
-// === impl Watcher ===
-
-impl Watcher {
-    pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
-        let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
-        let (queued, cut) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
-        let received = Events { events: receiver, queued: queued.clone(), cut: cut.clone() };
-        (Self { scope, bookmarks, sent: 0, events, queued, _cut: cut.drop_guard() }, received)
-    }
-
-    /// Queues an event. Returns false if the watcher is disconnected or too slow: the collection then removes it.
-    fn send(&mut self, event: Event, revision: u64) -> bool {
-        self.sent = revision;
-        let before = self.queued.fetch_add(event.weight(), Ordering::Relaxed);
-        before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
-    }
-}
-
-// === impl Events ===
-
-impl Events {
-    pub(crate) async fn recv(&mut self) -> Option<Event> {
-        let event = self.events.recv().await?;
-        self.queued.fetch_sub(event.weight(), Ordering::Relaxed);
-        Some(event)
-    }
-}
-
-// === impl Event ===
-
-impl Event {
-    /// Bytes that the event keeps in memory.
-    fn weight(&self) -> usize {
-        match self {
-            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json_len(),
-            Event::Bookmark(_) | Event::InitialEnd(_) => 0,
+        match (was, is, &change.old) {
+            (false, true, _) => Some(Event::Added(new)),
+            (true, true, _) => Some(Event::Modified(new)),
+            // The last state that matched, as upstream.
+            (true, false, Some(old)) if !change.deleted => {
+                Some(Event::Deleted(Arc::new(old.with_revision(change.revision))))
+            }
+            (true, false, _) => Some(Event::Deleted(new)),
+            (false, false, _) => None,
         }
     }
 }
@@ -202,7 +127,7 @@ impl Collection {
             changes: VecDeque::new(),
             change_bytes: 0,
             compacted: revision,
-            watchers: Vec::new(),
+            watchers: Watchers::default(),
             pending: None,
             is_closed: false,
             references: References::default(),
@@ -225,6 +150,11 @@ impl Collection {
         }
     }
 
+    /// Sets the collection to which the watches belong. It is the shared form of this one.
+    pub(super) fn share_as(&mut self, itself: Weak<Shared>) {
+        self.watchers = Watchers::of(itself);
+    }
+
     /// The stored version of the resource.
     pub(crate) fn kind(&self) -> &Resource {
         &self.kind
@@ -239,7 +169,7 @@ impl Collection {
     pub(super) fn replace(&mut self, kind: Arc<Resource>) {
         let names = |kind: &Resource| kind.fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>();
         if names(&self.kind) != names(&kind) {
-            // The facets have the values of the former fields.
+            // The attributes have the values of the former fields.
             self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_facets()));
         }
         self.kind = kind;
@@ -344,15 +274,12 @@ impl Collection {
         }
         let (kind, is_of_pods) = (&self.kind, self.has_references());
         let nodes = LazyCell::new(|| change.nodes(kind));
-        self.watchers.retain_mut(|watcher| {
+        self.watchers.retain(|watcher| {
             // Each node watches its pods: a change of a pod must not cost a selection for each node.
             let node = watcher.scope.node().filter(|_| is_of_pods);
             let is_elsewhere = node.is_some_and(|node| !nodes.contains(&node));
             let event = if is_elsewhere { None } else { watcher.scope.event(kind, &change) };
-            match event {
-                Some(event) => watcher.send(event, change.revision),
-                None => !watcher.events.is_closed(),
-            }
+            event.is_none_or(|event| watcher.send(event, change.revision))
         });
         self.record_change(change.clone());
         Some(change)
@@ -371,7 +298,7 @@ impl Collection {
         // A client without newer events could not resume from a removed change, so it gets a bookmark. This needs no
         // timer.
         let compacted = self.compacted;
-        self.watchers.retain_mut(|watcher| {
+        self.watchers.retain(|watcher| {
             !watcher.bookmarks || watcher.sent >= compacted || watcher.send(Event::Bookmark(newest), newest)
         });
     }
@@ -393,6 +320,11 @@ impl Collection {
     /// Number of running watches.
     pub(crate) fn watchers(&self) -> usize {
         self.watchers.len()
+    }
+
+    /// Removes a watch: its client is gone.
+    pub(super) fn end_watch(&mut self, number: u64) {
+        self.watchers.remove(number);
     }
 
     /// The addresses, node ports and ranges of the objects.
@@ -457,7 +389,7 @@ impl Collection {
                 watcher.send(event, change.revision);
             }
         }
-        self.watchers.push(watcher);
+        self.watchers.add(watcher);
         Ok(())
     }
 
@@ -466,7 +398,7 @@ impl Collection {
         let mut initial = self.candidates(&watcher.scope);
         initial.retain(|object| watcher.scope.selects(&self.kind, object));
         watcher.sent = revision;
-        self.watchers.push(watcher);
+        self.watchers.add(watcher);
         initial
     }
 }

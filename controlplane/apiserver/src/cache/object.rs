@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use coracle_kinds::{
     Resource,
-    selector::{Facets, part},
+    selector::{SelectorAttributes, part},
 };
 use serde_json::{Map, Value, value::RawValue};
 
@@ -25,8 +25,8 @@ pub(crate) struct Object {
     stored: Bytes,
     /// Offset of the first field of the metadata.
     fields_at: usize,
-    /// The facets for selectors, parsed at their first use.
-    facets: OnceLock<Facets>,
+    /// The attributes for selectors, parsed at their first use.
+    attributes: OnceLock<SelectorAttributes>,
 }
 
 impl Object {
@@ -35,7 +35,7 @@ impl Object {
         let window = stored.get(..MAX_HEAD).unwrap_or(&stored);
         let at = window.windows(METADATA.len()).position(|bytes| bytes == METADATA.as_bytes());
         let (stored, at) = at.map_or((Bytes::from_static(NOTHING), 1), |at| (stored, at));
-        Self { key, revision, stored, fields_at: at + METADATA.len(), facets: OnceLock::new() }
+        Self { key, revision, stored, fields_at: at + METADATA.len(), attributes: OnceLock::new() }
     }
 
     /// An object in a version that may differ from the stored one.
@@ -43,15 +43,15 @@ impl Object {
         Self::stamped(key, revision, encode(kind, object))
     }
 
-    /// The object with the revision of the commit that deletes it.
+    /// The object with the revision of the commit that deletes it, or after which a selector does not match it.
     pub(crate) fn with_revision(&self, revision: u64) -> Self {
         Self { revision, ..self.without_facets() }
     }
 
-    /// A copy of the object without its parsed facets; they are parsed again at the next use.
+    /// A copy of the object without its parsed attributes; they are parsed again at the next use.
     pub(crate) fn without_facets(&self) -> Self {
         let (key, stored) = (self.key.clone(), self.stored.clone());
-        Self { key, revision: self.revision, stored, fields_at: self.fields_at, facets: OnceLock::new() }
+        Self { key, revision: self.revision, stored, fields_at: self.fields_at, attributes: OnceLock::new() }
     }
 
     /// The object with the defaults that it lacks. None if it has all, or if it is stored in another version.
@@ -95,11 +95,11 @@ impl Object {
     }
 
     /// Labels and selectable fields, parsed at most once.
-    pub(crate) fn facets(&self, kind: &Resource) -> &Facets {
-        self.facets.get_or_init(|| {
+    pub(crate) fn selector_attributes(&self, kind: &Resource) -> &SelectorAttributes {
+        self.attributes.get_or_init(|| {
             #[cfg(test)]
             parses::count();
-            Facets::read(kind, &self.stored)
+            SelectorAttributes::read(kind, &self.stored)
         })
     }
 

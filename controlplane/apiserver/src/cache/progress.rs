@@ -55,7 +55,8 @@ impl Progress {
             let (request, reached) = oneshot::channel();
             let requests = waiting.entry(revision).or_default();
             if requests.len().is_power_of_two() {
-                // Requests that ended by their timeout, while the store's watch is lost. The cost per request is constant.
+                // Removes requests that ended by their timeout: many can gather while the store's watch is interrupted.
+                // The cost per request is constant.
                 requests.retain(|request| !request.is_closed());
             }
             requests.push(request);

@@ -1,7 +1,7 @@
-//! Follows the API services of other servers, and checks that the servers respond.
+//! Watches the APIServices of aggregated servers, and checks that the servers respond.
 //!
-//! Each is checked when it changes, and every ten seconds while there is any. The condition `Available` is written
-//! when it changes.
+//! All are checked when an APIService changes, and every ten seconds if there is any aggregated server. The condition
+//! `Available` is written when it changes.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum duration of a check, as upstream.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Registers the group versions of this server, and follows those of others, in two tasks.
+/// Starts two tasks: one registers the group versions of this server, the other checks the aggregated servers.
 pub(crate) fn start(state: &Arc<State>) {
     let Some(kind) = by_resource("apiregistration.k8s.io", "v1", "apiservices").cloned() else { return };
     tokio::spawn(api_services::run(Arc::downgrade(state), kind.clone()));

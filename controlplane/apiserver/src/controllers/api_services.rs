@@ -1,6 +1,7 @@
 //! API services of the group versions that this server serves: one for each, created and removed with it.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use coracle_kinds::{Resource, Resources};
 use serde_json::{Value, json};
@@ -15,6 +16,8 @@ use crate::{
 };
 
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
+/// Delay after an error. A failed store changes no resources, so a timer starts the next attempt.
+const RETRY: Duration = Duration::from_secs(5);
 /// Priorities of groups, as upstream. Custom resources have 1000.
 const PRIORITIES: &[(&str, i64)] = &[
     ("", 18_000),
@@ -45,13 +48,22 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
     loop {
         let set = sets.borrow_and_update().clone();
         let Some(strong) = state.upgrade() else { return };
-        if let Err(error) = reconcile(&strong, &kind, &set).await {
-            tracing::warn!(error = %error, "cannot register the group versions of this server");
-        }
+        let reconciled = reconcile(&strong, &kind, &set).await;
         let shutdown = strong.shutdown.clone();
         drop(strong);
+        let retry = async {
+            match reconciled {
+                Ok(()) => std::future::pending().await,
+                Err(error) => {
+                    tracing::warn!(error = %error, "cannot register the group versions of this server");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        };
+        // Cancel-safe: a dropped wait for a change loses no change.
         tokio::select! {
             changed = sets.changed() => if changed.is_err() { return },
+            () = retry => {}
             () = shutdown.cancelled() => return,
         }
     }

@@ -2,7 +2,8 @@
 //! condition `Dangling`. It runs when an object changes.
 //!
 //! Servers of different versions on one store have different default objects. As upstream, each server writes its own
-//! ones at the start, and later at most once a minute: otherwise each write would cause one of the other server.
+//! ones at the start, and later at most once a minute: otherwise each write would cause a write of the other server at
+//! once.
 //!
 //! Source: `k8s.io/apiserver/pkg/util/flowcontrol/apf_controller.go`, `.../flowcontrol/ensurer`.
 
@@ -125,8 +126,11 @@ enum Step {
     Correct(Value),
     /// Gives the stored object the annotation that leaves its spec to the administrators.
     Leave(String),
-    /// Deletes an object that an earlier version created.
-    Delete(String),
+    /// Deletes an object that an earlier version created, in the version whose annotation permits it.
+    Delete {
+        name: String,
+        revision: String,
+    },
 }
 
 // === impl CorrectionTimer ===
@@ -152,8 +156,8 @@ impl CorrectionTimer {
     }
 }
 
-/// The changes that the stored objects need. Mandatory objects always have the default spec, suggested ones while their
-/// annotation says so. Without the annotation, as upstream, a spec that was never changed is the server's.
+/// The changes that the stored objects need. Mandatory objects always get the default spec, suggested ones if their
+/// annotation is true. As upstream, a missing annotation counts as true if the spec was never changed.
 fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step> {
     let mut steps = Vec::new();
     let find = |list: &[Value], name: &str| list.iter().find(|one| write::text(one, "name") == name).cloned();
@@ -175,13 +179,14 @@ fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step>
     for object in stored.iter().filter(|object| annotation(object) == Some(true)) {
         let name = write::text(object, "name");
         if find(mandatory, name).or_else(|| find(suggested, name)).is_none() {
-            steps.push(Step::Delete(name.to_owned()));
+            let revision = write::text(object, "resourceVersion").to_owned();
+            steps.push(Step::Delete { name: name.to_owned(), revision });
         }
     }
     steps
 }
 
-/// Whether the annotation gives the spec to the server. `None` without a valid annotation.
+/// The value of the annotation: true if the server maintains the spec. `None` without a valid annotation.
 fn annotation(object: &Value) -> Option<bool> {
     object["metadata"]["annotations"][AUTO_UPDATE].as_str()?.parse().ok()
 }
@@ -228,12 +233,11 @@ impl Step {
                 });
                 written.await.map(drop)
             }
-            Self::Delete(name) => {
+            Self::Delete { name, revision } => {
                 let object = json!({"metadata": {"name": name}});
-                let mut call = Call::internal(state, kind.clone(), &object);
-                call.info.verb = "delete";
-                call.resource.name.clone_from(name);
-                verb::delete::run(&call).await.map(drop)
+                let call = Call::internal(state, kind.clone(), &object);
+                let options = verb::delete::Options::default().at(revision);
+                verb::delete::one(&call, name, &options).await.map(drop)
             }
         };
         match done {
@@ -319,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_of_every_cluster_are_kept_and_others_are_the_administrators() {
+    fn default_objects_are_maintained_and_those_of_administrators_are_not() {
         let (mandatory, suggested) = (objects::mandatory_levels(), objects::suggested_levels());
         let all = [mandatory.clone(), suggested.clone()].concat();
         assert_eq!(plan(&all, &mandatory, &suggested), []);
@@ -339,12 +343,14 @@ mod tests {
         system["metadata"]["annotations"][AUTO_UPDATE] = json!("false");
         assert_eq!(plan(&own, &mandatory, &suggested), []);
         let mut old = all.clone();
-        old.push(json!({"metadata": {"name": "old", "annotations": {AUTO_UPDATE: "true"}}}));
-        assert_eq!(plan(&old, &mandatory, &suggested), [Step::Delete("old".to_owned())]);
+        let annotations = json!({AUTO_UPDATE: "true"});
+        old.push(json!({"metadata": {"name": "old", "resourceVersion": "7", "annotations": annotations}}));
+        let delete = Step::Delete { name: "old".to_owned(), revision: "7".to_owned() };
+        assert_eq!(plan(&old, &mandatory, &suggested), [delete]);
     }
 
     #[test]
-    fn the_annotation_decides_whose_a_spec_is() {
+    fn the_annotation_decides_whether_the_server_maintains_a_spec() {
         let wanted = objects::suggested_levels();
         let with = |annotation: Value, generation: i64, shares: i64| {
             let mut one = wanted[0].clone();
@@ -376,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn servers_with_other_defaults_are_answered_once_a_minute() {
+    async fn default_objects_are_corrected_at_most_once_a_minute() {
         let (mut timer, start) = (CorrectionTimer::default(), Instant::now());
         assert!(!timer.take(false, start));
         assert!(timer.take(true, start));

@@ -24,8 +24,8 @@ const MAX_RESPONSE: usize = 48 << 20;
 /// Maximum number of objects of one call. A longer list is converted by several calls.
 const MAX_OBJECTS: usize = 500;
 
-/// What calls of conversion webhooks need. Resources have it, and the cache has the resources, so it does not keep the
-/// cache alive.
+/// The parts of the server that a call of a conversion webhook needs. Each custom resource has them, and the cache has
+/// the custom resources. So the reference to the cache is weak: otherwise the cache would never be dropped.
 #[derive(Clone)]
 pub(crate) struct ConversionClient {
     pub(crate) cache: Weak<Cache>,
@@ -162,7 +162,9 @@ fn checked(old: &Value, mut new: Value, to: &str) -> Result<Value, String> {
             _ => return Err(format!("invalid metadata.{field} in converted object")),
         };
     }
-    let Some(fields) = new.as_object_mut() else { return Err("the object is no object".to_owned()) };
+    let Some(fields) = new.as_object_mut() else {
+        return Err("the converted object is not a JSON object".to_owned());
+    };
     fields.insert("metadata".to_owned(), Value::Object(metadata));
     Ok(new)
 }

@@ -61,9 +61,9 @@ pub(crate) struct Ticket {
     queue: usize,
 }
 
-/// Figures of a level, for metrics.
+/// Counts of a level, for metrics.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct LevelCounts {
     pub(crate) name: String,
     pub(crate) nominal: u64,
     pub(crate) seats_in_use: u64,
@@ -273,8 +273,8 @@ impl Levels {
         self.dispatch();
     }
 
-    pub(crate) fn figures(&self) -> Vec<Figures> {
-        let of = |level: &Level| Figures {
+    pub(crate) fn counts(&self) -> Vec<LevelCounts> {
+        let of = |level: &Level| LevelCounts {
             name: level.config.name.clone(),
             nominal: level.nominal,
             seats_in_use: level.in_use,
@@ -546,9 +546,9 @@ mod tests {
         let id = levels.id("a").unwrap();
         assert!(matches!(levels.admit(id, 1, 0).1, Admitted::Rejected(Rejection::ConcurrencyLimit)));
         levels.configure(Vec::new(), 3);
-        assert_eq!(levels.figures()[0].running, 3);
+        assert_eq!(levels.counts()[0].running, 3);
         busy.iter().for_each(|ticket| levels.end(ticket, 1));
-        assert!(levels.figures().is_empty());
+        assert!(levels.counts().is_empty());
     }
 
     #[test]
@@ -560,7 +560,7 @@ mod tests {
         levels.configure(vec![level("b")], 10);
         assert_eq!(fill(&mut levels, "b", 0).len(), 5);
         busy.iter().for_each(|ticket| levels.end(ticket, 1));
-        assert_eq!((levels.figures()[0].nominal, fill(&mut levels, "b", 0).len()), (10, 5));
+        assert_eq!((levels.counts()[0].nominal, fill(&mut levels, "b", 0).len()), (10, 5));
     }
 
     #[test]
@@ -578,7 +578,7 @@ mod tests {
             levels.end(&waiting.remove(at).0, 1);
             done += 1;
         }
-        assert_eq!((done, levels.waiting, levels.figures()[0].running), (4, 0, 0));
+        assert_eq!((done, levels.waiting, levels.counts()[0].running), (4, 0, 0));
         assert_eq!(levels.committed, 1);
     }
 

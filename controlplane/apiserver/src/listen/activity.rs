@@ -105,8 +105,8 @@ impl Activity {
 // === impl Running ===
 
 impl Running {
-    /// The response; the request runs until its body was sent or dropped. The connection is stuck when a short-lived
-    /// response takes longer than a request may, or a watch that has ended.
+    /// The response; the request runs until its body was sent or dropped. The connection is stuck when sending takes
+    /// longer than a request may: of a short-lived response, or of the last events of a watch that has ended.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let limited = response.extensions_mut().remove::<ShortLived>();
         let cut = response.extensions_mut().remove::<WatchEnd>();
@@ -191,7 +191,7 @@ mod tests {
         activity.received();
         assert!(late().await.is_err(), "bytes of a body are no header");
         drop(running);
-        assert!(late().await.is_err(), "an idle connection owes no header");
+        assert!(late().await.is_err(), "an idle connection has no time limit for a header");
         activity.received();
         late().await.expect("a header that is never complete");
     }

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_with_its_field() {
+    fn unsupported_and_invalid_fields_are_named() {
         for (cluster, user, field) in [
             ("server: 'http://a:1'", "", "https"),
             ("server: 'https://a', insecure-skip-tls-verify: true", "", "insecure-skip-tls-verify"),

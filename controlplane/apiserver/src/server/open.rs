@@ -20,7 +20,7 @@ use crate::{
     aggregation::Remotes,
     allocate::Allocator,
     authn::{
-        Authenticators, Sources, User,
+        Authenticators, IssuerConfig, OidcConfig, Sources, User,
         legacy_use::{self, LabelRequest, TokenUseQueue},
         service_account::Tokens,
         token_keys::TokenKeys,
@@ -92,13 +92,22 @@ fn authenticators(
     token_uses: TokenUseQueue,
 ) -> Result<(Authenticators, Option<AuthenticationFile>), OpenError> {
     let keys = TokenKeys::new(config.token_signer.take(), &config.service_account_key);
-    let audiences = vec![config.issuer.clone()];
-    let tokens =
-        Tokens::new(keys.ok_or(OpenError::SigningKey)?, config.issuer.clone(), audiences, token_uses);
+    let (mut issuers, mut audiences) =
+        (config.options.token_issuers.clone(), config.options.audiences.clone());
+    if issuers.is_empty() {
+        issuers.push(config.issuer.clone());
+    }
+    if audiences.is_empty() {
+        audiences.clone_from(&issuers);
+    }
+    let tokens = Tokens::new(keys.ok_or(OpenError::SigningKey)?, issuers, audiences, token_uses);
     // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
     let refuses_anonymous = allows_all || !config.anonymous_auth;
     let path = config.authentication_file.as_deref();
-    let (authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;
+    let (mut authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;
+    if let Some(oidc) = &config.oidc {
+        authentication.issuers.push(single_issuer(oidc, file.is_some()).map_err(OpenError::Authentication)?);
+    }
     let sources = Sources {
         password_file: config.password_file.as_deref(),
         token_file: config.token_file.as_deref(),
@@ -109,6 +118,14 @@ fn authenticators(
     };
     let authenticators = Authenticators::new(tokens, sources).map_err(OpenError::Authentication)?;
     Ok((authenticators, file))
+}
+
+/// The issuer that settings give. A configuration file excludes it: the issuer would be lost when the file changes.
+pub(super) fn single_issuer(oidc: &OidcConfig, has_file: bool) -> Result<IssuerConfig, String> {
+    match has_file {
+        true => Err("the authentication configuration excludes the oidc settings".to_owned()),
+        false => oidc.issuer(),
+    }
 }
 
 /// The admission plugins that run.
@@ -148,8 +165,9 @@ fn state(
             namespaces: Box::new(NamespaceCreator(itself.clone())),
             initialization,
             usage_history,
+            toleration_seconds: config.options.toleration_seconds,
         },
-        allocator: Allocator::new(cache.clone(), config.service_ranges),
+        allocator: Allocator::new(cache.clone(), config.service_ranges, config.options.node_ports),
         store,
         cache,
         registry,
@@ -166,6 +184,10 @@ fn state(
         flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),
         metrics,
         request_timeout: config.request_timeout,
+        features: config.features,
+        event_lifetime: config.options.event_lifetime,
+        max_token_seconds: config.options.max_token_seconds,
+        keys_url: config.options.keys_url,
         usage: Samples::default(),
         own_components: config.own_components,
         stopping,

@@ -1,11 +1,11 @@
 //! From the verb and the path of a request to the function that answers it.
 
-use coracle_kinds::{Resources, resource};
+use coracle_kinds::{Resources, kind::built_in};
 use http::Method;
-use hyper::upgrade::OnUpgrade;
 
 use crate::{
     call::Call,
+    client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     media,
     reply::{self, Reply},
@@ -23,7 +23,7 @@ pub(super) fn nowhere(set: &Resources, path: &str) -> Result<Reply> {
     };
     let is_below = parts.next().is_some_and(|part| !part.is_empty());
     let is_built_in = |group: &str| {
-        resource::built_in().iter().any(|kind| kind.group == group) && set.versions_of(group).next().is_some()
+        built_in().iter().any(|kind| kind.group == group) && set.versions_of(group).next().is_some()
     };
     if is_below && group.is_some_and(is_built_in) {
         return Err(ApiError::no_resource());
@@ -32,7 +32,7 @@ pub(super) fn nowhere(set: &Resources, path: &str) -> Result<Reply> {
 }
 
 /// Runs the verb of a request for an object or a collection.
-pub(super) async fn resource(call: &Call, upgrade: OnUpgrade) -> Result<Reply> {
+pub(super) async fn resource(call: &Call, upgrade: ClientUpgrade) -> Result<Reply> {
     if !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
@@ -62,7 +62,7 @@ pub(super) async fn resource(call: &Call, upgrade: OnUpgrade) -> Result<Reply> {
 }
 
 /// Runs the verb of a request for a subresource.
-pub(super) async fn subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Result<Reply> {
+pub(super) async fn subresource(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Result<Reply> {
     let sub = call.resource.subresource.as_str();
     let row = call.kind.subresource(sub).ok_or_else(ApiError::no_resource)?;
     let verb = call.info.verb;

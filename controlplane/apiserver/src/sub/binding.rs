@@ -27,7 +27,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
     check(&call.kind, name, &binding)?;
     let binding = call.admit_subresource(Operation::Create, binding).await?;
-    // Admission may have changed it.
+    // Admission may have changed the binding.
     check(&call.kind, name, &binding)?;
     bind(call, &binding).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
@@ -110,7 +110,7 @@ fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
     if let (Some(metadata), uid @ Value::String(_)) =
         (write::metadata_mut(&mut new), &binding["metadata"]["uid"])
     {
-        // The update compares it with the pod's.
+        // The update compares this uid with that of the stored pod.
         metadata.insert("uid".into(), uid.clone());
     }
     for field in ["annotations", "labels"] {

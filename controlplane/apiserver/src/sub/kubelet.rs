@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_connections::SlotStream;
+use coracle_connections::PermitStream;
 use coracle_kinds::kind::by_resource;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::Full;
@@ -61,7 +61,7 @@ pub(crate) async fn send(
     let stream = connected.unwrap_or_else(|elapsed| Err(failed("cannot connect to", &elapsed)))?;
     let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
     request.headers_mut().insert(header::HOST, host);
-    exchange(SlotStream::new(stream, permit), request, (&target, call.state.request_timeout)).await
+    exchange(PermitStream::new(stream, permit), request, (&target, call.state.request_timeout)).await
 }
 
 fn address(call: &Call, node: &str) -> Result<Address> {

@@ -10,7 +10,7 @@ use crate::{
 
 const STREAMS: &[&str] = &["All", "Stderr", "Stdout"];
 
-/// Refuses parameters that make no sense, before the pod is looked up.
+/// Refuses invalid parameters, before the pod is looked up.
 pub(super) fn check(query: &Query, pod: &str) -> Result<()> {
     for name in ["tailLines", "limitBytes", "sinceSeconds"] {
         query.check_number(name)?;

@@ -3,11 +3,12 @@
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
-use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper::body::Incoming;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     reply::Reply,
     socket_body, web_socket,
@@ -45,14 +46,14 @@ impl NegotiatedProtocol {
     /// The header of the protocol is invalid.
     pub(super) fn serve(
         self,
-        client: OnUpgrade,
+        client: ClientUpgrade,
         log: Incoming,
         shutdown: CancellationToken,
     ) -> Result<Reply> {
         let reply = socket_body::switch(self.accept, self.protocol)?;
         let base64 = self.protocol.starts_with("base64.");
         tokio::spawn(async move {
-            match client.await {
+            match client.on.await {
                 Ok(connection) => {
                     let copy = socket_body::copy(connection, log, |chunk| message(chunk, base64), None);
                     // Cancelling the copy loses no data: the client can read the log again.

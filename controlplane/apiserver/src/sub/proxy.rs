@@ -6,7 +6,7 @@ mod links;
 
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use self::links::Links;
@@ -17,6 +17,7 @@ use super::{
 use crate::{
     admit::Operation,
     call::Call,
+    client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     reply::{self, Reply},
     target::{self, Endpoint},
@@ -47,7 +48,7 @@ struct Named<'a> {
     port: &'a str,
 }
 
-pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Result<Reply> {
+pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> Result<Reply> {
     let named = Named::parse(&call.resource.name).ok_or_else(|| {
         let name = &call.resource.name;
         ApiError::bad_request(format!("invalid {} request {name:?}", call.kind.singular))

@@ -3,6 +3,7 @@
 //! The bytes of an upgraded connection are forwarded unchanged. The node does not get the client's identity: it trusts
 //! the certificate of this API server.
 
+use coracle_connections::watch_reads;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
@@ -14,6 +15,7 @@ use super::{kubelet, log_options, log_socket, parent};
 use crate::{
     admit::Operation,
     call::Call,
+    client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     reply::{Body, Reply},
 };
@@ -27,7 +29,7 @@ const MAX_REFUSAL: usize = 64 << 10;
 /// Headers of an upgrade. No other headers are forwarded.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
 
-pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Result<Reply> {
+pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> Result<Reply> {
     let is_log = verb_of(call) == "containerLogs";
     if is_log {
         log_options::check(&call.info.query, &call.resource.name)?;
@@ -230,20 +232,24 @@ fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Connects both ends once both are upgraded, until one closes.
-pub(crate) fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
+/// Connects both ends once both are upgraded, until one closes. The end of a client is also noticed while the other
+/// end does not read what the client has sent before.
+pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
     tokio::spawn(async move {
-        let (client, node) = match futures::future::try_join(client, node).await {
+        let ClientUpgrade { on, permit } = client;
+        let (client, node) = match futures::future::try_join(on, node).await {
             Ok(both) => both,
             Err(error) => {
                 tracing::debug!(%error, "cannot upgrade the connection of a stream to a pod");
                 return;
             }
         };
-        let (mut client, mut node) = (TokioIo::new(client), TokioIo::new(node));
+        let (mut client, abandonment) = watch_reads(TokioIo::new(client), permit);
+        let mut node = TokioIo::new(node);
         tokio::select! {
             // If either side closes, the stream ends: it cannot be resumed.
             _ = tokio::io::copy_bidirectional(&mut client, &mut node) => {}
+            () = abandonment.happened() => {}
             () = shutdown.cancelled() => {}
         }
     });
@@ -280,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubelets_are_asked_in_their_own_words() {
+    fn queries_have_the_parameters_of_the_kubelet_api() {
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
         assert_eq!(kubelet_query(asked), "command=a+b&command=c&input=1&output=1&tty=1");
         assert_eq!(kubelet_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");

@@ -30,7 +30,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         return Err(ApiError::invalid_parameters(("TokenRequest", "authentication.k8s.io"), &causes));
     }
     let tokens = &call.state.authenticators.tokens;
-    if let Some(most) = tokens.keys.max_seconds().filter(|most| *most < seconds) {
+    let limits = [tokens.keys.max_seconds(), call.state.max_token_seconds];
+    if let Some(most) = limits.into_iter().flatten().min().filter(|most| *most < seconds) {
         let text = format!("requested expiration of {seconds} seconds shortened to {most} seconds");
         call.warnings.add(text);
         seconds = most;

@@ -121,7 +121,7 @@ impl Usage {
         Some(Self { time: cpu.time, cpu_nanos: cpu.usage_core_nano_seconds?, memory })
     }
 
-    /// None if no time passed, or the container was restarted in between and its counter began again.
+    /// The rate since an earlier sample. None if no time passed, or if the counter restarted with the container.
     fn since(self, earlier: Self) -> Option<Rate> {
         let window = Duration::try_from(self.time.duration_since(earlier.time)).ok()?;
         let used = u128::from(self.cpu_nanos.checked_sub(earlier.cpu_nanos)?);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_began_again_or_did_not_move_in_time_has_no_rate() {
+    fn a_counter_that_restarted_and_samples_of_the_same_time_have_no_rate() {
         let (old, new) = (sample("2024-01-01T00:00:00Z", 100), sample("2024-01-01T00:00:10Z", 50));
         assert_eq!(new.node_since(&old), None);
         assert_eq!(old.node_since(&old), None);

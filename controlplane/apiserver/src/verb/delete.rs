@@ -33,6 +33,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// Options with the precondition that the object has this uid.
+    pub(crate) fn of_uid(uid: &str) -> Self {
+        Self { uid: Some(uid.to_owned()), ..Self::default() }
+    }
+
     /// Whether the request is a dry run: nothing is stored.
     pub(crate) fn dry_run(&self) -> bool {
         self.dry_run

@@ -7,10 +7,13 @@ use crate::{call::Call, error::Result, request::Query};
 const NOT_OLDER_THAN: &str = "NotOlderThan";
 const EXACT: &str = "Exact";
 
-/// Refuses combinations of options that make no sense. Values that the request ignores are not checked.
+/// Refuses contradictory options. Values that the request ignores are not checked.
 pub(crate) fn check(call: &Call, is_watch: bool) -> Result<()> {
     let query = &call.info.query;
-    let causes = if is_watch { of_watch(query) } else { of_list(query) };
+    let causes = match is_watch {
+        true => of_watch(query, call.state.features.watch_list),
+        false => of_list(query),
+    };
     if causes.is_empty() { Ok(()) } else { Err(call.invalid_parameter(|list| *list = causes)) }
 }
 
@@ -36,12 +39,16 @@ fn of_list(query: &Query) -> Causes {
     causes
 }
 
-fn of_watch(query: &Query) -> Causes {
+fn of_watch(query: &Query, has_watch_list: bool) -> Causes {
     let (mut causes, path) = (Causes::default(), Path::root("resourceVersionMatch"));
     let (rule, has_initial) = (query.get("resourceVersionMatch"), query.has("sendInitialEvents"));
     if has_initial && rule != NOT_OLDER_THAN {
         let detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
         causes.forbidden(&path, detail);
+    }
+    if has_initial && !has_watch_list {
+        let detail = "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+        causes.forbidden(&Path::root("sendInitialEvents"), detail);
     }
     if !rule.is_empty() {
         if !has_initial {
@@ -111,7 +118,15 @@ mod tests {
             };
             let query_of = Query::parse(query);
             assert_eq!(fields(of_list(&query_of)), expect(list), "list {query}");
-            assert_eq!(fields(of_watch(&query_of)), expect(watch), "watch {query}");
+            assert_eq!(fields(of_watch(&query_of, true)), expect(watch), "watch {query}");
         }
+    }
+
+    #[test]
+    fn a_watch_that_begins_with_all_objects_needs_its_feature() {
+        let of = |text: &str| fields(of_watch(&Query::parse(text), false));
+        let refused = ["sendInitialEvents FieldValueForbidden"];
+        assert_eq!(of("sendInitialEvents=true&resourceVersionMatch=NotOlderThan"), refused);
+        assert_eq!(of("resourceVersion=1"), Vec::<String>::new());
     }
 }

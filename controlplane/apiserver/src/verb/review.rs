@@ -17,7 +17,7 @@ use crate::{
 const MAX_AUDIENCES: usize = 32;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
-    // A review has no metadata to make a table of.
+    // A review has no form as a table.
     media::negotiate(&call.headers, &call.info.query, &[])?;
     let (mut review, warnings) = call.object()?;
     check(call, &review)?;

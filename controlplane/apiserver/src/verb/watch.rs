@@ -23,7 +23,8 @@ use crate::{
     verb::{list, list_options, version_fields, version_fields::Transitions},
 };
 
-/// Without `timeoutSeconds` a watch ends after half an hour to an hour, so that clients spread.
+/// Minimum duration of a watch without `timeoutSeconds`, as upstream. Up to as much again is added at random, so that the
+/// clients do not reconnect at the same time.
 const DEFAULT_SECONDS: u64 = 1800;
 
 /// Writes the events of one watch.

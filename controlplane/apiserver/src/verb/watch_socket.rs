@@ -3,11 +3,11 @@
 //! Source: `HandleWS` of `k8s.io/apiserver/pkg/endpoints/handlers/watch.go`.
 
 use bytes::Bytes;
-use hyper::upgrade::OnUpgrade;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::{
     call::Call,
+    client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     reply::Reply,
     socket_body,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Starts the watch and accepts the upgrade.
-pub(crate) fn run(call: &Call, client: OnUpgrade) -> Result<Reply> {
+pub(crate) fn run(call: &Call, client: ClientUpgrade) -> Result<Reply> {
     let offered: Vec<&str> = web_socket::protocols(&call.headers).collect();
     // A browser closes the connection if the server accepts none of its protocols.
     let protocol = match offered[..] {
@@ -28,7 +28,7 @@ pub(crate) fn run(call: &Call, client: OnUpgrade) -> Result<Reply> {
     let events = watch::run(call)?.into_body();
     let (shutdown, limit) = (call.state.shutdown.clone(), call.state.request_timeout);
     tokio::spawn(async move {
-        match client.await {
+        match client.on.await {
             Ok(connection) => {
                 // Cancelling the copy loses no event: the client watches again after the last one.
                 let copy = socket_body::copy(connection, events, message, Some(limit));

@@ -1,7 +1,7 @@
 //! Functions of `authorizer` (`library/authz.go`).
 
 use crate::access::{Access, Stage};
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::Evaluated;
 use crate::value::Value;
 
@@ -9,7 +9,7 @@ use crate::value::Value;
 const CHECK: u64 = 350_000;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -19,7 +19,7 @@ pub(super) fn call<'a>(
             if !matches!(access.stage, Stage::Path | Stage::Resource) {
                 return None;
             }
-            if let Err(error) = evaluator.charge(CHECK) {
+            if let Err(error) = meter.charge(CHECK) {
                 return Some(Err(error));
             }
             let asked = access.with(access.stage, |question| question.verb = verb.to_string());
@@ -27,7 +27,7 @@ pub(super) fn call<'a>(
         }
         (Value::Access(access), name, rest) => {
             // Each step copies the question.
-            if let Err(error) = evaluator.charge(access.question.size() / 10) {
+            if let Err(error) = meter.charge(access.question.size() / 10) {
                 return Some(Err(error));
             }
             Value::Access(build(access, name, rest)?)
@@ -38,7 +38,7 @@ pub(super) fn call<'a>(
         (Value::Decision(decision), "error", []) => Value::text(decision.error.clone().unwrap_or_default()),
         _ => return None,
     };
-    Some(evaluator.charge(1).map(|()| result))
+    Some(meter.charge(1).map(|()| result))
 }
 
 fn build<'a>(access: &Access<'a>, name: &str, args: &[Value<'a>]) -> Option<Access<'a>> {

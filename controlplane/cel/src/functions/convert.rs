@@ -1,13 +1,13 @@
 //! Conversions between types.
 
 use super::{failed, traversal};
+use crate::cost_meter::CostMeter;
 use crate::duration;
-use crate::eval::Evaluator;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::{Value, timestamp};
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     member: bool,
@@ -28,7 +28,7 @@ pub(super) fn call<'a>(
         "timestamp" => to_timestamp(value),
         _ => return None,
     };
-    Some(evaluator.charge(cost.max(1)).and(result))
+    Some(meter.charge(cost.max(1)).and(result))
 }
 
 fn to_bool<'a>(value: &Value<'a>) -> Evaluated<'a> {

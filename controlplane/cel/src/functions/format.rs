@@ -7,7 +7,7 @@ use coracle_values::names;
 
 use super::convert::to_text;
 use super::{failed, traversal};
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::{Value, timestamp};
 
@@ -31,7 +31,7 @@ const FORMATS: &[&str] = &[
 const MAX_DEPTH: usize = 32;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -41,7 +41,7 @@ pub(super) fn call<'a>(
         ("format.named", [Value::String(wanted)]) => Ok(Value::optional(find(wanted).map(Value::Format))),
         ("validate", [Value::Format(format), Value::String(text)]) => {
             let cost = traversal(args[1].cost_size() + 1).saturating_mul(32);
-            if let Err(error) = evaluator.charge(cost) {
+            if let Err(error) = meter.charge(cost) {
                 return Some(Err(error));
             }
             let problems = problems(format, text);
@@ -51,7 +51,7 @@ pub(super) fn call<'a>(
         (name, []) => Ok(Value::Format(find(name.strip_prefix("format.")?)?)),
         _ => return None,
     };
-    Some(evaluator.charge(1).and(result))
+    Some(meter.charge(1).and(result))
 }
 
 fn problems(format: &str, text: &str) -> Vec<String> {
@@ -80,13 +80,9 @@ fn is_uuid(text: &str) -> bool {
 }
 
 /// Replaces the clauses of a text by the elements of a list.
-pub(super) fn format_text<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    text: &str,
-    list: &Value<'a>,
-) -> Evaluated<'a> {
-    let items = evaluator.items(list)?;
-    evaluator.charge(traversal(u64::try_from(text.len()).unwrap_or(u64::MAX)).max(1))?;
+pub(super) fn format_text<'a>(meter: &mut CostMeter, text: &str, list: &Value<'a>) -> Evaluated<'a> {
+    let items = meter.items(list)?;
+    meter.charge(traversal(u64::try_from(text.len()).unwrap_or(u64::MAX)).max(1))?;
     let mut next = items.iter();
     let mut out = String::new();
     let mut chars = text.chars();
@@ -115,7 +111,7 @@ pub(super) fn format_text<'a>(
         let before = out.len();
         let written = write_clause(&mut out, clause, precision.unwrap_or(6), item);
         // The text before an error is charged as well: a loop can ignore the error and repeat the call.
-        evaluator.charge(traversal(u64::try_from(out.len() - before).unwrap_or(u64::MAX)))?;
+        meter.charge(traversal(u64::try_from(out.len() - before).unwrap_or(u64::MAX)))?;
         written?;
     }
     Ok(Value::text(out))

@@ -2,15 +2,16 @@
 
 use std::net::IpAddr;
 
+use coracle_values::names::has_prefix_length;
 use ipnetwork::IpNetwork;
 
 use super::{failed, traversal};
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -49,7 +50,7 @@ pub(super) fn call<'a>(
         },
         _ => return None,
     };
-    Some(evaluator.charge(cost).and(result))
+    Some(meter.charge(cost).and(result))
 }
 
 fn address(text: &str) -> Result<IpAddr, String> {
@@ -63,8 +64,14 @@ fn address(text: &str) -> Result<IpAddr, String> {
 }
 
 fn network(text: &str) -> Result<IpNetwork, String> {
-    let parsed = if text.contains('/') { text.parse::<IpNetwork>().ok() } else { None };
-    parsed.ok_or_else(|| format!("CIDR {text:?} parse error during conversion from string"))
+    let is_plain = has_prefix_length(text) && (text.ends_with("/0") || !text.contains("/0"));
+    match text.parse::<IpNetwork>().ok().filter(|_| is_plain) {
+        Some(IpNetwork::V6(network)) if network.ip().to_ipv4_mapped().is_some() => {
+            Err(format!("IPv4-mapped IPv6 address {text:?} is not allowed"))
+        }
+        Some(network) => Ok(network),
+        None => Err(format!("CIDR {text:?} parse error during conversion from string")),
+    }
 }
 
 fn covers(outer: &IpNetwork, inner: &IpNetwork) -> bool {

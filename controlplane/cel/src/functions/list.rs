@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::failed;
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::operators::{apply, equals};
 use crate::value::Value;
@@ -12,7 +12,7 @@ use crate::value::Value;
 const MAX_RANGE: i64 = 100_000;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -22,7 +22,7 @@ pub(super) fn call<'a>(
             return Some(failed(format!("range is longer than {MAX_RANGE}")));
         }
         let cost = u64::try_from(*count).unwrap_or(0);
-        return Some(evaluator.charge(cost + 1).map(|()| Value::list((0..*count).map(Value::Int).collect())));
+        return Some(meter.charge(cost + 1).map(|()| Value::list((0..*count).map(Value::Int).collect())));
     }
     if !matches!(args.first()?, Value::List(_) | Value::JsonList(..)) {
         return None;
@@ -30,29 +30,29 @@ pub(super) fn call<'a>(
     if !is_known(name) {
         return None;
     }
-    let charged = evaluator.charge(u64::from(args[0].is_zero()));
-    let list = match charged.and_then(|()| evaluator.items(&args[0])) {
+    let charged = meter.charge(u64::from(args[0].is_zero()));
+    let list = match charged.and_then(|()| meter.items(&args[0])) {
         Ok(list) => list,
         Err(error) => return Some(Err(error)),
     };
     Some(match (name, &args[1..]) {
-        ("isSorted", []) => order_cost(evaluator, &list, 1).and_then(|()| sorted(&list)).map(Value::Bool),
-        ("sum", []) => sum(evaluator, &list),
-        ("min", []) => order_cost(evaluator, &list, 1).and_then(|()| extreme(&list, Ordering::Less)),
-        ("max", []) => order_cost(evaluator, &list, 1).and_then(|()| extreme(&list, Ordering::Greater)),
-        ("indexOf", [item]) => position(evaluator, list.iter().enumerate(), item),
-        ("lastIndexOf", [item]) => position(evaluator, list.iter().enumerate().rev(), item),
+        ("isSorted", []) => order_cost(meter, &list, 1).and_then(|()| sorted(&list)).map(Value::Bool),
+        ("sum", []) => sum(meter, &list),
+        ("min", []) => order_cost(meter, &list, 1).and_then(|()| extreme(&list, Ordering::Less)),
+        ("max", []) => order_cost(meter, &list, 1).and_then(|()| extreme(&list, Ordering::Greater)),
+        ("indexOf", [item]) => position(meter, list.iter().enumerate(), item),
+        ("lastIndexOf", [item]) => position(meter, list.iter().enumerate().rev(), item),
         ("first", []) => Ok(Value::optional(list.first().cloned())),
         ("last", []) => Ok(Value::optional(list.last().cloned())),
         ("reverse", []) => Ok(Value::list(list.into_iter().rev().collect())),
         ("slice", [Value::Int(start), Value::Int(end)]) => slice(&list, *start, *end),
-        ("distinct", []) => distinct(evaluator, &list),
-        ("sort", []) => sort(evaluator, list),
-        ("flatten", []) => flatten(evaluator, &list, 1).map(Value::list),
-        ("flatten", [Value::Int(depth)]) => flatten(evaluator, &list, *depth).map(Value::list),
-        ("sets.contains", [other]) => all_in(evaluator, other, &list).map(Value::Bool),
-        ("sets.equivalent", [other]) => equivalent(evaluator, &args[0], other).map(Value::Bool),
-        ("sets.intersects", [other]) => intersects(evaluator, &list, other).map(Value::Bool),
+        ("distinct", []) => distinct(meter, &list),
+        ("sort", []) => sort(meter, list),
+        ("flatten", []) => flatten(meter, &list, 1).map(Value::list),
+        ("flatten", [Value::Int(depth)]) => flatten(meter, &list, *depth).map(Value::list),
+        ("sets.contains", [other]) => all_in(meter, other, &list).map(Value::Bool),
+        ("sets.equivalent", [other]) => equivalent(meter, &args[0], other).map(Value::Bool),
+        ("sets.intersects", [other]) => intersects(meter, &list, other).map(Value::Bool),
         _ => return None,
     })
 }
@@ -81,10 +81,10 @@ fn is_known(name: &str) -> bool {
 }
 
 /// Charges the comparison of each element with another one: long texts can have a long part in common.
-fn order_cost(evaluator: &mut Evaluator<'_, '_>, list: &[Value<'_>], rounds: u64) -> Result<(), EvalError> {
+fn order_cost(meter: &mut CostMeter, list: &[Value<'_>], rounds: u64) -> Result<(), EvalError> {
     let sizes = list.iter().filter(|item| matches!(item, Value::String(_) | Value::Bytes(_)));
     let cost = sizes.map(|item| item.cost_size() / 10).fold(0, u64::saturating_add);
-    evaluator.charge(cost.saturating_mul(rounds))
+    meter.charge(cost.saturating_mul(rounds))
 }
 
 fn sorted(list: &[Value<'_>]) -> Result<bool, EvalError> {
@@ -96,11 +96,11 @@ fn sorted(list: &[Value<'_>]) -> Result<bool, EvalError> {
     Ok(true)
 }
 
-fn sum<'a>(evaluator: &mut Evaluator<'a, '_>, list: &[Value<'a>]) -> Evaluated<'a> {
+fn sum<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
     let mut items = list.iter().cloned();
     let Some(mut total) = items.next() else { return Ok(Value::Int(0)) };
     for item in items {
-        total = match apply(evaluator, "_+_", &[total, item]) {
+        total = match apply(meter, "_+_", &[total, item]) {
             Some(sum) => sum?,
             None => return Err(EvalError::NoOverload),
         };
@@ -120,7 +120,7 @@ fn extreme<'a>(list: &[Value<'a>], wanted: Ordering) -> Evaluated<'a> {
 }
 
 fn position<'a, 'b>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     items: impl Iterator<Item = (usize, &'b Value<'a>)>,
     wanted: &Value<'a>,
 ) -> Evaluated<'a>
@@ -128,7 +128,7 @@ where
     'a: 'b,
 {
     for (index, item) in items {
-        if equals(evaluator, item, wanted)? {
+        if equals(meter, item, wanted)? {
             return Ok(Value::Int(i64::try_from(index).unwrap_or(i64::MAX)));
         }
     }
@@ -143,33 +143,29 @@ fn slice<'a>(list: &[Value<'a>], start: i64, end: i64) -> Evaluated<'a> {
     }
 }
 
-fn distinct<'a>(evaluator: &mut Evaluator<'a, '_>, list: &[Value<'a>]) -> Evaluated<'a> {
+fn distinct<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
     let mut found: Vec<Value<'a>> = Vec::new();
     for item in list {
-        if !is_in(evaluator, item, &found)? {
+        if !is_in(meter, item, &found)? {
             found.push(item.clone());
         }
     }
     Ok(Value::list(found))
 }
 
-fn sort<'a>(evaluator: &mut Evaluator<'a, '_>, mut list: Vec<Value<'a>>) -> Evaluated<'a> {
-    order_cost(evaluator, &list, 1)?;
+fn sort<'a>(meter: &mut CostMeter, mut list: Vec<Value<'a>>) -> Evaluated<'a> {
+    order_cost(meter, &list, 1)?;
     if !list.windows(2).all(|pair| pair[0].order(&pair[1]).is_some()) {
         return Err(EvalError::NoOverload);
     }
     let steps = list.len().saturating_mul(usize::try_from(list.len().max(1).ilog2()).unwrap_or(64));
-    evaluator.charge(u64::try_from(steps).unwrap_or(u64::MAX))?;
-    order_cost(evaluator, &list, u64::from(list.len().max(2).ilog2()))?;
+    meter.charge(u64::try_from(steps).unwrap_or(u64::MAX))?;
+    order_cost(meter, &list, u64::from(list.len().max(2).ilog2()))?;
     list.sort_by(|left, right| left.order(right).unwrap_or(Ordering::Equal));
     Ok(Value::list(list))
 }
 
-fn flatten<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    list: &[Value<'a>],
-    depth: i64,
-) -> Result<Vec<Value<'a>>, EvalError> {
+fn flatten<'a>(meter: &mut CostMeter, list: &[Value<'a>], depth: i64) -> Result<Vec<Value<'a>>, EvalError> {
     if depth < 0 {
         return failed("level must be non-negative");
     }
@@ -177,10 +173,10 @@ fn flatten<'a>(
     for _ in 0..depth.min(32) {
         let mut next = Vec::new();
         for item in &current {
-            evaluator.charge(1)?;
+            meter.charge(1)?;
             match item {
-                Value::List(_) | Value::JsonList(..) => next.extend(evaluator.items(item)?),
-                other => next.push(evaluator.copied(other.clone())?),
+                Value::List(_) | Value::JsonList(..) => next.extend(meter.items(item)?),
+                other => next.push(meter.copied(other.clone())?),
             }
         }
         current = next;
@@ -188,48 +184,32 @@ fn flatten<'a>(
     Ok(current)
 }
 
-fn is_in<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    item: &Value<'a>,
-    list: &[Value<'a>],
-) -> Result<bool, EvalError> {
+fn is_in<'a>(meter: &mut CostMeter, item: &Value<'a>, list: &[Value<'a>]) -> Result<bool, EvalError> {
     for element in list {
-        if equals(evaluator, element, item)? {
+        if equals(meter, element, item)? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-fn all_in<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    items: &Value<'a>,
-    list: &[Value<'a>],
-) -> Result<bool, EvalError> {
-    for item in evaluator.items(items)? {
-        if !is_in(evaluator, &item, list)? {
+fn all_in<'a>(meter: &mut CostMeter, items: &Value<'a>, list: &[Value<'a>]) -> Result<bool, EvalError> {
+    for item in meter.items(items)? {
+        if !is_in(meter, &item, list)? {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-fn equivalent<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    left: &Value<'a>,
-    right: &Value<'a>,
-) -> Result<bool, EvalError> {
-    let (first, second) = (evaluator.items(left)?, evaluator.items(right)?);
-    Ok(all_in(evaluator, left, &second)? && all_in(evaluator, right, &first)?)
+fn equivalent<'a>(meter: &mut CostMeter, left: &Value<'a>, right: &Value<'a>) -> Result<bool, EvalError> {
+    let (first, second) = (meter.items(left)?, meter.items(right)?);
+    Ok(all_in(meter, left, &second)? && all_in(meter, right, &first)?)
 }
 
-fn intersects<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    list: &[Value<'a>],
-    other: &Value<'a>,
-) -> Result<bool, EvalError> {
-    for item in evaluator.items(other)? {
-        if is_in(evaluator, &item, list)? {
+fn intersects<'a>(meter: &mut CostMeter, list: &[Value<'a>], other: &Value<'a>) -> Result<bool, EvalError> {
+    for item in meter.items(other)? {
+        if is_in(meter, &item, list)? {
             return Ok(true);
         }
     }

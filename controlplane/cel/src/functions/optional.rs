@@ -1,12 +1,12 @@
 //! Optional values.
 
 use super::failed;
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -28,5 +28,5 @@ pub(super) fn call<'a>(
         ("orValue", [Value::Optional(None), other]) => Ok(other.clone()),
         _ => return None,
     };
-    Some(evaluator.charge(1).and(result).and_then(|value| evaluator.copied(value)))
+    Some(meter.charge(1).and(result).and_then(|value| meter.copied(value)))
 }

@@ -3,19 +3,19 @@
 use coracle_values::Quantity;
 
 use super::{failed, traversal};
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
 ) -> Option<Evaluated<'a>> {
     let result = match (name, args) {
         ("quantity" | "isQuantity", [Value::String(text)]) => {
-            if let Err(error) = evaluator.charge(traversal(args[0].cost_size())) {
+            if let Err(error) = meter.charge(traversal(args[0].cost_size())) {
                 return Some(Err(error));
             }
             match (name, Quantity::parse(text)) {
@@ -58,7 +58,7 @@ pub(super) fn call<'a>(
         }
         _ => return None,
     };
-    Some(evaluator.charge(1).and(result))
+    Some(meter.charge(1).and(result))
 }
 
 fn negated(quantity: Quantity) -> Option<Quantity> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use semver::Version;
 
 use super::{failed, traversal};
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::Evaluated;
 use crate::value::Value;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -49,7 +49,7 @@ pub(super) fn call<'a>(
         }
         _ => return None,
     };
-    Some(evaluator.charge(cost).and(result))
+    Some(meter.charge(cost).and(result))
 }
 
 /// Parses a version. Normalizing removes a leading `v` and leading zeros, and adds missing parts.

@@ -1,14 +1,14 @@
 //! Functions of texts and regular expressions.
 
 use super::{failed, traversal};
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::functions::format::format_text;
 use crate::pattern;
 use crate::value::Value;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -19,77 +19,65 @@ pub(super) fn call<'a>(
     {
         let size = value.size().and_then(|size| i64::try_from(size).ok());
         let cost = if matches!(value, Value::String(_)) { traversal(value.cost_size()).max(1) } else { 1 };
-        return Some(evaluator.charge(cost).and(size.map(Value::Int).ok_or(EvalError::NoOverload)));
+        return Some(meter.charge(cost).and(size.map(Value::Int).ok_or(EvalError::NoOverload)));
     }
     let Some(Value::String(text)) = args.first() else {
         return match (name, args) {
-            ("join", [list, rest @ ..]) => Some(join(evaluator, list, rest)),
+            ("join", [list, rest @ ..]) => Some(join(meter, list, rest)),
             _ => None,
         };
     };
-    searches(evaluator, name, text, args).or_else(|| changes(evaluator, name, text, args))
+    searches(meter, name, text, args).or_else(|| changes(meter, name, text, args))
 }
 
 /// Functions that look for a part of a text.
-fn searches<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    name: &str,
-    text: &str,
-    args: &[Value<'a>],
-) -> Option<Evaluated<'a>> {
+fn searches<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]) -> Option<Evaluated<'a>> {
     let cost = traversal(args[0].cost_size());
     Some(match (name, &args[1..]) {
         ("startsWith", [Value::String(part)]) => {
-            evaluator.charge(traversal(args[1].cost_size())).map(|()| Value::Bool(text.starts_with(&**part)))
+            meter.charge(traversal(args[1].cost_size())).map(|()| Value::Bool(text.starts_with(&**part)))
         }
         ("endsWith", [Value::String(part)]) => {
-            evaluator.charge(traversal(args[1].cost_size())).map(|()| Value::Bool(text.ends_with(&**part)))
+            meter.charge(traversal(args[1].cost_size())).map(|()| Value::Bool(text.ends_with(&**part)))
         }
         ("contains", [Value::String(part)]) => {
             let cost = cost.saturating_mul(traversal(args[1].cost_size()));
-            evaluator.charge(cost).map(|()| Value::Bool(text.contains(&**part)))
+            meter.charge(cost).map(|()| Value::Bool(text.contains(&**part)))
         }
         ("matches", [Value::String(_)]) => {
-            expression(evaluator, args).map(|regex| Value::Bool(regex.is_match(text)))
+            expression(meter, args).map(|regex| Value::Bool(regex.is_match(text)))
         }
-        ("find", [Value::String(_)]) => expression(evaluator, args)
+        ("find", [Value::String(_)]) => expression(meter, args)
             .map(|regex| Value::text(regex.find(text).map_or("", |found| found.as_str()))),
         ("findAll", [Value::String(_), rest @ ..]) => {
-            expression(evaluator, args).and_then(|regex| find_all(evaluator, &regex, text, limit(rest)))
+            expression(meter, args).and_then(|regex| find_all(meter, &regex, text, limit(rest)))
         }
-        ("charAt", [Value::Int(index)]) => evaluator.charge(cost.max(1)).and_then(|()| char_at(text, *index)),
+        ("charAt", [Value::Int(index)]) => meter.charge(cost.max(1)).and_then(|()| char_at(text, *index)),
         ("indexOf", [Value::String(part), rest @ ..]) => {
-            evaluator.charge(cost.max(1)).and_then(|()| index_of(text, part, rest))
+            meter.charge(cost.max(1)).and_then(|()| index_of(text, part, rest))
         }
         ("lastIndexOf", [Value::String(part), rest @ ..]) => {
-            evaluator.charge(cost.max(1)).and_then(|()| last_index_of(text, part, rest))
+            meter.charge(cost.max(1)).and_then(|()| last_index_of(text, part, rest))
         }
         _ => return None,
     })
 }
 
 /// Functions that make another text.
-fn changes<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    name: &str,
-    text: &str,
-    args: &[Value<'a>],
-) -> Option<Evaluated<'a>> {
+fn changes<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]) -> Option<Evaluated<'a>> {
     let cost = traversal(args[0].cost_size());
     let two = cost.saturating_mul(2);
     Some(match (name, &args[1..]) {
-        ("lowerAscii", []) => evaluator.charge(cost).map(|()| Value::text(text.to_ascii_lowercase())),
-        ("upperAscii", []) => evaluator.charge(cost).map(|()| Value::text(text.to_ascii_uppercase())),
-        ("trim", []) => evaluator.charge(cost).map(|()| Value::text(text.trim())),
-        ("reverse", []) => {
-            evaluator.charge(cost).map(|()| Value::text(text.chars().rev().collect::<String>()))
-        }
-        ("strings.quote", []) => evaluator.charge(cost).map(|()| Value::text(format!("{text:?}"))),
+        ("lowerAscii", []) => meter.charge(cost).map(|()| Value::text(text.to_ascii_lowercase())),
+        ("upperAscii", []) => meter.charge(cost).map(|()| Value::text(text.to_ascii_uppercase())),
+        ("trim", []) => meter.charge(cost).map(|()| Value::text(text.trim())),
+        ("reverse", []) => meter.charge(cost).map(|()| Value::text(text.chars().rev().collect::<String>())),
+        ("strings.quote", []) => meter.charge(cost).map(|()| Value::text(quote(text))),
         ("jsonpatch.escapeKey", []) => {
-            evaluator.charge(two).map(|()| Value::text(text.replace('~', "~0").replace('/', "~1")))
+            meter.charge(two).map(|()| Value::text(text.replace('~', "~0").replace('/', "~1")))
         }
         ("substring", [Value::Int(start), rest @ ..]) => {
-            evaluator.charge(cost.max(1)).and_then(|()| substring(text, *start, rest))
+            meter.charge(cost.max(1)).and_then(|()| substring(text, *start, rest))
         }
         ("split", [Value::String(separator), rest @ ..]) => {
             // Each part is a text of its own.
@@ -97,14 +85,35 @@ fn changes<'a>(
                 if separator.is_empty() { text.len() } else { text.matches(&**separator).count() + 1 };
             let parts = u64::try_from(parts.min(limit(rest))).unwrap_or(u64::MAX);
             let cost = two.saturating_add(parts).max(1);
-            evaluator.charge(cost).map(|()| split(text, separator, limit(rest)))
+            meter.charge(cost).map(|()| split(text, separator, limit(rest)))
         }
         ("replace", [Value::String(from), Value::String(to), rest @ ..]) => {
-            replace(evaluator, (text, from, to), limit(rest))
+            replace(meter, (text, from, to), limit(rest))
         }
-        ("format", [list]) => format_text(evaluator, text, list),
+        ("format", [list]) => format_text(meter, text, list),
         _ => return None,
     })
+}
+
+/// The text in quotation marks, with the escape sequences of cel-go. Other control characters stay.
+fn quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for character in text.chars() {
+        match character {
+            '\u{7}' => quoted.push_str("\\a"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{c}' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\u{b}' => quoted.push_str("\\v"),
+            '\\' | '"' => quoted.extend(['\\', character]),
+            _ => quoted.push(character),
+        }
+    }
+    quoted.push('"');
+    quoted
 }
 
 fn limit(rest: &[Value<'_>]) -> usize {
@@ -127,16 +136,15 @@ const CLASS: u64 = 100;
 const FOLDED: u64 = 16;
 
 /// Compiles the second argument. The cost of a search is the product of the costs of the text and of the expression.
-fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Result<regex::Regex, EvalError> {
+fn expression(meter: &mut CostMeter, args: &[Value<'_>]) -> Result<regex::Regex, EvalError> {
     let Some(Value::String(pattern)) = args.get(1) else { return Err(EvalError::NoOverload) };
     let text = traversal(args[0].cost_size() + 1);
-    evaluator.charge(text.saturating_mul(args[1].cost_size().div_ceil(4)).max(1))?;
+    meter.charge(text.saturating_mul(args[1].cost_size().div_ceil(4)).max(1))?;
     // Compiling takes much longer than matching a short text.
     let classes =
         u64::try_from(pattern.matches("\\p").count() + pattern.matches("\\P").count()).unwrap_or(u64::MAX);
     let folded = pattern::folded(pattern) / FOLDED;
-    evaluator
-        .charge(args[1].cost_size().saturating_add(classes.saturating_mul(CLASS)).saturating_add(folded))?;
+    meter.charge(args[1].cost_size().saturating_add(classes.saturating_mul(CLASS)).saturating_add(folded))?;
     let mut compiled = pattern::compile(pattern, FREE_BYTES);
     let mut bytes = FREE_BYTES;
     while compiled.as_ref().is_err_and(|error| error == pattern::TOO_LARGE) && bytes < pattern::MAX_BYTES {
@@ -144,24 +152,23 @@ fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Resu
         // compile and, at worst, that of each step of a search grow with the size.
         bytes *= 4;
         let units = u64::try_from(bytes / 1024).unwrap_or(u64::MAX);
-        evaluator.charge(units.saturating_mul(text.saturating_add(KIBIBYTE)).saturating_add(folded))?;
+        meter.charge(units.saturating_mul(text.saturating_add(KIBIBYTE)).saturating_add(folded))?;
         compiled = pattern::compile(pattern, bytes);
     }
     compiled.or_else(failed)
 }
 
-fn join<'a>(evaluator: &mut Evaluator<'a, '_>, list: &Value<'a>, rest: &[Value<'a>]) -> Evaluated<'a> {
+fn join<'a>(meter: &mut CostMeter, list: &Value<'a>, rest: &[Value<'a>]) -> Evaluated<'a> {
     let separator = match rest {
         [] => "",
         [Value::String(separator)] => separator,
         _ => return Err(EvalError::NoOverload),
     };
-    let items = evaluator.items(list)?;
+    let items = meter.items(list)?;
     let mut text = String::new();
     for (index, item) in items.iter().enumerate() {
         let Value::String(part) = item else { return Err(EvalError::NoOverload) };
-        evaluator
-            .charge(traversal(item.cost_size() + u64::try_from(separator.len()).unwrap_or(u64::MAX)) * 2)?;
+        meter.charge(traversal(item.cost_size() + u64::try_from(separator.len()).unwrap_or(u64::MAX)) * 2)?;
         if index > 0 {
             text.push_str(separator);
         }
@@ -170,15 +177,10 @@ fn join<'a>(evaluator: &mut Evaluator<'a, '_>, list: &Value<'a>, rest: &[Value<'
     Ok(Value::text(text))
 }
 
-fn find_all<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    regex: &regex::Regex,
-    text: &str,
-    limit: usize,
-) -> Evaluated<'a> {
+fn find_all<'a>(meter: &mut CostMeter, regex: &regex::Regex, text: &str, limit: usize) -> Evaluated<'a> {
     let mut found = Vec::new();
     for part in regex.find_iter(text).take(limit) {
-        evaluator.charge(1)?;
+        meter.charge(1)?;
         found.push(Value::text(part.as_str()));
     }
     Ok(Value::list(found))
@@ -261,13 +263,20 @@ fn split<'a>(text: &str, separator: &str, limit: usize) -> Value<'a> {
     Value::list(text.splitn(limit, separator).map(Value::text).collect())
 }
 
-fn replace<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
-    (text, from, to): (&str, &str, &str),
-    limit: usize,
-) -> Evaluated<'a> {
+fn replace<'a>(meter: &mut CostMeter, (text, from, to): (&str, &str, &str), limit: usize) -> Evaluated<'a> {
     let count = if from.is_empty() { text.chars().count() + 1 } else { text.matches(from).count() };
     let grown = text.len().saturating_add(count.min(limit).saturating_mul(to.len()));
-    evaluator.charge(traversal(u64::try_from(grown).unwrap_or(u64::MAX)).saturating_mul(2).max(1))?;
+    meter.charge(traversal(u64::try_from(grown).unwrap_or(u64::MAX)).saturating_mul(2).max(1))?;
     Ok(Value::text(text.replacen(from, to, limit)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quote;
+
+    #[test]
+    fn quoted_text_has_the_escape_sequences_of_cel_go() {
+        let text = "\u{7}\u{8}\u{c}\n\r\t\u{b}\\\"'\u{0}\u{7f}\u{301}é";
+        assert_eq!(quote(text), "\"\\a\\b\\f\\n\\r\\t\\v\\\\\\\"'\u{0}\u{7f}\u{301}é\"");
+    }
 }

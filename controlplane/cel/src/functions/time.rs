@@ -4,12 +4,12 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::failed;
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     member: bool,
@@ -26,7 +26,7 @@ pub(super) fn call<'a>(
         },
         _ => return None,
     };
-    Some(evaluator.charge(1).and(part.map(Value::Int).ok_or(EvalError::NoOverload)))
+    Some(meter.charge(1).and(part.map(Value::Int).ok_or(EvalError::NoOverload)))
 }
 
 fn of_duration(name: &str, nanoseconds: i64) -> Option<i64> {
@@ -34,7 +34,8 @@ fn of_duration(name: &str, nanoseconds: i64) -> Option<i64> {
         "getHours" => nanoseconds / 3_600_000_000_000,
         "getMinutes" => nanoseconds / 60_000_000_000,
         "getSeconds" => nanoseconds / 1_000_000_000,
-        "getMilliseconds" => nanoseconds / 1_000_000 % 1000,
+        // As cel-go: the whole duration, although the specification of CEL has only its part below a second.
+        "getMilliseconds" => nanoseconds / 1_000_000,
         _ => return None,
     })
 }

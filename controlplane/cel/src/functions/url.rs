@@ -6,7 +6,7 @@ use std::sync::Arc;
 use url::Url;
 
 use super::{failed, traversal};
-use crate::eval::Evaluator;
+use crate::cost_meter::CostMeter;
 use crate::eval_error::Evaluated;
 use crate::value::{Key, Value};
 
@@ -14,7 +14,7 @@ use crate::value::{Key, Value};
 const BASE: &str = "none://none.invalid";
 
 pub(super) fn call<'a>(
-    evaluator: &mut Evaluator<'a, '_>,
+    meter: &mut CostMeter,
     name: &str,
     args: &[Value<'a>],
     _member: bool,
@@ -22,7 +22,7 @@ pub(super) fn call<'a>(
     let text = |text: &str| Ok(Value::text(text));
     let result = match (name, args) {
         ("url" | "isURL", [Value::String(raw)]) => {
-            if let Err(error) = evaluator.charge(traversal(args[0].cost_size())) {
+            if let Err(error) = meter.charge(traversal(args[0].cost_size())) {
                 return Some(Err(error));
             }
             match (name, parse(raw)) {
@@ -44,7 +44,7 @@ pub(super) fn call<'a>(
         ("getQuery", [Value::Url(url)]) => Ok(query(url)),
         _ => return None,
     };
-    Some(evaluator.charge(1).and(result))
+    Some(meter.charge(1).and(result))
 }
 
 /// Parses an absolute URL or an absolute path, as Go's `url.ParseRequestURI` does.

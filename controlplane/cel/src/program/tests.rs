@@ -47,6 +47,11 @@ fn expressions_have_their_values() {
         ("quantity('1Gi').isGreaterThan(quantity('500Mi'))", json!(true)),
         ("quantity('2').sub(quantity('500m')) == quantity('1500m')", json!(true)),
         ("cidr('10.0.0.0/8').containsIP('10.1.2.3') && !isIP('x')", json!(true)),
+        (
+            "['10.0.0.0/255.0.0.0', '10.0.0.0/08', '::ffff:10.0.0.0/120', '10.0.0.0'].exists(c, isCIDR(c))",
+            json!(false),
+        ),
+        ("['10.0.0.1/0', 'fd00::/10'].all(c, isCIDR(c))", json!(true)),
         ("ip('127.0.0.1').isLoopback() && cidr('10.0.0.0/8').prefixLength() == 8", json!(true)),
         ("semver('1.2.3').isLessThan(semver('1.10.0')) && !isSemver('1')", json!(true)),
         ("!format.dns1123Label().validate('my-name').hasValue()", json!(true)),
@@ -60,6 +65,7 @@ fn expressions_have_their_values() {
         ("cel.bind(x, 2, x * x)", json!(4)),
         ("optional.of(2).optMap(x, x * x).value()", json!(4)),
         ("type(1) == int && type('a') == string", json!(true)),
+        ("duration('61.5s').getSeconds() + duration('-1.5s').getMilliseconds()", json!(-1439)),
         ("false && (1 / 0 == 1) || true", json!(true)),
         ("[0, 1].exists(x, 1 / x == 1)", json!(true)),
     ] {

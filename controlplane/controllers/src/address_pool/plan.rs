@@ -120,7 +120,7 @@ pub(crate) fn status(
 /// The status patch for a service that has left the pool: it removes addresses and condition. `None` if the service has
 /// no condition of the pool: its addresses belong to another controller.
 pub(crate) fn cleared(service: &Service) -> Option<Value> {
-    announcer(service)?;
+    service.status.conditions.iter().flatten().find(|one| one.type_ == ANNOUNCED)?;
     let others = service.status.conditions.iter().flatten().filter(|one| one.type_ != ANNOUNCED);
     let conditions: Vec<Value> = others.map(|one| json!(one)).collect();
     Some(json!({"loadBalancer": {"ingress": null}, "conditions": conditions}))
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_keeps_the_address_until_it_is_lost() {
+    fn a_node_announces_the_addresses_until_the_node_is_lost() {
         let now = jiff::Timestamp::UNIX_EPOCH;
         let (mut service, ips) =
             (service(json!({}), json!({})), BTreeSet::from(["192.0.2.8".parse().unwrap()]));
@@ -215,5 +215,10 @@ mod tests {
             (&json!("False"), &json!("192.0.2.8"))
         );
         assert!(cleared(&service).unwrap()["loadBalancer"]["ingress"].is_null());
+        service.status = serde_json::from_value(lost).unwrap();
+        let left = json!({"loadBalancer": {"ingress": null}, "conditions": []});
+        assert_eq!(cleared(&service), Some(left.clone()), "no node announced the addresses");
+        service.status = serde_json::from_value(left).unwrap();
+        assert_eq!(cleared(&service), None);
     }
 }

@@ -3,13 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::Api;
-use kube::api::ListParams;
-
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Claim, Key, Object, ObjectExt, PersistentVolume};
+use crate::live;
+use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
 use crate::queue::{Next, Queue};
 use crate::volume_protection::plan::finalizers;
 use crate::volume_protection::run::set;
@@ -61,22 +59,5 @@ async fn is_used_now(context: &Context, class: &str) -> Result<bool, Error> {
     let by_volume = |volume: &PersistentVolume| plan::class_of_volume(volume) == Some(class);
     let by_claim = |claim: &Claim| plan::classes_of_claim(claim).any(|name| name == class);
     let client = &context.client;
-    Ok(any(Api::all(client.clone()), by_volume).await? || any(Api::all(client.clone()), by_claim).await?)
-}
-
-/// Whether an object of a kind fits. Reads the objects in pages.
-async fn any<K: Object>(objects: Api<K>, fits: impl Fn(&K) -> bool) -> Result<bool, Error> {
-    const PAGE: u32 = 500;
-    let mut page = ListParams::default().limit(PAGE);
-    loop {
-        let failed = |source| Error::Request { verb: "list", object: format!("{} */*", K::kind(&())), source };
-        let listed = objects.list(&page).await.map_err(failed)?;
-        if listed.items.iter().any(&fits) {
-            return Ok(true);
-        }
-        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(false),
-        }
-    }
+    Ok(live::any(client, "", by_volume).await? || live::any(client, "", by_claim).await?)
 }

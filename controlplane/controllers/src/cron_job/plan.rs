@@ -191,6 +191,18 @@ mod tests {
     }
 
     #[test]
+    fn a_schedule_that_never_fires_has_no_job_and_no_timer() {
+        for spec in [
+            json!({"schedule": "0 0 30 2 *"}),
+            json!({"schedule": "0 0 30 2 *", "startingDeadlineSeconds": 100}),
+        ] {
+            let plan = plan(&cron_job(spec.clone(), json!({})), &[], now());
+            assert_eq!(summary(&plan), "delete[] create[]", "for {spec}");
+            assert!(plan.again.is_none() && plan.events.is_empty(), "for {spec}");
+        }
+    }
+
+    #[test]
     fn suspension_the_deadline_and_the_last_time_prevent_a_job() {
         let last = json!({"lastScheduleTime": "2026-01-01T12:10:00Z"});
         for (spec, status) in [

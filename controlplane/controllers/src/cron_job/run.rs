@@ -50,7 +50,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     for job in delete {
         remove(context, &cron_job, &job).await?;
     }
-    // Ended jobs leave the status even if the next job cannot be created.
+    // Ended jobs are removed from the status even if the next job cannot be created.
     let created = match create {
         Some(time) => self::create(context, &cron_job, time, &mut status).await,
         None => Ok(()),
@@ -95,7 +95,7 @@ async fn create(
             context.record(cron_job, COMPONENT, Event::normal("SuccessfulCreate", message));
             Some(job)
         }
-        // The process died before it wrote the status.
+        // An earlier process created the job and stopped before it wrote the status.
         Err(error) if is_already_exists(&error) => {
             let found = writer.live(&key).await?;
             found.filter(|job| is_of(job, cron_job) && !job.finished()).map(Arc::new)

@@ -45,7 +45,7 @@ pub(crate) fn claim(id: &str, secret: Option<&Secret>, node: &str, nodes: &[Arc<
     };
     match secret.text(USED_BY) {
         Some(other) if other != node => Claim::Refused(format!(
-            "token {id} is good for one machine, and node {other} has used it; `coracle token create` makes another"
+            "token {id} is for one machine only, and node {other} has used it; create another with `coracle token create`"
         )),
         _ if nodes.iter().any(lives) => Claim::Refused(format!("node {node} is there already, and Ready")),
         Some(_itself) => Claim::Good,

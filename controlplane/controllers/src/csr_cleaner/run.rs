@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::api::DeleteParams;
 
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue, until};
+use crate::write::if_unchanged;
 
 /// Queues every request.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
@@ -21,7 +21,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Reconciles one request.
+/// Reconciles one request. A newer version of the request may have a later decision, so the deletion is for this version.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     let Some(end) = plan::end(&request) else { return Ok(Next::Wait) };
@@ -33,6 +33,6 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         Error::Request { verb: "delete", object, source }
     };
     let writer = context.writer(&context.caches.signing_requests);
-    writer.delete(&request, DeleteParams::default()).await.map_err(failed)?;
+    writer.delete(&request, if_unchanged(&*request)).await.map_err(failed)?;
     Ok(Next::Wait)
 }

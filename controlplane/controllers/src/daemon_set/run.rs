@@ -79,7 +79,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if set.is_being_deleted() {
         return Ok(Next::Wait);
     }
-    let current = revision_history::current(context, &workload(&set), &selector).await?;
+    let current = revision_history::current(&control, &workload(&set), &selector).await?;
     let labels = current.revision.metadata.labels.as_ref();
     let hash = labels.and_then(|labels| labels.get(POD_REVISION)).cloned().unwrap_or_default();
     let nodes = context.caches.nodes.all();

@@ -200,8 +200,8 @@ async fn create(
     Err(error(source))
 }
 
-/// Handles a name that exists already. If the existing set has another template, the hashes collide: the collision
-/// count changes the next name. If it has the same template, the cache is only behind.
+/// Resolves a name collision. If the existing set has another template, the hashes collide: a higher collision count
+/// changes the next name. If it has the same template, only the cache lacks the set, which is added to it.
 async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Result<(), Error> {
     let key = Key::new(deployment.namespace(), name);
     let Some(taken) = context.replica_sets().live(&key).await? else { return Ok(()) };

@@ -132,7 +132,7 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-/// The desired labels, and null for those that end.
+/// The merge patch of the labels: the desired ones, and null for those to remove.
 fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
     let mut patch = json!(identity.labels);
     for name in slice.metadata.labels.iter().flatten().map(|(name, _)| name) {

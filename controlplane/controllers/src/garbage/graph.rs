@@ -56,6 +56,8 @@ pub(crate) struct Graph {
 
 /// Capacity of the list of deleted owners.
 const MAX_DELETED_OWNERS: usize = 500;
+/// Maximum number of objects that a search for a circle of owners finds.
+const MAX_CIRCLE: usize = 1000;
 
 fn state(meta: &ObjectMeta) -> State {
     let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
@@ -169,10 +171,28 @@ impl Graph {
         self.dependents_of(uid).into_iter().filter(is_own).collect()
     }
 
-    /// The dependents that block the object's foreground deletion.
+    /// The dependents that block the object's foreground deletion. A dependent that itself waits for the object does not
+    /// block it: they would wait for each other forever.
     pub(crate) fn blocking_dependents(&self, uid: &str) -> Vec<String> {
+        let waiting = self.waiting_for(uid);
         let blocks = |item: &Item| item.owners.iter().any(|edge| &*edge.uid == uid && edge.blocking);
-        self.own_dependents(uid).into_iter().filter(|uid| self.items.get(uid).is_some_and(blocks)).collect()
+        let own = self.own_dependents(uid).into_iter();
+        own.filter(|one| !waiting.contains(one) && self.items.get(one).is_some_and(blocks)).collect()
+    }
+
+    /// Objects whose foreground deletion waits for an object: its owners, their owners and so on.
+    fn waiting_for(&self, uid: &str) -> HashSet<String> {
+        let (mut open, mut found) = (vec![uid.to_owned()], HashSet::new());
+        while let Some(item) = open.pop().and_then(|uid| self.items.get(&uid)) {
+            for edge in item.owners.iter().filter(|edge| edge.blocking) {
+                let owner = self.items.get(&*edge.uid);
+                let waits = owner.is_some_and(|owner| owner.is_foreground() && may_own(item, owner));
+                if waits && found.len() < MAX_CIRCLE && found.insert(edge.uid.to_string()) {
+                    open.push(edge.uid.to_string());
+                }
+            }
+        }
+        found
     }
 
     /// Whether the object may need an action. Decided without requests to the API server.
@@ -319,6 +339,27 @@ mod tests {
         assert_eq!(graph.remove("one").attempt, ["owner"]);
         assert_eq!(graph.set(&kind, &meta("two", &[], json!({}))).attempt, ["owner"]);
         assert!(graph.blocking_dependents("owner").is_empty());
+    }
+
+    #[test]
+    fn objects_that_own_each_other_do_not_wait_for_each_other() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        graph.set(&kind, &meta("itself", &["itself"], foreground()));
+        assert!(graph.blocking_dependents("itself").is_empty());
+        for (uid, owner) in [("a", "c"), ("b", "a"), ("c", "b")] {
+            graph.set(&kind, &meta(uid, &[owner], json!({})));
+        }
+        graph.set(&kind, &meta("a", &["c"], foreground()));
+        assert_eq!(graph.blocking_dependents("a"), ["b"], "it is not deleted yet");
+        graph.set(&kind, &meta("b", &["a"], foreground()));
+        assert_eq!(graph.blocking_dependents("a"), ["b"], "it waits for another object");
+        graph.set(&kind, &meta("c", &["b"], foreground()));
+        for uid in ["a", "b", "c"] {
+            assert!(graph.blocking_dependents(uid).is_empty(), "{uid}");
+        }
+        graph.set(&kind, &meta("outside", &["a"], json!({})));
+        assert_eq!(graph.blocking_dependents("a"), ["outside"]);
+        assert!(graph.remove("b").attempt.contains(&"a".to_owned()), "the owner is queued");
     }
 
     #[test]

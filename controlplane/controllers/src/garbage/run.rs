@@ -358,7 +358,13 @@ impl Collector {
         };
         match plan(&observed) {
             Action::Nothing => {}
-            Action::AttemptDependents => blocking.into_iter().for_each(|uid| self.attempts.add(uid)),
+            Action::AttemptDependents => {
+                // A dependent that waits for its own dependents is queued after their deletion. Two objects that wait
+                // must not queue each other without end.
+                let graph = self.lock();
+                let waits = |uid: &String| graph.get(uid).is_some_and(super::graph::Item::is_foreground);
+                blocking.into_iter().filter(|uid| !waits(uid)).for_each(|uid| self.attempts.add(uid));
+            }
             action => apply(context, &item.kind, &item.key, &live.metadata, action).await?,
         }
         Ok(Next::Wait)

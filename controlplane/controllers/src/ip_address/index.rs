@@ -29,7 +29,7 @@ impl ServiceAddresses {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows a change. Returns the addresses whose services may have changed.
+    /// Applies a change of a service. Returns the addresses whose services may have changed.
     pub(crate) fn follow(&self, change: &Change<'_, Service>) -> Vec<IpAddr> {
         let of = |service: Option<&std::sync::Arc<Service>>| {
             service.map(|service| addresses(service).collect::<Vec<_>>()).unwrap_or_default()

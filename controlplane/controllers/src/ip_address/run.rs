@@ -43,7 +43,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let failed = |verb, source| Error::Request { verb, object: format!("IPAddress {key}"), source };
     match plan::plan(address, service, cache.get(&key)) {
         Some(Action::Create(object)) => match context.writer(cache).create("", object).await {
-            // The watch brings the object, and with it the next reconcile.
+            // The watch delivers the object, which queues the address again.
             Err(error) if is_already_exists(&error) => {}
             created => drop(created.map_err(|source| failed("create", source))?),
         },

@@ -43,14 +43,46 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     };
     // A job that is not served exists in the store.
-    if context.caches.jobs.is_served() && !has_job(context, &pod) {
+    if context.caches.jobs.is_served() && !has_job(context, &pod).await? {
         remove_finalizer(context, &pod).await?;
     }
     Ok(Next::Wait)
 }
 
-fn has_job(context: &Context, pod: &Pod) -> bool {
-    let Some(owner) = controller_of(&pod.metadata).filter(|owner| owner.kind == "Job") else { return false };
-    let job = context.caches.jobs.get(&Key::new(pod.namespace(), &owner.name));
-    job.is_some_and(|job| job.uid() == owner.uid)
+/// Whether the pod's job exists. If the cache does not have the job, the job is read from the API server: a job that was
+/// just created may not be in the cache yet, and without the finalizer its pod might not be counted.
+async fn has_job(context: &Context, pod: &Pod) -> Result<bool, Error> {
+    let owner = controller_of(&pod.metadata).filter(|owner| owner.kind == "Job");
+    let Some(owner) = owner else { return Ok(false) };
+    let (jobs, key) = (&context.caches.jobs, Key::new(pod.namespace(), &owner.name));
+    if jobs.get(&key).is_some_and(|job| job.uid() == owner.uid) {
+        return Ok(true);
+    }
+    Ok(context.writer(jobs).live(&key).await?.is_some_and(|job| job.uid() == owner.uid))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn the_finalizer_stays_while_the_api_server_has_the_job() {
+        let owner =
+            json!({"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "j", "controller": true});
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p", "resourceVersion": "7",
+            "finalizers": [crate::job::FINALIZER], "ownerReferences": [owner]}});
+        for (uid, releases) in [("j", false), ("other", true)] {
+            let job = json!({"metadata": {"name": "j", "namespace": "n", "uid": uid}});
+            let api = TestApi::new(&[
+                ("/apis/batch/v1/namespaces/n/jobs/j", job),
+                ("/api/v1/namespaces/n/pods/p", pod.clone()),
+            ]);
+            api.context.caches.pods.written(serde_json::from_value(pod.clone()).unwrap());
+            reconcile(&api.context, Key::new("n", "p")).await.unwrap();
+            assert_eq!(api.writes().len(), usize::from(releases), "{uid}");
+        }
+    }
 }

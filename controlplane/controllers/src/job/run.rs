@@ -6,6 +6,7 @@ use std::time::Duration;
 use coracle_values::label_selector::LabelSelector;
 use futures::future::join_all;
 use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::JobStatus;
 use serde_json::{Value, json};
 
 use super::plan::{self, Change, NewPod};
@@ -112,7 +113,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 /// Writes the status, then removes the finalizers of the pods that it counts.
 async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<Duration>, Error> {
     let job = control.owner;
-    if let Some(patch) = status_patch(job, &json!(job.status), &json!(update.status)) {
+    if let Some(patch) = counting_patch(job, &update.status) {
         control.context.writer(control.cache).merge(&job.key(), Part::Status, patch).await?;
     }
     for event in update.events {
@@ -125,6 +126,14 @@ async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<D
         }
     }
     Ok(update.again)
+}
+
+/// The patch of the status, for the version of the job that the counts continue. A request of an earlier process may
+/// arrive late, after newer counts: pods would be counted twice or not at all.
+fn counting_patch(job: &Job, status: &JobStatus) -> Option<Value> {
+    let mut patch = status_patch(job, &json!(job.status), &json!(status))?;
+    patch["metadata"]["resourceVersion"] = job.metadata.resource_version.clone().into();
+    Some(patch)
 }
 
 /// Removes the tracking finalizer of a pod. A pod that does not exist is not an error.
@@ -180,4 +189,20 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
         }
     }
     pod
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_written_to_the_version_that_they_continue() {
+        let metadata = json!({"name": "j", "namespace": "n", "uid": "u", "resourceVersion": "7"});
+        let job: Job =
+            serde_json::from_value(json!({"metadata": metadata, "status": {"succeeded": 1}})).unwrap();
+        assert_eq!(counting_patch(&job, &job.status), None);
+        let status = JobStatus { succeeded: Some(2), ..job.status.clone() };
+        let expected = json!({"metadata": {"uid": "u", "resourceVersion": "7"}, "status": {"succeeded": 2}});
+        assert_eq!(counting_patch(&job, &status), Some(expected));
+    }
 }

@@ -17,15 +17,15 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// An action on a Secret that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// The token is refused from now on.
+    /// Mark the token as invalid: the API server refuses it from then on.
     Invalidate,
-    /// The token was invalid for the whole period.
+    /// Delete the Secret: its token was invalid for the whole period.
     Delete,
 }
 
-/// What is done next with a Secret, and the time from which it is allowed. None if its labels or its age never allow it.
+/// The next action on a Secret, and the time at which it is due. None if no action is ever due.
 ///
-/// The day of a label counts as unused only after it has ended.
+/// The period begins at the end of the day that a label names.
 pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timestamp)> {
     if secret.is_being_deleted() {
         return None;
@@ -34,7 +34,7 @@ pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timesta
     let created = secret.metadata.creation_timestamp.as_ref()?.0;
     let mut due = after(created, period)?;
     if let Some(day) = label(LAST_USED) {
-        // As upstream, a malformed day says that the last use is unknown.
+        // As upstream, a malformed day means that the last use is unknown: the Secret is never due.
         due = due.max(after_day(day, period)?);
     }
     match label(INVALID_SINCE).and_then(start_of) {
@@ -43,7 +43,7 @@ pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timesta
     }
 }
 
-/// The time from which a day is over for the whole period. None if it is malformed or too far in the future.
+/// The time at which a period after the end of a day has passed. None if the day is malformed or too far in the future.
 pub(super) fn after_day(day: &str, period: Duration) -> Option<Timestamp> {
     after(start_of(day)?, DAY + period)
 }
@@ -132,9 +132,9 @@ mod tests {
         for unknown in ["yesterday", "2021-3-1", "", "2021-13-01", "9999-12-31"] {
             assert_eq!(due(json!({LAST_USED: unknown})), None, "{unknown}");
         }
-        let mut leaving = secret(json!({}));
-        leaving.metadata.deletion_timestamp = leaving.metadata.creation_timestamp.clone();
-        assert_eq!(next(&leaving, YEAR), None);
+        let mut deleted = secret(json!({}));
+        deleted.metadata.deletion_timestamp = deleted.metadata.creation_timestamp.clone();
+        assert_eq!(next(&deleted, YEAR), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams, Preconditions, Request};
+use kube::api::{ListParams, Request};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,10 +15,10 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Secret};
 use crate::queue::{Next, Queue, until};
-use crate::write::Part;
+use crate::write::{Part, if_unchanged};
 
-/// Time until a Secret that is due but in use, or that was changed, is considered again. It is upstream's interval. A user
-/// who takes the mark off a Secret has this time to use the token.
+/// Delay of the next reconcile if a Secret is due but in use, and minimum delay after a change. Upstream has the same
+/// interval. After a user removes the mark of a Secret, there is this time to use the token.
 const RECHECK: Duration = Duration::from_secs(24 * 3600);
 /// Pods in one page of a list.
 const PAGE: u32 = 100;
@@ -127,10 +127,8 @@ async fn invalidate(context: &Context, secret: &Secret, now: Timestamp) -> Resul
 async fn delete(context: &Context, secret: &Secret) -> Result<(), Error> {
     let key = secret.key();
     tracing::info!(secret = %key, "deleting an unused token of a service account");
-    let preconditions =
-        Preconditions { uid: None, resource_version: secret.metadata.resource_version.clone() };
-    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-    let deleted = context.writer(&context.caches.account_tokens).delete(secret, params).await;
+    let writer = context.writer(&context.caches.account_tokens);
+    let deleted = writer.delete(secret, if_unchanged(secret)).await;
     deleted.map_err(|source| Error::Request { verb: "delete", object: format!("Secret {key}"), source })
 }
 

@@ -127,7 +127,7 @@ pub(crate) fn expansion(claim: &Claim, volume: &PersistentVolume) -> Option<Stri
         .then(|| requested.0.clone())
 }
 
-/// Whether nothing can remove the directory of a volume that is being deleted: its node is gone.
+/// Whether a volume that is being deleted waits for a node that does not exist. Then no agent can remove its directory.
 pub(crate) fn is_orphan(volume: &PersistentVolume, node_exists: bool) -> bool {
     volume.is_being_deleted()
         && !node_exists
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_node_the_claim_waits_and_an_unusable_node_is_given_back() {
+    fn without_a_node_the_claim_waits_and_with_an_unusable_node_it_is_rescheduled() {
         assert_eq!(provision(&claim(json!({}), None), &class(), None), Provision::Nothing);
         let selected = claim(json!({}), Some("a"));
         assert!(matches!(provision(&selected, &class(), None), Provision::Reschedule(_)));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_grows_until_both_sides_have_the_size() {
+    fn a_claim_is_expanded_until_claim_and_volume_have_the_size() {
         let volume = |size: &str| -> PersistentVolume {
             serde_json::from_value(json!({"spec": {"capacity": {"storage": size},
                 "claimRef": {"namespace": "n", "name": "c", "uid": "u"}}}))

@@ -1,4 +1,4 @@
-//! Creates local volumes, grows them, and lets the volumes of deleted nodes go.
+//! Creates and expands local volumes, and releases those of deleted nodes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,9 @@ use super::plan::{self, Provision};
 use super::{FINALIZER, PROVISIONER_NAME};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists};
+use crate::live;
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
+use crate::pod_gc::run::QUARANTINE;
 use crate::queue::{Next, Queue};
 use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
 use crate::write::Part;
@@ -41,7 +43,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         if let (Some(node), None) = (change.old, change.new) {
             let all = volumes.all();
             let gone = all.iter().filter(|volume| plan::node_of(volume) == Some(node.name()));
-            gone.for_each(|volume| own.add(volume.key()));
+            gone.for_each(|volume| own.add_after(volume.key(), QUARANTINE));
         }
     });
 }
@@ -103,7 +105,7 @@ async fn provision(context: &Context, claim: &Claim) -> Result<(), Error> {
     }
 }
 
-/// Gives a volume and its claim the requested size. Admission has checked that the class allows it.
+/// Sets the size of a volume and its claim to the requested size. Admission has checked that the class allows expansion.
 async fn grow(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Result<(), Error> {
     let Some(size) = plan::expansion(claim, volume) else { return Ok(()) };
     let node = plan::node_of(volume).and_then(|node| context.caches.nodes.get(&Key::new("", node)));
@@ -128,6 +130,10 @@ async fn release_orphan(context: &Context, volume: &PersistentVolume) -> Result<
     if !plan::is_orphan(volume, exists) {
         return Ok(());
     }
+    // A node that was just registered may not be in the cache yet. It can remove the directory.
+    if !node.is_empty() && live::has_node(&context.client, node).await? {
+        return Ok(());
+    }
     let kept: Vec<&String> =
         volume.metadata.finalizers.iter().flatten().filter(|name| *name != FINALIZER).collect();
     let patch = json!({"metadata": {
@@ -136,5 +142,28 @@ async fn release_orphan(context: &Context, volume: &PersistentVolume) -> Result<
     match context.writer(&context.caches.volumes).merge(&volume.key(), Part::Main, patch).await {
         Err(Error::Request { source, .. }) if crate::error::is_not_found(&source) => Ok(()),
         other => other.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local_volume::NODE;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_volume_keeps_its_finalizer_while_the_api_server_has_the_node() {
+        let path = "/api/v1/persistentvolumes/v";
+        let volume = json!({"metadata": {"name": "v", "uid": "u", "resourceVersion": "7", "labels": {NODE: "a"},
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}});
+        let node = ("/api/v1/nodes/a", json!({"metadata": {"name": "a"}}));
+        for (objects, releases) in
+            [(vec![(path, volume.clone()), node], false), (vec![(path, volume.clone())], true)]
+        {
+            let api = TestApi::new(&objects);
+            api.context.caches.volumes.written(serde_json::from_value(volume.clone()).unwrap());
+            reconcile(&api.context, Key::new("", "v")).await.unwrap();
+            assert_eq!(api.writes().len(), usize::from(releases));
+        }
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::Resource;
 use kube::api::Request;
 use kube::discovery::verbs;
+use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
 use super::plan::{RemainingContent, conditions};
-use crate::api_kind::ApiKind;
+use crate::api_kind::{ApiKind, Meta};
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
 use crate::object::{Key, Namespace, ObjectExt};
@@ -40,11 +40,14 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 
 /// Reconciles one namespace.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    let Some(namespace) = context.caches.namespaces.get(&key) else { return Ok(Next::Wait) };
-    let finalizers = namespace.spec.finalizers.as_deref().unwrap_or_default();
-    if !namespace.is_being_deleted() || !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
+    let cached = context.caches.namespaces.get(&key).filter(|cached| is_to_empty(cached));
+    let Some(cached) = cached else { return Ok(Next::Wait) };
+    // The cache has a deleted namespace until the watch reports its deletion. Meanwhile a new namespace can have the name,
+    // and its contents must stay.
+    let live = read(context, &key).await?;
+    let Some(namespace) = live.filter(|live| live.uid() == cached.uid() && is_to_empty(live)) else {
         return Ok(Next::Wait);
-    }
+    };
     let discovered = context.kinds().await?;
     let contents =
         discovered.kinds.iter().filter(|kind| kind.namespaced && kind.can(&[verbs::DELETE, verbs::LIST]));
@@ -56,22 +59,33 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     left.undiscovered = discovered.unavailable;
     if left.is_empty() {
-        return finalize(context, &key).await;
+        return finalize(context, &namespace).await;
     }
     write_conditions(context, &namespace, &left).await?;
     // Retried with back-off, and at once when a pod is deleted.
     Err(Error::NotEmpty { object: format!("Namespace {key}") })
 }
 
+/// Whether the namespace is being deleted and has the finalizer of this controller.
+fn is_to_empty(namespace: &Namespace) -> bool {
+    let finalizers = namespace.spec.finalizers.as_deref().unwrap_or_default();
+    namespace.is_being_deleted() && finalizers.iter().any(|finalizer| finalizer == FINALIZER)
+}
+
+/// Reads a namespace from the API server.
+async fn read(context: &Context, key: &Key) -> Result<Option<Namespace>, Error> {
+    let namespaces: Api<Namespace> = Api::all(context.client.clone());
+    let failed = |source| Error::Request { verb: "get", object: format!("Namespace {key}"), source };
+    namespaces.get_opt(&key.name).await.map_err(failed)
+}
+
 /// Deletes all objects of these kinds. Returns the remaining objects and the failures.
 async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> RemainingContent {
     let mut left = RemainingContent::default();
     for kind in kinds {
-        let deleted = kind.delete_all(&context.client, namespace).await;
-        let found = kind.list(&context.client, namespace).await;
-        match found {
-            Ok(found) if found.is_empty() => {}
-            Ok(found) => {
+        match delete_kind(&context.client, namespace, kind).await {
+            Ok((found, _)) if found.is_empty() => {}
+            Ok((found, deleted)) => {
                 left.count(&kind.name(), found.iter().map(|object| &object.metadata));
                 left.failures.extend(deleted.err().map(|error| error.to_string()));
             }
@@ -80,6 +94,22 @@ async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Remain
         }
     }
     left
+}
+
+/// Deletes the objects of a kind. Returns the remaining ones, and the result of the deletion.
+///
+/// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. A list
+/// proves that a kind is empty, before the deletion as after it: a namespace that is being deleted gets no new objects.
+async fn delete_kind(
+    client: &Client,
+    namespace: &str,
+    kind: &ApiKind,
+) -> Result<(Vec<Meta>, Result<(), Error>), Error> {
+    if kind.is_empty_in(client, namespace).await? {
+        return Ok((Vec::new(), Ok(())));
+    }
+    let deleted = kind.delete_all(client, namespace).await;
+    Ok((kind.list(client, namespace).await?, deleted))
 }
 
 async fn write_conditions(
@@ -96,8 +126,9 @@ async fn write_conditions(
     context.writer(&context.caches.namespaces).merge(&namespace.key(), Part::Status, patch).await.map(drop)
 }
 
-/// Removes our finalizer, through the subresource `finalize`: other requests cannot.
-async fn finalize(context: &Context, key: &Key) -> Result<Next, Error> {
+/// Removes the finalizer, through the subresource `finalize`: other requests cannot.
+async fn finalize(context: &Context, namespace: &Namespace) -> Result<Next, Error> {
+    let key = &namespace.key();
     let failed = |verb| move |source| Error::Request { verb, object: format!("Namespace {key}"), source };
     let requests = Request::new(Namespace::url_path(&(), None));
     let get = requests.get(&key.name, &Default::default()).map_err(kube::Error::BuildRequest);
@@ -105,6 +136,9 @@ async fn finalize(context: &Context, key: &Key) -> Result<Next, Error> {
         Err(error) if is_not_found(&error) => return Ok(Next::Wait),
         result => result.map_err(failed("get"))?,
     };
+    if live.pointer("/metadata/uid").and_then(Value::as_str) != Some(namespace.uid()) {
+        return Ok(Next::Wait);
+    }
     if let Some(finalizers) = live.pointer_mut("/spec/finalizers").and_then(Value::as_array_mut) {
         finalizers.retain(|finalizer| finalizer != FINALIZER);
     }
@@ -115,5 +149,33 @@ async fn finalize(context: &Context, key: &Key) -> Result<Next, Error> {
     match context.client.request_text(put.map_err(failed("finalize"))?).await {
         Err(error) if !is_not_found(&error) => Err(failed("finalize")(error)),
         Ok(_) | Err(_) => Ok(Next::Wait),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    /// Discovery is not simulated: a reconcile that would empty the namespace fails.
+    #[tokio::test]
+    async fn a_new_namespace_with_the_name_of_a_deleted_one_keeps_its_contents() {
+        let deleted = "2026-01-01T00:00:00Z";
+        let namespace = |uid: &str, deleted: Option<&str>| {
+            json!({"metadata": {"name": "n", "uid": uid, "resourceVersion": "7", "deletionTimestamp": deleted},
+                "spec": {"finalizers": [FINALIZER]}})
+        };
+        for (live, empties) in [
+            (namespace("new", None), false),
+            (namespace("new", Some(deleted)), false),
+            (namespace("old", Some(deleted)), true),
+        ] {
+            let api = TestApi::new(&[("/api/v1/namespaces/n", live.clone())]);
+            let cached = serde_json::from_value(namespace("old", Some(deleted))).unwrap();
+            api.context.caches.namespaces.written(cached);
+            let outcome = reconcile(&api.context, Key::new("", "n")).await;
+            assert_eq!(matches!(outcome, Err(Error::Discovery(_))), empties, "{live}");
+            assert!(api.writes().is_empty());
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::plan::{self, Port};
+use super::plan::{self, Port, PortRange};
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
@@ -35,7 +35,7 @@ struct Claim {
 impl Claims {
     /// Follows a change of a service. Returns the services to reconcile: this one, and those that wait for its ports. A
     /// service that is being deleted keeps its ports until its status is empty: the nodes serve what the status says.
-    pub(crate) fn follow(&mut self, change: &Change<'_, Service>, reserved: &[u16]) -> BTreeSet<Key> {
+    pub(crate) fn follow(&mut self, change: &Change<'_, Service>, reserved: &[PortRange]) -> BTreeSet<Key> {
         let Some(key) = change.latest().map(|service| service.key()) else { return BTreeSet::new() };
         let is_claiming =
             |service: &Arc<Service>| !service.is_being_deleted() || !plan::served(service).is_empty();
@@ -83,7 +83,7 @@ impl Claims {
 
 /// The claim of a service. Ports that it served in its former claim still count as served: its status is empty while no
 /// node is ready. A service with a reserved port claims nothing, because it is refused as a whole.
-fn claim(service: &Arc<Service>, old: Option<&Claim>, reserved: &[u16]) -> Claim {
+fn claim(service: &Arc<Service>, old: Option<&Claim>, reserved: &[PortRange]) -> Claim {
     let old = old.filter(|old| old.uid == service.uid());
     let held = old.into_iter().flat_map(|old| &old.ports).filter(|(_, (is_waiting, ..))| !is_waiting);
     let mut held: BTreeSet<Port> = held.map(|(port, _)| port.clone()).collect();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     fn put(claims: &mut Claims, old: Option<&Arc<Service>>, new: Option<&Arc<Service>>) -> Vec<String> {
-        let changed = claims.follow(&Change { old, new }, &[22]);
+        let changed = claims.follow(&Change { old, new }, &[22..=22]);
         changed.into_iter().map(|key| key.name).collect()
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::LoadBalancerIngress;
@@ -23,11 +24,12 @@ const EXCLUDE: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Ports of SSH, DNS, the API server and the kubelet.
 const HOST_PORTS: [u16; 4] = [22, 53, 6443, 10250];
-/// Node ports belong to other services.
-const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
 
 /// Protocol and number.
 pub(crate) type Port = (String, u16);
+
+/// Ports of any protocol.
+pub(crate) type PortRange = RangeInclusive<u16>;
 
 /// The desired status of a service, or why it gets no address.
 #[derive(Debug, PartialEq)]
@@ -90,10 +92,11 @@ pub(crate) fn foreign(service: &Service, nodes: &[NodeFacts]) -> Vec<Value> {
     ingress(service).filter(|entry| !is_own(entry)).map(|entry| json!(entry)).collect()
 }
 
-/// The first port of a service that no load balancer can have. `more`: ports of this cluster's own servers.
-pub(crate) fn reserved(service: &Service, more: &[u16]) -> Option<Port> {
+/// The first port of a service that no load balancer can have. `more`: ports of this cluster's own servers, and node
+/// ports, which belong to other services.
+pub(crate) fn reserved(service: &Service, more: &[PortRange]) -> Option<Port> {
     ports(service)
-        .find(|(_, port)| HOST_PORTS.contains(port) || NODE_PORTS.contains(port) || more.contains(port))
+        .find(|(_, port)| HOST_PORTS.contains(port) || more.iter().any(|range| range.contains(port)))
 }
 
 /// Decides about a service. `local`: nodes with ready endpoints, needed for the traffic policy Local. `holder`: another
@@ -102,7 +105,7 @@ pub(crate) fn plan(
     service: &Service,
     nodes: &[NodeFacts],
     local: &BTreeSet<String>,
-    more_reserved: &[u16],
+    more_reserved: &[PortRange],
     holder: impl Fn(&Port) -> Option<Key>,
 ) -> Decision {
     if let Some((protocol, port)) = reserved(service, more_reserved) {
@@ -210,7 +213,7 @@ mod tests {
 
     fn decided(service: &Service, nodes: &[NodeFacts], local: &[&str]) -> Decision {
         let local = local.iter().map(|name| (*name).to_owned()).collect();
-        plan(service, nodes, &local, &[7000], |_| None)
+        plan(service, nodes, &local, &[7000..=7000, 30000..=32767], |_| None)
     }
 
     fn addresses(service: &Service, nodes: &[NodeFacts], local: &[&str]) -> Vec<String> {

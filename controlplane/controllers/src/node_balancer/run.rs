@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_events::Event;
 use serde_json::{Value, json};
 
-use super::plan::{self, Decision, NodeFacts};
+use super::plan::{self, Decision, NodeFacts, PortRange};
 use crate::context::Context;
 use crate::endpoint_slice::run::SERVICE_NAME;
 use crate::error::Error;
@@ -55,10 +55,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The port of the API server, if it is not the usual one.
-fn reserved(context: &Context) -> Vec<u16> {
+/// The node ports, and the port of the API server.
+fn reserved(context: &Context) -> Vec<PortRange> {
     let server = context.config.server.as_deref().and_then(|server| server.rsplit_once(':'));
-    server.and_then(|(_, port)| port.parse().ok()).into_iter().collect()
+    let server = server.and_then(|(_, port)| port.parse::<u16>().ok()).map(|port| port..=port);
+    server.into_iter().chain([context.config.node_ports.clone()]).collect()
 }
 
 /// The service of a slice.

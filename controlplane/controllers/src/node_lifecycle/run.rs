@@ -42,7 +42,7 @@ pub(crate) fn listen(context: &Context) {
         let Some(lease) = change.new else { return };
         let key = Key::new("", lease.name());
         let renewed = lease.spec.renew_time.as_ref().map(|time| time.0);
-        // A heartbeat of a healthy node is only recorded: its timer finds it.
+        // The heartbeat of a healthy node is only recorded: the reconcile at the end of the node's timer reads it.
         if lifecycle.record_lease(&key.name, renewed) && nodes.get(&key).is_some_and(|node| node.is_lost()) {
             lifecycle.queue.add(key);
         }

@@ -1,10 +1,8 @@
 //! Horizontal pod autoscalers.
 
-use std::borrow::Cow;
-
+use coracle_values::resource;
 use k8s_openapi::api::autoscaling::v2::{HorizontalPodAutoscalerSpec, HorizontalPodAutoscalerStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
 use super::Object;
@@ -18,29 +16,11 @@ pub(crate) struct HorizontalPodAutoscaler {
     pub(crate) status: HorizontalPodAutoscalerStatus,
 }
 
-// The macro `resource` serves kinds of version v1 only.
-impl kube::Resource for HorizontalPodAutoscaler {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "HorizontalPodAutoscaler".into()
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        "autoscaling".into()
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        "v2".into()
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        "horizontalpodautoscalers".into()
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+resource!(
+    HorizontalPodAutoscaler,
+    "HorizontalPodAutoscaler",
+    ("autoscaling", "v2", "horizontalpodautoscalers"),
+    NamespaceResourceScope
+);
 
 impl Object for HorizontalPodAutoscaler {}

@@ -1,9 +1,7 @@
 //! Migrations of stored objects.
 
-use std::borrow::Cow;
-
+use coracle_values::resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
-use kube::core::ClusterResourceScope;
 use serde::Deserialize;
 
 use super::Object;
@@ -49,29 +47,11 @@ impl StorageVersionMigration {
     }
 }
 
-// The macro `resource` serves kinds of version v1 only.
-impl kube::Resource for StorageVersionMigration {
-    type DynamicType = ();
-    type Scope = ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "StorageVersionMigration".into()
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        "storagemigration.k8s.io".into()
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        "v1beta1".into()
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        "storageversionmigrations".into()
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+resource!(
+    StorageVersionMigration,
+    "StorageVersionMigration",
+    ("storagemigration.k8s.io", "v1beta1", "storageversionmigrations"),
+    ClusterResourceScope
+);
 
 impl Object for StorageVersionMigration {}

@@ -1,9 +1,7 @@
 //! Groups of pods that are scheduled together.
 
-use std::borrow::Cow;
-
+use coracle_values::resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
 use super::{Key, Object, ObjectExt, Pod};
@@ -31,29 +29,6 @@ impl Pod {
     }
 }
 
-// The macro `resource` serves kinds of version v1 only.
-impl kube::Resource for PodGroup {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "PodGroup".into()
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        "scheduling.k8s.io".into()
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        "v1alpha2".into()
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        "podgroups".into()
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+resource!(PodGroup, "PodGroup", ("scheduling.k8s.io", "v1alpha2", "podgroups"), NamespaceResourceScope);
 
 impl Object for PodGroup {}

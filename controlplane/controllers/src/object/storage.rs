@@ -1,6 +1,5 @@
 //! Claims, volumes and storage classes.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,7 +7,6 @@ use coracle_values::{Quantity, resource};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -200,36 +198,7 @@ fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
-/// Implements [`Resource`] for a kind whose name is not the type's.
-macro_rules! kind {
-    ($type:ident, $kind:literal, $group:literal, $plural:literal, $scope:ident) => {
-        impl Resource for $type {
-            type DynamicType = ();
-            type Scope = kube::core::$scope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                $kind.into()
-            }
-            fn group((): &()) -> Cow<'_, str> {
-                $group.into()
-            }
-            fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
-            }
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-kind!(Claim, "PersistentVolumeClaim", "", "persistentvolumeclaims", NamespaceResourceScope);
+resource!(Claim, "PersistentVolumeClaim", ("", "v1", "persistentvolumeclaims"), NamespaceResourceScope);
 resource!(PersistentVolume, "", "persistentvolumes", ClusterResourceScope);
 resource!(StorageClass, "storage.k8s.io", "storageclasses", ClusterResourceScope);
 resource!(VolumeAttributesClass, "storage.k8s.io", "volumeattributesclasses", ClusterResourceScope);

@@ -242,7 +242,7 @@ impl Reconcile<'_> {
         writer.merge(&self.autoscaler.key(), Part::Status, patch).await.map(drop)
     }
 
-    fn with_history<R>(&self, change: impl FnOnce(&mut super::Kept) -> R) -> R {
+    fn with_history<R>(&self, change: impl FnOnce(&mut super::AutoscalerState) -> R) -> R {
         change(self.context.autoscaling.lock().entry(self.autoscaler.key()).or_default())
     }
 

@@ -7,9 +7,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::object::{Key, Node, ObjectExt, Pod};
 
-/// Maximum number of finished pods of the cluster. Source: the default of `--terminated-pod-gc-threshold`.
-const MAX_FINISHED: usize = 12_500;
-
 /// The finished pods that are not being deleted.
 #[derive(Debug)]
 pub(crate) struct Finished {
@@ -18,13 +15,13 @@ pub(crate) struct Finished {
     pods: BTreeSet<(Option<Time>, Key)>,
 }
 
-impl Default for Finished {
-    fn default() -> Self {
-        Self { max: MAX_FINISHED, pods: BTreeSet::new() }
-    }
-}
-
 impl Finished {
+    /// No pods. `max`: number of finished pods that are kept; 0 keeps all.
+    pub(crate) fn new(max: usize) -> Self {
+        let max = if max == 0 { usize::MAX } else { max };
+        Self { max, pods: BTreeSet::new() }
+    }
+
     /// Records a changed pod. Returns the pods above the maximum, which are to be deleted. A pod that changes before its
     /// deletion is returned again.
     pub(crate) fn observe(&mut self, old: Option<&Pod>, new: Option<&Pod>) -> Vec<Key> {
@@ -40,7 +37,7 @@ impl Finished {
     }
 }
 
-/// Whether the pod has finished and nothing deletes it yet.
+/// Whether the pod has finished and is not being deleted.
 pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
 }
@@ -108,7 +105,8 @@ mod tests {
             let metadata = json!({"name": name, "namespace": "n", "creationTimestamp": time});
             serde_json::from_value(json!({"metadata": metadata, "status": {"phase": phase}})).unwrap()
         };
-        let mut finished = Finished { max: 2, ..Finished::default() };
+        assert_eq!(Finished::new(0).max, usize::MAX);
+        let mut finished = Finished::new(2);
         let none = Vec::<Key>::new();
         assert_eq!(finished.observe(None, Some(&pod("new", 9, "Succeeded"))), none);
         assert_eq!(finished.observe(None, Some(&pod("running", 1, "Running"))), none);

@@ -12,12 +12,13 @@ use serde_json::{Value, json};
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Node, ObjectExt, Pod};
+use crate::live;
+use crate::object::{Key, ObjectExt, Pod};
 use crate::pod_control::disruption_target;
 use crate::queue::{Next, Queue};
 
-/// Wait before the pods of a deleted node are deleted: the node may be registered again.
-const QUARANTINE: Duration = Duration::from_secs(40);
+/// Wait before the pods and volumes of a deleted node are released: the node may be registered again.
+pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
 /// Queues nodes of pods that do not exist or are out of service, and finished pods to delete. A node's key has no
 /// namespace.
@@ -31,7 +32,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(node.key());
         }
     });
-    let (own, finished) = (queue.clone(), Mutex::new(plan::Finished::default()));
+    let (own, finished) = (queue.clone(), Mutex::new(plan::Finished::new(context.config.max_finished_pods)));
     context.caches.pods.on_change(move |change| {
         let mut finished = finished.lock().unwrap_or_else(PoisonError::into_inner);
         let surplus = finished.observe(change.old.map(|old| &**old), change.new.map(|new| &**new));
@@ -64,9 +65,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
         return Ok(Next::Wait);
     }
-    let nodes: Api<Node> = Api::all(context.client.clone());
-    let failed = |source| Error::Request { verb: "get", object: format!("Node {key}"), source };
-    if nodes.get_opt(&key.name).await.map_err(failed)?.is_some() {
+    if live::has_node(&context.client, &key.name).await? {
         return Ok(Next::Wait);
     }
     for pod in plan::stranded(&key.name, context.caches.pods.all()) {
@@ -76,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Marks a pod as failed and deletes it without grace period, because no agent can stop it.
+/// Marks a pod as failed, unless it has finished, and deletes it without grace period, because no agent can stop it.
 async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Result<(), Error> {
     let failed = |verb| {
         let object = format!("Pod {}", pod.key());

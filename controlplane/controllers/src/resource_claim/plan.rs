@@ -81,11 +81,11 @@ pub(crate) fn is_done(pod: &Pod) -> bool {
 /// The next step for a claim.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Release {
-    /// Write this status: it has no deleted pods in `reservedFor`. Without users it has no allocation.
+    /// Write this status, without ended pods in `reservedFor`, and without the allocation if no user remains.
     Status(Value),
-    /// Write this list of finalizers, without ours.
+    /// Write this list of finalizers, without [`FINALIZER`].
     Finalizers(Vec<String>),
-    /// Delete this generated claim: its pod is done.
+    /// Delete this generated claim: its pod has ended.
     Delete,
     Nothing,
 }

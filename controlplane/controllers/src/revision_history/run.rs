@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use coracle_values::label_selector::LabelSelector;
+use kube::Resource;
 use kube::api::DeleteParams;
+use kube::core::NamespaceResourceScope;
 use serde_json::json;
 
 use super::{Step, Workload, new_revision, plan, template_of};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists};
-use crate::object::{ControllerRevision, Key, ObjectExt};
+use crate::object::{ControllerRevision, Key, Object, ObjectExt};
+use crate::pod_control::PodControl;
 use crate::write::{Part, owners_patch};
 
 /// The revision of the current template, all revisions, and the collision count.
@@ -24,14 +27,17 @@ pub(crate) struct Current {
 const ATTEMPTS: i32 = 8;
 
 /// Finds or writes the revision of the current template. Adopts orphaned revisions that match the selector.
-pub(crate) async fn current(
-    context: &Context,
+pub(crate) async fn current<K: Object + Resource<Scope = NamespaceResourceScope>>(
+    control: &PodControl<'_, K>,
     workload: &Workload<'_>,
     selector: &LabelSelector,
 ) -> Result<Current, Error> {
+    let context = control.context;
     let writer = context.writer(&context.caches.revisions);
-    for orphan in context.caches.revisions.owned_by(workload.namespace, "") {
-        if selector.matches(orphan.metadata.labels.as_ref()) && !orphan.is_being_deleted() {
+    let mut orphans = context.caches.revisions.owned_by(workload.namespace, "");
+    orphans.retain(|orphan| selector.matches(orphan.metadata.labels.as_ref()) && !orphan.is_being_deleted());
+    if !orphans.is_empty() && control.may_adopt().await? {
+        for orphan in orphans {
             let mut owners = orphan.metadata.owner_references.clone().unwrap_or_default();
             owners.push(workload.owner.clone());
             writer.merge(&orphan.key(), Part::Main, owners_patch(&*orphan, &owners)).await?;
@@ -90,4 +96,58 @@ pub(crate) async fn delete(context: &Context, revisions: &[Arc<ControllerRevisio
         deleted.map_err(|source| Error::Request { verb: "delete", object: object(), source })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::object::StatefulSet;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_workload_that_is_being_deleted_does_not_adopt_revisions() {
+        let labels = json!({"app": "a"});
+        let set = |deleted: Value| -> Value {
+            let metadata = json!({"name": "s", "namespace": "n", "uid": "s", "resourceVersion": "7",
+                "deletionTimestamp": deleted});
+            json!({"metadata": metadata, "spec": {"selector": {"matchLabels": labels}}})
+        };
+        let orphan = json!({"metadata": {"name": "s-1", "namespace": "n", "uid": "r", "resourceVersion": "7",
+            "labels": labels}, "data": {"spec": {"template": {}}}, "revision": 1});
+        for (deleted, adopts) in [(json!(null), true), (json!("2026-01-01T00:00:00Z"), false)] {
+            let path = "/apis/apps/v1/namespaces/n/controllerrevisions";
+            let created = json!({"metadata": {"name": "s-2", "namespace": "n", "uid": "q"}});
+            let api = TestApi::new(&[
+                ("/apis/apps/v1/namespaces/n/statefulsets/s", set(deleted)),
+                (path, created),
+                (&format!("{path}/s-1"), orphan.clone()),
+            ]);
+            let owner: StatefulSet = serde_json::from_value(set(json!(null))).unwrap();
+            api.context.caches.revisions.written(serde_json::from_value(orphan.clone()).unwrap());
+            let cache = &api.context.caches.stateful_sets;
+            let control = PodControl {
+                context: &api.context,
+                owner: &owner,
+                cache,
+                component: "test",
+                finalizer: None,
+            };
+            let workload = Workload {
+                namespace: "n",
+                name: "s",
+                uid: "s",
+                owner: owner.controller_reference(),
+                template: &owner.spec.template,
+                annotations: None,
+                hash_label: "hash",
+                collisions: 0,
+            };
+            let selector = LabelSelector::try_from(&owner.spec.selector).unwrap();
+            current(&control, &workload, &selector).await.unwrap();
+            let adopted = api.writes().iter().any(|write| write.method == "PATCH");
+            assert_eq!(adopted, adopts);
+        }
+    }
 }

@@ -75,6 +75,16 @@ pub(super) fn owners(
     owners
 }
 
+/// Whether a claim ends, so that a new pod of this ordinal must not use it: it is being deleted, or an earlier pod of the
+/// name owns it, with which the garbage collector deletes it. Source: `PodClaimIsStale`.
+pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
+    let policy = set.spec.persistent_volume_claim_retention_policy.as_ref();
+    let deletes = policy.and_then(|policy| policy.when_scaled.as_deref()) == Some("Delete");
+    let pod = format!("{}-{ordinal}", set.name());
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    claim.is_being_deleted() || (deletes && owners.any(|owner| owner.kind == "Pod" && owner.name == pod))
+}
+
 /// Whether a claim has other owners than these.
 pub(super) fn differs(claim: &Claim, owners: &[OwnerReference]) -> bool {
     let uids = |list: &[OwnerReference]| {
@@ -104,6 +114,23 @@ mod tests {
         assert_eq!(claims[0]["metadata"]["labels"], json!({"app": "db"}));
         assert_eq!(claims[0]["metadata"]["ownerReferences"][0]["uid"], "s");
         assert!(missing(&set, 3, |name| name == "data-db-3").is_empty());
+    }
+
+    #[test]
+    fn a_claim_that_ends_with_an_earlier_pod_is_stale() {
+        let claim = |owner: &str, deleted: Value| -> Claim {
+            let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": owner, "uid": "before"});
+            serde_json::from_value(
+                json!({"metadata": {"ownerReferences": [owner], "deletionTimestamp": deleted}}),
+            )
+            .unwrap()
+        };
+        let deletes = set(json!({"whenScaled": "Delete"}));
+        assert!(is_stale(&deletes, &claim("db-1", json!(null)), 1));
+        assert!(!is_stale(&deletes, &claim("db-2", json!(null)), 1));
+        let retains = set(json!({"whenScaled": "Retain"}));
+        assert!(!is_stale(&retains, &claim("db-1", json!(null)), 1));
+        assert!(is_stale(&retains, &claim("db-1", json!("2026-01-01T00:00:00Z")), 1));
     }
 
     #[test]

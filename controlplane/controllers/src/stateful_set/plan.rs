@@ -19,7 +19,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) pods: &'a [Arc<Pod>],
     /// The name of the update revision.
     pub(crate) update: &'a str,
-    /// Whether the claims of a pod are being deleted, so that it must wait.
+    /// Whether a claim of the pod with this ordinal ends, so that the pod is created later.
     pub(crate) stale: &'a dyn Fn(i32) -> bool,
     pub(crate) now: Timestamp,
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use super::claims::{claim_names, differs, missing, owners};
+use super::claims::{claim_names, differs, is_stale, missing, owners};
 use super::plan::{self, Action, Snapshot, ordinals};
 use super::pods::{new_pod, ordinal};
 use super::status::{Revisions, status};
@@ -45,8 +45,11 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let own = queue.clone();
     context.caches.claims.on_change(move |change| {
-        // A claim that is gone may be recreated: `template-set-ordinal`.
-        if let (Some(old), None) = (change.old, change.new)
+        // The pod of a claim that was deleted, or that an earlier pod does not own any more, may be created. The claim's
+        // name is `template-set-ordinal`.
+        let Some(old) = change.old else { return };
+        let owners = &old.metadata.owner_references;
+        if change.new.is_none_or(|new| new.metadata.owner_references != *owners)
             && let Some((name, _)) = old.name().rsplit_once('-')
         {
             for (place, _) in name.match_indices('-') {
@@ -76,7 +79,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let claim = Claim::of(set.is_being_deleted(), &selector, named);
     control.apply(&claim).await?;
     let own = own_pods(context, &*set, &selector);
-    let current = revision_history::current(context, &workload(&set), &selector).await?;
+    let current = revision_history::current(&control, &workload(&set), &selector).await?;
     let old = current.all.iter().find(|found| Some(found.name()) == set.status.current_revision.as_deref());
     let old = old.unwrap_or(&current.revision).clone();
     let names =
@@ -85,7 +88,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         keep_claims(context, &set, &own).await?;
     }
     let actions = {
-        let stale = |ordinal: i32| is_stale(context, &set, ordinal);
+        let stale = |ordinal: i32| has_stale_claim(context, &set, ordinal);
         let now = Timestamp::now();
         plan::plan(&Snapshot { set: &set, pods: &own, update: names.update, stale: &stale, now })
     };
@@ -129,11 +132,11 @@ fn workload(set: &StatefulSet) -> Workload<'_> {
     }
 }
 
-/// Whether a claim of this ordinal is being deleted. A new pod must not use it.
-fn is_stale(context: &Context, set: &StatefulSet, ordinal: i32) -> bool {
+/// Whether a claim of this ordinal ends. The set creates the pod after it has ended.
+fn has_stale_claim(context: &Context, set: &StatefulSet, ordinal: i32) -> bool {
     claim_names(set, ordinal).iter().any(|name| {
         let claim = context.caches.claims.get(&Key::new(set.namespace(), name));
-        claim.is_some_and(|claim| claim.is_being_deleted())
+        claim.is_some_and(|claim| is_stale(set, &claim, ordinal))
     })
 }
 

@@ -1,7 +1,6 @@
 //! Decides about one migration. Pure. Source: `pkg/controller/storageversionmigrator`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -32,26 +31,16 @@ pub(super) enum Step {
     Finish,
 }
 
-/// The next step. `all` returns the migrations of the same resource, this one included. It is called only for a migration
-/// that may begin.
-pub(super) fn step(
-    migration: &StorageVersionMigration,
-    all: impl FnOnce() -> Vec<Arc<StorageVersionMigration>>,
-) -> Step {
+/// The next step. `is_next` returns whether the migration is the next one of its resource. It is called only for a
+/// migration that may begin.
+pub(super) fn step(migration: &StorageVersionMigration, is_next: impl FnOnce() -> bool) -> Step {
     match (migration.is(RUNNING), has_ended(migration)) {
         (true, true) => Step::Finish,
         (false, true) => Step::Wait,
         (true, false) if migration.status.resource_version.is_empty() => Step::Record,
         (true, false) => Step::Migrate,
-        (false, false) => {
-            let all = all();
-            let waiting = || all.iter().filter(|other| !other.is(RUNNING) && !has_ended(other));
-            let is_busy = all.iter().any(|other| other.is(RUNNING) && !has_ended(other));
-            let is_first = waiting()
-                .min_by_key(|other| order(other))
-                .is_none_or(|first| first.name() == migration.name());
-            if is_busy || !is_first { Step::Wait } else { Step::Begin }
-        }
+        (false, false) if is_next() => Step::Begin,
+        (false, false) => Step::Wait,
     }
 }
 
@@ -59,9 +48,19 @@ fn has_ended(migration: &StorageVersionMigration) -> bool {
     migration.is(SUCCEEDED) || migration.is(FAILED)
 }
 
-/// The unfinished migrations of each resource, in their order.
+/// Migrations by creation and name: the oldest is the first.
+type Ordered = BTreeSet<(Option<Timestamp>, String)>;
+
+/// The unfinished migrations of each resource.
 #[derive(Default)]
-pub(super) struct Unfinished(BTreeMap<GroupResource, BTreeSet<(Option<Timestamp>, String)>>);
+pub(crate) struct Unfinished(BTreeMap<GroupResource, OfResource>);
+
+/// The unfinished migrations of one resource.
+#[derive(Default)]
+struct OfResource {
+    waiting: Ordered,
+    running: Ordered,
+}
 
 // === impl Unfinished ===
 
@@ -71,16 +70,37 @@ impl Unfinished {
         let (resource, (created, name)) = (&migration.spec.resource, order(migration));
         let entry = (created, name.to_owned());
         if exists && !has_ended(migration) {
-            self.0.entry(resource.clone()).or_default().insert(entry);
+            let all = self.0.entry(resource.clone()).or_default();
+            let (from, to) = match migration.is(RUNNING) {
+                true => (&mut all.waiting, &mut all.running),
+                false => (&mut all.running, &mut all.waiting),
+            };
+            from.remove(&entry);
+            to.insert(entry);
             return None;
         }
-        let unfinished = self.0.get_mut(resource)?;
-        let was_unfinished = unfinished.remove(&entry);
-        let next = unfinished.first().map(|(_, name)| name.clone());
-        if next.is_none() {
+        let all = self.0.get_mut(resource)?;
+        let (was_waiting, was_running) = (all.waiting.remove(&entry), all.running.remove(&entry));
+        let next = all.next().map(str::to_owned);
+        if all.waiting.is_empty() && all.running.is_empty() {
             self.0.remove(resource);
         }
-        next.filter(|_| was_unfinished)
+        next.filter(|_| was_waiting || was_running)
+    }
+
+    /// Whether a waiting migration is the next one of its resource.
+    pub(super) fn is_next(&self, migration: &StorageVersionMigration) -> bool {
+        let of_resource = self.0.get(&migration.spec.resource);
+        of_resource.and_then(OfResource::next) == Some(migration.name())
+    }
+}
+
+// === impl OfResource ===
+
+impl OfResource {
+    /// The first waiting migration, if none runs.
+    fn next(&self) -> Option<&str> {
+        self.waiting.first().filter(|_| self.running.is_empty()).map(|(_, name)| name.as_str())
     }
 }
 
@@ -166,6 +186,8 @@ pub(super) fn time(now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn migration(name: &str, second: u32, status: Value) -> Arc<StorageVersionMigration> {
@@ -188,23 +210,35 @@ mod tests {
     #[test]
     fn one_migration_of_a_resource_runs_at_a_time_the_oldest_first() {
         let (old, new) = (migration("b", 1, json!({})), migration("a", 2, json!({})));
-        let all = [new.clone(), old.clone()];
-        assert_eq!((step(&old, || all.to_vec()), step(&new, || all.to_vec())), (Step::Begin, Step::Wait));
+        let mut unfinished = Unfinished::default();
+        let mut steps = |changed: &[&StorageVersionMigration], of: [&StorageVersionMigration; 2]| {
+            changed.iter().for_each(|migration| drop(unfinished.change(migration, true)));
+            of.map(|migration| step(migration, || unfinished.is_next(migration)))
+        };
+        assert_eq!(steps(&[&new, &old], [&old, &new]), [Step::Begin, Step::Wait]);
         let running = migration("b", 1, conditions(&[RUNNING]));
-        let all = [new.clone(), running.clone()];
-        assert_eq!(
-            (step(&running, || all.to_vec()), step(&new, || all.to_vec())),
-            (Step::Record, Step::Wait)
-        );
+        assert_eq!(steps(&[&running], [&running, &new]), [Step::Record, Step::Wait]);
         let ended = migration("b", 1, conditions(&[RUNNING, SUCCEEDED]));
-        let all = [new.clone(), ended.clone()];
-        assert_eq!((step(&ended, || all.to_vec()), step(&new, || all.to_vec())), (Step::Finish, Step::Begin));
+        assert_eq!(steps(&[&ended], [&ended, &new]), [Step::Finish, Step::Begin]);
         let failed = migration("b", 1, conditions(&[FAILED]));
-        assert_eq!(step(&failed, Vec::new), Step::Wait);
+        assert_eq!(step(&failed, || true), Step::Wait);
         let mut status = conditions(&[RUNNING]);
         status["resourceVersion"] = "7".into();
         let recorded = migration("b", 1, status);
-        assert_eq!(step(&recorded, Vec::new), Step::Migrate);
+        assert_eq!(step(&recorded, || true), Step::Migrate);
+    }
+
+    #[test]
+    fn an_older_migration_that_comes_later_waits_for_the_running_one() {
+        let mut unfinished = Unfinished::default();
+        unfinished.change(&migration("b", 1, conditions(&[RUNNING])), true);
+        let (late, last) = (migration("a", 1, json!({})), migration("c", 2, json!({})));
+        unfinished.change(&late, true);
+        unfinished.change(&last, true);
+        assert!(!unfinished.is_next(&late) && !unfinished.is_next(&last));
+        let next = unfinished.change(&migration("b", 1, conditions(&[FAILED])), true);
+        assert_eq!(next.as_deref(), Some("a"));
+        assert!(unfinished.is_next(&late) && !unfinished.is_next(&last));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Applies the plan.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::stream::{self, TryStreamExt as _};
 use jiff::Timestamp;
@@ -27,14 +27,10 @@ const CONCURRENT_WRITES: usize = 8;
 
 /// Queues a changed migration, and after the end of one the next one of its resource.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let unfinished: Mutex<Unfinished> = Mutex::default();
-    let own = queue.clone();
+    let (own, unfinished) = (queue.clone(), context.unfinished_migrations.clone());
     context.caches.migrations.on_change(move |change| {
         let Some(migration) = change.latest() else { return };
-        let next = {
-            let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
-            unfinished.change(migration, change.new.is_some())
-        };
+        let next = lock(&unfinished).change(migration, change.new.is_some());
         own.add(migration.key());
         if let Some(next) = next {
             own.add(Key::new("", &next));
@@ -42,16 +38,15 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
+fn lock(unfinished: &Mutex<Unfinished>) -> MutexGuard<'_, Unfinished> {
+    unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Reconciles one migration.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let cache = &context.caches.migrations;
     let Some(migration) = cache.get(&key) else { return Ok(Next::Wait) };
-    let of_resource = || {
-        let mut all = cache.all();
-        all.retain(|other| other.spec.resource == migration.spec.resource);
-        all
-    };
-    match plan::step(&migration, of_resource) {
+    match plan::step(&migration, || lock(&context.unfinished_migrations).is_next(&migration)) {
         Step::Wait => Ok(Next::Wait),
         Step::Begin => {
             mark_definition(&context.client, &migration).await?;

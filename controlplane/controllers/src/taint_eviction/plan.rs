@@ -13,7 +13,7 @@ pub(crate) enum Due {
     At(Timestamp),
 }
 
-/// When a pod with these tolerations is to be evicted. `bound` is the time since when it is on the node.
+/// When a pod with these tolerations is to be evicted. `bound`: the time at which the pod was bound to the node.
 ///
 /// A taint without `timeAdded` counts as new. For a pod that is younger than the taint, tolerationSeconds count from
 /// `bound`: counted from the taint, the pod and each pod that replaces it would be evicted at once.

@@ -1,4 +1,4 @@
-//! Evicts the pods whose time has come.
+//! Evicts the pods that do not tolerate a NoExecute taint of their node, or not any longer.
 
 use std::sync::Arc;
 

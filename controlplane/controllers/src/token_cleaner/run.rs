@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::api::DeleteParams;
 
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue, until};
+use crate::write::if_unchanged;
 
 /// Queues every token.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
@@ -20,7 +20,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Reconciles one token. An invalid expiration time counts as passed, as in the API server.
+/// Reconciles one token. An invalid expiration time counts as passed, as in the API server. A newer version of the token
+/// may expire later, so the deletion is for this version.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(token) = context.caches.tokens.get(&key) else { return Ok(Next::Wait) };
     let Some(expiration) = token.text("expiration") else { return Ok(Next::Wait) };
@@ -31,6 +32,6 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     tracing::info!(token = %key, "deleting an expired bootstrap token");
     let failed = |source| Error::Request { verb: "delete", object: format!("Secret {key}"), source };
-    context.writer(&context.caches.tokens).delete(&token, DeleteParams::default()).await.map_err(failed)?;
+    context.writer(&context.caches.tokens).delete(&token, if_unchanged(&*token)).await.map_err(failed)?;
     Ok(Next::Wait)
 }

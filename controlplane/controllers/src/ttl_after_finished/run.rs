@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue, until};
+use crate::write::if_unchanged;
 
 /// Queues finished jobs with a TTL.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
@@ -21,7 +22,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Deletes the job if it is due. Its pods are deleted first.
+/// Deletes the job if it is due. Its pods are deleted first. A newer version of the job may have another TTL, so the
+/// deletion is for this version.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(job) = context.caches.jobs.get(&key) else { return Ok(Next::Wait) };
     let Some(due) = due(&job) else { return Ok(Next::Wait) };
@@ -29,8 +31,30 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::After(wait));
     }
     let params =
-        DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..DeleteParams::default() };
+        DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..if_unchanged(&*job) };
     let deleted = context.writer(&context.caches.jobs).delete(&job, params).await;
     deleted.map_err(|source| Error::Request { verb: "delete", object: format!("Job {key}"), source })?;
     Ok(Next::Wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn only_the_version_that_is_due_is_deleted() {
+        let condition =
+            json!({"type": "Complete", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let job = json!({"metadata": {"name": "j", "namespace": "n", "uid": "u", "resourceVersion": "7"},
+            "spec": {"ttlSecondsAfterFinished": 1}, "status": {"conditions": [condition]}});
+        let api = TestApi::new(&[]);
+        api.context.caches.jobs.written(serde_json::from_value(job).unwrap());
+        reconcile(&api.context, Key::new("n", "j")).await.unwrap();
+        let [write] = &api.writes()[..] else { panic!("{:?}", api.writes()) };
+        assert_eq!(write.body["preconditions"], json!({"uid": "u", "resourceVersion": "7"}));
+        assert_eq!(write.body["propagationPolicy"], "Foreground");
+    }
 }

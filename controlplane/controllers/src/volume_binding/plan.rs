@@ -11,7 +11,7 @@ use crate::local_volume;
 use crate::object::{Claim, ObjectExt, PersistentVolume, StorageClass};
 use crate::write::Part;
 
-/// With this provisioner an administrator creates the volumes.
+/// The provisioner of classes whose volumes an administrator creates.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// The observed state of a claim.
@@ -36,7 +36,7 @@ pub(crate) enum Action {
         part: Part,
         patch: Value,
     },
-    /// Deletes a released volume. Its provisioner removes the data before the object is removed.
+    /// Deletes this version of a released volume. Its provisioner removes the data before the object is removed.
     DeleteVolume,
     Record(&'static str, bool, String),
 }
@@ -170,7 +170,7 @@ fn bound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
     }
 }
 
-/// The writes that are missing until both sides are bound.
+/// The writes that are still needed to bind a claim and a volume to each other.
 fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
     let mut steps = Vec::new();
     let name = volume.name().to_owned();
@@ -268,7 +268,8 @@ fn released(volume: &PersistentVolume) -> Vec<Action> {
     let steps = volume_phase(volume, "Released", None);
     match volume.spec.persistent_volume_reclaim_policy.as_deref() {
         Some("Delete") => match volume.annotation(PROVISIONED_BY) {
-            Some(local_volume::PROVISIONER_NAME) => [steps, vec![Action::DeleteVolume]].concat(),
+            // The phase is written first. The response has the newest reclaim policy, and queues the volume again.
+            Some(local_volume::PROVISIONER_NAME) if steps.is_empty() => vec![Action::DeleteVolume],
             Some(_) => steps,
             None => failed(
                 "VolumeFailedDelete",

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use kube::api::DeleteParams;
-
 use super::IS_DEFAULT;
 use super::plan::{self, Action, ObservedClaim};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume, StorageClass};
 use crate::queue::{Next, Queue};
+use crate::write::if_unchanged;
 
 const COMPONENT: &str = "persistentvolume-controller";
 
-/// Queues changed claims and volumes, and the other side of their bindings. A volume's key has no namespace.
+/// Queues changed claims and volumes, and the volumes and claims that they are bound to. A volume's key has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, index) = (queue.clone(), context.volumes.clone());
     context.caches.volumes.on_change(move |change| {
@@ -106,7 +105,8 @@ async fn apply(
         }
         Action::DeleteVolume => {
             if let Some(volume) = volume {
-                let deleted = context.writer(&caches.volumes).delete(volume, DeleteParams::default()).await;
+                // A newer version may have the reclaim policy Retain, or another claim.
+                let deleted = context.writer(&caches.volumes).delete(volume, if_unchanged(volume)).await;
                 let object = format!("PersistentVolume {}", volume.name());
                 deleted.map_err(|source| Error::Request { verb: "delete", object, source })?;
             }
@@ -136,4 +136,41 @@ fn default_class(classes: &[Arc<StorageClass>]) -> Option<String> {
     let defaults = classes.iter().filter(|class| is_default(class));
     let newest = defaults.max_by(|a, b| created(a).cmp(&created(b)).then_with(|| b.name().cmp(a.name())));
     newest.map(|class| class.name().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::local_volume::PROVISIONER_NAME;
+    use crate::test_api::TestApi;
+    use crate::volume_binding::PROVISIONED_BY;
+
+    #[tokio::test]
+    async fn a_released_volume_is_not_deleted_if_its_reclaim_policy_becomes_retain() {
+        let volume = |version: &str, phase: &str, policy: &str| {
+            let reference = json!({"namespace": "n", "name": "c", "uid": "gone"});
+            json!({"metadata": {"name": "v", "uid": "u", "resourceVersion": version,
+                    "annotations": {PROVISIONED_BY: PROVISIONER_NAME}},
+                "spec": {"claimRef": reference, "persistentVolumeReclaimPolicy": policy}, "status": {"phase": phase}})
+        };
+        // The administrator's change reached the API server, but not the cache.
+        let api = TestApi::new(&[("/api/v1/persistentvolumes/v", volume("9", "Released", "Retain"))]);
+        let key = Key::new("", "v");
+        api.context.caches.volumes.written(serde_json::from_value(volume("7", "Bound", "Delete")).unwrap());
+        for _ in 0..2 {
+            reconcile(&api.context, key.clone()).await.unwrap();
+        }
+        let [write] = &api.writes()[..] else { panic!("{:?}", api.writes()) };
+        assert_eq!((write.method.as_str(), &write.body["status"]["phase"]), ("PATCH", &json!("Released")));
+        let api = TestApi::new(&[]);
+        api.context
+            .caches
+            .volumes
+            .written(serde_json::from_value(volume("7", "Released", "Delete")).unwrap());
+        reconcile(&api.context, key).await.unwrap();
+        let [write] = &api.writes()[..] else { panic!("{:?}", api.writes()) };
+        assert_eq!(write.body["preconditions"], json!({"uid": "u", "resourceVersion": "7"}));
+    }
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use kube::Api;
-use kube::api::ListParams;
 use serde_json::json;
 
 use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
+use crate::live;
 use crate::object::{Key, Object, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
 use crate::write::{Part, Writer};
@@ -60,11 +59,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 
 /// Asks the API server whether a pod uses the claim.
 async fn is_used_now(context: &Context, claim: &Key) -> Result<bool, Error> {
-    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &claim.namespace);
-    let failed =
-        |source| Error::Request { verb: "list", object: format!("Pod {}/*", claim.namespace), source };
-    let listed = pods.list(&ListParams::default()).await.map_err(failed)?;
-    Ok(listed.items.iter().any(|pod| plan::uses(pod, &claim.name)))
+    live::any(&context.client, &claim.namespace, |pod: &Pod| plan::uses(pod, &claim.name)).await
 }
 
 /// Writes the finalizers of an object. None: they stay.

@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
-use crate::selector::field::Field;
-use crate::validate::cause::Causes;
+use crate::cause::Causes;
+use crate::fields::Field;
+use crate::resource::NameRule;
 
 /// A kind that the API server serves under a resource name.
 pub struct Kind {
@@ -33,7 +34,7 @@ pub struct Kind {
     pub schema: &'static str,
     /// Whether objects are stored in the store's memory tier only.
     pub volatile: bool,
-    /// Time to live of an object in seconds; 0 has no limit.
+    /// Default time to live of an object in seconds; 0 has no limit.
     pub ttl_seconds: u32,
     /// Fields for field selectors, besides `metadata.name` and `metadata.namespace`.
     pub fields: &'static [Field],
@@ -91,19 +92,6 @@ pub(crate) struct Writes {
     pub(crate) create: fn(&mut Value),
     /// Prepares an update of the resource itself, after its status was restored.
     pub(crate) update: fn(&mut Value),
-}
-
-/// Rule for `metadata.name`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameRule {
-    /// DNS label (RFC 1123).
-    Dns1123Label,
-    /// DNS subdomain (RFC 1123).
-    Dns1123Subdomain,
-    /// DNS label (RFC 1035), which starts with a letter.
-    Dns1035Label,
-    /// One segment of a URL path.
-    PathSegment,
 }
 
 /// A subresource, such as `pods/{name}/log`.

@@ -19,9 +19,9 @@ mod workload;
 
 use serde_json::{Value, json};
 
-use super::definition::{Kind, NameRule, Rules, Subresource, Writes};
-use crate::selector::fields;
-use crate::{defaults, table, validate};
+use super::definition::{Kind, Rules, Subresource, Writes};
+use crate::resource::NameRule;
+use crate::{defaults, fields, table, validate};
 
 const ALL: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 const NO_COLLECTION: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
@@ -83,7 +83,7 @@ const fn sub(
 
 const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), GET_PATCH_UPDATE);
 
-/// Every built-in kind. [`crate::resource::RuntimeConfig`] says which versions are served.
+/// Every built-in kind. [`crate::kind::RuntimeConfig`] says which versions are served.
 pub static KINDS: &[Kind] = &[
     NAMESPACES,
     NODES,

@@ -7,7 +7,8 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::resource::{Resources, built_in};
+use crate::kind::built_in;
+use crate::resource::Resources;
 use crate::schema::model::definitions_text;
 
 const V3: &str = "#/components/schemas/";
@@ -259,8 +260,8 @@ fn path_item(item: &Value, shared: &Value) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::built_in;
     use crate::protobuf::wire::{Reader, WireValue};
-    use crate::resource::built_in;
 
     /// The messages and texts with a field number.
     fn under(message: &[u8], wanted: u32) -> Vec<&[u8]> {

@@ -3,12 +3,12 @@
 use serde_json::Value;
 
 use super::{Level, LevelVersion, Version};
-use crate::validate::{Cause, Causes, Path};
+use crate::cause::{Cause, Causes, Path};
 
 /// Prefix of the labels and of the audit annotations.
 pub const PREFIX: &str = "pod-security.kubernetes.io/";
 
-/// The action on a violation, each with its level.
+/// The level of each mode: a pod that violates the level is rejected, recorded or reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Violations are rejected.
@@ -101,7 +101,7 @@ impl Reader<'_> {
         )
     }
 
-    /// Sets the version of a label, if there is the label; an invalid one means the newest.
+    /// Sets the version of a mode from its label. An invalid version means the newest. Returns whether the label exists.
     fn version(&mut self, name: &str, mode: &mut LevelVersion) -> bool {
         let Some(value) = self.labels.get(format!("{PREFIX}{name}")) else { return false };
         let version = Version::parse(value.as_str().unwrap_or_default());

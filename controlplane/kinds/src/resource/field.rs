@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::selector::field::Field;
-use crate::selector::fields;
+use crate::fields::{self, Field};
 
 /// A field that lists and watches can select by.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::kind::built_in;
 
 /// A custom resource without rules.
 struct Free;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::model::{Definition, Property, Schemas, ValueType, schemas};
 use coracle_values::Quantity;
 
-/// Maximum number of recorded unknown fields: the path of each can be as long as the text.
+/// Maximum number of recorded unknown fields: the path of each can be as long as the object's text.
 const MAX_NOTES: usize = 100;
 
 /// The path of a value. Its text is made for messages only: most objects have no errors.

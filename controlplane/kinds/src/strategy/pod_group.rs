@@ -19,6 +19,13 @@ pub(crate) fn drop_from_pod_group(object: &mut Value) {
     drop_gated(object.get_mut("spec").and_then(Value::as_object_mut));
 }
 
+/// Removes the field of the status that depends on resource claims of groups. A group has no such claims here.
+pub(crate) fn drop_from_status(object: &mut Value) {
+    if let Some(status) = object.get_mut("status").and_then(Value::as_object_mut) {
+        status.remove("resourceClaimStatuses");
+    }
+}
+
 /// Removes the fields from the templates of a workload.
 pub(crate) fn drop_from_workload(object: &mut Value) {
     let templates = object.pointer_mut("/spec/podGroupTemplates").and_then(Value::as_array_mut);
@@ -59,7 +66,7 @@ pub fn drop_scheduling_group((group, plural): (&str, &str), object: &mut Value, 
 mod tests {
     use super::*;
     use crate::kind::by_kind;
-    use crate::strategy::{prepare_for_create, prepare_for_update};
+    use crate::strategy::{prepare_for_create, prepare_for_status_update, prepare_for_update};
 
     #[test]
     fn fields_of_disabled_features_are_removed() {
@@ -76,6 +83,12 @@ mod tests {
         group["spec"]["priorityClassName"] = "high".into();
         prepare_for_update(kind, &mut group, &old);
         assert_eq!(group["spec"].get("priorityClassName"), None);
+
+        let mut new = old.clone();
+        let statuses = json!([{"name": "c", "resourceClaimName": "d"}]);
+        new["status"] = json!({"resourceClaimStatuses": statuses, "conditions": []});
+        prepare_for_status_update(kind, &mut new, &old);
+        assert_eq!(new["status"], json!({"conditions": []}));
 
         let kind = by_kind("scheduling.k8s.io/v1alpha2", "Workload").unwrap();
         let mut workload = json!({"metadata": {}, "spec": {"podGroupTemplates": [{"name": "a", "priorityClassName": "high"}]}});

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{AGE, Column, NAME, created, items, name, string};
-use crate::selector::LabelSelector;
+use coracle_values::label_selector::LabelSelector;
 
 pub(crate) const NETWORK_POLICY: &[Column] =
     &[NAME, string("Pod-Selector", "The pods to which the policy applies."), AGE];

@@ -14,8 +14,8 @@ pub(crate) const COLUMNS: &[Column] = &[
     AGE,
     wide(string("IP", "Address of the pod.")),
     wide(string("Node", "Node that the pod is bound to.")),
-    wide(string("Nominated Node", "Node on which room is being made for the pod.")),
-    wide(string("Readiness Gates", "Readiness gates that hold, of all.")),
+    wide(string("Nominated Node", "Node on which preemption deletes pods, so that the pod fits.")),
+    wide(string("Readiness Gates", "Readiness gates that are true, of all.")),
 ];
 
 /// The status of a pod, derived from its containers.

@@ -32,8 +32,8 @@ pub(crate) fn runtime_class(object: &Value, now: Timestamp) -> Vec<Value> {
 
 pub(crate) const RESOURCE_QUOTA: &[Column] = &[
     NAME,
-    string("Request", "Used and limited amounts, but those of limits."),
-    string("Limit", "Used and limited amounts of limits."),
+    string("Request", "Used and maximum amounts of all resources except limits."),
+    string("Limit", "Used and maximum amounts of limits."),
     AGE,
 ];
 

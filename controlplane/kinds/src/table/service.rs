@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{AGE, Column, NAME, created, items, name, or_none, string, wide};
-use crate::selector::LabelSelector;
+use coracle_values::label_selector::LabelSelector;
 
 /// Number of addresses that are shown before "+ N more...".
 const SHOWN: usize = 3;

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{AGE, Column, NAME, created, integer, items, name, string, wide};
-use crate::selector::LabelSelector;
+use coracle_values::label_selector::LabelSelector;
 
 pub(super) const CONTAINERS: Column = wide(string("Containers", "Names of the template's containers."));
 pub(super) const IMAGES: Column = wide(string("Images", "Images of the template's containers."));

@@ -4,7 +4,7 @@ use coracle_admission_policies::{Expressions, MAX_CONDITIONS, ResultType};
 use coracle_values::names;
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, selector, text};
+use super::{Causes, Path, format, fully_qualified_name, items, selector, text};
 
 const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
 const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
@@ -39,7 +39,7 @@ fn webhooks(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 }
 
 fn webhook(causes: &mut Causes, path: &Path, hook: &Value) {
-    name(causes, &path.field("name"), text(&hook["name"]));
+    fully_qualified_name::check(causes, &path.field("name"), text(&hook["name"]));
     for (index, one) in items(&hook["rules"]) {
         rule(causes, &path.field("rules").index(index), one);
     }
@@ -61,20 +61,6 @@ fn webhook(causes: &mut Causes, path: &Path, hook: &Value) {
     }
     client(causes, &path.field("clientConfig"), &hook["clientConfig"]);
     review_versions(causes, &path.field("admissionReviewVersions"), &hook["admissionReviewVersions"]);
-}
-
-/// Checks a name that must be a domain with three segments.
-pub(super) fn name(causes: &mut Causes, path: &Path, name: &str) {
-    if name.is_empty() {
-        causes.required(path, "");
-        return;
-    }
-    let problems = format::dns1123_subdomain(name);
-    if problems.is_empty() && name.split('.').count() < 3 {
-        let detail = "should be a domain with at least three segments separated by dots";
-        causes.invalid(path, &name.into(), detail);
-    }
-    causes.format(path, name, problems);
 }
 
 /// Checks names and expressions of match conditions.

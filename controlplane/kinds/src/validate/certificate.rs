@@ -1,5 +1,7 @@
 //! Certificate signing requests: valid contents, and allowed changes by approvers and signers.
 
+use std::collections::HashSet;
+
 use base64::Engine;
 use serde_json::Value;
 use x509_parser::certification_request::X509CertificationRequest;
@@ -109,16 +111,15 @@ fn decode(value: &Value) -> Option<Pem> {
 }
 
 fn usages(causes: &mut Causes, path: &Path, usages: &Value) {
-    let mut seen: Vec<&Value> = Vec::new();
+    let mut seen = HashSet::new();
     for (index, usage) in items(usages) {
         if !USAGES.contains(&text(usage)) {
             causes.unsupported(&path.index(index), usage, USAGES);
-        } else if seen.contains(&usage) {
+        } else if !seen.insert(text(usage)) {
             causes.duplicate(&path.index(index), usage);
         }
-        seen.push(usage);
     }
-    if seen.is_empty() {
+    if items(usages).next().is_none() {
         causes.required(path, "");
     }
 }
@@ -151,7 +152,7 @@ fn signer(causes: &mut Causes, path: &Path, value: &Value) {
 }
 
 fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen = HashSet::new();
     for (index, condition) in items(list) {
         let (here, type_) = (path.index(index), text(&condition["type"]));
         if type_.is_empty() {
@@ -168,7 +169,7 @@ fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
             }
             _ => causes.one_of(&here.field("status"), status, &["True", "False", "Unknown"]),
         }
-        if seen.contains(&type_) {
+        if !seen.insert(type_) {
             causes.duplicate(&here.field("type"), &type_.into());
         }
         let against = match type_ {
@@ -176,14 +177,13 @@ fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
             "Denied" => "Approved",
             _ => "",
         };
-        if !against.is_empty() && seen.contains(&against) {
+        if !against.is_empty() && seen.contains(against) {
             causes.invalid(
                 &here.field("type"),
                 &type_.into(),
                 "Approved and Denied conditions are mutually exclusive",
             );
         }
-        seen.push(type_);
     }
 }
 
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_true_and_one() {
+    fn approval_and_denial_are_true_and_exclude_each_other() {
         let condition = |type_: &str, status: &str| json!({"type": type_, "status": status});
         let with = |list: Vec<Value>| said(|object| object["status"]["conditions"] = list.into());
         assert_eq!(with(vec![condition("Approved", "True")]), "");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_one_and_stays() {
+    fn a_certificate_is_valid_and_cannot_be_changed() {
         assert!(said(|o| o["status"]["certificate"] = encode("x").into()).contains("CERTIFICATE PEM block"));
         let mut old = good();
         old["status"] = json!({"certificate": "a", "conditions": [{"type": "Approved", "status": "True"}]});

@@ -1,5 +1,7 @@
 //! Conditions of the type `meta/v1` Condition.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
@@ -14,7 +16,7 @@ const REASON: &str = "a condition reason must start with alphabetic character, o
     '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
 
 pub(super) fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen = HashSet::new();
     for (index, condition) in items(list) {
         let (here, type_) = (path.index(index), text(&condition["type"]));
         if type_.is_empty() {
@@ -22,10 +24,9 @@ pub(super) fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
         } else {
             causes.format(&here.field("type"), type_, format::qualified_name(type_));
         }
-        if seen.contains(&type_) {
+        if !seen.insert(type_) {
             causes.duplicate(&here.field("type"), &type_.into());
         }
-        seen.push(type_);
         one(causes, &here, condition);
     }
 }

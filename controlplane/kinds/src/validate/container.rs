@@ -25,7 +25,7 @@ const NOT_EPHEMERAL: [&str; 9] = [
 
 /// Every container of a spec.
 pub(super) fn all(causes: &mut Causes, path: &Path, spec: &Value, volumes: &Volumes<'_>) {
-    let mut names = HashSet::new();
+    let (mut names, mut targets) = (HashSet::new(), HashSet::new());
     if items(&spec["containers"]).next().is_none() {
         causes.required(&path.field("containers"), "");
     }
@@ -41,7 +41,10 @@ pub(super) fn all(causes: &mut Causes, path: &Path, spec: &Value, volumes: &Volu
             match list {
                 "containers" => ordinary(causes, &here, item),
                 "initContainers" => init(causes, &here, item),
-                _ => ephemeral(causes, &here, item, spec),
+                _ => ephemeral(causes, &here, item, &targets),
+            }
+            if list != "ephemeralContainers" {
+                targets.insert(name);
             }
         }
     }
@@ -96,11 +99,11 @@ fn init(causes: &mut Causes, path: &Path, container: &Value) {
     }
 }
 
-fn ephemeral(causes: &mut Causes, path: &Path, container: &Value, spec: &Value) {
+/// Checks an ephemeral container. `targets` has the names of the other containers.
+fn ephemeral(causes: &mut Causes, path: &Path, container: &Value, targets: &HashSet<&str>) {
     let forbidden = "cannot be set for an Ephemeral Container";
     let target = text(&container["targetContainerName"]);
-    let mut others = items(&spec["containers"]).chain(items(&spec["initContainers"]));
-    if !target.is_empty() && !others.any(|(_, other)| other["name"] == target) {
+    if !target.is_empty() && !targets.contains(target) {
         causes.not_found(&path.field("targetContainerName"), &target.into());
     }
     for name in NOT_EPHEMERAL {

@@ -3,6 +3,8 @@
 mod selector;
 mod slice;
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, meta, scheduling, text};
@@ -101,23 +103,32 @@ fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Names of the requests, and of their alternatives as `request/alternative`.
-fn request_names(devices: &Value) -> Vec<String> {
-    let mut names = Vec::new();
+/// The names of the requests, each with the names of its alternatives.
+type RequestNames<'a> = HashMap<&'a str, HashSet<&'a str>>;
+
+fn request_names(devices: &Value) -> RequestNames<'_> {
+    let mut names = RequestNames::new();
     for (_, request) in items(&devices["requests"]) {
-        let name = text(&request["name"]);
-        names.push(name.to_owned());
-        let alternatives = items(&request["firstAvailable"]);
-        names.extend(alternatives.map(|(_, one)| format!("{name}/{}", text(&one["name"]))));
+        let alternatives = items(&request["firstAvailable"]).map(|(_, one)| text(&one["name"]));
+        names.entry(text(&request["name"])).or_default().extend(alternatives);
     }
     names
 }
 
-fn references(causes: &mut Causes, path: &Path, list: &Value, names: &[String]) {
+/// Whether a reference, `request` or `request/alternative`, names a request.
+fn names_request(names: &RequestNames<'_>, reference: &Value) -> bool {
+    let reference = text(reference);
+    match reference.split_once('/') {
+        Some((request, alternative)) => names.get(request).is_some_and(|known| known.contains(alternative)),
+        None => names.contains_key(reference),
+    }
+}
+
+fn references(causes: &mut Causes, path: &Path, list: &Value, names: &RequestNames<'_>) {
     limit(causes, path, list, MAX_REQUESTS);
     unique(causes, path, list, |name| name);
     for (index, name) in items(list) {
-        if !names.iter().any(|known| known == text(name)) {
+        if !names_request(names, name) {
             causes.invalid(&path.index(index), name, REQUEST_REFERENCE);
         }
     }
@@ -305,7 +316,7 @@ pub(super) fn status(causes: &mut Causes, new: &Value, old: &Value) {
     let results = allocation.field("devices").field("results");
     for (index, result) in items(&status["allocation"]["devices"]["results"]) {
         let here = results.index(index);
-        if !names.iter().any(|name| name == text(&result["request"])) {
+        if !names_request(&names, &result["request"]) {
             causes.invalid(&here.field("request"), &result["request"], REQUEST_REFERENCE);
         }
         driver(causes, &here.field("driver"), &result["driver"]);
@@ -385,5 +396,20 @@ mod tests {
         assert_eq!(fields(slice, json!({"driver": "", "pool": pool})), ["spec.driver", "spec"]);
         let config = json!([{"opaque": {"driver": "d", "parameters": {}}}, {}]);
         assert_eq!(fields(class, json!({"config": config})), ["spec.config[1].opaque"]);
+    }
+
+    #[test]
+    fn a_reference_names_a_request_or_one_of_its_alternatives() {
+        let alternatives: Vec<Value> =
+            (0..20_000).map(|number| json!({"name": format!("{number}")})).collect();
+        let long = "x".repeat(1 << 20);
+        let devices = json!({"requests": [{"name": "a"}, {"name": long, "firstAvailable": alternatives}]});
+        // The long name is not copied for each alternative.
+        let names = request_names(&devices);
+        for (reference, expected) in
+            [("a", true), ("a/1", false), ("b", false), (&*format!("{long}/1"), true)]
+        {
+            assert_eq!(names_request(&names, &reference.into()), expected);
+        }
     }
 }

@@ -57,7 +57,8 @@ pub(crate) fn endpoint_ip(text: &str) -> Vec<String> {
 
 /// Checks an IP prefix.
 pub(crate) fn cidr(text: &str) -> Vec<String> {
-    let is_prefix = text.contains('/') && text.parse::<ipnetwork::IpNetwork>().is_ok();
+    let is_prefix =
+        coracle_values::names::has_prefix_length(text) && text.parse::<ipnetwork::IpNetwork>().is_ok();
     problem(!is_prefix, "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")
 }
 
@@ -73,6 +74,8 @@ mod tests {
             ("10.0.0.0/8", false, true),
             ("fd00::/64", false, true),
             ("10.0.0.0/33", false, false),
+            ("10.0.0.0/255.0.0.0", false, false),
+            ("10.0.0.0/+8", false, false),
             ("10.0.0", false, false),
             ("x", false, false),
             ("", false, false),

@@ -1,5 +1,7 @@
 //! Allowed updates of a pod's spec: images, additional tolerations, deadlines.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Causes, Path, items};
@@ -59,20 +61,24 @@ fn deadline(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
     }
 }
 
+/// The fields of a toleration that an update cannot change.
+fn toleration_id(toleration: &Value) -> [&Value; 4] {
+    ["key", "operator", "value", "effect"].map(|name| &toleration[name])
+}
+
 fn tolerations(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
-    let same =
-        |a: &Value, b: &Value| ["key", "operator", "value", "effect"].iter().all(|name| a[name] == b[name]);
-    let kept = |before: &Value| items(&new["tolerations"]).any(|(_, after)| same(after, before));
-    if !items(&old["tolerations"]).all(|(_, before)| kept(before)) {
+    let after: HashSet<[&Value; 4]> =
+        items(&new["tolerations"]).map(|(_, toleration)| toleration_id(toleration)).collect();
+    if !items(&old["tolerations"]).all(|(_, before)| after.contains(&toleration_id(before))) {
         let detail = "existing toleration can not be modified except its tolerationSeconds";
         causes.forbidden(path, detail);
     }
 }
 
 fn gates(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
-    let known = |gate: &Value| items(&old["schedulingGates"]).any(|(_, before)| before == gate);
+    let known: HashSet<&Value> = items(&old["schedulingGates"]).map(|(_, gate)| gate).collect();
     for (index, gate) in items(&new["schedulingGates"]) {
-        if !known(gate) {
+        if !known.contains(gate) {
             let detail = format!(
                 "only deletion is allowed, but found new scheduling gate '{}'",
                 super::text(&gate["name"])

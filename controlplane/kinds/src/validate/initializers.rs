@@ -1,10 +1,9 @@
-//! Initializers of objects and their configurations. Source: `ValidateInitializers` of `apimachinery/pkg/api/validation`
-//! and `ValidateInitializerConfiguration` of `pkg/apis/admissionregistration`, v1.9 to v1.13.
+//! Initializers of objects. Source: `ValidateInitializers` of `apimachinery/pkg/api/validation`, v1.9 to v1.13.
 
 use serde_json::Value;
 
-use super::{Causes, Path, admission, items, text};
-use crate::initializers::{failure, is_uninitialized};
+use super::{Causes, Path, fully_qualified_name, items, text};
+use crate::initialization::{failure, is_uninitialized};
 
 /// Rules for `metadata.initializers` of every write.
 pub(super) fn of_object(causes: &mut Causes, path: &Path, object: &Value) {
@@ -13,7 +12,7 @@ pub(super) fn of_object(causes: &mut Causes, path: &Path, object: &Value) {
     }
     for (index, initializer) in items(&object["metadata"]["initializers"]["pending"]) {
         let path = path.field("pending").index(index).field("name");
-        admission::name(causes, &path, text(&initializer["name"]));
+        fully_qualified_name::check(causes, &path, text(&initializer["name"]));
     }
     if let Some(failure) = failure(object) {
         result(causes, path, failure);
@@ -64,40 +63,6 @@ fn result(causes: &mut Causes, path: &Path, failure: &Value) {
     if failure["status"] != "Failure" {
         let status = text(&failure["status"]);
         causes.invalid(&path.field("result").field("status"), &status.into(), "must be 'Failure'");
-    }
-}
-
-/// Rules of an InitializerConfiguration.
-pub(crate) fn configuration(causes: &mut Causes, object: &Value) {
-    for (index, initializer) in items(&object["initializers"]) {
-        let path = Path::root("initializers").index(index);
-        admission::name(causes, &path.field("name"), text(&initializer["name"]));
-        for (index, one) in items(&initializer["rules"]) {
-            rule(causes, &path.field("rules").index(index), one);
-        }
-    }
-}
-
-fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
-    for (field, what) in
-        [("apiGroups", "API groups"), ("apiVersions", "API versions"), ("resources", "resources")]
-    {
-        let (list, path) = (&rule[field], path.field(field));
-        let count = items(list).count();
-        if count == 0 {
-            causes.required(&path, "");
-        }
-        if count > 1 && items(list).any(|(_, one)| one == "*") {
-            causes.invalid(&path, list, &format!("if '*' is present, must not specify other {what}"));
-        }
-        for (index, one) in items(list).filter(|_| field != "apiGroups") {
-            if text(one).is_empty() {
-                causes.required(&path.index(index), "");
-            }
-            if field == "resources" && text(one).contains('/') {
-                causes.invalid(&path.index(index), one, "must not specify subresources");
-            }
-        }
     }
 }
 
@@ -152,25 +117,5 @@ mod tests {
             check(&json!({"result": {"status": "Success"}}), &pending),
             ["metadata.initializers.result.status"]
         );
-    }
-
-    #[test]
-    fn rules_name_groups_versions_and_whole_resources() {
-        let check = |rule: Value| {
-            let mut causes = Causes::default();
-            let initializer = json!({"name": "a.example.com", "rules": [rule]});
-            configuration(&mut causes, &json!({"initializers": [initializer]}));
-            fields(causes.into_list())
-        };
-        let place = |field: &str| format!("initializers[0].rules[0].{field}");
-        assert!(
-            check(json!({"apiGroups": ["", "apps"], "apiVersions": ["*"], "resources": ["*"]})).is_empty()
-        );
-        assert_eq!(check(json!({})), ["apiGroups", "apiVersions", "resources"].map(place));
-        let rule = json!({"apiGroups": ["*", "apps"], "apiVersions": [""], "resources": ["pods/status"]});
-        assert_eq!(check(rule), ["apiGroups", "apiVersions[0]", "resources[0]"].map(place));
-        let mut causes = Causes::default();
-        configuration(&mut causes, &json!({"initializers": [{"name": "short"}]}));
-        assert_eq!(fields(causes.into_list()), ["initializers[0].name"]);
     }
 }

@@ -1,13 +1,15 @@
 //! Object metadata.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
-use super::cause::{Causes, Path};
 use super::format;
 use super::initializers;
 use super::value::{entries, items, text};
 use crate::Resource;
-use crate::kind::definition::NameRule;
+use crate::cause::{Causes, Path};
+use crate::resource::NameRule;
 
 /// Maximum bytes of all annotations together.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
@@ -62,9 +64,10 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     initializers::update(causes, &path.field("initializers"), new, old);
     if old["metadata"]["deletionTimestamp"].is_string() {
         let before = &old["metadata"]["finalizers"];
-        let known = |finalizer: &Value| items(before).any(|(_, other)| other == finalizer);
+        let known: HashSet<&Value> = items(before).map(|(_, finalizer)| finalizer).collect();
         let added = items(&new["metadata"]["finalizers"]).map(|(_, finalizer)| finalizer);
-        let added: Vec<String> = added.filter(|finalizer| !known(finalizer)).map(Value::to_string).collect();
+        let added: Vec<String> =
+            added.filter(|finalizer| !known.contains(*finalizer)).map(Value::to_string).collect();
         if !added.is_empty() {
             let detail = format!(
                 "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",

@@ -1,6 +1,6 @@
 //! Pods and the specs of pod templates.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -27,14 +27,17 @@ pub(crate) fn pod(causes: &mut Causes, pod: &Value, old: Option<&Value>) {
 pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
     spec(causes, &Path::root("spec"), &new["spec"]);
     let path = Path::root("spec").field("ephemeralContainers");
-    let after = &new["spec"]["ephemeralContainers"];
+    let mut after: HashMap<&Value, &Value> = HashMap::new();
+    for (_, container) in items(&new["spec"]["ephemeralContainers"]) {
+        after.entry(&container["name"]).or_insert(container);
+    }
     for (_, before) in items(&old["spec"]["ephemeralContainers"]) {
-        match items(after).find(|(_, container)| container["name"] == before["name"]) {
+        match after.get(&before["name"]) {
             None => {
                 let detail = format!("existing ephemeral containers {} may not be removed\n", before["name"]);
                 causes.forbidden(&path, &detail);
             }
-            Some((_, container)) if container != before => {
+            Some(container) if *container != before => {
                 let detail = format!("existing ephemeral containers {} may not be changed\n", before["name"]);
                 causes.forbidden(&path, &detail);
             }

@@ -55,19 +55,10 @@ pub(crate) fn pod_group(causes: &mut Causes, object: &Value, old: Option<&Value>
     policy(causes, &path.field("schedulingPolicy"), &spec["schedulingPolicy"]);
 }
 
-/// Checks the status of a group of pods.
+/// Checks the status of a group of pods. It has no `resourceClaimStatuses`: a write removes them.
 pub(crate) fn status(causes: &mut Causes, object: &Value) {
     let (path, status) = (Path::root("status"), &object["status"]);
     condition::conditions(causes, &path.field("conditions"), &status["conditions"]);
-    let here = path.field("resourceClaimStatuses");
-    for (index, claim) in items(&status["resourceClaimStatuses"]) {
-        let is_known =
-            items(&object["spec"]["resourceClaims"]).any(|(_, known)| known["name"] == claim["name"]);
-        if !is_known {
-            let detail = "must match the name of an entry in `spec.resourceClaims`";
-            causes.invalid(&here.index(index).field("name"), &claim["name"], detail);
-        }
-    }
 }
 
 /// Checks the group of a pod.

@@ -1,5 +1,7 @@
 //! The status of pods. Source: `ValidatePodStatusUpdate` in `pkg/apis/core/validation`.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
@@ -40,12 +42,16 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
 /// Refuses the restart of containers that may not start again.
 fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec: &Value, list: &str) {
     let policy = text(&spec["restartPolicy"]);
+    let mut by_name: HashMap<&Value, &Value> = HashMap::new();
+    for (_, now) in items(new) {
+        by_name.entry(&now["name"]).or_insert(now);
+    }
     for (index, before) in items(old) {
         let Some(code) = before["state"]["terminated"]["exitCode"].as_i64() else { continue };
         let may_start =
             list == "containerStatuses" && (policy == "Always" || (policy == "OnFailure" && code != 0));
-        let now = items(new).find(|(_, now)| now["name"] == before["name"]);
-        if !may_start && now.is_some_and(|(_, now)| now["state"]["terminated"].is_null()) {
+        let now = by_name.get(&before["name"]);
+        if !may_start && now.is_some_and(|now| now["state"]["terminated"].is_null()) {
             causes.forbidden(
                 &path.index(index).field("state"),
                 "may not be transitioned to non-terminated state",
@@ -56,8 +62,9 @@ fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec
 
 /// Checks the addresses of a pod or of its node. Invalid ones of the old status may stay.
 fn addresses(causes: &mut Causes, path: &Path, list: &Value, before: &Value) {
+    let known: HashSet<&Value> = items(before).map(|(_, old)| &old["ip"]).collect();
     for (index, address) in items(list) {
-        if !items(before).any(|(_, old)| old["ip"] == address["ip"]) {
+        if !known.contains(&address["ip"]) {
             let ip = text(&address["ip"]);
             causes.format(&path.index(index), ip, format::ip(ip));
         }

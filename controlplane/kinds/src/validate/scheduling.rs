@@ -1,5 +1,7 @@
 //! Scheduling fields: tolerations, node selectors, affinity, topology spread.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, meta, pod_group, selector, text};
@@ -177,7 +179,14 @@ fn pod_term(causes: &mut Causes, path: &Path, term: &Value) {
     causes.format(&path.field("topologyKey"), key, format::qualified_name(key));
 }
 
+/// The fields of a topology spread constraint that two constraints of a pod may not share.
+fn spread_id(constraint: &Value) -> [&Value; 2] {
+    ["topologyKey", "whenUnsatisfiable"].map(|name| &constraint[name])
+}
+
 fn spreading(causes: &mut Causes, path: &Path, constraints: &Value) {
+    let last: HashMap<[&Value; 2], usize> =
+        items(constraints).map(|(index, constraint)| (spread_id(constraint), index)).collect();
     for (index, constraint) in items(constraints) {
         let here = path.index(index);
         if constraint["maxSkew"].as_i64().unwrap_or(0) <= 0 {
@@ -196,10 +205,7 @@ fn spreading(causes: &mut Causes, path: &Path, constraints: &Value) {
             let detail = format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {way}");
             causes.invalid(&here.field("minDomains"), domains, &detail);
         }
-        let same = |other: &Value| {
-            ["topologyKey", "whenUnsatisfiable"].iter().all(|name| other[*name] == constraint[*name])
-        };
-        if items(constraints).skip(index + 1).any(|(_, other)| same(other)) {
+        if last.get(&spread_id(constraint)).is_some_and(|last| *last > index) {
             let id = format!("{{{key}, {}}}", text(&constraint["whenUnsatisfiable"]));
             causes.duplicate(&here.field("{topologyKey, whenUnsatisfiable}"), &id.into());
         }

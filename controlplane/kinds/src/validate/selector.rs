@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, meta, text};
-use crate::selector::LabelSelector;
+use coracle_values::label_selector::LabelSelector;
 
 /// Checks a LabelSelector. Returns whether it is valid.
 pub(super) fn is_label_selector(causes: &mut Causes, path: &Path, selector: &Value) -> bool {

@@ -7,9 +7,9 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 pub use self::addresses::service_addresses;
-use super::cause::{Causes, Path};
 use super::value::{items, text};
 use super::{format, meta};
+use crate::cause::{Causes, Path};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 /// Maximum time of session affinity in seconds.
@@ -82,8 +82,10 @@ fn source_ranges(causes: &mut Causes, path: &Path, object: &Value, old: Option<&
     }
     if has_field {
         // As upstream, spaces around a range are allowed, and invalid ranges that are stored already.
+        let stored = old.into_iter().flat_map(|old| items(&old["spec"][FIELD]));
+        let stored: HashSet<&Value> = stored.map(|(_, range)| range).collect();
         for (index, range) in items(ranges) {
-            if !old.is_some_and(|old| items(&old["spec"][FIELD]).any(|(_, other)| other == range)) {
+            if !stored.contains(range) {
                 let range = text(range).trim();
                 causes.format(&path.index(index), range, format::cidr(range));
             }

@@ -130,7 +130,7 @@ fn with_claims(spec: &Value) -> Value {
     let Some(pod) = template["spec"].as_object_mut() else { return template };
     pod.remove("hostname");
     pod.remove("subdomain");
-    // Upstream has a map of them: templates of one name are one volume.
+    // Upstream collects them in a map by name: templates with the same name make one volume.
     let mut claims: Vec<&Value> = Vec::new();
     let mut seen = HashSet::new();
     for (_, claim) in items(&spec["volumeClaimTemplates"]) {
@@ -147,9 +147,8 @@ fn with_claims(spec: &Value) -> Value {
         .iter()
         .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}))
         .collect();
-    volumes.extend(
-        items(&own).map(|(_, volume)| volume.clone()).filter(|volume| !claims.contains(&&volume["name"])),
-    );
+    let others = items(&own).filter(|(_, volume)| !seen.contains(text(&volume["name"])));
+    volumes.extend(others.map(|(_, volume)| volume.clone()));
     pod.insert("volumes".to_owned(), volumes.into());
     template
 }

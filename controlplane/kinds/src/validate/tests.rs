@@ -142,6 +142,19 @@ fn finalizers_can_be_removed_from_objects_that_are_invalid_today() {
 }
 
 #[test]
+fn an_object_with_more_violations_than_the_limit_can_only_change_its_metadata() {
+    let mut old = good("ConfigMap");
+    let keys = (0..300).map(|number| (format!("a/{number:03}"), json!("")));
+    old["data"] = Value::Object(keys.collect());
+    let problems = |new: &Value| ratcheted(kind("ConfigMap"), new, &old, update).len();
+    let mut new = old.clone();
+    new["metadata"]["labels"] = json!({"a": "b"});
+    assert_eq!(problems(&new), 0);
+    new["data"]["b/"] = json!("");
+    assert_eq!(problems(&new), 200, "the violation of the new key may be cut");
+}
+
+#[test]
 fn reviews_need_no_name() {
     let review = by_kind("authorization.k8s.io/v1", "SelfSubjectAccessReview").unwrap();
     assert_eq!(texts(create(review, &json!({"metadata": {}, "spec": {}}))), Vec::<String>::new());

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::selector::is_label_selector;
 use super::{Causes, Path, items, meta, pod, text};
-use crate::selector::LabelSelector;
+use coracle_values::label_selector::LabelSelector;
 
 const PERCENT: &str = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')";
 

@@ -8,7 +8,7 @@ use super::{Profile, Weights};
 const MAX_WEIGHT: i64 = i64::MAX / 100 / 64;
 
 /// The plugins that filter, in upstream's order.
-pub(super) const FILTERS: [&str; 12] = [
+pub(super) const FILTERS: [&str; 13] = [
     "NodeUnschedulable",
     "NodeName",
     "TaintToleration",
@@ -21,6 +21,7 @@ pub(super) const FILTERS: [&str; 12] = [
     "VolumeZone",
     "PodTopologySpread",
     "InterPodAffinity",
+    "NodeDeclaredFeatures",
 ];
 /// The plugins that score.
 const SCORES: [&str; 7] = [

@@ -57,8 +57,8 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
     let policy: Policy = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
     let mut profile = Profile::default();
     if let Some(predicates) = policy.predicates {
-        // As upstream, TaintToleration and NodeUnschedulable always run.
-        let mut wanted = vec!["TaintToleration", "NodeUnschedulable"];
+        // As upstream, TaintToleration and NodeUnschedulable always run. The policy has no name for the last one.
+        let mut wanted = vec!["TaintToleration", "NodeUnschedulable", "NodeDeclaredFeatures"];
         for Predicate { name } in &predicates {
             wanted.extend(
                 filters(name).ok_or_else(|| format!("predicates: this scheduler has no predicate {name}"))?,

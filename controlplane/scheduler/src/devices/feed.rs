@@ -9,7 +9,7 @@ use kube::runtime::watcher::Event;
 
 use super::object::{Claim, Class, Slice};
 use super::{Devices, State};
-use crate::run::{stream, watch_config};
+use crate::watch::{stream, watch_config};
 
 /// Keeps the state up to date. Never returns.
 pub(crate) async fn run(client: Client, devices: Devices) {

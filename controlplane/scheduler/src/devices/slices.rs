@@ -72,8 +72,8 @@ impl Slices {
     /// The slices that count for a node, by pool.
     ///
     /// The slices of a node are a pool of their own, whatever names they have: a generation or a number of slices that
-    /// another node publishes does not count. A pool of several nodes hides a node's pool with the same name, because
-    /// no node can publish it: otherwise a node could use up its devices.
+    /// another node publishes does not count. A pool of several nodes takes precedence over a node's pool with the same
+    /// name, because a node cannot publish the former: otherwise a node could use up the devices of the shared pool.
     pub(super) fn pools_of(&self, node: &str) -> Pools<'_> {
         let mut pools = grouped(self.shared.values());
         for (id, slices) in grouped(self.of_nodes.get(node).into_iter().flat_map(BTreeMap::values)) {

@@ -113,6 +113,23 @@ fn a_claim_that_was_deleted_unseen_keeps_no_devices() {
 }
 
 #[test]
+fn a_written_claim_does_not_replace_a_later_state() {
+    let devices = devices();
+    let of = |version: &str, allocation: bool| {
+        let mut claim = claim("two", exactly(json!({"count": 2})));
+        claim.metadata.resource_version = Some(version.to_owned());
+        claim.status.allocation = allocation.then(|| json!({"devices": {"results": []}}));
+        claim
+    };
+    put(&devices, of("12", false));
+    let key = of("12", false).key();
+    devices.lock().update(&key, of("9", true));
+    assert_eq!(devices.lock().claims[&key].status.allocation, None, "the controller released the devices");
+    devices.lock().update(&key, of("13", true));
+    assert!(devices.lock().claims[&key].status.allocation.is_some());
+}
+
+#[test]
 fn expressions_read_attributes_and_capacity() {
     let cases = [
         ("device.attributes['gpu.example.com'].bus == 2", vec!["large"]),

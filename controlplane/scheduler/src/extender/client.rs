@@ -29,7 +29,7 @@ pub(crate) struct Remote {
 pub(crate) struct RequestError {
     url: String,
     verb: String,
-    pub(super) reason: String,
+    pub(crate) reason: String,
 }
 
 impl Remote {
@@ -48,7 +48,7 @@ impl Remote {
     }
 
     /// Sends a request. The response must be complete within the extender's timeout.
-    pub(super) async fn call<T: DeserializeOwned>(
+    pub(crate) async fn call<T: DeserializeOwned>(
         &self,
         verb: &str,
         args: &impl Serialize,
@@ -73,7 +73,7 @@ impl Remote {
     }
 
     /// An error of the extender in a request.
-    pub(super) fn error(&self, verb: &str, reason: String) -> RequestError {
+    pub(crate) fn error(&self, verb: &str, reason: String) -> RequestError {
         RequestError { url: self.extender.url.clone(), verb: verb.to_owned(), reason }
     }
 }

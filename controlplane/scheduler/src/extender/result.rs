@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::filter::Refused;
+use crate::refusal::Refused;
 
 /// The responses of all extenders about the nodes for a pod.
 #[derive(Debug, Default)]

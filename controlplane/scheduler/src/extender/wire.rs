@@ -9,111 +9,111 @@ use serde_json::Value;
 /// The pod with its candidate nodes: the objects, or their names.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct Args<'a> {
-    pub(super) pod: &'a Value,
-    pub(super) nodes: Option<NodeList<'a>>,
-    pub(super) node_names: Option<&'a [String]>,
+pub(crate) struct Args<'a> {
+    pub(crate) pod: &'a Value,
+    pub(crate) nodes: Option<NodeList<'a>>,
+    pub(crate) node_names: Option<&'a [String]>,
 }
 
 #[derive(Serialize)]
-pub(super) struct NodeList<'a> {
-    pub(super) metadata: BTreeMap<(), ()>,
-    pub(super) items: Vec<&'a Value>,
+pub(crate) struct NodeList<'a> {
+    pub(crate) metadata: BTreeMap<(), ()>,
+    pub(crate) items: Vec<&'a Value>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
-pub(super) struct FilterResult {
+pub(crate) struct FilterResult {
     #[serde(alias = "nodes")]
-    pub(super) nodes: Option<FilteredNodes>,
+    pub(crate) nodes: Option<FilteredNodes>,
     #[serde(alias = "nodeNames", alias = "nodenames")]
-    pub(super) node_names: Option<Vec<String>>,
+    pub(crate) node_names: Option<Vec<String>>,
     #[serde(alias = "failedNodes", alias = "failednodes")]
-    pub(super) failed_nodes: Option<HashMap<String, String>>,
+    pub(crate) failed_nodes: Option<HashMap<String, String>>,
     #[serde(alias = "failedAndUnresolvableNodes", alias = "failedandunresolvablenodes")]
-    pub(super) failed_and_unresolvable_nodes: Option<HashMap<String, String>>,
+    pub(crate) failed_and_unresolvable_nodes: Option<HashMap<String, String>>,
     #[serde(alias = "error")]
-    pub(super) error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct FilteredNodes {
+pub(crate) struct FilteredNodes {
     #[serde(default)]
-    pub(super) items: Option<Vec<Named>>,
+    pub(crate) items: Option<Vec<Named>>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Named {
-    pub(super) metadata: Name,
+pub(crate) struct Named {
+    pub(crate) metadata: Name,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Name {
-    pub(super) name: String,
+pub(crate) struct Name {
+    pub(crate) name: String,
 }
 
 /// The score of a node, from 0 to 10.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct HostPriority {
+pub(crate) struct HostPriority {
     #[serde(alias = "host")]
-    pub(super) host: String,
+    pub(crate) host: String,
     #[serde(alias = "score")]
-    pub(super) score: i64,
+    pub(crate) score: i64,
 }
 
 /// The victims of a preemption by node: the pods, or their uids.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct PreemptionArgs<'a> {
-    pub(super) pod: &'a Value,
-    pub(super) node_name_to_victims: Option<BTreeMap<&'a str, Victims<'a>>>,
-    pub(super) node_name_to_meta_victims: Option<BTreeMap<&'a str, MetaVictims>>,
+pub(crate) struct PreemptionArgs<'a> {
+    pub(crate) pod: &'a Value,
+    pub(crate) node_name_to_victims: Option<BTreeMap<&'a str, Victims<'a>>>,
+    pub(crate) node_name_to_meta_victims: Option<BTreeMap<&'a str, MetaVictims>>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Victims<'a> {
+pub(crate) struct Victims<'a> {
     #[serde(rename = "Pods")]
-    pub(super) pods: Vec<&'a Value>,
+    pub(crate) pods: Vec<&'a Value>,
     #[serde(rename = "NumPDBViolations")]
-    pub(super) violations: usize,
+    pub(crate) violations: usize,
 }
 
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct MetaVictims {
+pub(crate) struct MetaVictims {
     #[serde(rename = "Pods", alias = "pods")]
-    pub(super) pods: Option<Vec<MetaPod>>,
+    pub(crate) pods: Option<Vec<MetaPod>>,
     #[serde(rename = "NumPDBViolations", alias = "numPDBViolations")]
-    pub(super) violations: i64,
+    pub(crate) violations: i64,
 }
 
 #[derive(Deserialize, Serialize)]
-pub(super) struct MetaPod {
+pub(crate) struct MetaPod {
     #[serde(rename = "UID", alias = "uid")]
-    pub(super) uid: String,
+    pub(crate) uid: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
-pub(super) struct PreemptionResult {
+pub(crate) struct PreemptionResult {
     #[serde(alias = "nodeNameToMetaVictims")]
-    pub(super) node_name_to_meta_victims: Option<HashMap<String, Option<MetaVictims>>>,
+    pub(crate) node_name_to_meta_victims: Option<HashMap<String, Option<MetaVictims>>>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct BindingArgs<'a> {
-    pub(super) pod_name: &'a str,
-    pub(super) pod_namespace: &'a str,
+pub(crate) struct BindingArgs<'a> {
+    pub(crate) pod_name: &'a str,
+    pub(crate) pod_namespace: &'a str,
     #[serde(rename = "PodUID")]
-    pub(super) pod_uid: &'a str,
-    pub(super) node: &'a str,
+    pub(crate) pod_uid: &'a str,
+    pub(crate) node: &'a str,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct BindingResult {
+pub(crate) struct BindingResult {
     #[serde(rename = "Error", alias = "error")]
-    pub(super) error: Option<String>,
+    pub(crate) error: Option<String>,
 }

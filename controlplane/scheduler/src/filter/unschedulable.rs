@@ -8,15 +8,18 @@ use crate::object::Pod;
 use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
+    if !node.properties.unschedulable {
+        return Vec::new();
+    }
     let taint = Taint {
         key: "node.kubernetes.io/unschedulable".to_owned(),
         effect: "NoSchedule".to_owned(),
         ..Taint::default()
     };
-    if node.properties.unschedulable && !is_tolerated(&taint, pod.tolerations()) {
-        return vec!["node(s) were unschedulable".to_owned()];
+    if is_tolerated(&taint, pod.tolerations()) {
+        return Vec::new();
     }
-    Vec::new()
+    vec!["node(s) were unschedulable".to_owned()]
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use kube::runtime::watcher::Event;
 use kube::{Client, Error};
 
 use super::object::PodGroup;
-use crate::run::{stream, watch_config};
+use crate::watch::{stream, watch_config};
 
 const VERSION: &str = "scheduling.k8s.io/v1alpha2";
 /// Pause until the next check whether the API server serves the kind.

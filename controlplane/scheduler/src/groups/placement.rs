@@ -11,10 +11,10 @@ use crate::config::Profile;
 use crate::decide::{Unschedulable, decide};
 use crate::hint::Changes;
 use crate::object::Pod;
+use crate::placed::Placed;
 use crate::preempt::{Preemption, Victim, preempt, waits_for_victims, with_outcome};
 use crate::reserve::{Reserved, reserve};
 use crate::snapshot::Snapshot;
-use crate::snapshot::placed::Placed;
 use crate::volumes::claims_of;
 
 use super::condition::Verdict;

@@ -12,9 +12,10 @@ use tokio::time::Instant;
 
 use super::Scheduler;
 use crate::config::{Profile, SchedulerConfig};
+use crate::consult;
 use crate::decide::{Ranked, Unschedulable, first_fitting, rank};
 use crate::extender::client::Remote;
-use crate::extender::{consult, result::ExtenderResult};
+use crate::extender::result::ExtenderResult;
 use crate::object::Pod;
 use crate::preempt::{self, Preemption};
 use coracle_events::Event;
@@ -119,7 +120,7 @@ impl ExtenderCalls {
 }
 
 impl Scheduler {
-    /// Schedules a popped pod that concerns extenders.
+    /// Schedules a popped pod in which an extender is interested.
     pub(super) fn consult(&mut self, pod: &Pod) {
         self.extender_calls.waiting.push(pod.spec.priority.unwrap_or_default(), pod.uid());
         self.consult_next();
@@ -145,7 +146,7 @@ impl Scheduler {
             return;
         }
         let Some(uid) = self.extender_calls.waiting.pop() else { return };
-        let Some(pod) = self.is_undecided(&uid) else { return };
+        let Some(pod) = self.undecided(&uid) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
         match rank(&pod, profile, &mut self.snapshot) {
@@ -163,13 +164,13 @@ impl Scheduler {
 
     /// The pod if it is popped and neither refused nor assumed on a node. It may be deleted during the call of an
     /// extender.
-    fn is_undecided(&self, uid: &str) -> Option<Pod> {
+    fn undecided(&self, uid: &str) -> Option<Pod> {
         self.queue.in_flight(uid).filter(|_| !self.assumed.contains(uid)).cloned()
     }
 
     fn handle_outcome(&mut self, outcome: ExtenderOutcome) {
         let (ExtenderOutcome::Nodes { pod, .. } | ExtenderOutcome::Preemption { pod, .. }) = &outcome;
-        if self.is_undecided(pod.uid()).is_none() {
+        if self.undecided(pod.uid()).is_none() {
             return;
         }
         let config = self.config.clone();

@@ -1,4 +1,4 @@
-//! Pods of groups: gates, and the common step of a gang.
+//! Pods of groups: gated pods, and the scheduling of all pods of a gang in one step.
 
 use std::collections::BTreeSet;
 
@@ -88,7 +88,8 @@ impl Scheduler {
     fn gate(&mut self, pod: &Pod) {
         self.queue.gate(pod.uid());
         self.groups.gate(pod.uid());
-        // The node that other pods made room on is free for others. The group lost pods meanwhile.
+        // The group has lost pods since an attempt that evicted other pods for this one. Its nominated node is free for
+        // other pods.
         if self.snapshot.is_nominated(pod.uid()) {
             self.snapshot.remove_nomination(pod.uid());
             self.report_refusal(pod, GATED.to_owned(), None);
@@ -252,7 +253,8 @@ mod tests {
         let (recorder, _) = coracle_events::recorder(client.clone(), "");
         let config = SchedulerConfig::default();
         let calls = ExtenderCalls::new(&config).unwrap();
-        let mut scheduler = Scheduler::new(client, config, recorder, calls);
+        let is_saturated = tokio::sync::watch::Sender::new(false);
+        let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
         for name in nodes {
             scheduler.node_event(Event::Apply(fixture::node(name, json!({}))));
         }
@@ -287,7 +289,7 @@ mod tests {
         scheduler.pod_event(Event::Apply(pod("p", Some("g"))));
         scheduler.pod_event(Event::Apply(pod("alone", None)));
         assert_eq!(assumed(&mut scheduler), ["alone"]);
-        assert_eq!(scheduler.queue.due(), None, "a gated pod costs nothing");
+        assert_eq!(scheduler.queue.due(), None, "a gated pod is not tried");
         scheduler.pod_event(Event::Apply(pod("q", Some("g"))));
         assert_eq!(assumed(&mut scheduler), ["alone", "p", "q"]);
         while let Some(Ok(bound)) = scheduler.bindings.join_next().await {
@@ -316,7 +318,7 @@ mod tests {
         assert!(assumed(&mut scheduler).is_empty());
         assert!(scheduler.queue.due().is_some_and(|due| due > Instant::now()));
         scheduler.pod_event(Event::Apply(pod("alone", None)));
-        assert_eq!(assumed(&mut scheduler), ["alone"], "the gang holds nothing");
+        assert_eq!(assumed(&mut scheduler), ["alone"], "the gang reserves no resources");
     }
 
     #[tokio::test(start_paused = true)]
@@ -425,6 +427,18 @@ mod tests {
         scheduler.group_event(Event::Init);
         scheduler.pod_event(Event::Apply(pod("q", Some("g"))));
         assert_eq!(assumed(&mut scheduler), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn events_wait_only_while_all_permits_of_bindings_are_in_use() {
+        let (scheduler, _) = scheduler(&[]);
+        let permits = scheduler.requests.clone();
+        let all = permits.try_acquire_many_owned(u32::try_from(super::super::MAX_BINDINGS).unwrap()).unwrap();
+        scheduler.update_saturation();
+        assert!(*scheduler.is_saturated.borrow());
+        drop(all);
+        scheduler.update_saturation();
+        assert!(!*scheduler.is_saturated.borrow());
     }
 
     #[tokio::test]

@@ -3,30 +3,25 @@
 //!
 //! Source: upstream's plugin of that name, which compares the node with the pod and without it.
 
-use super::BEST;
-use crate::config::Profile;
-use crate::object::Pod;
-use crate::request::{amount, of_pod};
+use crate::node_score::MAX_NODE_SCORE;
+use crate::request::{PodRequirements, amount};
 use crate::snapshot::Candidate;
 
-pub(crate) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Vec<i64> {
-    let own = of_pod(pod);
+/// The score of a node. `resources`: the names of the compared resources.
+pub(super) fn mark(needs: &PodRequirements, resources: &[String], node: Candidate<'_>) -> i64 {
+    let own = &needs.requests;
     // Extended resources count only if the pod requests them.
-    let counts =
-        |name: &str| matches!(name, "cpu" | "memory" | "ephemeral-storage") || amount(&own, name) > 0;
-    let names: Vec<&str> = profile.balanced.iter().map(String::as_str).filter(|name| counts(name)).collect();
-    if names.iter().all(|name| amount(&own, name) == 0) {
-        return vec![0; nodes.len()];
+    let counts = |name: &str| matches!(name, "cpu" | "memory" | "ephemeral-storage") || amount(own, name) > 0;
+    let names: Vec<&str> = resources.iter().map(String::as_str).filter(|name| counts(name)).collect();
+    if names.iter().all(|name| amount(own, name) == 0) {
+        return 0;
     }
-    let mark = |node: &Candidate<'_>| {
-        let (has, given) = (&node.properties.allocatable, &node.info.requested);
-        let balance = |added: &dyn Fn(&str) -> i128| {
-            let used = names.iter().map(|name| (amount(given, name) + added(name), amount(has, name)));
-            balance(used.filter(|(_, has)| *has != 0))
-        };
-        BEST / 2 + (BEST / 2 + balance(&|name| amount(&own, name)) - balance(&|_| 0)) / 2
+    let (has, given) = (&node.properties.allocatable, &node.info.requested);
+    let balance = |added: &dyn Fn(&str) -> i128| {
+        let used = names.iter().map(|name| (amount(given, name) + added(name), amount(has, name)));
+        balance(used.filter(|(_, has)| *has != 0))
     };
-    nodes.iter().map(mark).collect()
+    MAX_NODE_SCORE / 2 + (MAX_NODE_SCORE / 2 + balance(&|name| amount(own, name)) - balance(&|_| 0)) / 2
 }
 
 /// 100 minus the standard deviation of the used parts in percent.
@@ -42,7 +37,7 @@ fn balance(used: impl Iterator<Item = (i128, i128)>) -> i64 {
             (parts.iter().map(|part| (part - mean) * (part - mean)).sum::<f64>() / parts.len() as f64).sqrt()
         }
     };
-    ((1.0 - deviation) * BEST as f64) as i64
+    ((1.0 - deviation) * MAX_NODE_SCORE as f64) as i64
 }
 
 #[cfg(test)]
@@ -60,6 +55,9 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         snapshot.place(&pod("one", "2", "0"), "a");
         let nodes: Vec<_> = snapshot.candidates().collect();
-        assert_eq!(score(&pod("p", "0", "4Gi"), &Profile::default(), &nodes), [87, 62]);
+        let needs = PodRequirements::of(&pod("p", "0", "4Gi"));
+        let resources = ["cpu".to_owned(), "memory".to_owned()];
+        let marks: Vec<i64> = nodes.iter().map(|node| mark(&needs, &resources, *node)).collect();
+        assert_eq!(marks, [87, 62]);
     }
 }

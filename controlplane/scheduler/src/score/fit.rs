@@ -2,20 +2,15 @@
 
 use coracle_values::pod_resources::Resources;
 
-use super::{BEST, share};
-use crate::config::{Fit, Profile, Strategy};
-use crate::object::Pod;
-use crate::request::{assumed_of_pod, of_pod};
+use crate::config::{Fit, Strategy};
+use crate::node_score::{MAX_NODE_SCORE, share};
+use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
-
-pub(super) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Vec<i64> {
-    let own = (of_pod(pod), assumed_of_pod(pod));
-    nodes.iter().map(|node| mark(&own, &profile.fit, node)).collect()
-}
 
 /// The weighted mean of the resources that the node has. With `RequestedToCapacityRatio` the mean is rounded, and
 /// resources with score 0 are left out. Extended resources count only if the pod requests them.
-fn mark((own, assumed): &(Resources, Resources), fit: &Fit, node: &Candidate<'_>) -> i64 {
+pub(super) fn mark(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> i64 {
+    let (own, assumed) = (&needs.requests, &needs.assumed);
     let (has, weighed) = (&node.properties.allocatable, &node.info.weighed);
     let requested = &node.info.requested;
     let (mut sum, mut weights) = (0_i64, 0_i64);
@@ -51,7 +46,9 @@ impl Strategy {
             Strategy::Least if used > has => 0,
             Strategy::Least => share(has - used, has),
             Strategy::Most => share(used.min(has), has),
-            Strategy::Ratio(points) => ratio(points, if used > has { BEST } else { share(used, has) }),
+            Strategy::Ratio(points) => {
+                ratio(points, if used > has { MAX_NODE_SCORE } else { share(used, has) })
+            }
         }
     }
 }
@@ -59,7 +56,7 @@ impl Strategy {
 /// The score between the two points around a utilization in percent.
 fn ratio(points: &[(i64, i64)], used: i64) -> i64 {
     // The file has scores from 0 to 10.
-    let scaled = |score: i64| score * (BEST / 10);
+    let scaled = |score: i64| score * (MAX_NODE_SCORE / 10);
     let Some(next) = points.iter().position(|(at, _)| used <= *at) else {
         return points.last().map_or(0, |(_, score)| scaled(*score));
     };
@@ -76,7 +73,12 @@ fn ratio(points: &[(i64, i64)], used: i64) -> i64 {
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::object::Pod;
     use serde_json::json;
+
+    fn score(pod: &Pod, fit: &Fit, nodes: &[Candidate<'_>]) -> Vec<i64> {
+        nodes.iter().map(|node| mark(&PodRequirements::of(pod), fit, *node)).collect()
+    }
 
     #[test]
     fn the_emptier_node_is_better() {
@@ -89,10 +91,9 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         snapshot.place(&pod("one"), "a");
         let nodes: Vec<_> = snapshot.candidates().collect();
-        assert_eq!(score(&pod("p"), &Profile::default(), &nodes), [50, 75]);
+        assert_eq!(score(&pod("p"), &Fit::default(), &nodes), [50, 75]);
         let most = Fit { strategy: Strategy::Most, ..Fit::default() };
-        let packer = Profile { fit: most, ..Profile::default() };
-        assert_eq!(score(&pod("p"), &packer, &nodes), [50, 25]);
+        assert_eq!(score(&pod("p"), &most, &nodes), [50, 25]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Score ImageLocality: nodes that have the pod's images are better. Source: upstream's plugin of that name.
 
-use super::BEST;
+use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
 use crate::snapshot::{Candidate, Images};
 
@@ -22,7 +22,8 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
         let size = |image: &String| Some(scaled(*node.info.images.get(image)?, images.share(image)));
         let sum: i128 = wanted.iter().filter_map(size).sum();
         let above = sum.clamp(MIN_IMAGE_SIZE, largest.max(MIN_IMAGE_SIZE)) - MIN_IMAGE_SIZE;
-        let score = (above * i128::from(BEST)).checked_div(largest - MIN_IMAGE_SIZE).unwrap_or_default();
+        let score =
+            (above * i128::from(MAX_NODE_SCORE)).checked_div(largest - MIN_IMAGE_SIZE).unwrap_or_default();
         i64::try_from(score).unwrap_or_default()
     };
     nodes.iter().map(mark).collect()

@@ -3,30 +3,26 @@
 use coracle_values::node_selector::term_matches;
 use k8s_openapi::api::core::v1::{NodeAffinity, PreferredSchedulingTerm};
 
-use super::normalize;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
-pub(crate) fn score(pod: &Pod, added: Option<&NodeAffinity>, nodes: &[Candidate<'_>]) -> Vec<i64> {
+/// The sum of the weights of the terms that match the node.
+pub(super) fn weight(pod: &Pod, added: Option<&NodeAffinity>, node: Candidate<'_>) -> i64 {
     let affinity = pod.spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let preferred = |node: &NodeAffinity| {
-        node.preferred_during_scheduling_ignored_during_execution.clone().unwrap_or_default()
+    let preferred = added.into_iter().chain(affinity);
+    let terms =
+        preferred.flat_map(|one| one.preferred_during_scheduling_ignored_during_execution.iter().flatten());
+    let matches = |term: &&PreferredSchedulingTerm| {
+        term_matches(&term.preference, &node.properties.labels, &node.properties.name)
     };
-    let terms: Vec<PreferredSchedulingTerm> = added.into_iter().chain(affinity).flat_map(preferred).collect();
-    let weight = |node: &Candidate<'_>| {
-        let matches = |term: &&PreferredSchedulingTerm| {
-            term_matches(&term.preference, &node.properties.labels, &node.properties.name)
-        };
-        let met = terms.iter().filter(matches);
-        met.map(|term| i64::from(term.weight)).sum()
-    };
-    normalize(nodes.iter().map(weight).collect(), false)
+    terms.filter(matches).map(|term| i64::from(term.weight)).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::node_score::normalize;
     use serde_json::json;
 
     #[test]
@@ -44,6 +40,7 @@ mod tests {
             labelled("c", json!({})),
         ]);
         let nodes: Vec<_> = snapshot.candidates().collect();
-        assert_eq!(score(&pod, None, &nodes), [100, 25, 0]);
+        let weights = nodes.iter().map(|node| weight(&pod, None, *node)).collect();
+        assert_eq!(normalize(weights, false), [100, 25, 0]);
     }
 }

@@ -2,24 +2,25 @@
 
 use coracle_values::toleration::is_tolerated;
 
-use super::normalize;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
-pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
-    let unwelcome = |node: &Candidate<'_>| {
-        let soft = node.properties.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
-        i64::try_from(soft.filter(|taint| !is_tolerated(taint, pod.tolerations())).count())
-            .unwrap_or_default()
-    };
-    normalize(nodes.iter().map(unwelcome).collect(), true)
+/// Number of taints that lower the score.
+pub(super) fn count(pod: &Pod, node: Candidate<'_>) -> i64 {
+    let soft = node.properties.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
+    i64::try_from(soft.filter(|taint| !is_tolerated(taint, pod.tolerations())).count()).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::node_score::normalize;
     use serde_json::json;
+
+    fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
+        normalize(nodes.iter().map(|node| count(pod, *node)).collect(), true)
+    }
 
     #[test]
     fn an_untolerated_prefer_no_schedule_taint_lowers_the_score() {

@@ -10,8 +10,8 @@ use kube::runtime::watcher::Event;
 use serde::Deserialize;
 
 use super::Selectors;
-use crate::run::{stream, watch_config};
-use crate::topology::term::Labels;
+use crate::affinity_term::Labels;
+use crate::watch::{stream, watch_config};
 
 /// Number of watched kinds.
 const KINDS: usize = 4;

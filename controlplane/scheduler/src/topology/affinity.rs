@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use coracle_values::object::ObjectExt;
 
-use super::term::{Labels, PodTerms, Term};
+use crate::affinity_term::{Labels, PodTerms, Term};
 use crate::config::AffinityArgs;
+use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
-use crate::score::BEST;
-use crate::snapshot::placed::Placed;
+use crate::placed::Placed;
 use crate::snapshot::{Candidate, Snapshot};
 
 const AFFINITY: &str = "node(s) didn't match pod affinity rules";
@@ -167,14 +167,14 @@ impl Affinity {
     }
 }
 
-/// `part` of `whole` from 0 to [`BEST`], rounded down after upstream's division of floating-point numbers.
+/// `part` of `whole` from 0 to [`MAX_NODE_SCORE`], rounded down after upstream's division of floating-point numbers.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     reason = "weights and counts are small"
 )]
 fn scaled(part: i64, whole: i64) -> i64 {
-    (BEST as f64 * (part as f64 / whole as f64)) as i64
+    (MAX_NODE_SCORE as f64 * (part as f64 / whole as f64)) as i64
 }
 
 /// Adds or removes one pod in the node's domain of each term.
@@ -282,6 +282,21 @@ mod tests {
             fitting(&pod("2", "web", required("podAffinity", "db", "kubernetes.io/hostname")), &snapshot),
             "b"
         );
+    }
+
+    #[test]
+    fn contradictory_terms_fit_no_node_beside_a_selected_pod() {
+        let mut snapshot = snapshot();
+        let contradictory = |name: &str| {
+            let mut affinity = required("podAffinity", "db", "zone");
+            affinity["podAntiAffinity"] =
+                required("podAntiAffinity", "db", "zone")["podAntiAffinity"].clone();
+            pod(name, "db", affinity)
+        };
+        assert_eq!(fitting(&contradictory("1"), &snapshot), "abc", "the first pod selects itself");
+        snapshot.place(&contradictory("1"), "a");
+        assert_eq!(fitting(&contradictory("2"), &snapshot), "");
+        assert_eq!(fitting(&pod("3", "web", Value::Null), &snapshot), "abc");
     }
 
     #[test]

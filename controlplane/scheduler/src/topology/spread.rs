@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 
 use crate::config::SpreadDefaults;
 use crate::filter::node_affinity;
+use crate::memo::PodSelection;
+use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
-use crate::score::BEST;
-use crate::snapshot::placed::Placed;
+use crate::placed::Placed;
 use crate::snapshot::{Candidate, Snapshot};
 
 const UNEVEN: &str = "node(s) didn't match pod topology spread constraints";
@@ -139,8 +140,8 @@ impl Spread {
         let least = sums.iter().flatten().copied().min().unwrap_or_default();
         let score = |sum: Option<i64>| match sum {
             None => 0,
-            Some(_) if most == 0 => BEST,
-            Some(sum) => BEST * (most + least - sum) / most,
+            Some(_) if most == 0 => MAX_NODE_SCORE,
+            Some(sum) => MAX_NODE_SCORE * (most + least - sum) / most,
         };
         sums.into_iter().map(score).collect()
     }
@@ -152,7 +153,7 @@ impl Spread {
 
     /// For each preferred constraint, the number of pods in each domain of the fitting nodes. As in upstream, a node
     /// without the label is in the domain of the empty value. Domains that consist of one node
-    /// (`kubernetes.io/hostname`) are counted later.
+    /// (`kubernetes.io/hostname`) have the name of the node.
     fn counts<'a>(
         &self,
         pod: &Pod,
@@ -162,19 +163,20 @@ impl Spread {
         let count = |constraint: &Constraint| {
             let mut counts: HashMap<&str, i64> = HashMap::new();
             if constraint.key == HOSTNAME {
+                constraint.count(nodes.iter().copied(), snapshot, |node, pods| {
+                    counts.insert(node.properties.name.as_str(), pods);
+                });
                 return counts;
             }
             let value =
                 |node: Candidate<'a>| node.properties.labels.get(&constraint.key).map_or("", String::as_str);
             counts.extend(nodes.iter().filter(|node| self.is_labelled(**node)).map(|node| (value(*node), 0)));
-            for node in snapshot.candidates() {
-                if self.is_labelled(node)
-                    && constraint.includes(pod, node)
-                    && let Some(count) = counts.get_mut(value(node))
-                {
-                    *count += constraint.pods_on(node);
+            let counted = |node: &Candidate<'_>| self.is_labelled(*node) && constraint.includes(pod, *node);
+            constraint.count(snapshot.candidates().filter(counted), snapshot, |node, pods| {
+                if let Some(count) = counts.get_mut(value(node)) {
+                    *count += pods;
                 }
-            }
+            });
             counts
         };
         self.preferred.iter().map(count).collect()
@@ -203,15 +205,13 @@ impl Required {
         let labelled = |node: Candidate<'_>| {
             constraints.iter().all(|constraint| node.properties.labels.contains_key(&constraint.key))
         };
-        if !constraints.is_empty() {
-            for node in snapshot.candidates().filter(|node| labelled(*node)) {
-                for (constraint, counts) in constraints.iter().zip(&mut counts) {
-                    let value = node.properties.labels.get(&constraint.key);
-                    if let Some(value) = value.filter(|_| constraint.includes(pod, node)) {
-                        *counts.entry(value.clone()).or_default() += constraint.pods_on(node);
-                    }
+        for (constraint, counts) in constraints.iter().zip(&mut counts) {
+            let counted = |node: &Candidate<'_>| labelled(*node) && constraint.includes(pod, *node);
+            constraint.count(snapshot.candidates().filter(counted), snapshot, |node, pods| {
+                if let Some(value) = node.properties.labels.get(&constraint.key) {
+                    *counts.entry(value.clone()).or_default() += pods;
                 }
-            }
+            });
         }
         let labels = pod.metadata.labels.as_ref();
         let required = |(constraint, counts): (Constraint, HashMap<String, i64>)| {
@@ -280,11 +280,29 @@ impl Constraint {
             && (!self.honors_taints || tolerated())
     }
 
-    /// Number of selected pods on a node. As in upstream, a selector without requirements selects no pod.
-    fn pods_on(&self, node: Candidate<'_>) -> i64 {
-        if self.selector.as_ref().is_none_or(LabelSelector::is_empty) {
-            return 0;
+    /// Calls `add` with the number of selected pods on each node. As in upstream, a selector without requirements
+    /// selects no pod. Only the pods of changed nodes are read again for equal constraints.
+    fn count<'a>(
+        &self,
+        nodes: impl Iterator<Item = Candidate<'a>>,
+        snapshot: &Snapshot,
+        mut add: impl FnMut(Candidate<'a>, i64),
+    ) {
+        let Some(selector) = self.selector.as_ref().filter(|selector| !selector.is_empty()) else {
+            return nodes.for_each(|node| add(node, 0));
+        };
+        let mut selected = snapshot.selected.borrow_mut();
+        let is_equal =
+            |known: &PodSelection| known.namespace == self.namespace && known.selector == *selector;
+        let key = || PodSelection { namespace: self.namespace.clone(), selector: selector.clone() };
+        let table = selected.table(is_equal, key);
+        for node in nodes {
+            add(node, *table.get(node, || self.pods_on(node)));
         }
+    }
+
+    /// Number of selected pods on a node.
+    fn pods_on(&self, node: Candidate<'_>) -> i64 {
         let selected = node.info.neighbours().filter(|other| self.selects(other));
         i64::try_from(selected.count()).unwrap_or(i64::MAX)
     }
@@ -300,7 +318,7 @@ impl Constraint {
     fn weigh(&self, node: Candidate<'_>, counts: &HashMap<&str, i64>, nodes: usize) -> f64 {
         let Some(value) = node.properties.labels.get(&self.key) else { return 0.0 };
         let (count, domains) = if self.key == HOSTNAME {
-            (self.pods_on(node), nodes)
+            (counts.get(node.properties.name.as_str()).copied().unwrap_or_default(), nodes)
         } else {
             (counts.get(value.as_str()).copied().unwrap_or_default(), counts.len())
         };

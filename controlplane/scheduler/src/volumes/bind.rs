@@ -19,7 +19,7 @@ pub(crate) enum BindError {
     /// A request failed.
     #[error(transparent)]
     Request(#[from] Error),
-    /// A claim or a volume changed, so the choice is no longer valid.
+    /// The volumes are not bound in time, or a claim or a volume changed and the choice is no longer valid.
     #[error("binding volumes: {0}")]
     Volumes(String),
     /// A resource claim changed, so the choice of devices is no longer valid.
@@ -54,7 +54,7 @@ pub(crate) async fn bind(
                 return Ok(());
             }
             if changes.changed().await.is_err() {
-                return Err(BindError::Volumes("the scheduler ends".to_owned()));
+                return Err(BindError::Volumes("the scheduler is stopping".to_owned()));
             }
         }
     };
@@ -111,7 +111,7 @@ async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) 
     let api: Api<Claim> = Api::namespaced(client.clone(), &key.namespace);
     let patched = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
     // The watch may still show the claim without its node. This must not count as a refusal.
-    volumes.lock().claims.insert(key.clone(), patched);
+    volumes.lock().update_claim(key, patched);
     Ok(())
 }
 

@@ -11,7 +11,8 @@ use kube::runtime::watcher::Event;
 
 use super::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, Slim, StorageClass, Volume};
 use super::{State, VolumeChanges, Volumes};
-use crate::run::{stream, watch_config};
+use crate::object::is_older;
+use crate::watch::{stream, watch_config};
 
 /// Keeps the state up to date. Never returns.
 pub(crate) async fn run(client: Client, volumes: Volumes) {
@@ -48,6 +49,12 @@ async fn feed<K, I>(
 
 /// A changed claim helps only the pods that use it.
 pub(super) fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<Claim>) -> bool {
+    // The scheduler has written the claim, and the event is older.
+    if let Event::Apply(claim) = &event
+        && state.claims.get(&claim.key()).is_some_and(|known| is_older(claim, known))
+    {
+        return false;
+    }
     let key = match &event {
         Event::Apply(claim) | Event::InitApply(claim) | Event::Delete(claim) => Some(claim.key()),
         Event::Init | Event::InitDone => None,

@@ -194,6 +194,9 @@ impl PodClaims {
         node: &NodeProperties,
         usage: VolumeUsage<'a, impl Iterator<Item = &'a Key>>,
     ) -> Option<Refused> {
+        if self.is_empty() {
+            return None;
+        }
         let refused = |reasons: &[&str], resolvable: bool| {
             let reasons: Vec<String> = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by: Changes::ALL })
@@ -216,6 +219,14 @@ impl PodClaims {
             let in_zone = self.bound.iter().flatten().all(|volume| is_in_zone(volume, node));
             if in_zone || !profile.filters_by("VolumeZone") { None } else { refused(&[ZONE_CONFLICT], false) }
         })
+    }
+
+    /// Whether the pod has no claims.
+    fn is_empty(&self) -> bool {
+        self.bound.is_empty()
+            && self.waiting.is_empty()
+            && self.exclusive.is_empty()
+            && self.attached.is_empty()
     }
 
     /// For each waiting claim, the volume to take on the node, or the decision to provision one. The error is the
@@ -275,7 +286,7 @@ impl Waiting {
             return Err(BIND_CONFLICT);
         }
         let is_larger = |disk: Quantity| self.claim.requested().is_some_and(|requested| requested > disk);
-        // The provisioner would give the node back, and the pod would be tried again and again.
+        // The provisioner would remove the selected node from the claim, and the pod would be scheduled without end.
         if provisioner == LOCAL_PROVISIONER && node.local_volumes_disk.is_some_and(is_larger) {
             return Err(NO_SPACE);
         }

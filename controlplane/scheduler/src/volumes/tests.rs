@@ -149,6 +149,31 @@ fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
 }
 
 #[test]
+fn the_latest_state_of_a_written_claim_remains() {
+    use kube::runtime::watcher::Event;
+    let found = volumes(&[], &[], &[]);
+    let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
+    let of = |version: &str| {
+        let mut claim = claim("c", json!({}));
+        claim["metadata"]["resourceVersion"] = version.into();
+        serde_json::from_value::<Claim>(claim).unwrap()
+    };
+    let key = of("9").key();
+    let known =
+        |state: &State| state.claims.get(&key).and_then(|claim| claim.metadata.resource_version.clone());
+    feed::claim(&mut state, &mut listed, Event::Apply(of("9")));
+    state.update_claim(&key, of("10"));
+    feed::claim(&mut state, &mut listed, Event::Apply(of("8")));
+    assert_eq!(known(&state).as_deref(), Some("10"), "the event is older than the write");
+    feed::claim(&mut state, &mut listed, Event::Apply(of("12")));
+    state.update_claim(&key, of("11"));
+    assert_eq!(known(&state).as_deref(), Some("12"), "the write is older than the event");
+    feed::claim(&mut state, &mut listed, Event::Delete(of("13")));
+    state.update_claim(&key, of("12"));
+    assert_eq!(known(&state), None, "the claim was deleted after the write");
+}
+
+#[test]
 fn a_claim_with_a_selected_node_stays_there() {
     let mut selected = claim("c", json!({}));
     selected["metadata"]["annotations"] = json!({SELECTED_NODE: "b"});
@@ -256,4 +281,33 @@ fn the_smallest_claim_takes_the_smallest_volume() {
     let chosen = claims.choices(snapshot.candidates().next().unwrap().properties).unwrap();
     let take = |claim: &str, volume: &str| (Key::new("d", claim), Choice::Take(volume.to_owned()));
     assert_eq!(chosen, [take("small", "v"), take("big", "large")]);
+}
+
+/// A client of an API server that answers each request with this object.
+fn client(answer: &Value) -> kube::Client {
+    let answer = answer.to_string();
+    let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+        let body = kube::client::Body::from(answer.clone().into_bytes());
+        async { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+    });
+    kube::Client::new(service, "")
+}
+
+/// The paused clock moves only while all tasks wait for a timer.
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_given_back_if_the_provisioner_is_dead() {
+    let waiting = claim("c", json!({}));
+    let volumes = volumes(std::slice::from_ref(&waiting), &[], &[class("x")]);
+    let mut selected = waiting;
+    selected["metadata"]["annotations"] = json!({SELECTED_NODE: "a"});
+    let chosen = [(Key::new("d", "c"), Choice::Provision)];
+    let start = tokio::time::Instant::now();
+    let error = bind::bind(&client(&selected), &volumes, &chosen, "a").await.unwrap_err();
+    assert_eq!(error.to_string(), "binding volumes: context deadline exceeded");
+    assert!(start.elapsed() >= std::time::Duration::from_secs(600));
+    assert_eq!(
+        accepted(&volumes, &pod(&["c"])).0,
+        ["a"],
+        "the provisioner may work on a volume of this node"
+    );
 }

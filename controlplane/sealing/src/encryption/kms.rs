@@ -5,8 +5,8 @@
 //! seed, and once to decrypt each unknown seed of a stored value. Each value has its own key: HKDF-SHA256 of the seed
 //! and 32 random bytes.
 //!
-//! A thread with a runtime of its own calls the plugin: values are encrypted and decrypted in synchronous code. Calls do
-//! not wait for each other, and an async worker that waits for a call leaves its other tasks to another worker.
+//! A thread with its own runtime calls the plugin, because values are encrypted and decrypted in synchronous code. Calls
+//! run concurrently. While an async worker waits for a call, another worker runs its other tasks.
 
 mod client;
 
@@ -324,7 +324,7 @@ fn decrypt(
 
 /// Makes a new seed, unless the plugin still has the key of the current one.
 async fn renew(shared: &Shared, client: &Client) -> Result<(), String> {
-    let _alone = shared.renewing.lock().await;
+    let _guard = shared.renewing.lock().await;
     let key_id = client.status().await?;
     let is_current =
         |current: &Option<Current>| current.as_ref().is_some_and(|current| current.key_id == key_id);

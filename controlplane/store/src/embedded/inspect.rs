@@ -53,7 +53,7 @@ pub(super) fn inspect(path: &Path) -> Result<(), Error> {
         let file = File::open(path.join(&name)).map_err(failed)?;
         match end(&mut BufReader::new(file)).map_err(failed)? {
             End::Whole => {}
-            // The engine removes it.
+            // The engine truncates the journal there.
             End::Torn(at) => {
                 tracing::warn!(
                     journal = name,

@@ -71,7 +71,7 @@ fn fill(new: &Path, codec: &Arc<EntryCodec>, backup: impl BufRead) -> Result<Bac
     while let Some((key, value)) = reader.next()? {
         let name = std::str::from_utf8(&key);
         let name = name.map_err(|_invalid| Error::Backup { detail: "a key is not UTF-8".to_owned() })?;
-        // A value that no key opens would make the restored store unusable.
+        // The restored store would be unusable with a value that no key decrypts.
         codec.decode(name, &value)?;
         size += key.len() + value.len();
         batch.push((name.into(), Some(value.into_vec())));

@@ -105,7 +105,7 @@ async fn opening_a_store_in_use_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_one_clear_error() {
+async fn a_damaged_file_is_named_as_corrupt() {
     let dir = Place::new();
     drop(open(dir.path()));
     std::fs::write(dir.path().join("version"), b"not a store").unwrap();
@@ -114,7 +114,7 @@ async fn a_damaged_file_is_one_clear_error() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_made_is_one_clear_error() {
+async fn a_directory_that_cannot_be_made_is_an_error_of_opening() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let Err(error) = Embedded::open(&file.path().join("store"), EmbeddedOptions::default()) else {
         panic!("opened")

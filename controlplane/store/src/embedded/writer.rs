@@ -57,7 +57,7 @@ impl<'a> Writer<'a> {
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             };
             self.recover_if_due();
-            let jobs: Vec<Job> = first.into_iter().chain(queue.try_iter().take(MAX_BATCH)).collect();
+            let jobs: Vec<Job> = first.into_iter().chain(queue.try_iter()).take(MAX_BATCH).collect();
             self.commit(jobs);
         }
     }

@@ -85,7 +85,7 @@ impl Drop for ImageHold {
 
 impl std::fmt::Debug for ImageHold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Held").field(&self.image.id).finish()
+        f.debug_tuple("ImageHold").field(&self.image.id).finish()
     }
 }
 

@@ -83,7 +83,8 @@ impl Source {
         };
         let index = index(&file, FILES_MAX, NAMES_MAX).map_err(|failure| match failure {
             ArchiveError::Read(source) => ImportError::Read { path: path.to_owned(), source },
-            _ => ImportError::Layout { reason: "it is not a tar archive" },
+            ArchiveError::Damaged(reason) => ImportError::Layout { reason },
+            ArchiveError::Type(_) => ImportError::Layout { reason: "it has an entry of an unsupported type" },
         })?;
         Ok(Source::Archive { path: path.to_owned(), file: Arc::new(file), index, scratch })
     }
@@ -223,7 +224,7 @@ fn index(
             _ => {}
         }
         if index.len() + links.len() > most_files || bytes > most_bytes {
-            return Err(ArchiveError::Damaged("too many files"));
+            return Err(ArchiveError::Damaged("it has over 100000 files, or over 64 MiB of file names"));
         }
     }
     let found: Vec<_> =

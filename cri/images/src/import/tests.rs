@@ -283,6 +283,18 @@ async fn invalid_archives_are_refused_and_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_error_for_a_damaged_archive_names_the_damage() {
+    let whole = archive(&layout(&[(&TestImage::small("x"), serde_json::json!({}))]));
+    let (root, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = place.path().join("torn.tar");
+    // The first entry has two blocks of 512 bytes; the second header is incomplete.
+    std::fs::write(&path, &whole[..1024 + 100]).unwrap();
+    let error = store(root.path()).await.import(&path, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.report().contains("the archive ends inside a header"), "{}", error.report());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_compressed_archive_is_unpacked_within_bounds() {
     let place = tempfile::tempdir().unwrap();
     let bomb = place.path().join("bomb.tar.gz");

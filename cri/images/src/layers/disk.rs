@@ -35,7 +35,7 @@ pub(super) fn make(path: &Path) -> Result<(), LayerError> {
         .map_err(|source| LayerError::Disk { verb: "make", path: path.to_owned(), source })
 }
 
-/// Deletes a directory tree. An absent one is a success.
+/// Deletes a directory tree. An absent one is not an error.
 pub(super) fn remove_tree(path: &Path) -> Result<(), LayerError> {
     coracle_tree::remove(path).map_err(|source| LayerError::Disk {
         verb: "remove",

@@ -1,4 +1,4 @@
-//! Spools: compressed data of incomplete layers, written while the layer is unpacked. After a broken pull, even
+//! Spools: compressed data of incomplete layers, written while the layer is unpacked. After an interrupted pull, even
 //! of a killed process, the next pull requests only the rest from the registry.
 //!
 //! Spools are untrusted: the data is decompressed and hashed again as if it came from the network, and
@@ -66,8 +66,8 @@ impl Spools {
         Ok(Spools { directory, known: Mutex::new(known) })
     }
 
-    /// The spool of a blob, for one user at a time. `None` if another pull uses it or the disk refuses; the
-    /// pull then works without it.
+    /// The spool of a blob, for one user at a time. `None` if another pull uses the spool, or if its file cannot
+    /// be opened; the pull then works without a spool.
     pub(crate) fn take(self: &Arc<Spools>, digest: Digest) -> Option<Spool> {
         let mut known = self.known();
         if known.get(&digest).is_some_and(|known| known.busy) {
@@ -89,7 +89,7 @@ impl Spools {
                 Some(Spool { spools: self.clone(), digest, file: Arc::new(file), length, keep: true })
             }
             Err(error) => {
-                tracing::debug!(%digest, %error, "cannot open a spool: a broken pull of this layer cannot be resumed");
+                tracing::debug!(%digest, %error, "cannot open a spool: an interrupted pull cannot be resumed");
                 None
             }
         }

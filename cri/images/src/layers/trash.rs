@@ -199,7 +199,7 @@ impl Trash {
     }
 
     fn remove(&self, item: &Item) {
-        // The metadata file is deleted last, because it has the size of what is left.
+        // The metadata file is deleted last, because it has the layer's size.
         let deleted = disk::remove_tree(&item.path.join(FILES)).and_then(|()| disk::remove_tree(&item.path));
         if let Err(error) = deleted {
             // The directory still exists and counts. The next start deletes it.

@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::{KEEP, LayerError, Layers, Lease, Meta, Slot, UnpackDir, read_meta};
+use super::{KEEP, LayerError, LayerState, Layers, Lease, Meta, UnpackDir, read_meta};
 use crate::digest::Digest;
 use crate::image::Login;
 use crate::reference::Reference;
 use crate::unpack::Unpacked;
 
-/// Time in which a pull waits for layers of other sources, from the first such layer on.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum time for which a pull waits for layers of other sources, counted from its first such wait.
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The source of layers, for one pull or import.
 #[derive(Debug)]
@@ -25,12 +25,12 @@ pub(crate) struct Source {
     waits_until: OnceLock<Instant>,
 }
 
-/// Callers with equal origins wait for each other.
+/// Origin of a layer's data. Callers with equal origins wait for each other.
 #[derive(Debug, PartialEq, Eq)]
 enum Origin {
     /// Data on this machine.
     Local,
-    /// The owner is part of it, because a fetch may wait for the owner's [slots](crate::fetch_slots).
+    /// The owner is part of the origin, because a fetch may wait for the owner's [slots](crate::fetch_slots).
     Registry { owner: String, repository: String, login: Option<Login> },
 }
 
@@ -53,14 +53,14 @@ struct Unpacking {
     is_complete: bool,
 }
 
-/// What a caller does about a layer.
+/// Next step of a caller that needs a layer.
 enum Step {
     Take(Lease),
     Wait { changed: watch::Receiver<()>, until: Option<Instant> },
     Unpack { unpacking: Unpacking, changed: watch::Receiver<()> },
 }
 
-/// What a caller does with an unpacked layer.
+/// Next step of a caller that has unpacked a layer.
 enum Outcome {
     Take(Lease),
     Wait(watch::Receiver<()>),
@@ -83,7 +83,7 @@ impl Source {
     }
 
     #[cfg(test)]
-    pub(super) fn impatient(self) -> Source {
+    pub(super) fn without_wait(self) -> Source {
         Source { waits_until: OnceLock::from(Instant::now()), ..self }
     }
 
@@ -91,7 +91,7 @@ impl Source {
     fn waits_for(&self, others: &InProgress) -> Option<Instant> {
         // A layer that is being moved into place needs no source any more.
         let is_safe = others.is_committing || others.callers.iter().any(|(_, other)| *other == self.origin);
-        (!is_safe).then(|| *self.waits_until.get_or_init(|| Instant::now() + PATIENCE))
+        (!is_safe).then(|| *self.waits_until.get_or_init(|| Instant::now() + WAIT_MAX))
     }
 }
 
@@ -118,7 +118,7 @@ impl Layers {
             match self.begin(diff_id, source) {
                 Step::Take(lease) => return Ok(lease),
                 Step::Unpack { unpacking, changed } => break (unpacking, changed),
-                // The next look shows what has changed.
+                // The next `begin` finds the new state.
                 Step::Wait { mut changed, until: None } => drop(changed.changed().await),
                 Step::Wait { mut changed, until: Some(until) } => {
                     drop(timeout_at(until, changed.changed()).await);
@@ -140,19 +140,20 @@ impl Layers {
         while changed.changed().await.is_ok() {}
         match self.lease(diff_id) {
             Some(lease) => lease,
-            // It is removed already.
+            // The layer is removed already: the caller's own unpacking continues.
             None => std::future::pending().await,
         }
     }
 
     fn begin(self: &Arc<Layers>, diff_id: Digest, source: &Source) -> Step {
-        let mut slots = self.slots();
-        let others = match slots.entry(diff_id).or_insert_with(|| Slot::Unpacking(InProgress::none())) {
-            Slot::Complete { refs, .. } => {
+        let mut states = self.states();
+        let others = match states.entry(diff_id).or_insert_with(|| LayerState::Unpacking(InProgress::none()))
+        {
+            LayerState::Complete { refs, .. } => {
                 *refs += 1;
                 return Step::Take(Lease { layers: self.clone(), diff_id, keep: false });
             }
-            Slot::Unpacking(others) => others,
+            LayerState::Unpacking(others) => others,
         };
         let changed = others.changed.subscribe();
         if others.is_committing || !others.callers.is_empty() {
@@ -217,15 +218,15 @@ impl Layers {
 
 impl Unpacking {
     fn begin_commit(&mut self) -> Outcome {
-        let mut slots = self.layers.slots();
-        // The slot is absent if another caller's layer was completed and removed meanwhile.
-        match slots.entry(self.diff_id).or_insert_with(|| Slot::Unpacking(InProgress::none())) {
-            Slot::Complete { refs, .. } => {
+        let mut states = self.layers.states();
+        // There is no state if another caller's layer was completed and removed meanwhile.
+        match states.entry(self.diff_id).or_insert_with(|| LayerState::Unpacking(InProgress::none())) {
+            LayerState::Complete { refs, .. } => {
                 *refs += 1;
                 Outcome::Take(Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false })
             }
-            Slot::Unpacking(all) if all.is_committing => Outcome::Wait(all.changed.subscribe()),
-            Slot::Unpacking(all) => {
+            LayerState::Unpacking(all) if all.is_committing => Outcome::Wait(all.changed.subscribe()),
+            LayerState::Unpacking(all) => {
                 (all.is_committing, self.commits) = (true, true);
                 Outcome::Commit
             }
@@ -234,8 +235,8 @@ impl Unpacking {
 
     fn complete(mut self, meta: Meta) -> Lease {
         self.is_complete = true;
-        let slot = Slot::Complete { meta, refs: 1, keep_until: None };
-        self.layers.slots().insert(self.diff_id, slot);
+        let state = LayerState::Complete { meta, refs: 1, keep_until: None };
+        self.layers.states().insert(self.diff_id, state);
         Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false }
     }
 }
@@ -245,8 +246,8 @@ impl Drop for Unpacking {
         if self.is_complete {
             return;
         }
-        let mut slots = self.layers.slots();
-        let Some(Slot::Unpacking(all)) = slots.get_mut(&self.diff_id) else { return };
+        let mut states = self.layers.states();
+        let Some(LayerState::Unpacking(all)) = states.get_mut(&self.diff_id) else { return };
         all.callers.retain(|(number, _)| *number != self.number);
         if self.commits {
             all.is_committing = false;
@@ -254,12 +255,12 @@ impl Drop for Unpacking {
             let found = read_meta(&self.layers.layers.join(self.diff_id.short()));
             if let Some(meta) = found.filter(|meta| meta.diff_id == self.diff_id) {
                 let keep_until = Some(std::time::Instant::now() + KEEP);
-                slots.insert(self.diff_id, Slot::Complete { meta, refs: 0, keep_until });
+                states.insert(self.diff_id, LayerState::Complete { meta, refs: 0, keep_until });
                 return;
             }
         }
         if all.callers.is_empty() && !all.is_committing {
-            slots.remove(&self.diff_id);
+            states.remove(&self.diff_id);
         } else {
             all.changed.send_replace(());
         }
@@ -286,7 +287,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let layers = Arc::new(Layers::open(root.path()).unwrap());
         let id = Digest::of(b"a");
-        let (slow, good) = (source("a", "slow.example/x"), source("b", "good.example/x").impatient());
+        let (slow, good) = (source("a", "slow.example/x"), source("b", "good.example/x").without_wait());
         let first = layers.ensure(id, &slow, async || {
             pending::<()>().await;
             unpacked(&layers, id)
@@ -298,7 +299,7 @@ mod tests {
         let (first, second) = tokio::join!(first, second);
         drop((first.unwrap(), second.unwrap()));
         layers.sweep(std::time::Instant::now()).unwrap();
-        assert!(!layers.path(&id).exists() && layers.slots().is_empty());
+        assert!(!layers.path(&id).exists() && layers.states().is_empty());
         assert_eq!(std::fs::read_dir(root.path().join("partial")).unwrap().count(), 0);
     }
 
@@ -307,7 +308,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let layers = Arc::new(Layers::open(root.path()).unwrap());
         let id = Digest::of(b"a");
-        let sources = ["a", "b", "c"].map(|owner| source(owner, "example.org/x").impatient());
+        let sources = ["a", "b", "c"].map(|owner| source(owner, "example.org/x").without_wait());
         let barrier = tokio::sync::Barrier::new(3);
         let get = |from| {
             layers.ensure(id, from, async || {
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(layers.usage().bytes, 1);
         drop(leases);
         layers.sweep(std::time::Instant::now()).unwrap();
-        assert!(layers.slots().is_empty());
+        assert!(layers.states().is_empty());
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) const UNMARKED_MAX: usize = 16;
 pub(crate) struct Search<'a> {
     wanted: &'a Platform,
     /// Documents to read, the last one first.
-    leads: Vec<Lead>,
+    unread: Vec<DocumentToRead>,
     /// A manifest whose configuration is read next.
     candidate: Option<Candidate>,
     /// The result, if name or index identify it.
@@ -35,7 +35,7 @@ pub(crate) struct Search<'a> {
 /// The next step.
 pub(crate) enum Step {
     /// A manifest or an index.
-    Document(Lead),
+    Document(DocumentToRead),
     /// The configuration of a candidate.
     Configuration(Candidate),
     /// The result; nothing is left to read.
@@ -43,7 +43,7 @@ pub(crate) enum Step {
 }
 
 /// A document to read.
-pub(crate) struct Lead {
+pub(crate) struct DocumentToRead {
     pub(crate) descriptor: Descriptor,
     depth: usize,
     chosen: Chosen,
@@ -69,7 +69,7 @@ impl<'a> Search<'a> {
     pub(crate) fn new(top: &[u8], wanted: &'a Platform) -> Result<Search<'a>, ManifestError> {
         let mut search = Search {
             wanted,
-            leads: Vec::new(),
+            unread: Vec::new(),
             candidate: None,
             found: None,
             unsure: false,
@@ -90,9 +90,9 @@ impl<'a> Search<'a> {
         if let Some(candidate) = self.candidate.take() {
             return Ok(Step::Configuration(candidate));
         }
-        if let Some(lead) = self.leads.pop().filter(|_| self.documents_read < UNMARKED_MAX) {
+        if let Some(wanted) = self.unread.pop().filter(|_| self.documents_read < UNMARKED_MAX) {
             self.documents_read += usize::from(self.unsure);
-            return Ok(Step::Document(lead));
+            return Ok(Step::Document(wanted));
         }
         match self.best.take() {
             Some((_, found)) => Ok(Step::Found(found)),
@@ -105,9 +105,9 @@ impl<'a> Search<'a> {
         self.unsure
     }
 
-    /// Processes the document of a lead.
-    pub(crate) fn document(&mut self, lead: &Lead, bytes: &[u8]) -> Result<(), ManifestError> {
-        let followed = parse(bytes).and_then(|document| self.follow(document, lead.chosen, lead.depth));
+    /// Processes a document that was read.
+    pub(crate) fn document(&mut self, wanted: &DocumentToRead, bytes: &[u8]) -> Result<(), ManifestError> {
+        let followed = parse(bytes).and_then(|document| self.follow(document, wanted.chosen, wanted.depth));
         if self.unsure { self.skip(followed) } else { followed }
     }
 
@@ -133,7 +133,7 @@ impl<'a> Search<'a> {
             self.best = Some((rank, Found { manifest, chosen, config: Some(bytes) }));
         }
         if rank == 0 {
-            self.leads.clear();
+            self.unread.clear();
         }
         Ok(())
     }
@@ -151,16 +151,17 @@ impl<'a> Search<'a> {
             Document::Index(_) if depth == NESTING_MAX => return Err(ManifestError::Nesting),
             Document::Index(manifests) => manifests,
         };
-        let lead = |descriptor: &Descriptor, chosen| Lead {
+        let wanted = |descriptor: &Descriptor, chosen| DocumentToRead {
             descriptor: descriptor.clone(),
             depth: depth + 1,
             chosen,
         };
         match choose(&manifests, self.wanted)? {
-            Fitting::Marked(descriptor) => self.leads.push(lead(descriptor, Chosen::ByPlatform)),
+            Fitting::Marked(descriptor) => self.unread.push(wanted(descriptor, Chosen::ByPlatform)),
             Fitting::Unmarked(all) => {
                 self.unsure = true;
-                self.leads.extend(all.into_iter().rev().map(|descriptor| lead(descriptor, Chosen::Unmarked)));
+                self.unread
+                    .extend(all.into_iter().rev().map(|descriptor| wanted(descriptor, Chosen::Unmarked)));
             }
         }
         Ok(())

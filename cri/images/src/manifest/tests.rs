@@ -99,7 +99,9 @@ impl Documents {
             read += 1;
             match search.next() {
                 Err(error) => return (Err(error), read),
-                Ok(Step::Document(lead)) => search.document(&lead, &get(&lead.descriptor.digest)).unwrap(),
+                Ok(Step::Document(wanted)) => {
+                    search.document(&wanted, &get(&wanted.descriptor.digest)).unwrap()
+                }
                 Ok(Step::Configuration(candidate)) => {
                     let config = get(&candidate.manifest.config.digest);
                     search.configuration(candidate, config).unwrap();

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Pull, PullError};
 use crate::config::Limits;
 use crate::digest::{Algorithm, Digest};
-use crate::error::{ErrorKind, report, unpack_kind};
+use crate::error::{ErrorKind, report};
 use crate::fetch_slots::{FetchSlot, FetchSlots};
 use crate::layers::{LayerError, Layers, Lease, Saved, Spool, UnpackDir};
 use crate::manifest::Descriptor;
@@ -27,7 +27,7 @@ const SHARED_WINDOW_LOG: u32 = 25;
 /// Bytes of one read from a spool.
 const SAVED_PIECE: usize = 256 << 10;
 
-/// A message in the channel. If the channel closes without `End`, the download broke off.
+/// A message in the channel. If the channel closes without `End`, the download was interrupted.
 enum Piece {
     Data(Bytes),
     /// From a spool: on disk already.
@@ -319,7 +319,7 @@ impl Turn {
 /// image. The rest is not checked to its end if the turn is over.
 async fn refused(blob: &mut Blob<'_>, turn: &Turn, descriptor: &Descriptor, error: UnpackError) -> PullError {
     let is_window = matches!(error, UnpackError::TooLarge(TooLarge::Window(_)));
-    if is_window || !matches!(unpack_kind(&error), ErrorKind::Corrupt | ErrorKind::Rejected) {
+    if is_window || !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
         return PullError::Unpack { digest: descriptor.digest.into(), source: error };
     }
     // Not cancel-safe: the blob is not used any more after the turn.
@@ -368,7 +368,8 @@ impl PieceReader {
             io::copy(&mut self, &mut io::sink()).map_err(UnpackError::Read)?;
             Ok(unpacked)
         });
-        // The spool is kept only if the download broke off, or if the layer is fetched again with a larger window.
+        // The spool is kept only if the download was interrupted, or if the layer is fetched again with a larger
+        // window.
         let is_again = !self.is_alone && matches!(unpacked, Err(UnpackError::TooLarge(TooLarge::Window(_))));
         if let Some(spool) = self.spool.take().filter(|_| self.state != State::BrokeOff && !is_again) {
             spool.discard();
@@ -420,7 +421,7 @@ impl BufRead for PieceReader {
         }
         let failed = |kind, what| Err(io::Error::new(kind, what));
         match self.state {
-            State::BrokeOff => failed(io::ErrorKind::UnexpectedEof, "the download broke off"),
+            State::BrokeOff => failed(io::ErrorKind::UnexpectedEof, "the download was interrupted"),
             State::Wrong => failed(io::ErrorKind::InvalidData, "the content does not match its digest"),
             State::Reading | State::Ended => Ok(&self.current),
         }

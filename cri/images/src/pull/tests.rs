@@ -262,7 +262,7 @@ async fn a_pull_from_a_broken_registry_fails_and_leaves_nothing_incomplete() {
         })
     };
     let cases: Vec<(Rule, ErrorKind, &str)> = vec![
-        (spoil(ProxyFault::Cut(2_000)), ErrorKind::Unavailable, "broke off"),
+        (spoil(ProxyFault::Cut(2_000)), ErrorKind::Unavailable, "was interrupted"),
         (spoil(ProxyFault::Flip(1_000_000)), ErrorKind::Corrupt, "digest"),
         (
             spoil(ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())),
@@ -270,7 +270,7 @@ async fn a_pull_from_a_broken_registry_fails_and_leaves_nothing_incomplete() {
             "404",
         ),
         (Box::new(move |_, _| ProxyFault::Reply(manifest_unavailable.into())), ErrorKind::Unavailable, "503"),
-        (Box::new(|_, _| ProxyFault::Stall(0)), ErrorKind::Unavailable, "nothing for too long"),
+        (Box::new(|_, _| ProxyFault::Stall(0)), ErrorKind::Unavailable, "sent no data within the timeout"),
     ];
     for (rule, kind, part) in cases {
         let root = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 //! digest.
 //!
 //! ```text
-//! all hosts, each resumes where the last one broke off ──wrong digest──► one host alone, from the start
+//! all hosts, each resumes where the last one stopped ──wrong digest──► one host alone, from the start
 //!                     ▲         │                                          │   ▲              │
 //!                     └─────────┘ the spooled data is damaged              │   └──next host──┘ wrong, or broken
 //!                                                                          └──none left──► error of all hosts
@@ -30,7 +30,7 @@ const FAILURES_MAX: u32 = 5;
 const PROGRESS: u64 = 64 << 10;
 
 /// Maximum fetches from the start because spooled data seems to be damaged. After that the host is at fault.
-const DAMAGED_MAX: u32 = 2;
+const DAMAGED_SPOOLS_MAX: u32 = 2;
 
 /// Maximum bytes of an unusable blob that are read only to check its digest. The sender states the length.
 const CHECKED_REST_MAX: u64 = 8 << 30;
@@ -64,7 +64,7 @@ pub(crate) struct Blob<'a> {
     /// Some data comes from a spool.
     kept: bool,
     /// Fetches from the start because spooled data seemed to be damaged.
-    damaged: u32,
+    damaged_spools: u32,
     /// Hosts of the next requests, each for the complete blob, because the joint data was wrong.
     left: Option<VecDeque<Host>>,
     /// Errors of earlier hosts.
@@ -99,7 +99,7 @@ impl<'a> Blob<'a> {
             foreign,
             senders: BTreeSet::new(),
             kept: false,
-            damaged: 0,
+            damaged_spools: 0,
             left: None,
             refused: Vec::new(),
             whole: false,
@@ -147,7 +147,7 @@ impl<'a> Blob<'a> {
         self.kept = true;
     }
 
-    /// The present offset, if it is so far after an earlier one that it counts as progress.
+    /// The current offset, if it is at least [`PROGRESS`] bytes after an earlier one.
     pub(crate) fn progress_since(&self, offset: u64) -> Option<u64> {
         (self.offset >= offset + PROGRESS).then_some(self.offset)
     }
@@ -168,8 +168,8 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// Called if the content cannot be unpacked. Returns an error if the host is at fault. If another host
-    /// could have better content, the rest is read to check the digest.
+    /// Determines why the content cannot be unpacked. Returns an error if spooled data or the host is at fault. The
+    /// rest of the blob is read, to check its digest, only if another host could have better content.
     pub(crate) async fn check_rest(&mut self, why: io::Error) -> Result<(), RegistryError> {
         if self.kept {
             return Err(self.damaged(why));
@@ -191,8 +191,8 @@ impl<'a> Blob<'a> {
     pub(crate) fn start_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         let wrong = matches!(error, RegistryError::Digest { .. });
         let is_of_spool = matches!(error, RegistryError::Kept { .. }) || (self.kept && wrong);
-        if is_of_spool && self.damaged < DAMAGED_MAX {
-            self.damaged += 1;
+        if is_of_spool && self.damaged_spools < DAMAGED_SPOOLS_MAX {
+            self.damaged_spools += 1;
             tracing::info!(digest = %self.digest, "spooled data of a layer is damaged: fetching it again");
             self.reset();
             return Ok(());

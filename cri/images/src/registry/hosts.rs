@@ -20,7 +20,7 @@ pub(crate) struct Host {
     pub(crate) resolve: bool,
     /// Capability "pull": may serve content.
     pub(crate) pull: bool,
-    /// Whether it is another host than the registry of the name.
+    /// Whether the host is not the registry in the image's name.
     pub(crate) mirror: bool,
     pub(crate) tls: TlsFiles,
     pub(crate) headers: Vec<(String, String)>,

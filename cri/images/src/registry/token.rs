@@ -117,7 +117,7 @@ mod tests {
         let refresh = Auth::IdentityToken("r".into());
         let fetch = async |realm: &str, secure: bool, auth: Option<&Auth>| {
             let grant = Grant { realm, service: "s", scope: "x", secure };
-            fetch(&client, &grant, auth).await.expect_err("nobody listens")
+            fetch(&client, &grant, auth).await.expect_err("no server listens")
         };
         let is_refused = |error: RegistryError| matches!(error, RegistryError::PlainRealm { .. });
         for auth in [&basic, &refresh] {

@@ -8,7 +8,6 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, fchmod};
-use nix::sys::statvfs::fstatvfs;
 use nix::unistd::{Gid, Uid, fchown};
 use xattr::FileExt as _;
 
@@ -79,7 +78,7 @@ fn is_too_large(error: Errno, has_room: impl FnOnce() -> bool) -> bool {
 }
 
 fn has_room(near: BorrowedFd<'_>) -> bool {
-    fstatvfs(near).is_ok_and(|disk| disk.blocks_available() > BLOCKS)
+    rustix::fs::fstatvfs(near).is_ok_and(|disk| disk.f_bavail > BLOCKS)
 }
 
 // === impl MakeError ===

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Chain, Cursor, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::TooLarge;
+use super::error::TooLarge;
 use crate::config::Limits;
 
 /// The uncompressed content of a layer. Reading fails when a limit is exceeded.

@@ -11,10 +11,12 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use xattr::FileExt as _;
 
+use super::error::{TooLarge, UnpackError, write_kind};
 use super::root::{PlainPath, Root, errno, is_directory};
-use super::{TooLarge, UnpackError, times};
+use super::times;
 use crate::archive::Mtime;
 use crate::config::Limits;
+use crate::error::{ErrorKind, errno_kind};
 
 /// Attribute with the number of the link that a placeholder file stands for. Images cannot set `trusted.`
 /// attributes.
@@ -62,6 +64,19 @@ struct LinkMaker {
     max_bytes: u64,
     /// Times of directories that get links: a link must not change them.
     times: BTreeMap<Vec<u8>, Mtime>,
+}
+
+// === impl LinkError ===
+
+impl LinkError {
+    /// The kind of this error.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            LinkError::Target { .. } | LinkError::TooLarge(_) => ErrorKind::Rejected,
+            LinkError::Write { source, .. } => write_kind(*source),
+            LinkError::Open(source) => errno_kind(*source),
+        }
+    }
 }
 
 // === impl Link ===

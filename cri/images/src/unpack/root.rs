@@ -58,7 +58,7 @@ impl PlainPath {
         Some(PlainPath(parts.join(&b'/')))
     }
 
-    /// Whether it is the root itself.
+    /// Whether the path is the root itself.
     pub(super) fn is_root(&self) -> bool {
         self.0.is_empty()
     }
@@ -116,7 +116,7 @@ impl Root {
             let fd = self.open_or_make(path)?;
             self.recent = Some((path.clone(), fd));
         }
-        // It was set just now, or was equal before.
+        // `recent` is this path: either just set, or from the call before.
         Ok(self.recent.as_ref().map_or(self.fd.as_fd(), |(_, fd)| fd.as_fd()))
     }
 
@@ -341,7 +341,7 @@ fn stat_at(at: BorrowedFd<'_>, name: &OsStr) -> Result<FileStat, Errno> {
     fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-/// Whether it is a directory.
+/// Whether the file is a directory.
 pub(super) fn is_directory(stat: &FileStat) -> bool {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR
 }

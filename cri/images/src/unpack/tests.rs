@@ -466,7 +466,7 @@ fn an_attribute_that_no_file_has_room_for_is_no_full_disk() {
                 assert!(bytes < 65_536 && found.is_none_or(|found| found == value));
             }
             Err(error) => {
-                assert_eq!(crate::error::unpack_kind(&error), crate::ErrorKind::Unsupported, "{error:?}");
+                assert_eq!(error.kind(), crate::ErrorKind::Unsupported, "{error:?}");
                 assert!(
                     error.to_string().contains("user.large") && error.to_string().contains("\"f\""),
                     "{error}"

@@ -154,7 +154,7 @@ pub(super) fn env(
     list(asked, |entry| &entry.key, FieldClaims { field: Field::Env, claims }, &mut Vec::new(), &mut all.env)
 }
 
-/// Merges the arguments as a whole. An empty first argument allows to replace those of an earlier plugin.
+/// Merges the arguments as a whole. With an empty first argument, a plugin may replace those of an earlier plugin.
 pub(super) fn args(
     mut asked: Vec<String>,
     claims: &mut Claims<'_>,

@@ -4,8 +4,7 @@ use coracle_proto::nri::{Field, LinuxCpu, LinuxMemory, LinuxResources};
 
 use crate::owners::{Claims, Conflict};
 
-/// Sets the requested fields in every target. Device rules are handled by the caller, because updates have
-/// none.
+/// Sets the requested fields in every target. The caller merges device rules, because updates have none.
 pub(super) fn merge(
     asked: &LinuxResources,
     claims: &mut Claims<'_>,

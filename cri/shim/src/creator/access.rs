@@ -104,7 +104,7 @@ impl Rule {
         Some(Self { allow: rule.allow(), kind, major, minor, access })
     }
 
-    /// Whether it matches every access to every device.
+    /// Whether the rule matches every access to every device.
     fn is_whole(&self) -> bool {
         (self.kind, self.major, self.minor, self.access) == (Kind::Any, None, None, Access::ALL)
     }

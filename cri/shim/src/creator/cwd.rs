@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use libcontainer::oci_spec::runtime::{Mount, Spec};
+use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, fchownat};
@@ -27,7 +28,7 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
             let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();
             mount.source().as_deref().map(|source| (source, below))
         }
-        // A new file system: it does not exist yet.
+        // A file system that is mounted later, such as a tmpfs.
         Some(_) => None,
     }
 }
@@ -77,9 +78,17 @@ fn make_in(base: &Path, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let parent = kernel::open_in_root(&base, &made, libc::O_PATH | libc::O_DIRECTORY)?;
-                mkdirat(&parent, name, Mode::from_bits_truncate(0o755))?;
-                let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-                fchownat(&parent, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+                match mkdirat(&parent, name, Mode::from_bits_truncate(0o755)) {
+                    Ok(()) => {
+                        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+                        fchownat(&parent, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+                    }
+                    // Another container with the same volume has made it in the meantime. A dangling link fails here.
+                    Err(Errno::EEXIST) => {
+                        kernel::open_in_root(&base, &next, libc::O_PATH | libc::O_DIRECTORY)?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
             Err(error) => return Err(error),
         }
@@ -130,6 +139,29 @@ mod tests {
         make_in(&root, Path::new("/in/a/b"), (0, 0)).unwrap();
         assert!(root.join("inside/a/b").is_dir());
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn containers_with_one_volume_make_the_same_directory_at_the_same_time() {
+        const CONTAINERS: usize = 4;
+        let base = std::env::temp_dir().join(format!("coracle-cwd-shared-{}", std::process::id()));
+        std::fs::create_dir_all(&base).unwrap();
+        let owner = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+        for round in 0..100 {
+            let (path, barrier) = (format!("/{round}/a/b"), std::sync::Barrier::new(CONTAINERS));
+            let make = || {
+                barrier.wait();
+                make_in(&base, Path::new(&path), owner)
+            };
+            std::thread::scope(|scope| {
+                let all: Vec<_> = (0..CONTAINERS).map(|_| scope.spawn(make)).collect();
+                all.into_iter().for_each(|one| one.join().unwrap().unwrap());
+            });
+        }
+        assert!(base.join("99/a/b").is_dir());
+        std::os::unix::fs::symlink("absent", base.join("dangling")).unwrap();
+        assert!(make_in(&base, Path::new("/dangling/x"), owner).is_err());
         std::fs::remove_dir_all(base).unwrap();
     }
 }

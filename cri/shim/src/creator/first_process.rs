@@ -40,7 +40,7 @@ pub(super) struct FirstProcess<'a> {
 /// The container's root file system.
 #[derive(Clone, Copy)]
 pub(super) enum Root<'a> {
-    /// An overlay that this process mounts itself, so that it vanishes with this mount namespace.
+    /// An overlay that this process mounts itself, so that it is unmounted at the end of this mount namespace.
     Layers(&'a Overlay),
     Directory(&'a Path),
 }
@@ -132,7 +132,7 @@ fn prepare<'a>(first: &FirstProcess<'a>) -> Result<(&'a Process, Vec<CString>), 
     kernel::change_root(&root).map_err(FirstError::Enter)?;
     share_root(first.spec).map_err(FirstError::Propagation)?;
     if let Some(console) = first.console {
-        // The terminal comes from the container's own devpts, so that it has a name inside.
+        // The terminal comes from the container's own devpts, so that it has a path in the container.
         let own = terminal::take(&root, console, process.user().uid()).map_err(FirstError::Terminal)?;
         mount_console(root.as_fd(), &own).map_err(FirstError::Terminal)?;
     }

@@ -14,9 +14,9 @@ use super::first_process::{self, FirstProcess, Root};
 use super::limits::{Cgroups, LimitError};
 use super::systemd_scope::Unit;
 use crate::console;
-use crate::exec::limit;
 use crate::kernel::{self, Fork};
 use crate::report::{Message, Reporter};
+use crate::rlimits;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
@@ -71,7 +71,7 @@ pub(super) fn launch(
     enter(&cgroups, request.shim, reporter)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();
-    limit::apply(limits).map_err(LaunchError::ResourceLimits)?;
+    rlimits::apply(limits).map_err(LaunchError::ResourceLimits)?;
     // From here on the pod's processes may see this process.
     kernel::hide_from_proc().map_err(LaunchError::Hide)?;
     if let Some(user) = request.user {

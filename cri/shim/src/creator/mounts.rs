@@ -4,7 +4,7 @@
 //! on. So no symbolic link of an image or a shared volume can redirect a mount. The container library parses
 //! the mount options.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_ulong};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ const MAY_COVER: [&str; 10] = [
 ];
 
 /// Pairs of a mount(2) flag and the equivalent mount_setattr(2) attribute.
-const ATTRIBUTES: [(u64, u64); 5] = [
+const ATTRIBUTES: [(c_ulong, u64); 5] = [
     (libc::MS_RDONLY, libc::MOUNT_ATTR_RDONLY),
     (libc::MS_NOSUID, libc::MOUNT_ATTR_NOSUID),
     (libc::MS_NODEV, libc::MOUNT_ATTR_NODEV),
@@ -42,7 +42,7 @@ const ATTRIBUTES: [(u64, u64); 5] = [
 ];
 
 /// Modes of access time updates. They exclude each other: setting one clears the others.
-const TIMES: [(u64, u64); 3] = [
+const TIMES: [(c_ulong, u64); 3] = [
     (libc::MS_STRICTATIME, libc::MOUNT_ATTR_STRICTATIME),
     (libc::MS_NOATIME, libc::MOUNT_ATTR_NOATIME),
     (libc::MS_RELATIME, libc::MOUNT_ATTR_RELATIME),
@@ -54,7 +54,7 @@ pub(super) enum MountError {
     Options { at: PathBuf, why: String },
     #[error("the mount at {} has no source", .0.display())]
     NoSource(PathBuf),
-    #[error("refuse the mount at {}: only proc may be mounted there", .0.display())]
+    #[error("cannot mount at {}: only a proc file system may be mounted in /proc", .0.display())]
     InProc(PathBuf),
     #[error("cannot open {} to mount it at {}", .what.display(), .at.display())]
     Source { what: PathBuf, at: PathBuf, source: io::Error },
@@ -88,7 +88,7 @@ pub(super) fn mount(root: BorrowedFd<'_>, entry: &Mount, label: Option<&str>) ->
     kernel::attach_mount_at(&tree, place).map_err(|source| MountError::Attach { at: at.clone(), source })
 }
 
-fn attributes(flags: u64, at: &Path) -> Attributes {
+fn attributes(flags: c_ulong, at: &Path) -> Attributes {
     let mut attributes = Attributes::default();
     for (_, attribute) in ATTRIBUTES.iter().filter(|(flag, _)| flags & flag != 0) {
         attributes.set |= attribute;
@@ -170,7 +170,7 @@ fn may_cover(at: &Path) -> bool {
     MAY_COVER.iter().any(|file| at == Path::new(file))
 }
 
-/// Whether it binds another proc at /proc. That is allowed: it is still a proc.
+/// Whether the entry binds a proc file system at /proc, which is allowed.
 fn is_bind_of_proc(entry: &Mount) -> bool {
     let source = entry.source().as_deref().filter(|_| is_bind(entry));
     entry.destination() == Path::new("/proc")

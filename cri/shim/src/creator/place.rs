@@ -39,8 +39,11 @@ pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<
             let name = place.file_name().ok_or(ErrorKind::InvalidInput)?;
             let directory = make_plain_directories(root, place.parent().unwrap_or(Path::new("/")))?;
             let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            openat(&directory, name, flags, Mode::from_bits_truncate(0o644))?;
-            kernel::open_in_root(root, path, libc::O_PATH)
+            match openat(&directory, name, flags, Mode::from_bits_truncate(0o644)) {
+                // Another process that shares the volume may have made it first.
+                Ok(_) | Err(nix::Error::EEXIST) => kernel::open_in_root(root, path, libc::O_PATH),
+                Err(errno) => Err(errno.into()),
+            }
         }
     }
 }
@@ -152,6 +155,27 @@ mod tests {
         assert!(root.join("inside/a/b").is_dir() && root.join("inside/c/d").is_file());
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
         std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn containers_with_one_volume_make_the_same_mount_points_at_the_same_time() {
+        const CONTAINERS: usize = 4;
+        let root = std::env::temp_dir().join(format!("coracle-place-shared-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let open = File::open(&root).unwrap();
+        for (round, kind) in (0..100).flat_map(|round| [(round, Kind::File), (round, Kind::Directory)]) {
+            let path = PathBuf::from(format!("/{round}/{kind:?}"));
+            let barrier = std::sync::Barrier::new(CONTAINERS);
+            let make_one = || {
+                barrier.wait();
+                make(open.as_fd(), &path, kind).map(drop)
+            };
+            std::thread::scope(|scope| {
+                let all: Vec<_> = (0..CONTAINERS).map(|_| scope.spawn(make_one)).collect();
+                all.into_iter().for_each(|one| one.join().unwrap().unwrap());
+            });
+        }
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

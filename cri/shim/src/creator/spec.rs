@@ -11,10 +11,10 @@ use libcontainer::oci_spec::OciSpecError;
 use libcontainer::oci_spec::runtime::{
     Capabilities, LinuxNamespace, LinuxNamespaceType, PosixRlimit, PosixRlimitBuilder, Process, Spec,
 };
-use nix::sys::resource::getrlimit;
 
 use super::CreateError;
 use crate::process::{self, PidNamespace};
+use crate::rlimits;
 use crate::user_namespace::UserNamespace;
 
 /// The rights of this process and the features of this machine.
@@ -149,9 +149,8 @@ pub(crate) fn adjust_process(process: &mut Process, host: &Host) {
 }
 
 fn clamp_limit(limit: PosixRlimit) -> PosixRlimit {
-    let resource = crate::exec::limit::resource(limit.typ());
-    let Some((_, most)) = resource.and_then(|resource| getrlimit(resource).ok()) else { return limit };
-    let hard = limit.hard().min(most);
+    let Some(resource) = rlimits::resource(limit.typ()) else { return limit };
+    let hard = limit.hard().min(rlimits::hard(resource));
     let clamped =
         PosixRlimitBuilder::default().typ(limit.typ()).hard(hard).soft(limit.soft().min(hard)).build();
     clamped.unwrap_or(limit)

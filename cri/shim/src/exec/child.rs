@@ -8,7 +8,7 @@ use coracle_proto::shim::error::Kind;
 use libcontainer::oci_spec::runtime::Process;
 use nix::sched::{CloneFlags, setns};
 
-use super::{ExecRequest, ProcessSource, limit};
+use super::{ExecRequest, ProcessSource};
 use crate::call_error;
 use crate::cgroup::{self, CgroupError};
 use crate::creator::spec::{Host, adjust_process, host_uid, load};
@@ -17,6 +17,7 @@ use crate::kernel::{self, Fork};
 use crate::null;
 use crate::program;
 use crate::report::Message;
+use crate::rlimits;
 use crate::seccomp::{self, Filter};
 use crate::terminal;
 
@@ -98,7 +99,7 @@ fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| ExecError::OomScore { score, source })?;
     }
-    limit::apply(process.rlimits().as_deref().unwrap_or_default()).map_err(ExecError::Limits)?;
+    rlimits::apply(process.rlimits().as_deref().unwrap_or_default()).map_err(ExecError::Limits)?;
     chown_pipes(request, host_uid(&spec, process.user().uid()));
     // From here on the container's processes can see this one.
     kernel::hide_from_proc().map_err(ExecError::Hide)?;

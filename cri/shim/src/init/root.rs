@@ -12,8 +12,8 @@ use nix::sys::stat::Mode;
 use super::{NAME, program};
 use crate::kernel::{self, Attributes, Depth};
 
-/// `MOUNT_ATTR_RDONLY` and `MOUNT_ATTR_NODEV`. Not `_NOSUID`: then SELinux would change the program's label
-/// only where the policy has a rule for that.
+/// `MOUNT_ATTR_RDONLY` and `MOUNT_ATTR_NODEV`. With `MOUNT_ATTR_NOSUID` SELinux would change the program's label only
+/// if the policy permits `nosuid_transition`.
 const READ_ONLY: Attributes = Attributes { set: 0x1 | 0x4, clear: 0 };
 
 /// Gives the calling process its own mount and cgroup namespaces and a new root directory, which is the

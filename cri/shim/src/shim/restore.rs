@@ -47,8 +47,8 @@ impl Shim {
         Ok(())
     }
 
-    /// Whether the ended process is part of a restore in progress: the restorer, or the waiting first
-    /// process.
+    /// Processes the end of a restorer, or of the waiting first process during a restore. Returns false for other
+    /// processes.
     pub(super) fn handle_restore_exit(&mut self, pid: i32, status: i32) -> bool {
         for (serial, container) in &mut self.containers {
             let Phase::Restoring { call_id, restorer } = container.phase else { continue };
@@ -101,7 +101,7 @@ impl Shim {
         pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// Kills what was restored. The exit of the waiting process counts as the container's.
+    /// Kills the restored processes and the waiting process, whose exit counts as the container's.
     fn abort_restore(&mut self, serial: u32) {
         let Some(container) = self.containers.get(&serial) else { return };
         let waiting = container.pid;

@@ -52,7 +52,7 @@ pub(super) fn send(pid: i32, signal: i32) -> Result<(), CallError> {
     }
     let process = match kernel::pidfd_open(pid) {
         Ok(process) => process,
-        // It has just ended.
+        // The process has just ended.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
         Err(error) => return Err(CallError::cannot("open the process", &error)),
     };

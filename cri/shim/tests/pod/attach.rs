@@ -132,7 +132,7 @@ pub(crate) async fn attached_clients_leave_descriptors_for_the_pod(mut pod: Pod)
 
 pub(crate) async fn connections_in_progress_leave_descriptors_for_the_pod(mut pod: Pod) {
     bring_up_loopback(pod.shim.pid());
-    // It listens, is stopped, and its accept queue is soon full.
+    // The server listens and is stopped with SIGSTOP, so its accept queue is soon full.
     let script = "nc -ll -p 8080 -e cat & while ! grep -q :1F90 /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done; \
         kill -STOP $!; echo ready; wait";
     pod.run("c", script).await;

@@ -157,7 +157,7 @@ pub(crate) async fn process_1_gives_no_access_to_the_node(pod: Pod) {
         let shown = pod.output("c", "stdout");
         let only_tracing = ["CapPrm:\t0000000000080000", "CapEff:\t0000000000080000", "NoNewPrivs:\t1"];
         assert_eq!(shown[..3], only_tracing);
-        // Its executable, if it may be inspected.
+        // The executable of process 1, if the container may trace it.
         assert_eq!(shown[3..], if may_trace { vec!["coracle-init"] } else { vec![] });
         let refused = pod.output("c", "stderr").join(" ");
         let why = if may_trace { "No such file" } else { "Permission denied" };

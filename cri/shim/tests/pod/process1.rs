@@ -77,7 +77,7 @@ pub(crate) async fn it_has_a_program_and_a_root_of_its_own(pod: Pod) {
         let other = |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}")).unwrap();
         assert_ne!(other(&init.to_string()), other(&pod.shim.pid().to_string()), "{namespace}");
     }
-    // It ends with its shim.
+    // Process 1 of the pod ends with the shim.
     kill(Number::from_raw(pod.shim.pid()), Signal::SIGKILL).unwrap();
     until(|| !Path::new(&of("cwd")).exists()).await;
     pod.abandon().await;

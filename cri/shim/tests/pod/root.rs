@@ -42,14 +42,14 @@ pub(crate) async fn masked_paths_are_empty_and_read_only_paths_cannot_be_written
     spec["root"]["readonly"] = json!(true);
     pod.run_request(pod.create_request("c", &spec)).await;
     pod.exit("c", "").await;
-    let said = pod.output("c", "stdout");
-    assert_eq!(said[0], "0", "{said:?}");
+    let lines = pod.output("c", "stdout");
+    assert_eq!(lines[0], "0", "{lines:?}");
     let errors = pod.output("c", "stderr").join("\n");
     for path in ["/proc/sys/kernel/domainname", "/etc/x", "/new"] {
         let line = errors.lines().find(|line| line.contains(path)).unwrap_or_default();
         assert!(line.contains("Read-only file system"), "{path}: {errors}");
     }
-    assert_eq!(said.last().map(String::as_str), Some("1"), "{said:?}");
+    assert_eq!(lines.last().map(String::as_str), Some("1"), "{lines:?}");
     pod.end().await;
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it
 //! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
-//! runc. Calls that the profile has but libseccomp does not support are decided here. The result is a prefix of
-//! libseccomp's program, which decides all other calls.
+//! runc. Calls that the profile has but libseccomp does not support are decided here, and refusals of single requests of
+//! `ioctl`. The result is a prefix of libseccomp's program, which decides all other calls.
 
 use libseccomp::{ScmpAction, ScmpSyscall};
 use oci_spec::runtime::{Arch, LinuxSeccomp, LinuxSeccompAction};
@@ -42,12 +42,16 @@ const NEWER: [(&str, u32); 22] = [
 
 /// First number of x32 calls. That architecture has its own numbers.
 const X32: u32 = 0x4000_0000;
+/// Number of `ioctl` on x32.
+const X32_IOCTL: u32 = X32 + 514;
 /// First number of the system calls that only 32-bit ARM has (`__ARM_NR_BASE`). New system calls have lower numbers.
 const ARM: u32 = 0x000f_0000;
 
 // Offsets in `struct seccomp_data`, and return values of a filter (linux/seccomp.h).
 const OFFSET_NUMBER: u32 = 0;
 const OFFSET_ARCHITECTURE: u32 = 4;
+/// The lower half of the second argument, on machines that store it first, as all supported ones.
+const OFFSET_SECOND_ARGUMENT: u32 = 24;
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
 const RET_KILL_THREAD: u32 = 0;
 const RET_TRAP: u32 = 0x0003_0000;
@@ -68,6 +72,9 @@ const RETURN: u16 = 0x06;
 /// A BPF instruction: code, two jump distances, value.
 type Instruction = (u16, u8, u8, u32);
 
+/// Maximum refused requests of `ioctl`: a jump over their checks has one byte.
+pub(super) const MAX_REQUESTS: usize = 100;
+
 /// The number of a call that is newer than libseccomp. `None` for other calls.
 pub(super) fn number(name: &str) -> Option<u32> {
     NEWER.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
@@ -78,16 +85,19 @@ pub(super) fn prefix(
     profile: &LinuxSeccomp,
     architectures: &[Arch],
     decided: &[(u32, ScmpAction)],
+    requests: &[(u32, ScmpAction)],
 ) -> Vec<u8> {
-    let absent = answers_enosys(profile);
-    if decided.is_empty() && !absent {
+    let absent = needs_enosys(profile);
+    if decided.is_empty() && requests.is_empty() && !absent {
         return Vec::new();
     }
     let mut blocks: Vec<(u32, Vec<Instruction>)> = Vec::new();
     for of in with_native(architectures) {
         let Some(token) = token(of) else { continue };
         let newest = absent.then(|| newest(profile, of)).flatten();
-        blocks.push((token, block(decided, newest, own(of))));
+        let mut checks = request_checks(of, requests);
+        checks.extend(block(decided, newest, own(of)));
+        blocks.push((token, checks));
     }
     let mut program = vec![(LOAD, 0, 0, OFFSET_ARCHITECTURE)];
     for (token, block) in blocks {
@@ -109,6 +119,30 @@ pub(super) fn prefix(
 /// Placeholder for the distance to the end of the prefix.
 const PREFIX_END: u32 = u32::MAX;
 
+/// Refusals of requests of `ioctl`, on one architecture.
+fn request_checks(of: Arch, requests: &[(u32, ScmpAction)]) -> Vec<Instruction> {
+    if requests.is_empty() {
+        return Vec::new();
+    }
+    let mut refusals = vec![(LOAD, 0, 0, OFFSET_SECOND_ARGUMENT)];
+    for (request, action) in requests {
+        refusals.push((IF_EQUAL, 0, 1, *request));
+        refusals.push((RETURN, 0, 0, answer(*action)));
+    }
+    refusals.push((JUMP, 0, 0, PREFIX_END));
+    let over = u8::try_from(refusals.len()).unwrap_or(u8::MAX);
+    let native = ScmpSyscall::from_name_by_arch("ioctl", architecture(of)).ok();
+    let native = native.map(|number| i32::from(number).cast_unsigned());
+    // The kernel reports x32 calls as calls of x86-64.
+    let x32 = (of == Arch::ScmpArchX86_64).then_some(X32_IOCTL);
+    let mut checks = vec![(LOAD, 0, 0, OFFSET_NUMBER)];
+    for number in native.into_iter().chain(x32) {
+        checks.push((IF_EQUAL, 0, over, number));
+        checks.extend(refusals.iter().copied());
+    }
+    checks
+}
+
 /// The decisions for one architecture. Ends with a jump to the end of the prefix.
 fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>, own: u32) -> Vec<Instruction> {
     let mut block = vec![(LOAD, 0, 0, OFFSET_NUMBER), (IF_AT_LEAST, 0, 1, own), (JUMP, 0, 0, PREFIX_END)];
@@ -128,8 +162,9 @@ fn length(block: &[Instruction]) -> u32 {
     u32::try_from(block.len()).unwrap_or_default()
 }
 
-/// Whether calls outside of the profile are refused with another result than `ENOSYS`.
-fn answers_enosys(profile: &LinuxSeccomp) -> bool {
+/// Whether the prefix must refuse calls newer than the profile with `ENOSYS`: the profile refuses unknown calls with
+/// another result.
+fn needs_enosys(profile: &LinuxSeccomp) -> bool {
     let permissive = matches!(
         profile.default_action(),
         LinuxSeccompAction::ScmpActAllow

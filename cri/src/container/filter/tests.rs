@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::container::seccomp::default_profile;
+use crate::security_profile::seccomp::default_profile;
 
 const X86_64: u32 = 0xc000_003e;
 const I386: u32 = 0x4000_0003;
@@ -16,9 +16,13 @@ fn errno(number: i32) -> u32 {
 
 /// Executes a program for one call, as the kernel does.
 fn decide(program: &[u8], architecture: u32, number: u32, first_argument: u64) -> u32 {
+    decide_two(program, (architecture, number), [first_argument, 0])
+}
+
+fn decide_two(program: &[u8], (architecture, number): (u32, u32), arguments: [u64; 2]) -> u32 {
     let mut data = [number, architecture, 0, 0].map(u32::to_le_bytes).concat();
-    data.extend(first_argument.to_le_bytes());
-    data.extend([0; 40]);
+    data.extend(arguments.map(u64::to_le_bytes).concat());
+    data.extend([0; 32]);
     let (mut at, mut a) = (0, 0);
     loop {
         let code = u16::from_ne_bytes([program[at * 8], program[at * 8 + 1]]);
@@ -85,6 +89,28 @@ fn conditions_on_arguments_hold() {
     }
     assert_eq!(decide(&program, X86_64, clone, 0x0001_0000), ALLOW, "a thread");
     assert_eq!(decide(&program, X86_64, clone, 0x1000_0000), errno(1), "a user namespace");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_default_refuses_to_change_the_project_of_a_file() {
+    let admin = compile(&default_profile(&["CAP_SYS_ADMIN".to_owned()]).unwrap()).unwrap();
+    let program = default_program();
+    for ioctl in [(X86_64, 16), (I386, 54), (X86_64, 0x4000_0000 + 514)] {
+        for request in [0x401c_5820, 0x4008_6602, 0x4004_6602] {
+            // The kernel ignores the upper half.
+            for request in [request, request | 1 << 32, request | 0xffff_ffff << 32] {
+                assert_eq!(decide_two(&program, ioctl, [3, request]), errno(libc::ENOTTY), "{request:#x}");
+            }
+            assert_eq!(decide_two(&admin, ioctl, [3, request]), ALLOW);
+        }
+        // The size of a terminal, and the attributes of a file.
+        for request in [0x5413, 0x801c_581f, 0x8008_6601] {
+            assert_eq!(decide_two(&program, ioctl, [3, request]), ALLOW, "{request:#x}");
+        }
+    }
+    // Only `ioctl` is concerned.
+    assert_eq!(decide_two(&program, (X86_64, 1), [3, 0x401c_5820]), ALLOW, "write");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests of specs: a configuration in, a part of the spec out.
+//! Tests of specs: parts of the spec for given configurations.
 
 use std::collections::HashMap;
 use std::sync::Arc;

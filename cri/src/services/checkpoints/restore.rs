@@ -12,7 +12,8 @@ use tracing::{info, warn};
 
 use super::CheckpointService;
 use super::pod::{directory, no_options};
-use crate::checkpoint::{self, CheckpointError, CriuError, Manifest};
+use crate::checkpoint::{self, Manifest};
+use crate::error::checkpoint::{CheckpointError, CriuError};
 use crate::error::{Error, chain};
 use crate::names::Claim;
 use crate::sandbox::{self, Sandbox};

@@ -6,17 +6,16 @@ use std::path::{Path, PathBuf};
 
 use coracle_images::Image;
 use coracle_proto::shim;
-use oci_spec::runtime::{Process, Spec};
+use oci_spec::runtime::Spec;
 
 use super::service::ContainerService;
 use crate::container::mount_points;
 use crate::error::Error;
+use crate::namespaces;
 use crate::records::{ContainerRecord, replace};
+use crate::sandbox::Sandbox;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{Sandbox, namespaces};
-
-/// File in the bundle with the container's own process. The spec of an exec is based on it.
-pub(crate) const PROCESS_FILE: &str = "process.json";
+use crate::services::process_file::PROCESS_FILE;
 
 /// The directories of a container.
 struct BundleDirs {
@@ -103,13 +102,6 @@ impl ContainerService {
 
 pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
-}
-
-/// Reads the process that an exec is based on.
-pub(crate) fn read_process(path: &Path) -> Result<Process, Error> {
-    let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
-    let failed = |source| Error::Format { doing: "decode", path: path.to_owned(), source };
-    serde_json::from_slice(&bytes).map_err(failed)
 }
 
 pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {

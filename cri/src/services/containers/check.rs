@@ -3,11 +3,12 @@
 use coracle_proto::cri;
 use oci_spec::runtime::Spec;
 
-use crate::container::{fields, profile, volume};
+use crate::container::{fields, volume};
 use crate::error::Error;
 use crate::host::Host;
+use crate::namespaces;
 use crate::resize::{check_huge_pages, check_unified};
-use crate::sandbox::namespaces;
+use crate::security_profile;
 use crate::services::images::check_handler;
 
 /// Refuses a configuration that this node cannot fulfil.
@@ -45,7 +46,7 @@ pub(super) fn seccomp_profile(config: &cri::ContainerConfig) -> Result<Option<cr
     let security = security(config);
     #[allow(deprecated, reason = "older kubelets set it")]
     let old = security.seccomp_profile_path.as_str();
-    profile::requested_seccomp(security.seccomp.as_ref(), old)
+    security_profile::requested_seccomp(security.seccomp.as_ref(), old)
 }
 
 /// Refuses cgroup files of the client and of plugins that are not limits. UpdateContainerResources refuses the same.

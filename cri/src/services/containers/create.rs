@@ -12,19 +12,20 @@ use super::pid_namespace::ShimCreate;
 use super::service::ContainerService;
 use crate::checkpoint;
 use crate::clock::now;
-use crate::container::user::Accounts;
 use crate::container::{self, Container, fields, signal};
 use crate::error::Error;
 use crate::names::Claim;
+use crate::namespaces;
 use crate::nri::PodOf;
 use crate::records::{ContainerPhase, ContainerRecord, RestoreRecord};
+use crate::sandbox::Sandbox;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{Sandbox, namespaces};
 use crate::selinux::PodLabels;
 use crate::services::images::image_error;
 use crate::services::new_id;
 use crate::steps::Steps;
 use crate::undo::{Step, Undo};
+use crate::user::Accounts;
 
 /// The checkpoint that a restored container comes from.
 #[derive(Debug, Clone)]

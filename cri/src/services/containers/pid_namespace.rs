@@ -8,10 +8,10 @@ use tracing::warn;
 use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
+use crate::namespaces::{self, Pids};
 use crate::nri::PodOf;
 use crate::pidfd;
 use crate::records::ContainerPhase;
-use crate::sandbox::namespaces::{self, Pids};
 use crate::sandbox::{Sandbox, process1};
 
 /// A container that the shim is to create.

@@ -1,4 +1,4 @@
-//! RemoveContainer: kills the container if it runs, then removes it. An absent container is a success.
+//! RemoveContainer: kills the container if it runs, then removes it. An absent container is not an error.
 
 use std::sync::Arc;
 

@@ -6,8 +6,9 @@ use coracle_proto::shim;
 use tracing::warn;
 
 use super::service::ContainerService;
-use crate::checkpoint::{self, CriuError};
+use crate::checkpoint;
 use crate::container::Container;
+use crate::error::checkpoint::CriuError;
 use crate::error::{Error, chain};
 use crate::records::RestoreRecord;
 use crate::shim_client::Shim;

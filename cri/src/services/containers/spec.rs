@@ -13,12 +13,12 @@ use crate::container::confinement::{self, Modules};
 use crate::container::devices::{self, Node};
 use crate::container::inputs::{SandboxInputs, SpecInputs};
 use crate::container::oci_spec::oci_spec;
-use crate::container::profile;
-use crate::container::user::User;
 use crate::error::{self, Error};
+use crate::namespaces;
 use crate::nri::PodOf;
 use crate::records::ContainerRecord;
-use crate::sandbox::namespaces;
+use crate::security_profile;
+use crate::user::User;
 
 impl ContainerService {
     /// Builds the spec, with the requested CDI devices. `config`: with the sources of volumes
@@ -99,5 +99,5 @@ fn seccomp_file(config: &cri::ContainerConfig) -> Result<Option<LinuxSeccomp>, E
     let security = security(config);
     let requested = security.seccomp.filter(|_| !security.privileged);
     let localhost = requested.filter(|profile| profile.profile_type() == ProfileType::Localhost);
-    localhost.as_ref().map(profile::read_seccomp).transpose()
+    localhost.as_ref().map(security_profile::read_seccomp).transpose()
 }

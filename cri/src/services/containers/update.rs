@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use tracing::{info, warn};
 
-use super::bundle::{PROCESS_FILE, read_process, write_json};
+use super::bundle::write_json;
 use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
@@ -13,6 +13,7 @@ use crate::records::{ContainerPhase, ContainerRecord};
 use crate::resize::apply::Resize;
 use crate::resize::merged;
 use crate::resize::note::Note;
+use crate::services::process_file::{PROCESS_FILE, read_process};
 
 /// A change of a container's limits.
 struct LimitChange {
@@ -75,7 +76,7 @@ impl ContainerService {
         Ok(())
     }
 
-    /// Completes or reverts an interrupted change of limits. A recorded change is completed, another one is reverted.
+    /// Finishes an interrupted change of limits: completes it if the container's record contains it, else reverts it.
     pub(crate) async fn finish_limit_change(&self, record: &ContainerRecord) {
         let bundle = self.objects.records.container_dir(&record.id);
         let Some(note) = Note::read(&bundle) else { return };

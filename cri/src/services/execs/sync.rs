@@ -128,7 +128,7 @@ impl ExecService {
         };
         let is_killed = matches!(end, End::Interrupted);
         if is_killed {
-            self.kill_exec(container, &id, started.pid).await;
+            self.killer.kill(container, &id, started.pid).await;
         }
         if open {
             tokio::select! {
@@ -154,8 +154,8 @@ fn not_executable(error: Error) -> Result<cri::ExecSyncResponse, Error> {
     }
 }
 
-fn timed_out(request: &cri::ExecSyncRequest, last_words: String) -> Error {
-    Error::Timeout { command: shortened(&request.cmd), seconds: request.timeout, last_words }
+fn timed_out(request: &cri::ExecSyncRequest, output_end: String) -> Error {
+    Error::Timeout { command: shortened(&request.cmd), seconds: request.timeout, output_end }
 }
 
 /// A pipe: our read end, and the command's write end.

@@ -4,9 +4,10 @@ use coracle_proto::cri;
 
 use crate::error::Error;
 use crate::host::Host;
+use crate::namespaces;
 use crate::sandbox::sysctls::OwnNamespaces;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{fields, namespaces, sysctls};
+use crate::sandbox::{fields, sysctls};
 
 /// Refuses a configuration that this node cannot fulfil.
 pub(crate) fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> Result<(), Error> {

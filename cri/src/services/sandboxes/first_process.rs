@@ -5,11 +5,12 @@ use oci_spec::runtime::LinuxSeccomp;
 
 use super::SandboxService;
 use crate::container::confinement::{self, Modules};
-use crate::container::profile::read_seccomp;
-use crate::container::seccomp;
 use crate::error::Error;
+use crate::namespaces;
+use crate::sandbox::first_process;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{first_process, namespaces};
+use crate::security_profile::read_seccomp;
+use crate::security_profile::seccomp;
 use cri::security_profile::ProfileType;
 
 impl SandboxService {

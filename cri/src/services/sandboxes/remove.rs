@@ -1,4 +1,4 @@
-//! RemovePodSandbox: stops the sandbox, removes its containers, then the sandbox. An absent sandbox is a success.
+//! RemovePodSandbox: stops the sandbox, removes its containers, then the sandbox. An absent sandbox is not an error.
 
 use coracle_proto::cri;
 

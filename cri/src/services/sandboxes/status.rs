@@ -11,9 +11,9 @@ use crate::clock::now;
 use crate::error::Error;
 use crate::list_stream::Streamed;
 use crate::list_stream::batches;
+use crate::namespaces::own_network;
 use crate::nri::about::namespaces_of;
 use crate::sandbox::attachment::INTERFACE;
-use crate::sandbox::namespaces::own_network;
 use crate::sandbox::{POD_UID, Sandbox, filter};
 use crate::services::verbose::{cni_result, message};
 

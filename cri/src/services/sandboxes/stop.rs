@@ -1,7 +1,7 @@
 //! StopPodSandbox: kills the containers, releases the network, ends the shim.
 //!
-//! A failed step does not prevent the others. Absent and stopped sandboxes are successes, as the CRI requires. The stop
-//! kills a shim that does not answer, and does not wait for events that only this shim could report.
+//! A failed step does not prevent the others. An absent or stopped sandbox is not an error, as the CRI requires. The
+//! stop kills a shim that does not answer, and does not wait for events that only this shim could report.
 
 use coracle_proto::cri;
 use cri::ContainerEventType::ContainerStoppedEvent;
@@ -64,7 +64,7 @@ impl SandboxService {
                 errors.extend(disconnected.err());
                 return first(errors);
             }
-            // Containers that could not be killed before ended with the shim, or are handled as lost.
+            // Containers that could not be killed before ended with the shim, or are recorded as lost.
             for error in errors.drain(..) {
                 warn!(
                     sandbox = sandbox.id,
@@ -108,7 +108,7 @@ pub(super) fn first(errors: Vec<Error>) -> Result<(), Error> {
     let mut errors = errors.into_iter();
     let Some(first) = errors.next() else { return Ok(()) };
     for error in errors {
-        warn!(error = error.chain(), "a further step of the call failed");
+        warn!(error = error.chain(), "a later step of the stop or removal failed as well");
     }
     Err(first)
 }

@@ -2,7 +2,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Maximum length of a frame. Clients write at most 32 kB at once.
+/// Maximum length of a control frame. A data frame can be longer: its data is passed on in parts of this length at most.
 const LIMIT: usize = 64 << 10;
 const HEADER: usize = 8;
 const VERSION: u16 = 3;
@@ -33,6 +33,20 @@ pub(super) enum Frame {
     Other,
 }
 
+/// Takes frames from received bytes.
+#[derive(Debug, Default)]
+pub(super) struct Decoder {
+    /// The rest of a data frame that is longer than the limit.
+    long: Option<LongData>,
+}
+
+#[derive(Debug)]
+struct LongData {
+    id: u32,
+    fin: bool,
+    left: usize,
+}
+
 /// Reasons why bytes are not a valid frame.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum FrameError {
@@ -44,34 +58,62 @@ pub(super) enum FrameError {
     Short(u16),
 }
 
-/// Takes the next frame from the buffer. None if more bytes are needed.
-pub(super) fn decode(buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
-    if buffer.len() < HEADER {
-        return Ok(None);
+/// A copy of the next bytes: a part of the buffer would keep all of it, and a frame may be a small part.
+fn take(buffer: &mut BytesMut, length: usize) -> Bytes {
+    Bytes::copy_from_slice(&buffer.split_to(length))
+}
+
+// === impl Decoder ===
+
+impl Decoder {
+    /// Takes the next frame from the buffer. None if more bytes are needed.
+    pub(super) fn next(&mut self, buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
+        if self.long.is_some() {
+            return Ok(self.part(buffer));
+        }
+        if buffer.len() < HEADER {
+            return Ok(None);
+        }
+        let mut peek = &buffer[..HEADER];
+        let (word, rest) = (peek.get_u32(), peek.get_u32());
+        let fin = (rest >> 24) as u8 & FIN != 0;
+        let length = (rest & 0x00ff_ffff) as usize;
+        let is_data = word >> 31 == 0;
+        if is_data && length > LIMIT {
+            buffer.advance(HEADER);
+            self.long = Some(LongData { id: word, fin, left: length });
+            return Ok(self.part(buffer));
+        }
+        if length > LIMIT {
+            return Err(FrameError::TooLong(length));
+        }
+        if buffer.len() < HEADER + length {
+            return Ok(None);
+        }
+        buffer.advance(HEADER);
+        let body = take(buffer, length);
+        if is_data {
+            return Ok(Some(Frame::Data { id: word, fin, bytes: body }));
+        }
+        let version = ((word >> 16) & 0x7fff) as u16;
+        if version != VERSION {
+            return Err(FrameError::Version(version));
+        }
+        control((word & 0xffff) as u16, fin, body).map(Some)
     }
-    let mut peek = &buffer[..HEADER];
-    let (word, rest) = (peek.get_u32(), peek.get_u32());
-    let flags = (rest >> 24) as u8;
-    let length = (rest & 0x00ff_ffff) as usize;
-    if length > LIMIT {
-        return Err(FrameError::TooLong(length));
+
+    /// The received part of a long data frame, as a frame of its own. Only the last part ends the stream.
+    fn part(&mut self, buffer: &mut BytesMut) -> Option<Frame> {
+        let long = self.long.as_mut().filter(|_| !buffer.is_empty())?;
+        let bytes = take(buffer, long.left.min(buffer.len()).min(LIMIT));
+        long.left -= bytes.len();
+        let is_last = long.left == 0;
+        let (id, fin) = (long.id, long.fin && is_last);
+        if is_last {
+            self.long = None;
+        }
+        Some(Frame::Data { id, fin, bytes })
     }
-    if buffer.len() < HEADER + length {
-        return Ok(None);
-    }
-    buffer.advance(HEADER);
-    // A copy: a part of the buffer would keep all of it, and a frame may be a small part.
-    let body = Bytes::copy_from_slice(&buffer[..length]);
-    buffer.advance(length);
-    let fin = flags & FIN != 0;
-    if word >> 31 == 0 {
-        return Ok(Some(Frame::Data { id: word, fin, bytes: body }));
-    }
-    let version = ((word >> 16) & 0x7fff) as u16;
-    if version != VERSION {
-        return Err(FrameError::Version(version));
-    }
-    control((word & 0xffff) as u16, fin, body).map(Some)
 }
 
 fn control(kind: u16, fin: bool, mut body: Bytes) -> Result<Frame, FrameError> {
@@ -163,10 +205,10 @@ mod tests {
         for frame in &frames {
             encode(frame, &mut wire);
         }
-        let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
+        let (mut decoder, mut buffer, mut found) = (Decoder::default(), BytesMut::new(), Vec::new());
         for byte in wire {
             buffer.put_u8(byte);
-            while let Some(frame) = decode(&mut buffer).expect("a frame") {
+            while let Some(frame) = decoder.next(&mut buffer).expect("a frame") {
                 found.push(frame);
             }
         }
@@ -175,12 +217,27 @@ mod tests {
 
     #[test]
     fn invalid_frames_are_refused_and_unknown_ones_ignored() {
-        let decode = |bytes: &[u8]| decode(&mut BytesMut::from(bytes));
+        let decode = |bytes: &[u8]| Decoder::default().next(&mut BytesMut::from(bytes));
         assert_eq!(decode(&[0x80, 2, 0, 1, 0, 0, 0, 0]), Err(FrameError::Version(2)));
         assert_eq!(decode(&[0x80, 3, 0, 1, 0, 0, 0, 0]), Err(FrameError::Short(1)));
-        assert_eq!(decode(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff]), Err(FrameError::TooLong(0xff_ffff)));
-        assert_eq!(decode(&[0, 0, 0, 1, 0, 1, 0, 1]), Err(FrameError::TooLong(LIMIT + 1)));
+        assert_eq!(decode(&[0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff]), Err(FrameError::TooLong(0xff_ffff)));
+        assert_eq!(decode(&[0x80, 3, 0, 1, 0, 1, 0, 1]), Err(FrameError::TooLong(LIMIT + 1)));
         assert_eq!(decode(&[0, 0, 0, 1, 0, 1, 0, 0]), Ok(None));
         assert_eq!(decode(&[0x80, 3, 0, 9, 0, 0, 0, 0]), Ok(Some(Frame::Other)));
+    }
+
+    #[test]
+    fn the_data_of_a_long_frame_is_passed_on_as_it_arrives() {
+        let data = |bytes: Vec<u8>, fin| Frame::Data { id: 5, fin, bytes: Bytes::from(bytes) };
+        let (mut decoder, mut wire) = (Decoder::default(), BytesMut::new());
+        encode(&data(vec![b'x'; 2 * LIMIT + 10], true), &mut wire);
+        encode(&Frame::Ping { id: 7 }, &mut wire);
+        let mut rest = wire.split_off(HEADER + 100);
+        assert_eq!(decoder.next(&mut wire), Ok(Some(data(vec![b'x'; 100], false))));
+        assert_eq!(decoder.next(&mut wire), Ok(None));
+        for (length, is_last) in [(LIMIT, false), (LIMIT - 90, true)] {
+            assert_eq!(decoder.next(&mut rest), Ok(Some(data(vec![b'x'; length], is_last))));
+        }
+        assert_eq!(decoder.next(&mut rest), Ok(Some(Frame::Ping { id: 7 })));
     }
 }

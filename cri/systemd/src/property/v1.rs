@@ -13,7 +13,7 @@ const UNLIMITED: u64 = 1 << 62;
 const BLOCK_WEIGHTS: std::ops::RangeInclusive<u64> = 10..=1000;
 
 /// Whether systemd manages the cgroups of a hierarchy, given its comma-separated controllers or its name.
-/// Without controllers it is the v2 hierarchy, in which systemd, also beside v1, finds a unit's processes.
+/// The v2 hierarchy, whose text is empty, counts: systemd finds a unit's processes there, also if v1 is mounted.
 pub fn manages(controllers: &str) -> bool {
     let is_its_own = |name: &str| MANAGED.contains(&name) || name == "name=systemd";
     controllers.is_empty() || controllers.split(',').any(is_its_own)
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_that_systemd_would_refuse_does_not_cost_the_other_limits() {
+    fn a_weight_that_systemd_would_refuse_is_omitted() {
         assert_eq!(properties(&[("blkio.bfq.weight", "1\n"), ("pids.max", "7\n")]), [("TasksMax", 7)]);
         assert_eq!(properties(&[("blkio.weight", "500\n")]), [("BlockIOWeight", 500)]);
     }

@@ -90,7 +90,7 @@ async fn a_provider_is_called_for_its_images_and_its_response_is_cached() {
 }
 
 #[tokio::test]
-async fn a_provider_that_fails_gives_nothing_and_harms_nothing() {
+async fn a_provider_that_fails_gives_no_credentials() {
     for bad in [
         "",
         "no json",

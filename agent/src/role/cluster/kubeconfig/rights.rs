@@ -12,8 +12,8 @@ use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
 /// Maximum number of links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// The rights of a user for files, in this thread and until it is dropped. Root's capabilities for files are absent
-/// meanwhile: capabilities(7), "Effect of user ID changes on capabilities".
+/// The rights of a user for files, in this thread, until this value is dropped. Root's capabilities for files are
+/// absent meanwhile: capabilities(7), "Effect of user ID changes on capabilities".
 pub(super) struct Rights {
     user: Uid,
     former: (Uid, Gid),

@@ -11,7 +11,7 @@ use crate::{
     error::Result,
 };
 
-/// The name of this server's own requests. Refused ones would keep it from starting.
+/// The user of this server's own requests. If they were refused, the server could not start.
 const OWN_USER: &str = "system:apiserver";
 
 pub(in crate::admit) struct AlwaysAdmit;

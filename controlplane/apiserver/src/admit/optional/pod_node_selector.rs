@@ -18,7 +18,7 @@ use crate::{
 
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 
-/// The key of the configuration that is no namespace.
+/// The key of the configuration that is not the name of a namespace.
 const CLUSTER_DEFAULT: &str = "clusterDefaultNodeSelector";
 
 type Labels = Map<String, Value>;

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn invalid_configurations_are_refused() {
         for (rest, says) in [
             ("    defaults: {enforce: strict}\n", "must be one of"),
             ("    defaults: {enforced: baseline}\n", "unknown field"),

@@ -1,4 +1,5 @@
-//! Labels of namespaces: invalid ones are rejected, stricter ones warn about the pods that exist.
+//! The labels of a namespace: invalid labels are refused; a stricter level gets a warning for each violation of the
+//! existing pods.
 
 use std::{
     collections::{BTreeMap, HashSet},

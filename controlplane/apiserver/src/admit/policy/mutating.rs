@@ -6,7 +6,10 @@ use coracle_kinds::{Resource, patch};
 use serde_json::Value;
 
 use super::{
-    Binding, Bound, Objects, Policies, Policy, denied, is_exempt, is_heavy, merge::merge, params, versioned,
+    Binding, Bound, Objects, Policies, Policy, denied, is_exempt, is_heavy,
+    merge::merge,
+    params::{self, ParamError},
+    versioned,
 };
 use crate::{
     admit::{Admission, Admit, Attributes, Operation, expression::Subject, webhook::completed},
@@ -101,8 +104,11 @@ async fn apply(
         let references = (policy.params.as_ref(), binding.params.as_ref());
         let params = match params::collect(admission, references, attributes.namespace).await {
             Ok(params) => params,
-            Err(why) => {
-                failed(attributes, policy, binding, format!("failed to configure binding: {why}"))?;
+            Err(error @ ParamError::TooMany(_)) => {
+                return Err(refusal(attributes, policy, binding, &error.to_string()));
+            }
+            Err(error) => {
+                failed(attributes, policy, binding, error.to_string())?;
                 continue;
             }
         };
@@ -136,7 +142,11 @@ impl Invocation<'_> {
         let before = objects.new.clone();
         let subject = Subject::new(admission, attributes, kind);
         let is_heavy = is_heavy(&objects, self.params);
-        let mutate = || self.mutate(attributes, (kind, &subject), &mut objects);
+        let mutate = || {
+            // An attempt that was cut off may have changed the object.
+            objects.new.clone_from(&before);
+            self.mutate(attributes, (kind, &subject), &mut objects)
+        };
         let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await;
         match mutated {
             Ok(true) => {}
@@ -194,17 +204,26 @@ fn patched(
     completed(attributes, kind, new)
 }
 
-/// Denies the request, unless the failure policy is `Ignore`.
+/// Denies the request, unless the failure policy is `Ignore` and covers the reason.
 fn failed(
     attributes: &Attributes<'_>,
     policy: &Policy<MutatingPolicy>,
     binding: &Binding,
     why: String,
 ) -> Result<()> {
-    if !policy.rules.fails {
+    if !policy.rules.fails && !attributes.cost.is_exhausted() {
         tracing::debug!(policy = policy.name, binding = binding.name, why, "admission policy failed open");
         return Ok(());
     }
+    Err(refusal(attributes, policy, binding, &why))
+}
+
+fn refusal(
+    attributes: &Attributes<'_>,
+    policy: &Policy<MutatingPolicy>,
+    binding: &Binding,
+    why: &str,
+) -> ApiError {
     let message = format!("policy '{}' with binding '{}' denied request: {why}", policy.name, binding.name);
-    Err::<(), ApiError>(denied(attributes, &message, "Invalid"))
+    denied(attributes, &message, "Invalid")
 }

@@ -11,6 +11,16 @@ use crate::{admit::Admission, cache::Object, convert};
 /// evaluated for each of them. Tests make few objects.
 const MAX_PARAMS: usize = if cfg!(test) { 20 } else { 1000 };
 
+/// The reason why the parameters of a binding are not known; the text is for the client.
+#[derive(Debug)]
+pub(super) enum ParamError {
+    /// An error that upstream has, too: the failure policy decides.
+    Failed(String),
+    /// More parameters than are supported. Upstream has no limit, so the failure policy `Ignore` does not cover it: tenants
+    /// could make parameters until a policy that restricts them has no effect.
+    TooMany(String),
+}
+
 /// `paramKind` of a policy.
 pub(super) struct ParamKind {
     group: String,
@@ -52,45 +62,55 @@ impl ParamRef {
 /// The parameters of a binding for a request in a namespace. None stands for a policy without parameters.
 ///
 /// # Errors
-/// The parameters cannot be found; the text is for the client.
+/// The parameters cannot be found, or there are too many.
 pub(super) async fn collect(
     admission: &Admission,
     (kind, reference): (Option<&ParamKind>, Option<&ParamRef>),
     namespace: &str,
-) -> Result<Vec<Option<Value>>, String> {
+) -> Result<Vec<Option<Value>>, ParamError> {
     let (Some(kind), Some(reference)) = (kind, reference) else { return Ok(vec![None]) };
     let resource = admission.registry.load().find_kind(&kind.group, &kind.version, &kind.kind).cloned();
     let Some(resource) = resource.filter(|resource| resource.is_stored()) else {
         let ParamKind { group, version, kind } = kind;
-        return Err(format!(
-            "failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'"
-        ));
+        let why =
+            format!("failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'");
+        return Err(ParamError::Failed(why));
     };
-    let namespace = parameter_namespace(&resource, reference, namespace)?;
+    let namespace = parameter_namespace(&resource, reference, namespace).map_err(ParamError::Failed)?;
     let mut found = Vec::new();
     match &reference.selector {
         None => found.extend(admission.cache.get(&resource, namespace, &reference.name)),
         Some(selector) => {
             let all = admission.cache.list(&resource, namespace);
-            let is_chosen = |object: &Arc<Object>| object.facets(resource.stored_as()).match_labels(selector);
+            let is_chosen = |object: &Arc<Object>| {
+                object.selector_attributes(resource.stored_as()).match_labels(selector)
+            };
             found.extend(all.into_iter().filter(is_chosen));
         }
     }
     if found.is_empty() && reference.denies {
-        return Err("no params found for policy binding with `Deny` parameterNotFoundAction".to_owned());
+        let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
+        return Err(ParamError::Failed(why.to_owned()));
     }
     let number = found.len();
     if number > MAX_PARAMS {
-        return Err(format!(
-            "the selector finds {number} params, of which at most {MAX_PARAMS} are supported"
-        ));
+        let why = format!("the selector finds {number} params, of which at most {MAX_PARAMS} are supported");
+        return Err(ParamError::TooMany(why));
     }
     let mut params = Vec::with_capacity(number);
     for object in found {
-        let value = convert::value(&resource, object.value()).await.map_err(|error| error.message)?;
+        let value = convert::value(&resource, object.value()).await;
+        let value = value.map_err(|error| ParamError::Failed(error.message))?;
         params.push(Some(value));
     }
     Ok(params)
+}
+
+impl std::fmt::Display for ParamError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Failed(why) | Self::TooMany(why)) = self;
+        write!(f, "failed to configure binding: {why}")
+    }
 }
 
 /// The namespace of the parameters.

@@ -4,11 +4,18 @@ use async_trait::async_trait;
 use coracle_admission_policies::{Denial, Outcome, ValidatingPolicy};
 use serde_json::{Value, json};
 
-use super::{Binding, Bound, Policies, denied, is_exempt, is_heavy, params, versioned};
+use super::{
+    Binding, Bound, Policies, denied, is_exempt, is_heavy,
+    params::{self, ParamError},
+    versioned,
+};
 use crate::{
     admit::{Admission, Admit, Attributes, expression::Subject},
     error::{ApiError, Result},
 };
+
+/// The message of a policy that is not evaluated to its end, whatever its failure policy.
+const TOO_COSTLY: &str = "the expressions of the admission policies of this request exceed its cost limit";
 
 /// Evaluates validating policies.
 pub(in crate::admit) struct ValidatingPolicies(Policies<ValidatingPolicy>);
@@ -73,24 +80,38 @@ async fn evaluate_policy(
         let references = (policy.params.as_ref(), binding.params.as_ref());
         let params = match params::collect(admission, references, attributes.namespace).await {
             Ok(params) => params,
-            Err(why) if policy.rules.fails => {
-                let why = format!("failed to configure binding: {why}");
+            Err(error) if policy.rules.fails => {
+                let why = error.to_string();
                 first.get_or_insert_with(|| refusal(attributes, (&policy.name, binding), &why, "Invalid"));
                 continue;
             }
-            Err(_) => continue,
+            Err(ParamError::Failed(_)) => continue,
+            Err(error @ ParamError::TooMany(_)) => {
+                let outcome = Outcome { denials: vec![invalid(error.to_string())], ..Outcome::default() };
+                let found = act(attributes, (&policy.name, binding), outcome);
+                first = first.or(found);
+                continue;
+            }
         };
         let number = params.len();
         for params in &params {
             let params = params.as_ref();
             let is_heavy = is_heavy(&objects, (params, number));
             let evaluate = || policy.rules.evaluate(&subject.input(&objects, params));
-            let outcome = policy.run(attributes.cost, is_heavy, evaluate).await;
+            let mut outcome = policy.run(attributes.cost, is_heavy, evaluate).await;
+            if !policy.rules.fails && attributes.cost.is_exhausted() {
+                outcome.denials.push(invalid(TOO_COSTLY.to_owned()));
+            }
             let found = act(attributes, (&policy.name, binding), outcome);
             first = first.or(found);
         }
     }
     Ok(first)
+}
+
+/// A denial that is not the result of a validation.
+fn invalid(message: String) -> Denial {
+    Denial { index: 0, message, reason: "Invalid".to_owned() }
 }
 
 /// Carries out the actions of a binding. Returns the denial, if there is one.

@@ -1,16 +1,19 @@
 //! The configuration of authentication: `AuthenticationConfiguration` of `apiserver.config.k8s.io`.
 
+mod single;
+
 use std::collections::BTreeMap;
 
 use jsonwebtoken::Algorithm;
 use serde::Deserialize;
 
 use super::expression::{Expression, Wanted};
+pub use single::OidcConfig;
 
-/// Maximum number of rules, and of extra mappings, of one issuer.
+/// Maximum number of issuers, and of rules and extra mappings of one issuer.
 const MAX_RULES: usize = 64;
 
-/// Algorithms that the file's issuers may use, as upstream; ES512 too, which is in `es512.rs`.
+/// Algorithms that issuers may use, as upstream; ES512 too, which is in `es512.rs`.
 const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -45,13 +48,15 @@ pub(crate) enum AnonymousConfig {
 pub(crate) struct IssuerConfig {
     /// The value of the claim `iss`, and where discovery starts.
     pub(crate) url: String,
-    /// Another place of the discovery document.
+    /// Another URL of the discovery document.
     pub(crate) discovery_url: Option<String>,
     /// Authorities of the issuer's certificate in PEM form; `None` uses the system's.
     pub(crate) authority: Option<String>,
-    /// A token must be for one of them.
+    /// A token must have one of these audiences.
     pub(crate) audiences: Vec<String>,
     pub(crate) algorithms: Vec<Algorithm>,
+    /// Whether tokens may be signed with ES512, which is not one of the other algorithms.
+    pub(crate) has_es512: bool,
     pub(crate) username: Mapping,
     pub(crate) groups: Option<Mapping>,
     pub(crate) uid: Option<Mapping>,
@@ -79,7 +84,7 @@ pub(crate) struct Rule {
     pub(crate) message: String,
 }
 
-/// A claim, and what is put before its value.
+/// A claim, and the prefix that its value gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixedClaim {
     pub(crate) claim: String,
@@ -193,6 +198,7 @@ impl AuthenticationConfig {
                 file.kind, file.api_version
             ));
         }
+        at_most("jwt", file.jwt.len())?;
         let mut issuers: Vec<IssuerConfig> = Vec::new();
         for (index, jwt) in file.jwt.into_iter().enumerate() {
             let issuer = issuer(jwt).map_err(|reason| format!("jwt[{index}].{reason}"))?;
@@ -249,6 +255,7 @@ fn issuer(jwt: Jwt) -> Result<IssuerConfig, String> {
         authority: certificate_authority.filter(|pem| !pem.is_empty()),
         audiences,
         algorithms: ALGORITHMS.to_vec(),
+        has_es512: true,
         username: mapping("claimMappings.username", mappings.username, (Wanted::Text, true))?,
         groups: mappings
             .groups
@@ -432,7 +439,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_with_its_field() {
+    fn an_error_names_the_invalid_field() {
+        let one = |number: usize| {
+            let issuer = format!("{{url: 'https://a{number}', audiences: [b]}}");
+            format!("- {{issuer: {issuer}, claimMappings: {{username: {{claim: sub, prefix: ''}}}}}}\n")
+        };
+        let many = format!("jwt:\n{}", (0..65).map(one).collect::<String>());
         for (found, field) in [
             (issuer_with("url: 'http://a', audiences: [b]", ""), "jwt[0].issuer.url"),
             (issuer_with("url: 'https://a?b', audiences: [b]", ""), "jwt[0].issuer.url"),
@@ -475,6 +487,7 @@ mod tests {
             ),
             (parse("anonymous: {enabled: false, conditions: [{path: /}]}"), "anonymous.conditions"),
             (parse("other: 1"), "other"),
+            (parse(&many), "jwt: must have at most 64 items"),
             (
                 AuthenticationConfig::parse("apiVersion: v1\nkind: Pod"),
                 "expected an AuthenticationConfiguration",
@@ -483,5 +496,15 @@ mod tests {
             let reason = found.map(|_| ()).unwrap_err();
             assert!(reason.contains(field), "{field}: {reason}");
         }
+    }
+
+    #[test]
+    fn the_number_of_expressions_is_limited() {
+        let of = |count| {
+            let rules = vec!["{expression: 'true', message: m}"; count].join(", ");
+            issuer_with("url: 'https://a', audiences: [b]", &format!("claimValidationRules: [{rules}]"))
+        };
+        assert!(of(64).is_ok());
+        assert!(of(65).err().unwrap().contains("must have at most 64 items"));
     }
 }

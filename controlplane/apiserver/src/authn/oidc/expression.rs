@@ -121,3 +121,18 @@ fn user_type() -> Type {
     let fields = fields.collect::<BTreeMap<_, _>>();
     Type::Object(Arc::new(ObjectType { name: "kubernetes.UserInfo".to_owned(), fields }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_of_an_expression_is_limited() {
+        let nested = "claims.roles.all(a, claims.roles.all(b, claims.roles.all(c, true)))";
+        let expression = Expression::of_claims(nested, Wanted::Bool).unwrap();
+        let with_roles = |count| expression.over_claims(&json!({"roles": vec!["dev"; count]}));
+        assert_eq!(with_roles(2), Ok(json!(true)));
+        let error = with_roles(300).unwrap_err();
+        assert!(error.ends_with("actual cost limit exceeded"), "{error}");
+    }
+}

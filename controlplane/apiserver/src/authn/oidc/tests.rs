@@ -19,7 +19,10 @@ use serde_json::json;
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
-use crate::{authn::oidc::config::AuthenticationConfig, cache::Cache};
+use crate::{
+    authn::oidc::config::{AuthenticationConfig, OidcConfig},
+    cache::Cache,
+};
 
 struct Server {
     url: String,
@@ -212,6 +215,30 @@ async fn expressions_make_users_and_refuse_tokens() {
     ] {
         assert_eq!(user(&issuers, &server.token(refused.clone())).await, None, "{refused}");
     }
+}
+
+#[tokio::test]
+async fn an_issuer_of_single_settings_accepts_its_algorithms_only() {
+    let server = Server::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca_file = directory.path().join("ca.crt");
+    std::fs::write(&ca_file, &server.authority).unwrap();
+    let name = async |algorithms: &[&str]| {
+        let config = OidcConfig {
+            issuer_url: server.url.clone(),
+            client_id: "app".to_owned(),
+            ca_file: Some(ca_file.clone()),
+            username_claim: "sub".to_owned(),
+            signing_algs: algorithms.iter().map(|&one| one.to_owned()).collect(),
+            ..OidcConfig::default()
+        };
+        let issuers = Issuers::new(vec![config.issuer().unwrap()]).unwrap();
+        user(&issuers, &server.token(json!({}))).await.map(|user| user.name)
+    };
+    // The tokens have ES256.
+    assert_eq!(name(&[]).await, None);
+    assert_eq!(name(&["RS256", "ES512"]).await, None);
+    assert_eq!(name(&["RS256", "ES256"]).await, Some(format!("{}#7", server.url)));
 }
 
 #[tokio::test]

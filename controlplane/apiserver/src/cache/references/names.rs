@@ -1,4 +1,5 @@
-//! The names in a pod's spec and status, read from the encoded pod. The parser skips all other fields: at the start all pods are read.
+//! The names in a pod's spec and status, read from the encoded pod. The parser skips all other fields: at the start all
+//! pods are read.
 
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
@@ -133,7 +134,7 @@ impl Names {
     pub(super) fn read(pod_name: &str, encoded: &[u8]) -> Self {
         match serde_json::from_slice::<Pod>(encoded) {
             Ok(pod) => Self::of(pod_name, pod),
-            // A field has another type than in the schema. The other fields count.
+            // A field has another type than in the schema. The other fields are read.
             Err(_) => Self::of_tree(pod_name, &serde_json::from_slice(encoded).unwrap_or_default()),
         }
     }

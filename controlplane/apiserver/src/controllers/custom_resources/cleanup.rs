@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use coracle_custom_resources::Definition;
 use coracle_custom_resources::conditions::{self, FINALIZER, condition};
-use coracle_custom_resources::definition::Condition;
 use coracle_kinds::Resource;
 use serde_json::json;
 
-use super::stored::edit;
+use super::stored::{check_exists, edit};
 use crate::cache::{Scope, Watcher, prefix_of};
 use crate::call::Call;
 use crate::error::{ApiError, Result};
@@ -47,16 +46,16 @@ pub(super) async fn run(state: &Weak<State>, definition: &Definition) {
 }
 
 async fn clean(state: &Arc<State>, definition: &Definition) -> Result<()> {
-    let name = &definition.metadata.name;
     let names = &definition.status.accepted_names;
     let resource = state.registry.load().find_stored(&definition.spec.group, &names.plural).cloned();
     if let Some(resource) = resource {
         let text = "CustomResource deletion is in progress";
-        report(state, name, &condition("Terminating", "True", "InstanceDeletionInProgress", text)).await?;
-        delete_all(state, &resource).await?;
+        let begun = condition("Terminating", "True", "InstanceDeletionInProgress", text);
+        edit(state, &definition.metadata, |object| conditions::set(object, &begun, &write::now())).await?;
+        delete_all(state, definition, &resource).await?;
     }
     let done = condition("Terminating", "False", "InstanceDeletionCompleted", "removed all instances");
-    edit(state, name, |object| {
+    edit(state, &definition.metadata, |object| {
         conditions::set(object, &done, &write::now());
         if let Some(list) = object["metadata"]["finalizers"].as_array_mut() {
             list.retain(|finalizer| finalizer != FINALIZER);
@@ -65,12 +64,11 @@ async fn clean(state: &Arc<State>, definition: &Definition) -> Result<()> {
     .await
 }
 
-async fn report(state: &Arc<State>, name: &str, wanted: &Condition) -> Result<()> {
-    edit(state, name, |object| conditions::set(object, wanted, &write::now())).await
-}
-
 /// Deletes each object, and waits for the finalizers of those that have some.
-async fn delete_all(state: &Arc<State>, resource: &Arc<Resource>) -> Result<()> {
+///
+/// Every API server does this. When another one has removed the finalizer of the definition, a new definition can have the
+/// name: its objects must stay, so a deletion names the uid, and the wait ends with the definition.
+async fn delete_all(state: &Arc<State>, definition: &Definition, resource: &Arc<Resource>) -> Result<()> {
     let collection = state.cache.of(resource)?;
     let scope = Scope { prefix: prefix_of(resource, ""), ..Scope::default() };
     let (watcher, mut events) = Watcher::new(scope, false);
@@ -80,7 +78,9 @@ async fn delete_all(state: &Arc<State>, resource: &Arc<Resource>) -> Result<()> 
             object.key.split('/').rev().nth(1).filter(|_| resource.namespaced).unwrap_or_default();
         let place = json!({"metadata": {"namespace": namespace}});
         let call = Call::internal(state, resource.clone(), &place);
-        match delete::one(&call, object.name(), &delete::Options::default()).await {
+        let known = object.part(&[&["metadata", "uid"]]);
+        let options = delete::Options::of_uid(write::text(&known, "uid"));
+        match delete::one(&call, object.name(), &options).await {
             Err(error) if error.reason != "NotFound" => return Err(error),
             _ => {}
         }
@@ -89,6 +89,7 @@ async fn delete_all(state: &Arc<State>, resource: &Arc<Resource>) -> Result<()> 
         if is_empty(state, resource)? {
             return Ok(());
         }
+        check_exists(state, &definition.metadata)?;
         if events.recv().await.is_none() {
             return Err(ApiError::internal("the objects cannot be watched"));
         }

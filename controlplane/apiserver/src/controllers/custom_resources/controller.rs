@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use coracle_custom_resources::Definition;
 use coracle_custom_resources::conditions::{self, FINALIZER, StatusChange};
-use coracle_custom_resources::definition::Names;
+use coracle_custom_resources::definition::{Metadata, Names};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -23,7 +23,7 @@ use crate::write;
 /// Capacity of the queue of definitions whose cleanup ended.
 const QUEUE_CAPACITY: usize = 64;
 
-/// Serves the established definitions, then follows all in a task.
+/// Serves the established definitions, then starts a task that watches all definitions.
 pub(crate) async fn start(state: &Arc<State>) {
     let (ended, cleanups) = mpsc::channel(QUEUE_CAPACITY);
     let mut controller = Controller {
@@ -119,7 +119,7 @@ impl Controller {
         }
     }
 
-    /// Definitions of a group that wait for names of another one.
+    /// Reconciles the definitions of a group that wait for names of another definition.
     async fn reconcile_waiting(&mut self, state: &Arc<State>, group: &str) {
         let waiting = |definition: &&Definition| {
             definition.spec.group == group && !definition.is_condition_true("NamesAccepted")
@@ -156,7 +156,7 @@ impl Controller {
             self.serve(state, name, &settled).await;
         }
         if let Some(change) = change
-            && let Err(error) = write_status(state, name, &change).await
+            && let Err(error) = write_status(state, &settled.metadata, &change).await
         {
             tracing::warn!(
                 definition = name,
@@ -217,7 +217,7 @@ impl Controller {
 
 /// The names of built-in resources of a group, as a definition that has them.
 fn built_in_names(group: &str) -> Vec<Definition> {
-    let resources = coracle_kinds::resource::built_in().iter().filter(|resource| resource.group == group);
+    let resources = coracle_kinds::kind::built_in().iter().filter(|resource| resource.group == group);
     resources
         .map(|resource| {
             let mut definition = Definition::default();
@@ -234,6 +234,6 @@ fn built_in_names(group: &str) -> Vec<Definition> {
         .collect()
 }
 
-async fn write_status(state: &Arc<State>, name: &str, change: &StatusChange) -> Result<()> {
-    edit(state, name, |object| change.apply(object, &write::now())).await
+async fn write_status(state: &Arc<State>, definition: &Metadata, change: &StatusChange) -> Result<()> {
+    edit(state, definition, |object| change.apply(object, &write::now())).await
 }

@@ -24,7 +24,10 @@ async fn an_external_signer_signs_and_its_new_keys_are_fetched_for_tokens_of_the
     };
     let token = answer.body["status"]["token"].as_str().unwrap().to_owned();
     assert_eq!(status(&token).await, 200);
-    let set = server.get("/openid/v1/jwks").await.body;
+    let answer = server.get("/openid/v1/jwks").await;
+    assert_eq!(answer.headers["content-type"], "application/jwk-set+json");
+    assert_eq!(answer.headers["cache-control"], "no-cache, private", "the signer changes its keys");
+    let set = answer.body;
     assert_eq!((&set["keys"][0]["kid"], &set["keys"][0]["alg"]), (&json!("a"), &json!("ES256")));
     // Another API server gets a token of a new key.
     let other = TokenSigner::connect(&socket, CancellationToken::new()).await.unwrap();
@@ -286,6 +289,56 @@ async fn a_changed_configuration_of_authentication_is_used_and_an_invalid_one_is
     write("anonymous: {enabled: maybe}");
     reloads("failure").await;
     assert_eq!(code().await, 200);
+}
+
+#[tokio::test]
+async fn tokens_of_a_former_issuer_are_valid_while_it_is_configured() {
+    const OLD: &str = "https://kubernetes.default.svc";
+    const NEW: &str = "https://tokens.example.com";
+    let key = KeyPair::generate().unwrap().serialize_der();
+    let with = |server: Fixture, issuers: &[&str]| {
+        let (key, issuers) = (key.clone(), issuers.iter().map(|&one| one.to_owned()).collect());
+        server.again_with(move |config| {
+            config.service_account_key = key;
+            config.options.token_issuers = issuers;
+            config.options.keys_url = Some("https://keys.example.com".to_owned());
+            config.options.max_token_seconds = Some(7200);
+        })
+    };
+    let server = with(Fixture::new().await, &[]).await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let made = server.post(path, json!({"spec": {}})).await;
+    let review = json!({"spec": {"token": made.body["status"]["token"]}});
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let server = with(server, &[NEW, OLD]).await;
+    assert_eq!(server.post(reviews, review.clone()).await.body["status"]["authenticated"], true);
+    let made = server.post(path, json!({"spec": {"expirationSeconds": 10_000}})).await;
+    assert_eq!(made.body["spec"]["expirationSeconds"], 7200);
+    let claims = made.body["status"]["token"].as_str().unwrap().split('.').nth(1).unwrap().to_owned();
+    let claims: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap();
+    assert_eq!((&claims["iss"], &claims["aud"]), (&json!(NEW), &json!([NEW, OLD])));
+    let document = server.get("/.well-known/openid-configuration").await.body;
+    let keys = &document["jwks_uri"];
+    assert_eq!((&document["issuer"], keys), (&json!(NEW), &json!("https://keys.example.com")));
+    let server = with(server, &[NEW]).await;
+    assert_ne!(server.post(reviews, review).await.body["status"]["authenticated"], true);
+}
+
+#[tokio::test]
+async fn an_issuer_of_settings_excludes_the_configuration_of_authentication() {
+    let directory = tempfile::tempdir().unwrap();
+    let oidc = crate::OidcConfig {
+        issuer_url: "https://issuer.example".to_owned(),
+        client_id: "app".to_owned(),
+        username_claim: "sub".to_owned(),
+        ..crate::OidcConfig::default()
+    };
+    let single = crate::server::open::single_issuer(&oidc, false).unwrap();
+    assert_eq!(single.url, "https://issuer.example");
+    assert!(crate::server::open::single_issuer(&oidc, true).is_err());
+    let api = open_with(directory.path(), |config| config.oidc = Some(oidc)).await;
+    let request = Request::get("/livez").body(Full::<Bytes>::default()).unwrap();
+    assert_eq!(api.handle(request, None).await.status(), 200);
 }
 
 #[test]

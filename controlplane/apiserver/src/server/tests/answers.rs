@@ -1,4 +1,4 @@
-//! Answers that differ from upstream's in a way that clients notice.
+//! Answers that are equal to upstream's, because clients notice a difference.
 
 use super::*;
 
@@ -8,6 +8,31 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 fn accepting(method: &str, path: &str, accept: &str, body: Value) -> Request<Full<Bytes>> {
     let request = Request::builder().method(method).uri(path).header("accept", accept);
     request.header("content-type", "application/json").body(Full::from(body.to_string())).unwrap()
+}
+
+#[tokio::test]
+async fn caches_store_only_the_documents_about_tokens() {
+    let server = Fixture::new().await;
+    let rule = async |path: &str| server.get(path).await.headers["cache-control"].clone();
+    for path in [PODS, "/version", "/nope", "/livez"] {
+        assert_eq!(rule(path).await, "no-cache, private", "{path}");
+    }
+    for path in ["/.well-known/openid-configuration", "/openid/v1/jwks"] {
+        assert_eq!(rule(path).await, "public, max-age=3600", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_root_lists_groups_and_the_version_has_its_compatibility() {
+    let server = Fixture::new().await;
+    let paths = server.get("/").await.body["paths"].clone();
+    for path in ["/apis/apps", "/apis/apps/v1", "/metrics", "/readyz"] {
+        assert!(paths.as_array().unwrap().contains(&json!(path)), "{path}: {paths}");
+    }
+    let version = server.get("/version").await.body;
+    assert_eq!(version["emulationMinor"], version["minor"]);
+    let minor = |field: &str| version[field].as_str().unwrap().parse::<u32>().unwrap();
+    assert_eq!(minor("minCompatibilityMinor") + 1, minor("minor"));
 }
 
 #[tokio::test]

@@ -102,7 +102,7 @@ async fn a_token_for_one_machine_that_was_used_makes_no_other() {
     assert_eq!(asks("b", "n1").await.code, 201);
     let refused = asks("c", "n2").await;
     assert_eq!(refused.code, 403);
-    let says = "token abcdef is good for one machine, and node n1 has used it";
+    let says = "token abcdef is for one machine only, and node n1 has used it";
     assert!(refused.body["message"].as_str().unwrap().contains(says), "{}", refused.body);
     assert_eq!(server.get(&format!("{REQUESTS}/c")).await.code, 404);
 }

@@ -34,7 +34,7 @@ async fn lists_select_and_page_as_of_their_first_page() {
 }
 
 #[tokio::test]
-async fn watches_tell_what_enters_changes_and_leaves_their_selection() {
+async fn watches_report_objects_that_enter_change_in_or_leave_their_selection() {
     let server = Fixture::new().await;
     let list = server.get(CONFIG_MAPS).await.body;
     let since = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
@@ -48,6 +48,8 @@ async fn watches_tell_what_enters_changes_and_leaves_their_selection() {
     let events = server.watch(&format!("{CONFIG_MAPS}?labelSelector=on%3Dyes&resourceVersion={since}")).await;
     let types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(types, ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]);
+    let last = &events[2]["object"];
+    assert_eq!((&last["metadata"]["labels"]["on"], &last["data"]["key"]), (&json!("yes"), &json!("2")));
     let revisions: Vec<u64> = events
         .iter()
         .map(|event| event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap())

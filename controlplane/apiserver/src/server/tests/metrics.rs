@@ -32,12 +32,34 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
     let took =
         value(&text, "apiserver_request_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
     assert_eq!(took, Some(2.0));
+    let own =
+        value(&text, "apiserver_request_sli_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
+    assert_eq!(own, Some(2.0));
+    let version = server.get("/version").await.body["gitVersion"].as_str().unwrap().to_owned();
+    assert_eq!(value(&text, "kubernetes_build_info", &[&format!("git_version=\"{version}\"")]), Some(1.0));
     assert_eq!(value(&text, "apiserver_resource_objects", &["group=\"\"", "resource=\"pods\""]), Some(1.0));
     assert!(text.contains("process_resident_memory_bytes "), "{text}");
     assert_eq!(
         value(&text, "apiserver_current_inflight_requests", &["request_kind=\"readOnly\""]),
         Some(0.0)
     );
+}
+
+#[tokio::test]
+async fn the_remaining_validity_of_client_certificates_is_counted() {
+    let server = Fixture::new().await;
+    let key = KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    let certificate = params.self_signed(&key).unwrap();
+    let mut request = Request::get("/api").body(Full::<Bytes>::default()).unwrap();
+    request
+        .extensions_mut()
+        .insert(server.api.state.authenticators.peer(&[certificate.der().clone()]).unwrap());
+    server.api.handle(request, None).await;
+    let expired = "apiserver_client_certificate_expiration_seconds_bucket{le=\"0\"} 1";
+    let text = metrics(&server).await;
+    assert!(text.lines().any(|line| line == expired), "{text}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Pod Security admission as clients meet it.
+//! Pod Security admission, through the API.
 
 use super::*;
 
@@ -71,7 +71,7 @@ async fn a_restricted_namespace_rejects_a_privileged_pod_in_upstreams_words() {
 }
 
 #[tokio::test]
-async fn neither_updates_nor_ephemeral_containers_are_a_way_around() {
+async fn updates_and_ephemeral_containers_are_checked() {
     let server = with(&[("enforce", "restricted")]).await;
     assert_eq!(server.post(IN_N, restricted("p")).await.code, 201);
     let debugger = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "i", "terminationMessagePolicy": "File",

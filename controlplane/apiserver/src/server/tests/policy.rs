@@ -98,6 +98,28 @@ async fn parameters_come_from_objects() {
     let refused = server.post(secrets, secret("x-b")).await;
     let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("finds 21 params, of which at most 20"), "{message}");
+    // Nor does a policy that ignores failures lose its effect: its binding acts as if a validation had failed.
+    let policy = format!("{GROUP}/validatingadmissionpolicies/p");
+    assert_eq!(server.merge(&policy, json!({"spec": {"failurePolicy": "Ignore"}})).await.code, 200);
+    let refused = server.post(secrets, secret("x-b")).await;
+    let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("finds 21 params, of which at most 20"), "{message}");
+    let warn = json!({"spec": {"validationActions": ["Warn"]}});
+    assert_eq!(server.merge(&format!("{GROUP}/validatingadmissionpolicybindings/b"), warn).await.code, 200);
+    let warned = server.post(secrets, secret("x-b")).await;
+    assert_eq!(warned.code, 201, "{}", warned.body);
+    assert!(warned.headers["warning"].to_str().unwrap().contains("finds 21 params"));
+    let spec = json!({
+        "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}, "matchConstraints": constraints("secrets"),
+        "failurePolicy": "Ignore", "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression":
+            "[JSONPatch{op: 'add', path: '/metadata/labels', value: {'a': 'b'}}]"}}],
+    });
+    make(&server, "mutatingadmissionpolicies", "p", spec).await;
+    bind(&server, "mutating", "b", json!({"paramRef": reference})).await;
+    let refused = server.post(secrets, secret("x-c")).await;
+    let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("finds 21 params, of which at most 20"), "{message}");
 }
 
 #[tokio::test]

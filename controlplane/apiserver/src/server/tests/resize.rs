@@ -23,7 +23,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn resources_change_by_their_own_way_only() {
+async fn resources_change_through_the_subresource_only() {
     let server = Fixture::new().await;
     let made = server.post(PODS, sized("p", json!({"requests": {"cpu": "100m"}}))).await;
     assert_eq!((made.code, &made.body["metadata"]["generation"]), (201, &json!(1)), "{}", made.body);

@@ -211,3 +211,28 @@ async fn a_health_check_port_is_allocated_kept_and_released() {
     none["healthCheckNodePort"] = 30500.into();
     assert_eq!(fixture.post(SERVICES, service("c", none)).await.code, 422);
 }
+
+#[tokio::test]
+async fn node_ports_and_tolerations_are_those_of_the_options() {
+    let directory = tempfile::tempdir().unwrap();
+    let api = open_with(directory.path(), |config| {
+        config.options.node_ports = 40000..=40000;
+        config.options.toleration_seconds = [20, 30];
+    })
+    .await;
+    let server = Fixture { api, directory };
+    let with_port = |name: &str, port: Value| {
+        service(name, json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}))
+    };
+    let made = server.post(SERVICES, with_port("a", json!(null))).await.body;
+    assert_eq!(made["spec"]["ports"][0]["nodePort"], 40000, "{made}");
+    let refused = server.post(SERVICES, with_port("b", json!(30000))).await.body;
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("The range of valid ports is 40000-40000"), "{message}");
+    let account = json!({"metadata": {"name": "default"}});
+    server.post("/api/v1/namespaces/default/serviceaccounts", account).await;
+    let made = server.post(PODS, pod("p")).await.body;
+    let tolerations = made["spec"]["tolerations"].as_array().unwrap();
+    let seconds: Vec<_> = tolerations.iter().map(|one| one["tolerationSeconds"].as_i64()).collect();
+    assert_eq!(seconds, [Some(20), Some(30)]);
+}

@@ -76,6 +76,36 @@ async fn a_large_object_is_compressed() {
 }
 
 #[tokio::test]
+async fn feature_gates_switch_compression_and_watches_that_begin_with_all_objects() {
+    let server = with(|config| {
+        config.features = crate::ServerFeatures { response_compression: false, watch_list: false };
+    })
+    .await;
+    let mut large = config_map("large", json!({}));
+    large["data"]["key"] = "x".repeat(300_000).into();
+    assert_eq!(server.post(CONFIG_MAPS, large).await.code, 201);
+    let request = Request::get(format!("{CONFIG_MAPS}/large")).header("accept-encoding", "gzip");
+    let answer = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), Some(admin())).await;
+    assert!(!answer.headers().contains_key("content-encoding"));
+    let watch = "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let refused = server.get(&format!("{CONFIG_MAPS}{watch}")).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+}
+
+#[tokio::test]
+async fn a_watch_whose_client_is_gone_is_removed_without_an_event() {
+    let server = Fixture::new().await;
+    let kind = coracle_kinds::kind::by_kind("v1", "ConfigMap").unwrap();
+    let watchers = || server.api.state.cache.of(kind).unwrap().lock().watchers();
+    let before = watchers();
+    let request = Request::get(format!("{CONFIG_MAPS}?watch=1")).body(Full::<Bytes>::default()).unwrap();
+    let answer = server.api.handle(request, Some(admin())).await;
+    assert_eq!((answer.status().as_u16(), watchers()), (200, before + 1));
+    drop(answer);
+    assert_eq!(watchers(), before);
+}
+
+#[tokio::test]
 async fn a_server_that_stops_is_not_ready_but_answers() {
     let server = with(|config| config.shutdown_delay = Duration::from_secs(3600)).await;
     assert_eq!(server.get("/readyz/shutdown").await.code, 200);

@@ -28,7 +28,7 @@ fn error(pod: &Value, budgets: &[Value]) -> (u16, String) {
 }
 
 #[test]
-fn only_pods_that_run_are_kept() {
+fn pods_that_do_not_run_or_have_no_budget_are_deleted() {
     let none = [budget(0)];
     for phase in ["Succeeded", "Failed"] {
         assert_eq!(look(&pod(phase, false), &none).unwrap(), Verdict::Delete);
@@ -53,7 +53,7 @@ fn a_disruption_is_spent_once() {
 }
 
 #[test]
-fn what_is_not_counted_yet_allows_nothing() {
+fn a_budget_whose_status_is_not_up_to_date_allows_no_disruption() {
     let mut old = budget(1);
     old["metadata"]["generation"] = 3.into();
     let (code, cause) = error(&pod("Running", true), &[old.clone()]);
@@ -75,7 +75,7 @@ fn several_budgets_are_too_many() {
 }
 
 #[test]
-fn a_pod_that_is_not_healthy_goes_when_the_others_suffice_or_always() {
+fn an_unhealthy_pod_is_deleted_if_the_healthy_ones_suffice_or_always() {
     let unready = pod("Running", false);
     let unchanged = Verdict::DeleteUnchanged(Some("b".to_owned()));
     assert_eq!(look(&unready, &[budget(0)]).unwrap(), unchanged);
@@ -92,7 +92,7 @@ fn a_pod_that_is_not_healthy_goes_when_the_others_suffice_or_always() {
 }
 
 #[test]
-fn a_budget_is_for_what_it_selects() {
+fn a_budget_covers_the_pods_that_it_selects() {
     let pod = pod("Running", true);
     assert!(covers(&budget(0), &pod));
     assert!(covers(&json!({"spec": {"selector": {}}}), &pod));

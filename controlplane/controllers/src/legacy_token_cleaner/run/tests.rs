@@ -6,9 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use http::{Method, Response};
 
 use super::*;
-use crate::caches::Caches;
 use crate::config::ControllersConfig;
-use crate::node_lifecycle::state::Lifecycle;
 
 /// An API with one ConfigMap, two pages of pods and a log of the writes.
 #[derive(Clone)]
@@ -53,22 +51,8 @@ impl Api {
             async move { Ok::<_, Infallible>(api.answer(request).await) }
         });
         let client = kube::Client::new(service, "default");
-        Context {
-            recorder: coracle_events::recorder(client.clone(), "").0,
-            client,
-            caches: Caches::new(),
-            config: ControllersConfig::default(),
-            lifecycle: Arc::new(Lifecycle::new()),
-            daemon_backoff: Mutex::default(),
-            pod_counts: Default::default(),
-            autoscaling: Default::default(),
-            volumes: Arc::default(),
-            group_members: Arc::default(),
-            service_addresses: Arc::default(),
-            balancers: Arc::default(),
-            address_pool: Arc::default(),
-            last_ranges: Mutex::default(),
-        }
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        Context::new(client, recorder, ControllersConfig::default())
     }
 }
 

@@ -8,9 +8,7 @@ use http::{Request, Response};
 use serde_json::Value;
 
 use super::*;
-use crate::caches::Caches;
 use crate::config::ControllersConfig;
-use crate::node_lifecycle::state::Lifecycle;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -58,22 +56,8 @@ impl Api {
             async move { Ok::<_, Infallible>(api.answer(request).await) }
         });
         let client = kube::Client::new(service, "default");
-        Context {
-            recorder: coracle_events::recorder(client.clone(), "").0,
-            client,
-            caches: Caches::new(),
-            config,
-            lifecycle: Arc::new(Lifecycle::new()),
-            daemon_backoff: Default::default(),
-            pod_counts: Default::default(),
-            autoscaling: Default::default(),
-            volumes: Arc::default(),
-            group_members: Arc::default(),
-            service_addresses: Arc::default(),
-            balancers: Arc::default(),
-            address_pool: Arc::default(),
-            last_ranges: Mutex::default(),
-        }
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        Context::new(client, recorder, config)
     }
 
     fn ready(&self, path: &str) -> String {

@@ -161,14 +161,17 @@ fn a_bound_claim_without_its_volume_is_lost() {
 #[test]
 fn a_released_volume_is_kept_deleted_or_failed() {
     let reference = json!({"namespace": "n", "name": "c", "uid": "gone"});
-    let released = |policy: &str, provisioner: Value| {
+    let in_phase = |phase: &str, policy: &str, provisioner: Value| {
         let volume_object = volume_of(json!({"metadata": {"annotations": {PROVISIONED_BY: provisioner}},
-            "spec": {"claimRef": reference, "persistentVolumeReclaimPolicy": policy}, "status": {"phase": "Bound"}}));
+            "spec": {"claimRef": reference, "persistentVolumeReclaimPolicy": policy}, "status": {"phase": phase}}));
         volume(&volume_object, None)
     };
+    let released = |policy: &str, provisioner: Value| in_phase("Bound", policy, provisioner);
     let own = json!(local_volume::PROVISIONER_NAME);
     assert_eq!(released("Retain", own.clone()).len(), 1);
-    assert_eq!(released("Delete", own).last(), Some(&Action::DeleteVolume));
+    let first = released("Delete", own.clone());
+    assert!(matches!(first[..], [Action::PatchVolume { part: Part::Status, .. }]), "{first:?}");
+    assert_eq!(in_phase("Released", "Delete", own), [Action::DeleteVolume]);
     assert_eq!(released("Delete", json!("csi.example.com")).len(), 1);
     let without =
         volume_of(json!({"spec": {"claimRef": reference, "persistentVolumeReclaimPolicy": "Delete"}}));

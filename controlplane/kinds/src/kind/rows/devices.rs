@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use super::{KIND, Kind, RULES, Rules, WITH_STATUS, Writes, status};
-use crate::selector::fields;
+use crate::fields;
 use crate::{defaults, table, validate};
 
 const GROUP: &str = "resource.k8s.io";

@@ -1,4 +1,4 @@
-//! Kinds that limit or complete pods: limit ranges, quotas, priority classes, runtime classes.
+//! Kinds that limit pods or set fields of pods: limit ranges, quotas, priority classes, runtime classes.
 
 use serde_json::json;
 

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::{KIND, PLAIN, RULES, SCALE, WITH_GENERATION, status};
+use crate::fields;
 use crate::kind::definition::{Kind, Rules, Writes};
-use crate::selector::fields;
 use crate::{defaults, strategy, table, validate};
 
 pub(super) const DEPLOYMENTS: Kind = Kind {

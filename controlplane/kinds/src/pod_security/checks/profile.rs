@@ -96,7 +96,7 @@ fn se_linux_of(pod: &Pod<'_>, allowed: &[&str]) -> Option<Violation> {
     violation("seLinuxOptions", detail)
 }
 
-/// Before 1.19 seccomp was set by annotations.
+/// The check of the policy versions before 1.19, which read seccomp profiles from annotations.
 pub(super) fn seccomp_annotations(pod: &Pod<'_>) -> Option<Violation> {
     let keys = pod.containers().map(|container| format!("{SECCOMP_CONTAINER}{}", name(container)));
     let wrong = std::iter::once(SECCOMP_POD.to_owned()).chain(keys).filter_map(|key| {

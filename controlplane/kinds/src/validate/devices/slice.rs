@@ -1,5 +1,7 @@
 //! Devices of resource slices. Source: `validateDevice` and `validateCounterSet` of `pkg/apis/resource/validation`.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{driver, label, limit, unique};
@@ -258,8 +260,9 @@ fn binding(causes: &mut Causes, path: &Path, device: &Value) {
         }
         unique(causes, &here, &device[list], |name| name);
     }
+    let needed: HashSet<&Value> = items(&device[conditions]).map(|(_, name)| name).collect();
     for (index, name) in items(&device[failures]) {
-        if items(&device[conditions]).any(|(_, other)| other == name) {
+        if needed.contains(name) {
             let detail = "bindingFailureConditions must not overlap with bindingConditions";
             causes.invalid(&path.field(failures).index(index), name, detail);
         }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use crate::validate::cause::{Cause, Causes, Path};
+use crate::cause::{Cause, Causes, Path};
 use crate::validate::format;
 use crate::validate::value::{items, text};
 

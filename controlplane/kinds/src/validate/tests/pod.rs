@@ -1,4 +1,4 @@
-//! Pods and what they are made of.
+//! Pods: containers, volumes, scheduling, security.
 
 use super::*;
 
@@ -402,4 +402,19 @@ fn a_user_namespace_excludes_namespaces_of_the_node_and_is_needed_for_an_unmaske
             "spec.securityContext.shareProcessNamespace: Invalid value: true: ShareProcessNamespace and HostPID cannot both be enabled",
         ],
     );
+}
+
+#[test]
+fn long_lists_are_checked_in_linear_time() {
+    let list =
+        |field: &str| -> Value { (0..20_000).map(|number| json!({(field): format!("a{number}")})).collect() };
+    let mut pod = good("Pod");
+    pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    pod["metadata"]["finalizers"] = (0..20_000).map(|number| format!("a/{number}")).collect();
+    for (name, field) in
+        [("topologySpreadConstraints", "topologyKey"), ("tolerations", "key"), ("schedulingGates", "name")]
+    {
+        pod["spec"][name] = list(field);
+    }
+    assert_eq!(update(kind("Pod"), &pod, &pod).len(), 200, "the constraints have no skew");
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn workloads_need_a_selector_that_fits() {
+fn workloads_need_a_selector_that_matches_their_template() {
     for name in ["Deployment", "ReplicaSet"] {
         let mismatch =
             "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match";

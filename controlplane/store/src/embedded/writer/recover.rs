@@ -29,7 +29,7 @@ impl Writer<'_> {
             self.space.release();
         }
         self.shared.set_failure(Some(detail.clone()));
-        // A second failure before the recovery (of a reservation) has no entries to restore.
+        // A second failure before the recovery is that of a reservation, which has no entries to restore.
         let undo = self.failure.take().map_or(undo, |earlier| earlier.undo);
         // If the failure has passed, the next write recovers from it.
         self.failure = Some(Failure { detail, retry_at: Instant::now(), undo });

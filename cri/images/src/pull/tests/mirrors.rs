@@ -142,9 +142,9 @@ async fn when_all_hosts_are_wrong_the_error_lists_each_with_its_digest() {
         let report = error.report();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{report}");
         for line in &lines {
-            let said = format!("{}?ns={DOMAIN} has the digest", line.name(&format!("v2/big/x/{part}")));
-            let said = said.replace("/x/", if *part == manifest { "/manifests/" } else { "/blobs/" });
-            assert!(report.contains(&said), "{said} is not in {report}");
+            let text = format!("{}?ns={DOMAIN} has the digest", line.name(&format!("v2/big/x/{part}")));
+            let text = text.replace("/x/", if *part == manifest { "/manifests/" } else { "/blobs/" });
+            assert!(report.contains(&text), "{text} is not in {report}");
         }
         assert!(report.contains(absent.address()) && report.contains("404"), "{report}");
         nothing_left(root.path()).await;

@@ -10,7 +10,7 @@ use crate::digest::Digest;
 use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise};
 use crate::{ErrorKind, Images, ImagesConfig};
 
-async fn impatient(root: &Path, hosts: Option<&Path>) -> Images {
+async fn with_short_timeouts(root: &Path, hosts: Option<&Path>) -> Images {
     let config = ImagesConfig {
         stall_timeout: Duration::from_secs(2),
         progress_timeout: Duration::from_secs(5),
@@ -37,9 +37,9 @@ async fn a_pull_without_progress_ends_in_every_phase() {
     registry.push("big", "latest", &image).await;
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
     let cases: [(&str, ProxyFault, &str); 8] = [
-        ("/manifests/", ProxyFault::Stall(0), "nothing for too long"),
-        ("/manifests/", ProxyFault::Stall(20), "nothing for too long"),
-        ("/manifests/", ProxyFault::Stall(400), "nothing for too long"),
+        ("/manifests/", ProxyFault::Stall(0), "sent no data within the timeout"),
+        ("/manifests/", ProxyFault::Stall(20), "sent no data within the timeout"),
+        ("/manifests/", ProxyFault::Stall(400), "sent no data within the timeout"),
         ("/manifests/", ProxyFault::Drip(0), "no progress in 5s"),
         (&config, ProxyFault::Stall(0), "no progress in 5s"),
         (&blob, ProxyFault::Stall(0), "no progress in 5s"),
@@ -49,7 +49,7 @@ async fn a_pull_without_progress_ends_in_every_phase() {
     // Concurrently: each pull only waits.
     let all = cases.map(async |(part, fault, said)| {
         let root = tempfile::tempdir().unwrap();
-        let images = impatient(root.path(), None).await;
+        let images = with_short_timeouts(root.path(), None).await;
         let (part, what) = (part.to_owned(), fault.clone());
         let line = TestProxy::to(registry.address(), move |head, _| {
             let first = head.lines().next().unwrap();
@@ -81,7 +81,7 @@ async fn a_silent_token_service_times_out_for_all_waiting_requests() {
         })
         .await;
         let root = tempfile::tempdir().unwrap();
-        let images = impatient(root.path(), None).await;
+        let images = with_short_timeouts(root.path(), None).await;
         let report = given_up(&images, &line.name("app")).await;
         assert!(report.contains(&format!("a token from http://{realm}/token")), "{report}");
         nothing_left(root.path()).await;
@@ -94,11 +94,11 @@ async fn silent_hosts_time_out() {
     let address = silent.local_addr().unwrap();
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("r.example")).unwrap();
-    for (scheme, said) in [("http", "nothing for too long"), ("https", "cannot reach")] {
+    for (scheme, said) in [("http", "sent no data within the timeout"), ("https", "cannot reach")] {
         let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"1s\"\n");
         std::fs::write(hosts.path().join("r.example/hosts.toml"), text).unwrap();
         let root = tempfile::tempdir().unwrap();
-        let images = impatient(root.path(), Some(hosts.path())).await;
+        let images = with_short_timeouts(root.path(), Some(hosts.path())).await;
         let report = given_up(&images, "r.example/app").await;
         assert!(report.contains(said) && report.contains(&address.to_string()), "{report}");
         nothing_left(root.path()).await;
@@ -127,7 +127,7 @@ async fn a_stalled_mirror_is_skipped_and_the_error_lists_every_host() {
             .unwrap();
     };
     let root = tempfile::tempdir().unwrap();
-    let images = impatient(root.path(), Some(hosts.path())).await;
+    let images = with_short_timeouts(root.path(), Some(hosts.path())).await;
     write(registry.address(), &[stalling.address(), absent.address()]);
     assert_eq!(images.pull("r.example/app", None, None).await.unwrap().id, image.id());
     images.remove("r.example/app").await.unwrap();

@@ -69,7 +69,8 @@ impl Settings {
     /// There is no configuration, or a field is invalid.
     pub(super) fn read(configs: &mut PluginConfigs) -> Result<Self, String> {
         let config = configs.take::<Config>("ImagePolicyWebhook")?;
-        let config = config.ok_or("no config specified; admission-control-config-file has it")?.image_policy;
+        let config = config.ok_or("no config specified; set it in the file admission-control-config-file")?;
+        let config = config.image_policy;
         if config.kube_config_file.as_os_str().is_empty() {
             return Err("imagePolicy.kubeConfigFile: it is not set".to_owned());
         }

@@ -1,0 +1,208 @@
+//! The gate between a pod's sandbox and its containers: the containers start after the pod's policies are in the
+//! kernel.
+//!
+//! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the namespaces
+//! with policies decides: pods of these namespaces wait, others start.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use coracle_network_policy::PodFacts;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::{mpsc, oneshot};
+
+/// Time until a pod of a namespace with policies reports that it waits. The pod's start is repeated.
+const RESTRICTED_LIMIT: Duration = Duration::from_secs(10);
+/// Time after which a pod of a namespace without known policies starts, while the policies are unknown.
+const LIMIT: Duration = Duration::from_secs(3);
+/// Maximum size in bytes of the record.
+const RECORD_MAX: u64 = 64 << 20;
+
+/// Entry of the record while there are policies of the whole cluster: they may select pods of every namespace. No
+/// namespace has this name.
+pub(crate) const EVERY_NAMESPACE: &str = "*";
+
+/// A request to the task of network policies.
+pub(crate) enum Request {
+    /// The pod's sandbox has these addresses. `done` is answered when its policies are in the kernel.
+    Admit { facts: PodFacts, done: oneshot::Sender<()> },
+    /// The pod's sandbox was removed.
+    Release { uid: String },
+}
+
+/// The policies of a pod are not in the kernel yet.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "network policies of the namespace {namespace} are not enforced yet: the API server or nftables does not respond"
+)]
+pub(crate) struct NotEnforced {
+    namespace: String,
+}
+
+/// Makes pods wait until their policies are in the kernel; cheap to clone. Without the task of network policies no pod
+/// waits.
+#[derive(Clone)]
+pub(crate) struct PolicyGate {
+    node_name: String,
+    requests: Option<mpsc::UnboundedSender<Request>>,
+    restricted: Restricted,
+}
+
+/// The recorded namespaces with policies.
+#[derive(Clone)]
+pub(crate) struct Restricted {
+    record: PathBuf,
+    /// None while the record cannot be read: then every namespace counts as restricted.
+    namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
+}
+
+/// The side of the gate that the network policy task holds.
+pub(crate) struct GateEnd {
+    pub(crate) requests: mpsc::UnboundedReceiver<Request>,
+    pub(crate) restricted: Restricted,
+}
+
+/// A gate, and its end for the task. `None` in place of a record: policies are not enforced.
+pub(crate) fn gate(node_name: &str, record: Option<&Path>) -> (PolicyGate, Option<GateEnd>) {
+    let restricted = Restricted::load(record.unwrap_or(Path::new("")));
+    let node_name = node_name.to_owned();
+    if record.is_none() {
+        return (PolicyGate { node_name, requests: None, restricted }, None);
+    }
+    let (requests, received) = mpsc::unbounded_channel();
+    let gate = PolicyGate { node_name, requests: Some(requests), restricted: restricted.clone() };
+    (gate, Some(GateEnd { requests: received, restricted }))
+}
+
+// === impl PolicyGate ===
+
+impl PolicyGate {
+    /// Waits until the policies of a pod with these addresses are in the kernel.
+    ///
+    /// # Errors
+    /// When they are not within the limit, and the pod's namespace has policies.
+    pub(crate) async fn admit(&self, pod: &Pod, ips: &[IpAddr]) -> Result<(), NotEnforced> {
+        let Some(requests) = &self.requests else { return Ok(()) };
+        let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return Ok(()) };
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        facts.ips = ips.to_vec();
+        let (done, answered) = oneshot::channel();
+        // Without a receiver the agent is stopping.
+        let _ = requests.send(Request::Admit { facts, done });
+        let is_restricted = self.restricted.has(&namespace);
+        let limit = if is_restricted { RESTRICTED_LIMIT } else { LIMIT };
+        match tokio::time::timeout(limit, answered).await {
+            Ok(Ok(())) => Ok(()),
+            // The policies may have been listed in the meantime.
+            _ if is_restricted || self.restricted.has(&namespace) => Err(NotEnforced { namespace }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the entry of a pod whose sandbox is removed.
+    pub(crate) fn release(&self, uid: &str) {
+        if let Some(requests) = &self.requests {
+            let _ = requests.send(Request::Release { uid: uid.to_owned() });
+        }
+    }
+}
+
+// === impl Restricted ===
+
+impl Restricted {
+    fn load(record: &Path) -> Self {
+        let namespaces = match crate::bounded::read(record, RECORD_MAX) {
+            Ok(text) => serde_json::from_slice(&text).map_err(std::io::Error::from),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &namespaces {
+            tracing::warn!(
+                %error,
+                record = %record.display(),
+                "the record of namespaces with network policies is unreadable: all pods wait for their policies"
+            );
+        }
+        Self { record: record.to_owned(), namespaces: Arc::new(RwLock::new(namespaces.ok())) }
+    }
+
+    fn has(&self, namespace: &str) -> bool {
+        let namespaces = self.namespaces.read().unwrap_or_else(PoisonError::into_inner);
+        namespaces
+            .as_ref()
+            .is_none_or(|namespaces| namespaces.contains(namespace) || namespaces.contains(EVERY_NAMESPACE))
+    }
+
+    /// Replaces the namespaces, and writes the record if they differ.
+    pub(crate) async fn set(&self, namespaces: BTreeSet<String>) {
+        if self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces) {
+            return;
+        }
+        let record = self.record.clone();
+        let text = serde_json::to_vec(&namespaces).unwrap_or_default();
+        *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces);
+        let written = tokio::task::spawn_blocking(move || crate::private_file::replace(&record, &text));
+        match written.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                record = %self.record.display(),
+                "cannot record the namespaces with network policies"
+            ),
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod() -> Pod {
+        serde_json::from_value(
+            json!({"metadata": {"uid": "u", "namespace": "n"}, "spec": {"containers": []}}),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_damaged_record_restricts_every_namespace() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        assert!(!Restricted::load(&record).has("n"), "no record: no policy was ever known");
+        std::fs::write(&record, "[\"*\"]").unwrap();
+        assert!(Restricted::load(&record).has("n"), "policies of the whole cluster were known");
+        std::fs::write(&record, "[\"n").unwrap();
+        assert!(Restricted::load(&record).has("other"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_of_recorded_namespaces_wait_for_their_policies() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        let (first, ends) = gate("here", Some(&record));
+        assert!(first.admit(&pod(), &[]).await.is_ok(), "no policy is known");
+        let ends = ends.unwrap();
+        ends.restricted.set(["n".to_owned()].into()).await;
+        let (next, ends) = gate("here", Some(&record));
+        assert!(next.admit(&pod(), &[]).await.is_err(), "its policies are unknown after a restart");
+        let mut requests = ends.unwrap().requests;
+        let answer = async {
+            while let Some(request) = requests.recv().await {
+                if let Request::Admit { done, .. } = request {
+                    let _ = done.send(());
+                }
+            }
+        };
+        let admit = async { next.admit(&pod(), &[]).await };
+        tokio::select! {
+            () = answer => {}
+            admitted = admit => assert!(admitted.is_ok()),
+        }
+    }
+}

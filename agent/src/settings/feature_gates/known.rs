@@ -1,0 +1,109 @@
+//! Names and defaults of the feature gates of Kubernetes 1.36. All components have the same gates.
+//!
+//! Source: `test/compatibility_lifecycle/reference/versioned_feature_list.yaml` of Kubernetes.
+
+/// Gates that change something here. They are on by default.
+pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "WatchList"];
+
+/// Gates whose effect does not depend on their value here. The APIs of three of them follow `runtime-config`, and the
+/// agent follows events of its containers in any case.
+pub(super) const EITHER: &[&str] =
+    &["EventedPLEG", "GangScheduling", "GenericWorkload", "StorageVersionMigrator"];
+
+/// Gates that are off upstream by default, and whose behaviour is always on here.
+pub(super) const ON_HERE: &[&str] = &["MaxUnavailableStatefulSet"];
+
+/// Gates that are locked to true.
+#[rustfmt::skip]
+pub(super) const LOCKED_ON: &[&str] = &[
+    "APIServerTracing", "AggregatedDiscoveryRemoveBetaType", "AnonymousAuthConfigurableEndpoints",
+    "AnyVolumeDataSource", "AuthorizeNodeWithSelectors", "AuthorizeWithSelectors", "BtreeWatchCache",
+    "CPUManagerPolicyOptions", "CRDValidationRatcheting", "CSIServiceAccountTokenSecrets",
+    "ConsistentListFromCache", "CustomResourceFieldSelectors", "DRAAdminAccess", "DeclarativeValidation",
+    "DisableAllocatorDualWrite", "DisableNodeKubeProxyVersion", "DynamicResourceAllocation",
+    "ExecProbeTimeout", "ExternalServiceAccountTokenSigner", "ImageMaximumGCAge", "ImageVolume",
+    "InPlacePodVerticalScaling", "JobBackoffLimitPerIndex", "JobManagedBy", "JobPodReplacementPolicy",
+    "JobSuccessPolicy", "KubeletCgroupDriverFromCRI", "KubeletFineGrainedAuthz", "KubeletPSI",
+    "KubeletPodResourcesDynamicResources", "KubeletPodResourcesGet", "KubeletTracing",
+    "LogarithmicScaleDown", "MatchLabelKeysInPodAffinity", "MultiCIDRServiceAllocator",
+    "MutableCSINodeAllocatableCount", "NFTablesProxyMode", "NodeInclusionPolicyInPodTopologySpread",
+    "NodeLogQuery", "NodeSwap", "OrderedNamespaceDeletion", "PodLifecycleSleepAction",
+    "PodLifecycleSleepActionAllowZero", "PodObservedGenerationTracking", "PodSchedulingReadiness",
+    "PreferSameTrafficDistribution", "ProcMountType", "RecoverVolumeExpansionFailure",
+    "RecursiveReadOnlyMounts", "RelaxedDNSSearchValidation", "RelaxedEnvironmentVariableValidation",
+    "ResilientWatchCacheInitialization", "RetryGenerateName", "SELinuxChangePolicy",
+    "SELinuxMountReadWriteOncePod", "SchedulerQueueingHints", "SeparateTaintEvictionController",
+    "ServiceAccountTokenJTI", "ServiceAccountTokenNodeBinding", "ServiceAccountTokenNodeBindingValidation",
+    "ServiceAccountTokenPodNodeInfo", "SidecarContainers", "StreamingCollectionEncodingToJSON",
+    "StreamingCollectionEncodingToProtobuf", "StructuredAuthenticationConfiguration",
+    "SupplementalGroupsPolicy", "SystemdWatchdog", "TopologyManagerPolicyOptions", "UserNamespacesSupport",
+    "VolumeAttributesClass", "WinDSR", "WinOverlay",
+];
+
+/// Gates that are locked to false.
+#[rustfmt::skip]
+pub(super) const LOCKED_OFF: &[&str] = &[
+    "AllowOverwriteTerminationGracePeriodSeconds", "GitRepoVolumeDriver", "SeparateCacheWatchRPC",
+];
+
+/// Gates that are on by default and cannot be switched here.
+#[rustfmt::skip]
+pub(super) const ON: &[&str] = &[
+    "APIServerIdentity", "AllowParsingUserUIDFromCertAuth", "AllowServiceExternalIPs",
+    "AuthorizePodWebsocketUpgradeCreatePermission", "CPUCFSQuotaPeriod", "CPUManagerPolicyBetaOptions",
+    "CRDObservedGenerationTracking", "ClearingNominatedNodeNameAfterBinding", "ComponentFlagz",
+    "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint", "ContainerRestartRules",
+    "ContextualLogging", "DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
+    "DRAExtendedResource", "DRAPartitionableDevices", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus",
+    "DRAResourceClaimGranularStatusAuthorization", "DRASchedulerFilterTimeout", "DeclarativeValidationBeta",
+    "DeploymentReplicaSetTerminatingReplicas", "DetectCacheInconsistency",
+    "DisableCPUQuotaWithExclusiveCPUs", "EnvFiles", "ExtendWebSocketsToKubelet", "GracefulNodeShutdown",
+    "GracefulNodeShutdownBasedOnPodPriority", "HPAConfigurableTolerance", "HostnameOverride",
+    "InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers",
+    "KubeletCrashLoopBackOffMax", "KubeletEnsureSecretPulledImages", "KubeletPodResourcesListUseActivePods",
+    "KubeletSeparateDiskGC", "KubeletServiceAccountTokenForCredentialProviders", "ListFromCacheSnapshot",
+    "LoggingBetaOptions", "MatchLabelKeysInPodTopologySpread",
+    "MatchLabelKeysInPodTopologySpreadSelectorMerge", "MutablePodResourcesForSuspendedJobs",
+    "MutableSchedulingDirectivesForSuspendedJobs", "MutatingAdmissionPolicy", "NodeDeclaredFeatures",
+    "NominatedNodeNameForExpectation", "OpenAPIEnums", "OpportunisticBatching", "PLEGOnDemandRelist",
+    "PodDeletionCost", "PodLevelResources", "PodReadyToStartContainersCondition",
+    "PodTopologyLabelsAdmission", "PortForwardWebsockets", "PreventStaticPodAPIReferences",
+    "RelaxedServiceNameValidation", "ReloadKubeletClientCAFile", "ReloadKubeletServerCertificateFile",
+    "RemoteRequestHeaderUID", "ResourceHealthStatus", "ResourceHealthStatusMessage",
+    "RestartAllContainersOnContainerExits", "RotateKubeletServerCertificate", "SchedulerAsyncPreemption",
+    "SchedulerPopFromBackoffQ", "ServiceAccountNodeAudienceRestriction", "ServiceCIDRStatusFieldWiping",
+    "SizeBasedListCostEstimate", "StaleControllerConsistencyDaemonSet", "StaleControllerConsistencyJob",
+    "StaleControllerConsistencyReplicaSet", "StaleControllerConsistencyStatefulSet",
+    "StatefulSetSemanticRevisionComparison", "StorageNamespaceIndex", "StorageVersionHash",
+    "StrictIPCIDRValidation", "StructuredAuthenticationConfigurationEgressSelector",
+    "StructuredAuthenticationConfigurationJWKSMetrics", "TokenRequestServiceAccountUIDValidation",
+    "TopologyManagerPolicyBetaOptions", "TranslateStreamCloseWebsocketRequests",
+    "UnauthenticatedHTTP2DOSMitigation", "UnknownVersionInteroperabilityProxy",
+    "WatchCacheInitializationPostStartHook", "WindowsGracefulNodeShutdown",
+];
+
+/// Gates that are off by default and cannot be switched here. `AllAlpha` stands for all alpha gates.
+#[rustfmt::skip]
+pub(super) const OFF: &[&str] = &[
+    "APIServingWithRoutine", "AllAlpha", "AllowDNSOnlyNodeCSR",
+    "AllowInsecureKubeletCertificateSigningRequests", "AllowUnsafeMalformedObjectDeletion",
+    "CBORServingAndStorage", "CPUManagerPolicyAlphaOptions", "CRIListStreaming", "CSIVolumeHealth",
+    "ChangeContainerStatusOnKubeletRestart", "CloudControllerManagerWatchBasedRoutesReconciliation",
+    "CloudControllerManagerWebhook", "ClusterTrustBundle", "ClusterTrustBundleProjection",
+    "ConcurrentWatchObjectDecode", "ContainerStopSignals",
+    "ControllerManagerReleaseLeaderElectionLockOnExit", "CoordinatedLeaderElection",
+    "CrossNamespaceVolumeDataSource", "DRADeviceTaintRules", "DRAListTypeAttributes",
+    "DRANodeAllocatableResources", "DRAResourcePoolStatus", "DRAWorkloadResourceClaims",
+    "DeclarativeValidationTakeover", "HPAScaleToZero", "ImageVolumeWithDigest",
+    "InPlacePodVerticalScalingExclusiveCPUs", "InPlacePodVerticalScalingExclusiveMemory", "KMSv1",
+    "KubeletInUserNamespace", "KubeletRegistrationGetOnExistsOnly",
+    "LocalStorageCapacityIsolationFSQuotaMonitoring", "LoggingAlphaOptions",
+    "ManifestBasedAdmissionControlConfig", "MemoryQoS", "MutablePVNodeAffinity", "NativeHistograms",
+    "PersistentVolumeClaimUnusedSinceTime", "PodAndContainerStatsFromCRI", "PodCertificateRequest",
+    "PodLevelResourceManagers", "PodLogsQuerySplitStreams", "PodsAPI", "QOSReserved",
+    "ReduceDefaultCrashLoopBackOffDecay", "RuntimeClassInImageCriAPI", "SELinuxMount",
+    "SchedulerAsyncAPICalls", "ShardedListAndWatch", "StorageCapacityScoring", "StorageVersionAPI",
+    "TaintTolerationComparisonOperators", "TopologyAwareWorkloadScheduling",
+    "TopologyManagerPolicyAlphaOptions", "UserNamespacesHostNetworkSupport", "VolumeLimitScaling",
+    "WindowsCPUAndMemoryAffinity", "WindowsHostNetwork", "WorkloadAwarePreemption", "WorkloadWithJob",
+];

@@ -1,0 +1,94 @@
+//! Ports of a bridge: their settings, their entries in the bridge's forwarding table, and their state.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use netlink_packet_route::link::{BridgePortState, InfoBridgePort};
+use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourState};
+use rtnetlink::LinkBridgePort;
+
+use super::{Link, Links, failed};
+use crate::error::Error;
+
+/// Maximum wait until the kernel forwards a port's packets.
+const FORWARDING_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Settings of a bridge's port.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Port {
+    /// Hairpin mode: a pod can reach itself through its own host port.
+    pub(crate) hairpin: bool,
+    /// Port isolation: no packets to and from other isolated ports.
+    pub(crate) isolated: bool,
+    /// Only packets from the hardware address that the bridge has recorded for the port.
+    pub(crate) locked: bool,
+    /// Whether the port gets frames to hardware addresses that the bridge does not know. `None`: not changed.
+    pub(crate) floods: Option<bool>,
+}
+
+// === impl Links ===
+
+impl Links {
+    /// Changes the settings of a bridge's port.
+    pub(crate) async fn set_port(&self, link: &Link, port: Port) -> Result<(), Error> {
+        let mut change = LinkBridgePort::new(link.index);
+        if port.hairpin {
+            change = change.append_info_data(InfoBridgePort::HairpinMode(true));
+        }
+        if port.isolated {
+            change = change.append_info_data(InfoBridgePort::Isolated(true));
+        }
+        if port.locked {
+            change = change.append_info_data(InfoBridgePort::Locked(true));
+            change = change.append_info_data(InfoBridgePort::Learning(false));
+        }
+        if let Some(floods) = port.floods {
+            change = change.append_info_data(InfoBridgePort::UnicastFlood(floods));
+        }
+        let set = self.handle.link().set_port(change.build()).execute().await;
+        set.map_err(failed("set bridge port", &link.name))
+    }
+
+    /// Records a hardware address for a port of a bridge.
+    pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
+        let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
+        // In the table of the bridge, not of the port.
+        add.flags(NeighbourFlags::Controller)
+            .state(NeighbourState::Noarp)
+            .execute()
+            .await
+            .map_err(failed("add a forwarding entry to", &link.name))
+    }
+
+    /// Sets whether an existing port gets frames to unknown hardware addresses. Without them, the bridge must know the
+    /// pod's own. An absent port is not an error.
+    pub(crate) async fn set_flooding(&self, port: &str, mac: [u8; 6], floods: bool) -> Result<(), Error> {
+        let found = self.find(port).await?.filter(|link| link.controller.is_some());
+        let Some(link) = found else { return Ok(()) };
+        if !floods {
+            self.add_forwarding(&link, mac).await?;
+        }
+        self.set_port(&link, Port { floods: Some(floods), ..Port::default() }).await
+    }
+
+    /// Waits until the bridge forwards packets of a port. The kernel enables this shortly after both ends of the pair
+    /// are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
+    pub(crate) async fn wait_until_forwarding(&self, port: &str) -> Result<(), Error> {
+        let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
+        let (connection, _handle, mut changes) =
+            connected.map_err(|source| Error::Socket { action: "listen to links", source })?;
+        let listening = tokio::spawn(connection);
+        let passes = async {
+            while self.get(port).await?.port_state != Some(BridgePortState::Forwarding) {
+                if changes.next().await.is_none() {
+                    // The notifications ended: only the timeout is left.
+                    std::future::pending::<()>().await;
+                }
+            }
+            Ok(())
+        };
+        let passes = tokio::time::timeout(FORWARDING_TIMEOUT, passes).await;
+        listening.abort();
+        passes.unwrap_or(Ok(()))
+    }
+}

@@ -1,0 +1,42 @@
+//! The rules that lead new connections to the host ports.
+
+use std::net::IpAddr;
+
+use coracle_nft::Rule;
+use ipnetwork::IpNetwork;
+
+use super::{Table, V4, V6};
+
+/// Base chains with these rules.
+const CHAINS: [&str; 2] = ["prerouting", "output"];
+
+/// Rules that lead to the host ports. They exist only while there are host ports: they search the routes for the first
+/// packet of each connection.
+pub(crate) struct Entrances<'a> {
+    /// Whether there were host ports, and whether there are some now.
+    pub(crate) ports: [bool; 2],
+    /// Addresses that host ports do not take: a host port 53 would take over cluster DNS.
+    pub(crate) served: &'a [IpAddr],
+}
+
+// === impl Table ===
+
+impl Table<'_> {
+    /// Writes or removes the rules when the first host port begins, or the last one ends.
+    pub(super) fn entrances(&mut self, entrances: &Entrances<'_>) {
+        let [before, now] = entrances.ports;
+        if before == now {
+            return;
+        }
+        for chain in CHAINS {
+            self.0.flush_chain(chain);
+            for family in [V4, V6].iter().filter(|_| now) {
+                let of_family = |address: &&IpAddr| address.is_ipv4() == (family.length == 4);
+                let served = entrances.served.iter().filter(of_family);
+                let local = Rule::default().family(family.number).destination_is_local();
+                let local = served.fold(local, |rule, address| rule.to(IpNetwork::from(*address), true));
+                self.0.rule(chain, &local.jump("hostports"));
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! AdmissionReview: the request to a webhook and its response. Pure.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use coracle_kinds::Resource;
+use serde_json::{Value, json};
+
+use super::{Attributes, Operation};
+use crate::error::ApiError;
+
+/// The response of a webhook.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Verdict {
+    pub(super) allowed: bool,
+    /// The Status of a refusal.
+    pub(super) status: Value,
+    /// A JSON patch; null for none.
+    pub(super) patch: Value,
+    pub(super) warnings: Vec<String>,
+}
+
+/// The object before and after the request, in the version that the webhook's rules select.
+pub(super) struct Objects {
+    pub(super) new: Value,
+    pub(super) old: Value,
+}
+
+/// The AdmissionReview of a request.
+pub(super) fn request(
+    of: &Attributes<'_>,
+    (version, uid): (&str, &str),
+    kind: &Resource,
+    objects: &Objects,
+) -> Value {
+    let mut request = attributes(of, kind);
+    if let Some(fields) = request.as_object_mut() {
+        fields.insert("uid".to_owned(), uid.into());
+        fields.insert("object".to_owned(), objects.new.clone());
+        fields.insert("oldObject".to_owned(), objects.old.clone());
+    }
+    let api_version = format!("admission.k8s.io/{version}");
+    json!({"kind": "AdmissionReview", "apiVersion": api_version, "request": request})
+}
+
+/// An AdmissionRequest without its objects, for the version of the resource that a rule names.
+pub(super) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value {
+    let kind_of = |kind: &Resource| match attributes.declared {
+        Some(declared) if declared.kind != kind.kind => {
+            json!({"group": declared.group, "version": declared.version, "kind": declared.kind})
+        }
+        _ => json!({"group": kind.group, "version": kind.version, "kind": kind.kind}),
+    };
+    let resource_of =
+        |kind: &Resource| json!({"group": kind.group, "version": kind.version, "resource": kind.plural});
+    let user = attributes.user;
+    let mut request = serde_json::Map::new();
+    for (field, value) in [
+        ("kind", kind_of(kind)),
+        ("resource", resource_of(kind)),
+        ("requestKind", kind_of(attributes.kind)),
+        ("requestResource", resource_of(attributes.kind)),
+        ("operation", attributes.operation.name().into()),
+        (
+            "userInfo",
+            json!({"username": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra}),
+        ),
+        ("dryRun", attributes.dry_run.into()),
+        ("options", options(attributes.operation)),
+    ] {
+        request.insert(field.to_owned(), value);
+    }
+    for (field, value) in [
+        ("name", attributes.name),
+        ("namespace", attributes.namespace),
+        ("subResource", attributes.subresource),
+        ("requestSubResource", attributes.subresource),
+    ] {
+        if !value.is_empty() {
+            request.insert(field.to_owned(), value.into());
+        }
+    }
+    Value::Object(request)
+}
+
+fn options(operation: Operation) -> Value {
+    let kind = match operation {
+        Operation::Create => "CreateOptions",
+        Operation::Update => "UpdateOptions",
+        Operation::Delete => "DeleteOptions",
+        Operation::Connect => return Value::Null,
+    };
+    json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"})
+}
+
+/// Reads the response to a request with this version and uid. An error counts as a failed call.
+pub(super) fn response(review: &Value, (version, uid): (&str, &str)) -> Result<Verdict, String> {
+    let api_version = format!("admission.k8s.io/{version}");
+    // As upstream: version, uid and patch type of a response in v1beta1 are not checked.
+    let is_v1 = version == "v1";
+    if is_v1 && (review["apiVersion"] != api_version.as_str() || review["kind"] != "AdmissionReview") {
+        return Err(format!(
+            "expected webhook response of {api_version}, Kind=AdmissionReview, got {}, Kind={}",
+            review["apiVersion"], review["kind"]
+        ));
+    }
+    let response = &review["response"];
+    if !response.is_object() {
+        return Err("webhook response was absent".to_owned());
+    }
+    if is_v1 && response["uid"] != uid {
+        return Err(format!("expected response.uid={uid:?}, got {}", response["uid"]));
+    }
+    let allowed = match &response["allowed"] {
+        Value::Bool(allowed) => *allowed,
+        // As upstream: without the field the response is a refusal, which `failurePolicy: Ignore` does not ignore.
+        Value::Null => false,
+        _ => return Err("the field response.allowed is not a boolean".to_owned()),
+    };
+    let mut patch = Value::Null;
+    if let Some(text) = response["patch"].as_str().filter(|text| !text.is_empty()) {
+        if is_v1 && response["patchType"] != "JSONPatch" {
+            return Err(format!("invalid response.patchType {}", response["patchType"]));
+        }
+        let bytes = BASE64_STANDARD.decode(text).map_err(|error| format!("response.patch: {error}"))?;
+        patch = serde_json::from_slice(&bytes).map_err(|error| format!("response.patch: {error}"))?;
+    }
+    let warnings = response["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let warnings = warnings.map(str::to_owned).collect();
+    Ok(Verdict { allowed, status: response["status"].clone(), patch, warnings })
+}
+
+/// The error of a refused request. Source: `webhook/errors.ToStatusErr`.
+pub(super) fn refusal(hook: &str, status: &Value) -> ApiError {
+    let text = |field: &str| status[field].as_str().filter(|text| !text.is_empty());
+    let denied = format!("admission webhook {hook:?} denied the request");
+    let message = match text("message").or_else(|| text("reason")) {
+        Some(why) => format!("{denied}: {why}"),
+        None => format!("{denied} without explanation"),
+    };
+    let code = status["code"].as_u64().and_then(|code| u16::try_from(code).ok());
+    let code = code.filter(|code| (400..600).contains(code)).unwrap_or(400);
+    ApiError::of_webhook(code, text("reason").unwrap_or_default(), message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn review(response: Value) -> Value {
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})
+    }
+
+    #[test]
+    fn responses_are_checked() {
+        let read = |response| response_of(response);
+        fn response_of(answer: Value) -> Result<Verdict, String> {
+            response(&review(answer), ("v1", "7"))
+        }
+        let allowed = read(json!({"uid": "7", "allowed": true, "warnings": ["w"]})).unwrap();
+        assert_eq!((allowed.allowed, allowed.warnings), (true, vec!["w".to_owned()]));
+        let patch = BASE64_STANDARD.encode(r#"[{"op":"add","path":"/a","value":1}]"#);
+        let patched = json!({"uid": "7", "allowed": true, "patch": patch, "patchType": "JSONPatch"});
+        assert_eq!(read(patched).unwrap().patch[0]["path"], "/a");
+        let older = json!({"response": {"allowed": true, "patch": patch}});
+        assert_eq!(response(&older, ("v1beta1", "7")).unwrap().patch[0]["path"], "/a");
+        assert!(!read(json!({"uid": "7"})).unwrap().allowed);
+        for (answer, why) in [
+            (json!({"uid": "8", "allowed": true}), "expected response.uid=\"7\", got \"8\""),
+            (json!({"uid": "7", "allowed": "true"}), "the field response.allowed is not a boolean"),
+            (json!({"uid": "7", "allowed": true, "patch": "W10="}), "invalid response.patchType null"),
+            (json!(null), "webhook response was absent"),
+        ] {
+            assert_eq!(read(answer).unwrap_err(), why);
+        }
+        assert!(response(&json!({}), ("v1", "7")).is_err());
+    }
+
+    #[test]
+    fn a_refusal_has_the_reason_of_the_webhook() {
+        let error = refusal("a.b.c", &json!({"code": 403, "message": "no"}));
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (403, "admission webhook \"a.b.c\" denied the request: no")
+        );
+        let error = refusal("a.b.c", &json!({"code": 200}));
+        assert_eq!(error.code, 400);
+        assert_eq!(error.message, "admission webhook \"a.b.c\" denied the request without explanation");
+    }
+}

@@ -1,0 +1,196 @@
+//! Watches. The collection queues events at its end. A watch ends when its client drops the other end, or when the
+//! collection removes it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{Object, Scope, Shared};
+
+/// Maximum events that wait for a watcher. A slower watcher is disconnected and can resume.
+const MAX_QUEUED_EVENTS: usize = 4096;
+/// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
+const MAX_QUEUED_BYTES: usize = 4 << 20;
+
+/// An event of a watch.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    Added(Arc<Object>),
+    Modified(Arc<Object>),
+    Deleted(Arc<Object>),
+    /// All events up to this revision were sent.
+    Bookmark(u64),
+    /// The initial objects at this revision were sent.
+    InitialEnd(u64),
+}
+
+/// The collection's end of a watch.
+pub(crate) struct Watcher {
+    pub(crate) scope: Scope,
+    pub(crate) bookmarks: bool,
+    /// Revision of the newest queued event, or of the watch's start if there is none.
+    pub(super) sent: u64,
+    events: mpsc::Sender<Event>,
+    link: Arc<Link>,
+    /// Cancelled when the collection removes the watcher.
+    _cut: DropGuard,
+}
+
+/// The client's end of a watch. The collection forgets the watch when this end is dropped, so it must not be dropped
+/// while the caller holds the lock of the collection.
+pub(crate) struct Events {
+    pub(super) events: mpsc::Receiver<Event>,
+    link: Arc<Link>,
+    /// Cancelled when no more events will be queued.
+    pub(crate) cut: CancellationToken,
+}
+
+/// What both ends share.
+#[derive(Default)]
+struct Link {
+    /// Bytes of the queued events.
+    queued: AtomicUsize,
+    /// Set when the collection adds the watcher.
+    registration: OnceLock<Registration>,
+}
+
+/// A watcher's place.
+struct Registration {
+    collection: Weak<Shared>,
+    number: u64,
+}
+
+/// The watchers of a collection.
+#[derive(Default)]
+pub(super) struct Watchers {
+    /// By number, in the order of their start.
+    running: BTreeMap<u64, Watcher>,
+    next: u64,
+    collection: Weak<Shared>,
+}
+
+// === impl Watcher ===
+
+impl Watcher {
+    pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
+        let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
+        let (link, cut) = (Arc::<Link>::default(), CancellationToken::new());
+        let received = Events { events: receiver, link: link.clone(), cut: cut.clone() };
+        (Self { scope, bookmarks, sent: 0, events, link, _cut: cut.drop_guard() }, received)
+    }
+
+    /// Queues an event. Returns false if the watcher is too slow: the collection then removes it.
+    pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
+        self.sent = revision;
+        let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
+        before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
+    }
+}
+
+// === impl Events ===
+
+impl Events {
+    pub(crate) async fn recv(&mut self) -> Option<Event> {
+        let event = self.events.recv().await?;
+        self.link.queued.fetch_sub(event.weight(), Ordering::Relaxed);
+        Some(event)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if let Some(place) = self.link.registration.get()
+            && let Some(collection) = place.collection.upgrade()
+        {
+            collection.lock().end_watch(place.number);
+        }
+    }
+}
+
+// === impl Event ===
+
+impl Event {
+    /// Bytes that the event keeps in memory.
+    fn weight(&self) -> usize {
+        match self {
+            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json_len(),
+            Event::Bookmark(_) | Event::InitialEnd(_) => 0,
+        }
+    }
+}
+
+// === impl Watchers ===
+
+impl Watchers {
+    /// The watchers of this collection. There are none yet.
+    pub(super) fn of(collection: Weak<Shared>) -> Self {
+        Self { collection, ..Self::default() }
+    }
+
+    pub(super) fn add(&mut self, watcher: Watcher) {
+        let place = Registration { collection: self.collection.clone(), number: self.next };
+        // A watcher is added to one collection, so there is no other place.
+        let _added = watcher.link.registration.set(place);
+        self.running.insert(self.next, watcher);
+        self.next += 1;
+    }
+
+    pub(super) fn remove(&mut self, number: u64) {
+        self.running.remove(&number);
+    }
+
+    /// Removes the watchers for which `keep` returns false.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Watcher) -> bool) {
+        self.running.retain(|_, watcher| keep(watcher));
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.running.clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+
+    use super::*;
+    use crate::cache::Cache;
+
+    #[tokio::test]
+    async fn a_watch_ends_with_either_of_its_ends() {
+        let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
+        let collection = cache.of(kind).unwrap();
+        let watch = || {
+            let (watcher, events) = Watcher::new(Scope::default(), false);
+            collection.lock().watch_from_now(watcher, 1);
+            events
+        };
+        let (first, mut second, third) = (watch(), watch(), watch());
+        assert_eq!(collection.lock().watchers(), 3);
+        drop(first);
+        drop(third);
+        assert_eq!(collection.lock().watchers(), 1, "without an event");
+        cache.remove("", "configmaps");
+        assert!(second.recv().await.is_none() && second.cut.is_cancelled());
+        drop(second);
+        assert_eq!(collection.lock().watchers(), 0);
+    }
+
+    #[test]
+    fn an_end_that_was_not_registered_is_dropped() {
+        let (watcher, events) = Watcher::new(Scope::default(), false);
+        drop(events);
+        assert!(watcher.events.is_closed());
+    }
+}

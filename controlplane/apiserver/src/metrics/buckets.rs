@@ -1,0 +1,31 @@
+//! Upper bounds of the buckets of histograms, as upstream.
+
+/// Upper bounds of the durations of requests, in seconds.
+pub(super) const DURATIONS: [f64; 23] = [
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
+    20.0, 30.0, 45.0, 60.0,
+];
+/// Upper bounds of the durations of webhooks, in seconds.
+pub(super) const WEBHOOK_DURATIONS: [f64; 7] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0];
+/// Upper bounds of the durations without waits, in seconds.
+pub(super) const SLI_DURATIONS: [f64; 21] = [
+    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0,
+    45.0, 60.0,
+];
+/// Upper bounds of the remaining validity of client certificates, in seconds: from 30 minutes to 360 days.
+pub(super) const VALIDITIES: [f64; 14] = [
+    0.0,
+    1800.0,
+    3600.0,
+    7200.0,
+    21600.0,
+    43200.0,
+    86400.0,
+    172_800.0,
+    345_600.0,
+    604_800.0,
+    2_592_000.0,
+    7_776_000.0,
+    15_552_000.0,
+    31_104_000.0,
+];

@@ -1,0 +1,44 @@
+//! The time in which a request waits for others: for webhooks, and for seats of its priority level. The metric of the
+//! service level (SLI) does not have this time.
+
+use std::{cell::Cell, time::Duration};
+
+tokio::task_local! {
+    /// The waits of the request that the task handles.
+    static WAITED: Cell<Duration>;
+}
+
+/// Handles a request. Returns its waits, too.
+pub(crate) async fn measure<F: Future>(request: F) -> (F::Output, Duration) {
+    let measured = async {
+        let output = request.await;
+        (output, WAITED.with(Cell::get))
+    };
+    WAITED.scope(Cell::default(), measured).await
+}
+
+/// Adds a wait to those of the current request.
+pub(crate) fn add(wait: Duration) {
+    // Work of another task belongs to no request.
+    let _is_request = WAITED.try_with(|waited| waited.set(waited.get() + wait));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn waits_of_a_request_are_added() {
+        add(Duration::from_secs(1));
+        let inner = async {
+            add(Duration::from_secs(2));
+            tokio::task::yield_now().await;
+            // A request of the server to itself has its own waits.
+            let other = measure(async { add(Duration::from_secs(4)) }).await;
+            add(Duration::from_secs(8));
+            other.1
+        };
+        assert_eq!(measure(inner).await, (Duration::from_secs(4), Duration::from_secs(10)));
+        assert!(measure(async {}).await.1.is_zero());
+    }
+}

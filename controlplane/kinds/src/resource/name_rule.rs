@@ -1,0 +1,14 @@
+//! Rules for the names of objects.
+
+/// Rule for `metadata.name`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameRule {
+    /// DNS label (RFC 1123).
+    Dns1123Label,
+    /// DNS subdomain (RFC 1123).
+    Dns1123Subdomain,
+    /// DNS label (RFC 1035), which starts with a letter.
+    Dns1035Label,
+    /// One segment of a URL path.
+    PathSegment,
+}

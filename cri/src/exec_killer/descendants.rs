@@ -1,0 +1,205 @@
+//! Kills all processes that an exec started.
+//!
+//! An exec whose caller waits adopts the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), with any session and
+//! process group. So while the exec lives, the parents of each descendant lead to it, on cgroup v1 and v2. The parents of the
+//! container's own processes never do.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cgroup::Cgroups;
+use crate::pidfd;
+
+/// Interval at which remaining descendants are searched.
+const STEP: Duration = Duration::from_millis(3);
+/// Timeout of the search: a process may be in uninterruptible sleep.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A process, from its `stat` (proc(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: i32,
+    parent: i32,
+    session: i32,
+    /// Start time in clock ticks since the boot. It distinguishes two processes with the same pid.
+    started: u64,
+    /// A zombie.
+    dead: bool,
+}
+
+/// A stopped exec. The shim should kill it, because the shim then gets its exit. If the shim cannot, dropping this
+/// value kills the exec.
+#[must_use = "the drop kills the exec"]
+pub(super) struct Stopped {
+    leader: Option<OwnedFd>,
+}
+
+// === impl Stopped ===
+
+impl Stopped {
+    /// The shim has killed the exec: the drop does nothing.
+    pub(super) fn was_killed(mut self) {
+        self.leader = None;
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Some(leader) = &self.leader {
+            let _ended = pidfd::send(leader, libc::SIGKILL);
+        }
+    }
+}
+
+/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. None if it has
+/// ended.
+pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32) -> Option<Stopped> {
+    let begun = Instant::now();
+    let process = pidfd::open(leader).ok()?;
+    // Checked after the open: the opened process is the leader.
+    if !has_session_leader(cgroups, group, leader) {
+        return None;
+    }
+    // A stopped process starts no child processes and does not end. If it ended, the container would adopt its orphans.
+    let _ended = pidfd::send(&process, libc::SIGSTOP);
+    let stopped = Stopped { leader: Some(process) };
+    let (mut killed, mut known) = (HashSet::new(), HashSet::new());
+    while begun.elapsed() < LIMIT {
+        let listed = cgroups.processes(group);
+        let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::read(*pid)).collect();
+        let found = descendants(&processes, leader);
+        // A process that ended after it was listed may have started a child that is not on the list.
+        let mut is_changed = false;
+        for pid in ended(&listed, &processes) {
+            is_changed |= known.insert(pid);
+        }
+        if found.is_empty() && !is_changed {
+            break;
+        }
+        for process in found {
+            is_changed |= killed.insert(process.pid);
+            process.kill();
+        }
+        // Killed processes need a moment to end. New processes must be killed at once.
+        if is_changed {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(STEP).await;
+        }
+    }
+    Some(stopped)
+}
+
+/// Whether a process of the group leads a session, as an exec does. Otherwise its pid was reused.
+fn has_session_leader(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
+    processes_of(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
+}
+
+fn processes_of(cgroups: &Cgroups, group: &str) -> Vec<Process> {
+    cgroups.processes(group).into_iter().filter_map(Process::read).collect()
+}
+
+/// The listed pids without a live process.
+fn ended(listed: &[i32], processes: &[Process]) -> impl Iterator<Item = i32> {
+    let live: HashSet<i32> =
+        processes.iter().filter(|process| !process.dead).map(|process| process.pid).collect();
+    listed.iter().copied().filter(move |pid| !live.contains(pid))
+}
+
+/// The live processes that descend from `leader` or are in its session. Under a shim of an earlier version an exec does not
+/// adopt orphans.
+fn descendants(processes: &[Process], leader: i32) -> Vec<Process> {
+    let mut family = HashSet::from([leader]);
+    loop {
+        let before = family.len();
+        for process in processes {
+            if process.session == leader || family.contains(&process.parent) {
+                family.insert(process.pid);
+            }
+        }
+        if family.len() == before {
+            break;
+        }
+    }
+    let found = processes.iter().filter(|process| family.contains(&process.pid));
+    found.filter(|process| process.pid != leader && !process.dead).copied().collect()
+}
+
+// === impl Process ===
+
+impl Process {
+    fn read(pid: i32) -> Option<Self> {
+        Self::parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Kills the process, unless its pid was reused.
+    fn kill(self) {
+        let Ok(process) = pidfd::open(self.pid) else { return };
+        if Self::read(self.pid).is_some_and(|now| now.started == self.started) {
+            let _ended = pidfd::send(&process, libc::SIGKILL);
+        }
+    }
+
+    fn parse(pid: i32, stat: &str) -> Option<Self> {
+        // The name in parentheses can contain any character.
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let number = |at: usize| fields.get(at)?.parse::<i32>().ok();
+        // A process whose first thread has ended is not a zombie while another thread runs.
+        let dead = matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1;
+        let started = fields.get(19)?.trim_end().parse().ok()?;
+        Some(Self { pid, parent: number(1)?, session: number(3)?, started, dead })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32, session: i32) -> Process {
+        Process { pid, parent, session, started: 0, dead: false }
+    }
+
+    #[test]
+    fn descendants_are_found_in_every_session() {
+        let processes = [
+            // Listed before their parents.
+            process(9, 8, 9),
+            process(8, 7, 8),
+            process(7, 5, 5),
+            process(5, 2, 5),
+            process(6, 3, 5),
+            // The container's own processes.
+            process(3, 2, 3),
+            process(4, 3, 3),
+        ];
+        let mut found: Vec<i32> = descendants(&processes, 5).iter().map(|process| process.pid).collect();
+        found.sort_unstable();
+        assert_eq!(found, [6, 7, 8, 9]);
+        assert_eq!(descendants(&[process(5, 2, 5), process(3, 2, 3)], 5), []);
+        assert_eq!(descendants(&[Process { dead: true, ..process(7, 5, 5) }], 5), []);
+    }
+
+    #[test]
+    fn absent_and_dead_processes_have_ended() {
+        let processes = [process(5, 2, 5), Process { dead: true, ..process(7, 5, 5) }];
+        assert_eq!(ended(&[5, 7, 8], &processes).collect::<Vec<_>>(), [7, 8]);
+    }
+
+    #[test]
+    fn a_process_is_parsed_from_its_stat() {
+        let rest = "0 0 0 0 0 0 0 0 0 0 0 20 0";
+        let stat = |state: &str, threads: u32| format!("7 (a) b) {state} 5 6 4 {rest} {threads} 0 99\n");
+        let expected = Process { pid: 7, parent: 5, session: 4, started: 99, dead: false };
+        assert_eq!(Process::parse(7, &stat("S", 1)), Some(expected));
+        assert_eq!(Process::parse(7, &stat("Z", 1)), Some(Process { dead: true, ..expected }));
+        assert_eq!(Process::parse(7, &stat("Z", 2)), Some(expected));
+        assert_eq!(Process::parse(7, "7 (a"), None);
+        let own = Process::read(nix::unistd::getpid().as_raw()).expect("ourselves");
+        assert_eq!(own.parent, nix::unistd::getppid().as_raw());
+        assert_eq!(own.session, nix::unistd::getsid(None).expect("session").as_raw());
+        assert_eq!(Process::read(i32::MAX), None);
+    }
+}

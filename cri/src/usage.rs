@@ -1,0 +1,77 @@
+//! Disk usage of directories and traffic of network interfaces.
+
+pub(crate) mod meter;
+
+use std::path::Path;
+
+use tracing::debug;
+
+/// A network interface and what went through it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    pub(crate) received: Traffic,
+    pub(crate) sent: Traffic,
+}
+
+/// Traffic in one direction since the interface was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub(crate) bytes: u64,
+    pub(crate) packets: u64,
+    pub(crate) errors: u64,
+    pub(crate) dropped: u64,
+}
+
+/// Bytes and inodes below a directory. The containers of a layer cannot link out of it, so each file counts once.
+fn disk(dir: &Path) -> (u64, u64) {
+    coracle_tree::usage(dir).unwrap_or_else(|error| {
+        debug!(dir = %dir.display(), %error, "cannot measure the disk usage of a directory");
+        (0, 0)
+    })
+}
+
+/// The interfaces in the network namespace of a process, without the loopback interface.
+pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
+    Some(parse(&table))
+}
+
+/// Parses the kernel's table. Columns for received traffic: bytes, packets, errs, drop, fifo, frame, compressed, multicast.
+/// Columns for sent traffic: bytes, packets, errs, drop, fifo, colls, carrier, compressed.
+fn parse(table: &str) -> Vec<Interface> {
+    let traffic = |fields: &[u64]| match fields {
+        [bytes, packets, errors, dropped, ..] => {
+            Some(Traffic { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
+        }
+        _ => None,
+    };
+    table
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .filter(|(name, _)| name.trim() != "lo")
+        .filter_map(|(name, rest)| {
+            let fields: Vec<u64> = rest.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+            Some(Interface {
+                name: name.trim().to_owned(),
+                received: traffic(&fields)?,
+                sent: traffic(fields.get(8..)?)?,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_table_is_parsed_by_column() {
+        let table = "Inter-|   Receive\n face |bytes packets errs\n    lo: 1 1 1 0 0 0 0 0 1 1 1 0 0 0 0 0\n\
+                     eth0: 100 2 3 9 0 0 0 0 200 4 5 6 0 0 0 0\n";
+        let found = parse(table);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].received, Traffic { bytes: 100, packets: 2, errors: 3, dropped: 9 });
+        assert_eq!(found[0].sent, Traffic { bytes: 200, packets: 4, errors: 5, dropped: 6 });
+    }
+}

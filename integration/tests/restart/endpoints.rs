@@ -1,0 +1,167 @@
+//! Services and DNS of a node while what they depend on does not answer: the control plane, or another resolver.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::Duration;
+
+use coracle_integration::{Nodes, eventually, inside, on_a_machine};
+use serde_json::{Value, json};
+
+const CIDRS: &str = "10.42.0.0/16";
+/// The address of cluster DNS.
+const DNS: &str = "10.43.0.10";
+/// The address of the test on the bridge of all hosts.
+const OUTSIDE: &str = "192.0.2.1";
+
+fn pod(name: &str, container: &Value) -> Value {
+    let mut container = container.clone();
+    (container["name"], container["image"]) = (json!("c"), json!("busybox"));
+    container["imagePullPolicy"] = json!("IfNotPresent");
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}})
+}
+
+/// A pod that answers HTTP on port 8080 with its name, and is ready while `/w/ready` exists.
+fn server(name: &str) -> Value {
+    let script =
+        format!("mkdir /w; echo {name} > /w/index.html; touch /w/ready; exec httpd -f -p 8080 -h /w");
+    let probe =
+        json!({"httpGet": {"path": "/ready", "port": 8080}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut pod = pod(name, &json!({"command": ["sh", "-c", script], "readinessProbe": probe}));
+    pod["metadata"]["labels"]["app"] = json!("web");
+    pod
+}
+
+fn service(name: &str, cluster_ip: Option<&str>) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": {"selector": {"app": "web"},
+        "clusterIP": cluster_ip, "ports": [{"port": 80, "targetPort": 8080}]}})
+}
+
+fn client() -> Value {
+    pod("client", &json!({"command": ["sleep", "100000"]}))
+}
+
+/// Creates the objects and waits until all pods are ready.
+fn create(nodes: &Nodes, objects: &[Value]) {
+    eventually("the service account", 10, || {
+        nodes.try_kubectl(&["get", "serviceaccount", "default"]).status.success()
+    });
+    nodes.apply(&objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
+    nodes.kubectl(&["wait", "pod", "--all", "--for=condition=Ready", "--timeout=120s"]);
+}
+
+/// A process of the pod.
+fn process(nodes: &Nodes, name: &str) -> u32 {
+    let uid = nodes.get(&["pod", name])["metadata"]["uid"].as_str().unwrap().to_owned();
+    nodes.agents()[0].process_of(&uid).unwrap()
+}
+
+/// Runs a script with the network and the files of a process. The kubelet API needs the control plane for the same.
+fn within(process: u32, script: &str) -> String {
+    let of = |option: &str, kind: &str| format!("--{option}=/proc/{process}/ns/{kind}");
+    let mut command = Command::new("nsenter");
+    command.args([of("net", "net"), of("mount", "mnt")]).args(["--", "/bin/sh", "-c", script]);
+    String::from_utf8(command.output().unwrap().stdout).unwrap()
+}
+
+/// The different answers to several requests, sorted.
+fn answers(client: u32, address: &str) -> Vec<String> {
+    let request = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} 80 | tail -1");
+    let output = within(client, &format!("for i in $(seq 20); do {request}; done"));
+    let mut all: Vec<String> = output.lines().map(str::to_owned).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// Number of addresses of a name.
+fn addresses(client: u32, name: &str) -> usize {
+    let output = within(client, &format!("nslookup -type=a {name} 2>&1"));
+    output.lines().filter(|line| line.starts_with("Address") && line.contains("10.42.")).count()
+}
+
+#[test]
+fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::up(machine, CIDRS, 1);
+        let services = [service("web", None), service("headless", Some("None"))];
+        create(&nodes, &[&[server("one"), server("two"), client()][..], &services].concat());
+        let web = nodes.get(&["service", "web"])["spec"]["clusterIP"].as_str().unwrap().to_owned();
+        let (one, client) = (process(&nodes, "one"), process(&nodes, "client"));
+        let ready = format!("/proc/{one}/root/w/ready");
+        let name = "headless.default.svc.cluster.local";
+        let have = |what: &str, wanted: &[&str]| {
+            eventually(what, 60, || {
+                answers(client, &web) == wanted && addresses(client, name) == wanted.len()
+            });
+        };
+        have("both endpoints", &["one", "two"]);
+        nodes.stop_plane();
+        fs::remove_file(&ready).unwrap();
+        have("the other endpoint alone", &["two"]);
+        fs::write(&ready, "").unwrap();
+        have("both endpoints again", &["one", "two"]);
+        // The API learns of the last failure only later, and what the node knows stays until then.
+        fs::remove_file(&ready).unwrap();
+        have("the other endpoint alone, again", &["two"]);
+        nodes.start_plane();
+        eventually("the status in the API", 60, || {
+            let conditions = nodes.get(&["pod", "one"])["status"]["conditions"].as_array().cloned().unwrap();
+            conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "False")
+        });
+        have("the other endpoint alone, with the control plane", &["two"]);
+        fs::write(&ready, "").unwrap();
+        have("both endpoints, with the control plane", &["one", "two"]);
+    });
+}
+
+/// A query for the addresses of a name (RFC 1035, section 4).
+fn query(id: u16, name: &str) -> Vec<u8> {
+    let mut query = [&id.to_be_bytes()[..], &[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]].concat();
+    for label in name.split('.') {
+        query.push(u8::try_from(label.len()).unwrap());
+        query.extend(label.as_bytes());
+    }
+    query.extend([0, 0, 1, 0, 1]);
+    query
+}
+
+/// Whether the name gets an answer with records. Other answers to the socket are ignored.
+fn is_resolved(socket: &UdpSocket, id: u16, name: &str) -> bool {
+    socket.send(&query(id, name)).unwrap();
+    let mut answer = [0; 512];
+    while socket.recv(&mut answer).is_ok() {
+        if answer[..2] == id.to_be_bytes() {
+            return answer[3] & 15 == 0 && answer[6..8] != [0, 0];
+        }
+    }
+    false
+}
+
+#[test]
+fn a_resolver_that_hangs_leaves_names_of_the_cluster_to_others() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let hanging = UdpSocket::bind((OUTSIDE, 53)).unwrap();
+        hanging.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let resolv_conf = machine.path("hanging.conf");
+        fs::write(&resolv_conf, format!("nameserver {OUTSIDE}\n")).unwrap();
+        nodes.add(1, &["--resolv-conf", resolv_conf.to_str().unwrap()]);
+        nodes.wait_ready();
+        create(&nodes, &[client(), service("web", None)]);
+        inside(process(&nodes, "client"), || {
+            let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+            socket.connect((DNS, 53)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+            // More names than one client may have pending.
+            for number in 0..300 {
+                socket.send(&query(number, &format!("n{number}.example.com"))).unwrap();
+            }
+            eventually("a name of the cluster", 20, || {
+                is_resolved(&socket, 1000, "web.default.svc.cluster.local")
+            });
+        });
+        hanging.recv(&mut [0; 512]).expect("the resolver was queried");
+    });
+}
