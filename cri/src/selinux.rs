@@ -26,7 +26,7 @@ use crate::namespaces::{self, Pids};
 
 const FIELD: &str = "selinux_options";
 /// Directories of layers in the runtime's root directory.
-const LAYERS: [&str; 4] = ["images", "containers", "parts", "mount-points"];
+const LAYERS: [&str; 5] = ["images", "containers", "parts", "mount-points", "mount-points-token"];
 
 /// The SELinux policy of this machine, and the used levels.
 #[derive(Debug)]

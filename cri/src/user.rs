@@ -201,6 +201,16 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
     String::new()
 }
 
+/// Target of a symbolic link in an overlay of `layers`. None if there is no link at this path. Links on the way to it are not
+/// followed.
+pub(crate) fn link_target(layers: &[PathBuf], path: &str) -> Option<String> {
+    let path: Vec<String> = parts(path).collect();
+    match find_entry(layers, &path)? {
+        Entry::Link(target) => Some(target),
+        Entry::Directory | Entry::File(_) => None,
+    }
+}
+
 fn parts(path: &str) -> impl Iterator<Item = String> {
     path.split('/').filter(|part| !part.is_empty()).map(str::to_owned)
 }

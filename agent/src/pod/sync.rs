@@ -10,6 +10,7 @@ use std::time::Duration;
 use coracle_proto::cri;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -156,13 +157,15 @@ impl Sync {
         // Without a record of an earlier agent, the status has the allocated resources of a pod with a pending resize.
         let last = allocation::reported(pod).map(Arc::new);
         let allocated = last.as_ref().filter(|_| from_api).unwrap_or(pod);
-        if from_api {
-            self.node.checkpoint.keep(None, allocated);
-        }
         let verdict = self.admit(&uid, allocated);
+        let start_time = worker::start_time(allocated);
+        if from_api {
+            // After a restart, a pod with a start time is not admitted again.
+            self.node.checkpoint.keep_new(allocated, verdict.is_none().then_some(start_time));
+        }
         self.inputs.pods.put(&uid, allocated);
         self.weigh();
-        self.start(uid.clone(), DesiredPod::Run(Arc::clone(allocated)), verdict);
+        self.start(uid.clone(), DesiredPod::Run(Arc::clone(allocated)), verdict, start_time);
         if from_api && last.is_some() {
             self.follow(&uid, pod);
         }
@@ -201,7 +204,7 @@ impl Sync {
         }
     }
 
-    fn start(&mut self, uid: String, desired: DesiredPod, verdict: Option<Verdict>) {
+    fn start(&mut self, uid: String, desired: DesiredPod, verdict: Option<Verdict>, start_time: Timestamp) {
         let wake = Arc::new(Notify::new());
         let (sender, receiver) = watch::channel(desired);
         let start = worker::WorkerStart {
@@ -210,6 +213,7 @@ impl Sync {
             desired: receiver,
             wake: Arc::clone(&wake),
             verdict,
+            start_time,
         };
         self.handles.insert(uid.clone(), Handle { desired: sender, wake });
         self.workers.spawn(async move {
@@ -252,7 +256,8 @@ impl Sync {
         for (uid, pod) in self.orphans.take().into_iter().flatten() {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a pod that is not in the API");
-                self.start(uid, DesiredPod::Gone(pod), None);
+                let start_time = worker::start_time(&pod);
+                self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
         self.node.image_gc.pods_are_known();

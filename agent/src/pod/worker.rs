@@ -48,6 +48,7 @@ pub(crate) struct WorkerStart {
     pub(crate) wake: Arc<Notify>,
     /// Set when the node rejected the pod at admission.
     pub(crate) verdict: Option<Verdict>,
+    pub(crate) start_time: Timestamp,
 }
 
 type JobFuture = Pin<Box<dyn Future<Output = Result<(), Vec<ApplyError>>> + Send>>;
@@ -184,6 +185,16 @@ async fn job_end(job: &mut Option<RunningJob>) -> Result<(), Vec<ApplyError>> {
     }
 }
 
+/// The start time of a pod's status, or now in whole seconds, as in the API.
+pub(crate) fn start_time(pod: &Pod) -> Timestamp {
+    let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
+    started.map_or_else(|| whole_seconds(Timestamp::now()), |time| time.0)
+}
+
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
 /// Probe results that the stored status records: a ready container stays ready until a probe fails.
 fn probe_results(status: Option<&PodStatus>) -> HashMap<String, Probed> {
     let statuses = status.into_iter().flat_map(|s| {
@@ -236,10 +247,8 @@ impl Worker {
     fn new(start: WorkerStart) -> Self {
         let desired = start.desired.borrow().clone();
         let status = desired.pod().status.as_ref();
-        let started = status.and_then(|s| s.start_time.as_ref()).map(|t| t.0);
-        let now = Timestamp::now();
         let state = WorkerState {
-            start_time: Some(started.unwrap_or(Timestamp::from_second(now.as_second()).unwrap_or(now))),
+            start_time: Some(start.start_time),
             verdict: start.verdict,
             probed: probe_results(status),
             resize: ResizeState::of(status),

@@ -1,6 +1,8 @@
 //! Pods of this node in the checkpoint: they start while the API server does not answer.
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 
 use crate::checkpoint::{Checkpoint, Key, Kind, references};
 
@@ -25,13 +27,29 @@ impl PodCheckpoint {
         pods
     }
 
+    /// Stores a new pod. An admitted pod has a start time already, which is not in the API server yet: the record has it, so
+    /// that it is not written again when the API server returns it.
+    pub(crate) fn keep_new(&self, pod: &Pod, start_time: Option<Timestamp>) {
+        let mut fields = stored_fields(pod);
+        if let Some(start_time) = start_time {
+            fields.status.get_or_insert_default().start_time = Some(Time(start_time));
+        }
+        self.put(&fields);
+    }
+
     /// Stores a pod if a restart would treat it differently from its earlier version.
-    pub(crate) fn keep(&self, before: Option<&Pod>, pod: &Pod) {
-        if uid(pod).is_empty() || before.is_some_and(|before| has_same_stored_fields(before, pod)) {
+    pub(crate) fn keep(&self, before: &Pod, pod: &Pod) {
+        if !has_same_stored_fields(before, pod) {
+            self.put(&stored_fields(pod));
+        }
+    }
+
+    fn put(&self, fields: &Pod) {
+        if uid(fields).is_empty() {
             return;
         }
-        self.checkpoint.own(uid(pod), references(pod));
-        self.checkpoint.put(Key::pod(uid(pod)), &stored_fields(pod));
+        self.checkpoint.own(uid(fields), references(fields));
+        self.checkpoint.put(Key::pod(uid(fields)), fields);
     }
 
     /// Removes a pod's record, and the records that only this pod needs.
@@ -87,6 +105,8 @@ fn stored_status(pod: &Pod) -> Option<PodStatus> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::DirEntryExt as _;
+
     use serde_json::json;
 
     use super::*;
@@ -109,6 +129,29 @@ mod tests {
     }
 
     #[test]
+    fn a_start_time_that_the_api_server_returns_is_not_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();
+        let pods = PodCheckpoint::new(checkpoint);
+        let new = pod(json!({"phase": "Pending"}));
+        let started = pod(json!({"phase": "Running", "startTime": "2026-01-02T03:04:05Z"}));
+        let time = started.status.as_ref().unwrap().start_time.as_ref().unwrap().0;
+        let inodes = || -> Vec<u64> {
+            let records =
+                std::fs::read_dir(dir.path().join("checkpoint").join(Kind::Pod.directory())).unwrap();
+            records.map(|record| record.unwrap().ino()).collect()
+        };
+        pods.keep_new(&new, Some(time));
+        assert_eq!(pods.load(), [stored_fields(&started)]);
+        let first = inodes();
+        pods.keep(&new, &started);
+        assert_eq!(pods.load().len(), 1);
+        assert_eq!((first.len(), inodes()), (1, first));
+        pods.keep(&started, &pod(json!({"phase": "Failed", "startTime": "2026-01-02T03:04:05Z"})));
+        assert_eq!(pods.load()[0].status.as_ref().unwrap().phase.as_deref(), Some("Failed"));
+    }
+
+    #[test]
     fn a_pod_is_restored_until_it_is_removed_from_the_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let open = || {
@@ -116,7 +159,7 @@ mod tests {
             PodCheckpoint::new(checkpoint)
         };
         let pods = open();
-        pods.keep(None, &pod(json!({})));
+        pods.keep_new(&pod(json!({})), None);
         assert_eq!(pods.load().len(), 1);
         assert_eq!(open().load().len(), 1);
         pods.remove("u");

@@ -1,28 +1,75 @@
-//! The mount points that every container needs, as a layer below the layers of its image.
+//! The mount points that most containers need, as layers below the layers of their images.
 //!
-//! Most images have no `/etc/hosts`. Without this layer each container's own layer would get the file and a copy of its `/etc`
-//! directory: files that are created at every start and removed at every end. This is slow on a file system with recent
+//! Most images have no `/etc/hosts`. Without these layers each container's own layer would get the file and a copy of its
+//! `/etc` directory: files that are created at every start and removed at every end. This is slow on a file system with recent
 //! removals: ext4 skips the entries removed in the last seconds one by one.
+//!
+//! Most pods have a token at `/var/run/secrets/kubernetes.io/serviceaccount`. In most images `/var/run` is a link to `/run`.
+//! So one layer has the token's mount point below `/run`, another below `/var/run`. A container with a token gets one of them.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use oci_spec::runtime::Mount;
+
 use crate::error::Error;
+use crate::user;
 
 /// Parents before children.
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
 const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
 
-/// Path of the layer in the runtime's root directory.
-pub(crate) fn layer(root: &Path) -> PathBuf {
+/// Path of the mount that a service account's token has in every container.
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const BELOW_RUN: [&str; 5] =
+    ["", "run", "run/secrets", "run/secrets/kubernetes.io", "run/secrets/kubernetes.io/serviceaccount"];
+const BELOW_VAR_RUN: [&str; 6] = [
+    "",
+    "var",
+    "var/run",
+    "var/run/secrets",
+    "var/run/secrets/kubernetes.io",
+    "var/run/secrets/kubernetes.io/serviceaccount",
+];
+
+/// The layers for a container with an image of these layers, the topmost first, and with these mounts. `root` is the runtime's
+/// root directory.
+///
+/// A mount point that is not in these layers is made in the container's own layer.
+pub(crate) fn layers(root: &Path, image: &[PathBuf], mounts: &[Mount]) -> Vec<PathBuf> {
+    let has_token = mounts.iter().any(|mount| mount.destination() == Path::new(TOKEN));
+    let token = has_token.then(|| token_layer(root, image)).flatten();
+    token.into_iter().chain([layer(root)]).collect()
+}
+
+/// The layer with the mount point of a token. None if `/var/run` is a link to another directory than `/run`.
+fn token_layer(root: &Path, image: &[PathBuf]) -> Option<PathBuf> {
+    match user::link_target(image, "var/run").as_deref() {
+        None => Some(below_var_run(root)),
+        Some("/run" | "../run") => Some(below_run(root)),
+        Some(_) => None,
+    }
+}
+
+fn layer(root: &Path) -> PathBuf {
     root.join("mount-points")
 }
 
-/// Creates the missing parts of the layer.
+fn below_run(root: &Path) -> PathBuf {
+    root.join("mount-points-token/run")
+}
+
+fn below_var_run(root: &Path) -> PathBuf {
+    root.join("mount-points-token/var-run")
+}
+
+/// Creates the missing parts of the layers.
 pub(crate) fn make(root: &Path) -> Result<(), Error> {
     let layer = layer(root);
-    for path in DIRECTORIES.map(|name| layer.join(name)) {
+    let token = BELOW_RUN.map(|name| below_run(root).join(name)).into_iter();
+    let token = token.chain(BELOW_VAR_RUN.map(|name| below_var_run(root).join(name)));
+    for path in DIRECTORIES.map(|name| layer.join(name)).into_iter().chain(token) {
         fs::create_dir_all(&path).map_err(Error::file("create directory", &path))?;
         allow(&path, 0o755)?;
     }
@@ -42,6 +89,34 @@ fn allow(path: &Path, mode: u32) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_gets_its_mount_point_where_the_image_has_its_directory() {
+        let root = tempfile::tempdir().expect("directory");
+        let root = root.path();
+        make(root).expect("layers");
+        let mount =
+            |at: &str| oci_spec::runtime::MountBuilder::default().destination(at).build().expect("mount");
+        let image = |name: &str, target: Option<&str>| {
+            let layer = root.join(name);
+            fs::create_dir_all(layer.join("var")).expect("directory");
+            if let Some(target) = target {
+                std::os::unix::fs::symlink(target, layer.join("var/run")).expect("link");
+            }
+            layer
+        };
+        let plain = image("plain", None);
+        let found = |image: &[PathBuf]| layers(root, image, &[mount("/data"), mount(TOKEN)]);
+        assert_eq!(found(std::slice::from_ref(&plain)), [below_var_run(root), layer(root)]);
+        for (name, target) in [("absolute", "/run"), ("relative", "../run")] {
+            let linked = image(name, Some(target));
+            assert_eq!(found(&[plain.clone(), linked]), [below_run(root), layer(root)]);
+        }
+        assert_eq!(found(&[image("other", Some("/tmp"))]), [layer(root)]);
+        assert_eq!(layers(root, &[plain], &[mount("/data")]), [layer(root)]);
+        assert!(below_var_run(root).join(TOKEN.trim_start_matches('/')).is_dir());
+        assert!(below_run(root).join("run/secrets/kubernetes.io/serviceaccount").is_dir());
+    }
 
     #[test]
     fn missing_parts_of_the_layer_are_created_again() {

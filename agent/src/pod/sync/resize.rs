@@ -144,7 +144,7 @@ impl Sync {
     /// Replaces the desired pod of a worker, its record and its share of the sums.
     fn replace(&self, uid: &str, old: &Pod, pod: &Arc<Pod>) {
         let Some(handle) = self.handles.get(uid) else { return };
-        self.node.checkpoint.keep(Some(old), pod);
+        self.node.checkpoint.keep(old, pod);
         handle.desired.send_replace(DesiredPod::Run(Arc::clone(pod)));
         self.inputs.pods.put(uid, pod);
     }

@@ -26,6 +26,8 @@ struct BundleDirs {
     work: PathBuf,
     /// Mount point of the root file system.
     rootfs: PathBuf,
+    /// Layers with mount points, below the image.
+    mount_points: Vec<PathBuf>,
 }
 
 impl ContainerService {
@@ -58,7 +60,13 @@ impl ContainerService {
         write_json(&bundle.join("config.json"), spec)?;
         write_json(&bundle.join(PROCESS_FILE), spec.process())?;
         let images = self.image_volumes(&record.config, &bundle)?;
-        let call = self.create_call(record, image, &BundleDirs { bundle, upper, work, rootfs });
+        let mount_points = mount_points::layers(
+            &self.config.root,
+            &image.layers,
+            spec.mounts().as_deref().unwrap_or_default(),
+        );
+        let dirs = BundleDirs { bundle, upper, work, rootfs, mount_points };
+        let call = self.create_call(record, image, &dirs);
         Ok(shim::CreateContainer { images, ..call })
     }
 
@@ -69,12 +77,11 @@ impl ContainerService {
         dirs: &BundleDirs,
     ) -> shim::CreateContainer {
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mount_points = mount_points::layer(&self.config.root);
         shim::CreateContainer {
             container_id: record.id.clone(),
             bundle: text(&dirs.bundle),
             rootfs: Some(shim::Overlay {
-                lower: image.layers.iter().chain([&mount_points]).map(|layer| text(layer)).collect(),
+                lower: image.layers.iter().chain(&dirs.mount_points).map(|layer| text(layer)).collect(),
                 upper: text(&dirs.upper),
                 work: text(&dirs.work),
                 target: text(&dirs.rootfs),
