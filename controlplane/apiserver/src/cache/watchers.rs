@@ -92,11 +92,6 @@ impl Watcher {
         let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
         before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
     }
-
-    /// Ends the watch after the queued events. If a watcher is dropped instead, its watch ends at once.
-    pub(super) fn finish(self) {
-        let _not_cancelled = self._cut.disarm();
-    }
 }
 
 // === impl Events ===
