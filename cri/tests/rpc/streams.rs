@@ -114,8 +114,9 @@ pub(crate) async fn a_client_that_is_gone_is_noticed_while_its_command_does_not_
     };
     let url = machine.runtime.exec(Request::new(request)).await.expect("exec").into_inner().url;
     let mut client = streams.connect(&url, "v5.channel.k8s.io").await;
-    // More than the command's pipe and the queue hold, and less than the buffers of both sockets.
-    client.send(Message::Binary(vec![0; 160 << 10].into())).await.expect("send");
+    // The command's pipe and the queue hold 144 KiB. The rest fits into the receive buffer of the socket, so that the end of
+    // the connection arrives behind it.
+    client.send(Message::Binary(vec![0; 150 << 10].into())).await.expect("send");
     drop(client);
     let gone = Instant::now();
     while descriptors() > before {
