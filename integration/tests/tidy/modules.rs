@@ -7,31 +7,41 @@ use std::fs;
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
 /// Cycles that are not broken yet: the parent, and the modules in its cycles or between them. The controllers share one
-/// `Context`, which has parts that belong to one of them.
-const KNOWN: &[(&str, &[&str])] = &[(
-    "controlplane/controllers",
-    &[
-        "account_token",
-        "address_pool",
-        "config",
-        "context",
-        "csr_signing",
-        "daemon_set",
-        "endpoint_slice",
-        "endpoints",
-        "ip_address",
-        "local_volume",
-        "node_balancer",
-        "node_lifecycle",
-        "pod_autoscaler",
-        "pod_control",
-        "pod_group_protection",
-        "queueing",
-        "replica_set",
-        "revision_history",
-        "volume_binding",
-    ],
-)];
+/// `Context`, which has parts that belong to one of them. The scheduler's snapshot keeps the results of filters and scores.
+const KNOWN: &[(&str, &[&str])] = &[
+    ("controlplane/apiserver", &["admit", "config", "documents", "metrics", "state"]),
+    (
+        "controlplane/controllers",
+        &[
+            "account_token",
+            "address_pool",
+            "api_kind",
+            "config",
+            "context",
+            "csr_signing",
+            "daemon_set",
+            "endpoint_slice",
+            "endpoints",
+            "ip_address",
+            "local_volume",
+            "node_balancer",
+            "node_lifecycle",
+            "pod_autoscaler",
+            "pod_control",
+            "pod_gc",
+            "pod_group_protection",
+            "queueing",
+            "replica_set",
+            "revision_history",
+            "storage_version_migration",
+            "volume_binding",
+        ],
+    ),
+    (
+        "controlplane/scheduler",
+        &["budget", "filter", "memo", "placed", "request", "score", "snapshot", "topology"],
+    ),
+];
 
 /// The word at the start of a text.
 fn word(text: &str) -> &str {
