@@ -154,7 +154,7 @@ impl Node {
 
     /// Whether the log reports a shim that exited unexpectedly.
     pub(crate) async fn has_lost_a_shim(&self) -> bool {
-        soon(|| std::fs::read_to_string(&self.log).unwrap().contains("the shim died")).await
+        soon(|| std::fs::read_to_string(&self.log).unwrap().contains("a shim ended unexpectedly")).await
     }
 
     /// Whether the subscriber received the deletion of every object. A runtime that is killed while an event is in transit

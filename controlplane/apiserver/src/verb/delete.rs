@@ -115,7 +115,8 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
-        admit(call, name, &old).await?;
+        // Boxed: the future is large, and deletions are nested in other requests.
+        Box::pin(admit(call, name, &old)).await?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
         if new == old && !finished {
@@ -150,8 +151,8 @@ pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
     let cost = RequestCost::default();
     let attributes = Attributes { cost: &cost, ..call.attributes(Operation::Delete, name, Some(old)) };
     // Mutating plugins get a copy, because a deletion stores none of their changes.
-    call.state.admission.mutate(&attributes, &mut old.clone()).await?;
-    call.state.admission.validate(&attributes, old).await
+    Box::pin(call.state.admission.mutate(&attributes, &mut old.clone())).await?;
+    Box::pin(call.state.admission.validate(&attributes, old)).await
 }
 
 /// The options of the request. The body takes precedence over the query.
