@@ -125,7 +125,8 @@ impl Apiserver {
                 Err(error) => Ok(self.unauthenticated(&error)),
             }
         };
-        let (outcome, waited) = waits::measure(answer).await;
+        // Boxed: each layer around the large future of a request would hold a copy on the stack.
+        let (outcome, waited) = waits::measure(Box::pin(answer)).await;
         let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         let reply = match &legacy {
             Some(token) => noted(reply, token, record.as_deref()),
