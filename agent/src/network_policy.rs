@@ -61,7 +61,7 @@ struct Table {
 // === impl NetworkPolicies ===
 
 impl NetworkPolicies {
-    /// The task of this node. It receives the requests of the [`PolicyGate`](gate::PolicyGate).
+    /// The task of this node. It receives the requests of the [`PolicyGate`](policy_gate::PolicyGate).
     pub(crate) fn new(node: &NodeContext, table: &str, end: GateEnd) -> Self {
         let GateEnd { requests, restricted } = end;
         let client = node.configs.client().clone();

@@ -111,7 +111,7 @@ async fn connection(
     tokio::select! {
         // Both may be dropped: the connection is closed then.
         () = serving => {}
-        () = permit.expired() => tracing::debug!("closed a connection without an authenticated request"),
+        () = permit.expired() => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
     }
 }
 
