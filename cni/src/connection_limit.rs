@@ -13,8 +13,8 @@
 //! 8 ended ones then. So the connections of an address have many counters: a hash of the destination and the ports
 //! chooses one of them. A rule does not see the registers of the one before it. So a new connection costs two hashes and
 //! two look-ups of a counter, with three of each if the counter is full, and one look-up of the rate. With one counter for
-//! an address, one with 8,000 connections began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores);
-//! with parts it is not measured yet.
+//! an address, one with 8,000 connections began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores).
+//! With parts it begins 10,700 and 13,600 a second in two runs, and 14,500 and 15,800 without the limit.
 //!
 //! Packets without ports, whose protocol has no header of four bytes, are not counted. The kernel replaces their
 //! connections when the table is full.
