@@ -105,9 +105,19 @@ impl Drop for SocketOwner {
 
 impl Abandonment {
     /// Returns when the client has closed the connection and the stream has not read for some time. Does not wake while
-    /// the stream waits for data.
+    /// the stream waits for data. Returns also when the connection is evicted, because after an upgrade nothing else
+    /// closes it.
     pub async fn happened(self) {
         let Some(permit) = &self.permit else { return std::future::pending().await };
+        tokio::select! {
+            // The other arm only waits.
+            () = permit.evicted.cancelled() => {}
+            () = self.is_unread(permit) => {}
+        }
+    }
+
+    /// Returns when the client has closed the connection and the stream has not read for some time.
+    async fn is_unread(&self, permit: &ConnectionPermit) {
         loop {
             self.reads.completed.notified().await;
             let mut before = self.reads.count.load(Ordering::Relaxed);
@@ -208,6 +218,16 @@ mod tests {
         assert!(permit.socket.is_closed_by_client());
         drop(stream);
         assert!(!permit.socket.is_closed_by_client(), "there is no socket any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_evicted_connection_is_abandoned_at_once() {
+        let (_client, _stream, abandonment) = connected().await;
+        let permit = abandonment.permit.clone().expect("a permit");
+        let mut happened = std::pin::pin!(abandonment.happened());
+        assert!(timeout(LONG, &mut happened).await.is_err(), "the client is connected");
+        permit.evicted.cancel();
+        assert!(timeout(Duration::ZERO, happened).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
