@@ -28,6 +28,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         if !scope.selects(&call.kind, &object) {
             continue;
         }
+        // A dry run waits for nothing else, and each object may be evaluated by policies.
+        tokio::task::yield_now().await;
         match delete::one(call, object.name(), &options).await {
             Ok(_) => touched.push(object),
             // Another request has deleted the object meanwhile.

@@ -58,6 +58,8 @@ pub(crate) struct Graph {
 const MAX_DELETED_OWNERS: usize = 500;
 /// Maximum number of objects that a search for a circle of owners finds.
 const MAX_CIRCLE: usize = 1000;
+/// Maximum owner references that the search for a circle reads.
+const MAX_CIRCLE_EDGES: usize = 10 * MAX_CIRCLE;
 
 fn state(meta: &ObjectMeta) -> State {
     let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
@@ -180,11 +182,17 @@ impl Graph {
         own.filter(|one| !waiting.contains(one) && self.items.get(one).is_some_and(blocks)).collect()
     }
 
-    /// Objects whose foreground deletion waits for an object: its owners, their owners and so on.
+    /// Objects whose foreground deletion waits for an object: its owners, their owners and so on. After many owner
+    /// references the rest is left out, so that objects with thousands of owners do not hold up others.
     fn waiting_for(&self, uid: &str) -> HashSet<String> {
         let (mut open, mut found) = (vec![uid.to_owned()], HashSet::new());
+        let mut edges = 0;
         while let Some(item) = open.pop().and_then(|uid| self.items.get(&uid)) {
             for edge in item.owners.iter().filter(|edge| edge.blocking) {
+                edges += 1;
+                if edges > MAX_CIRCLE_EDGES {
+                    return found;
+                }
                 let owner = self.items.get(&*edge.uid);
                 let waits = owner.is_some_and(|owner| owner.is_foreground() && may_own(item, owner));
                 if waits && found.len() < MAX_CIRCLE && found.insert(edge.uid.to_string()) {
@@ -360,6 +368,23 @@ mod tests {
         graph.set(&kind, &meta("outside", &["a"], json!({})));
         assert_eq!(graph.blocking_dependents("a"), ["outside"]);
         assert!(graph.remove("b").attempt.contains(&"a".to_owned()), "the owner is queued");
+    }
+
+    #[test]
+    fn a_search_for_a_circle_reads_a_limited_number_of_references() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        graph.set(&kind, &meta("b", &["a"], foreground()));
+        let absent: Vec<String> = (0..MAX_CIRCLE_EDGES).map(|number| format!("x{number}")).collect();
+        for (count, blocking) in [(MAX_CIRCLE_EDGES - 1, 0), (MAX_CIRCLE_EDGES, 1)] {
+            let mut owners: Vec<&str> = absent[..count].iter().map(String::as_str).collect();
+            owners.push("b");
+            graph.set(&kind, &meta("a", &owners, foreground()));
+            assert_eq!(
+                graph.blocking_dependents("a").len(),
+                blocking,
+                "{count} references before that of the circle"
+            );
+        }
     }
 
     #[test]

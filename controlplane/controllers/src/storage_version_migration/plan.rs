@@ -65,6 +65,20 @@ struct OfResource {
 // === impl Unfinished ===
 
 impl Unfinished {
+    /// Applies the change of a name. Returns the names of migrations that may begin now.
+    ///
+    /// A list after an interruption of the watch reports a deleted and a new migration of one name as one change.
+    pub(super) fn follow(
+        &mut self,
+        old: Option<&StorageVersionMigration>,
+        new: Option<&StorageVersionMigration>,
+    ) -> Vec<String> {
+        let gone = old.filter(|old| new.is_none_or(|new| new.uid() != old.uid()));
+        let freed = gone.and_then(|old| self.change(old, false));
+        let next = new.and_then(|new| self.change(new, true));
+        freed.into_iter().chain(next).collect()
+    }
+
     /// Applies a change of a migration. If it has ended or was deleted, returns the name of the next one of its resource.
     pub(super) fn change(&mut self, migration: &StorageVersionMigration, exists: bool) -> Option<String> {
         let (resource, (created, name)) = (&migration.spec.resource, order(migration));
@@ -226,6 +240,20 @@ mod tests {
         status["resourceVersion"] = "7".into();
         let recorded = migration("b", 1, status);
         assert_eq!(step(&recorded, || true), Step::Migrate);
+    }
+
+    #[test]
+    fn a_migration_that_replaces_another_one_of_its_name_does_not_stop_later_ones() {
+        let mut unfinished = Unfinished::default();
+        let running = migration("a", 1, conditions(&[RUNNING]));
+        let waiting = migration("b", 2, json!({}));
+        assert!(unfinished.follow(None, Some(&running)).is_empty());
+        assert!(unfinished.follow(None, Some(&waiting)).is_empty());
+        let mut other = (*migration("a", 3, conditions(&[SUCCEEDED]))).clone();
+        other.metadata.uid = Some("other".to_owned());
+        assert_eq!(unfinished.follow(Some(&running), Some(&other)), ["b"]);
+        assert!(unfinished.is_next(&waiting));
+        assert_eq!(unfinished.follow(Some(&waiting), None), Vec::<String>::new());
     }
 
     #[test]

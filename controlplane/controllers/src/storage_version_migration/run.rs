@@ -30,14 +30,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, unfinished) = (queue.clone(), context.unfinished_migrations.clone());
     context.caches.migrations.on_change(move |change| {
         let Some(migration) = change.latest() else { return };
-        // A list after an interruption reports a deleted and a new migration of one name as one change.
-        let replaced = change.old.filter(|old| change.new.is_some_and(|new| new.uid() != old.uid()));
-        let mut unfinished = lock(&unfinished);
-        let freed = replaced.and_then(|old| unfinished.change(old, false));
-        let next = unfinished.change(migration, change.new.is_some());
-        drop(unfinished);
+        let next = lock(&unfinished).follow(change.old.map(|old| &**old), change.new.map(|new| &**new));
         own.add(migration.key());
-        for next in freed.into_iter().chain(next) {
+        for next in next {
             own.add(Key::new("", &next));
         }
     });
