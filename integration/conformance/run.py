@@ -68,9 +68,12 @@ def recorded(other):
     return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD[other]))}
 
 
-def exceptions():
+def exceptions(specs):
     """The specs that are not run, with the reason."""
-    return dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
+    skipped = dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
+    if not re.search(r"^SCTP ", pathlib.Path("/proc/net/protocols").read_text(), re.MULTILINE):
+        skipped.update({name: "this kernel has no SCTP sockets" for name in specs if "[Feature:SCTPConnectivity]" in name})
+    return skipped
 
 
 class Results:
@@ -190,7 +193,7 @@ def selected(specs, options, record):
         chosen = {name for name in chosen if any(text in name for text in options.spec)}
     if options.recorded:
         chosen = {name for name in chosen if record.get(name) == "passed"}
-    return sorted(chosen - set(exceptions()))
+    return sorted(chosen - set(exceptions(specs)))
 
 
 def arguments():
@@ -210,7 +213,7 @@ def arguments():
 def main():
     options = arguments()
     coracle = os.environ.get("CORACLE", ROOT / "target/coracle")
-    specs, record, skipped = all_specs(options.binaries, options.other), recorded(options.other), exceptions()
+    specs, record, skipped = all_specs(options.binaries, options.other), recorded(options.other), exceptions(specs)
     names, results = selected(specs, options, record), Results(coracle)
     run(options.binaries, names, results, options)
     retry(options.binaries, names, results, record)
