@@ -213,7 +213,8 @@ def arguments():
 def main():
     options = arguments()
     coracle = os.environ.get("CORACLE", ROOT / "target/coracle")
-    specs, record, skipped = all_specs(options.binaries, options.other), recorded(options.other), exceptions(specs)
+    specs, record = all_specs(options.binaries, options.other), recorded(options.other)
+    skipped = exceptions(specs)
     names, results = selected(specs, options, record), Results(coracle)
     run(options.binaries, names, results, options)
     retry(options.binaries, names, results, record)
