@@ -282,8 +282,10 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
 /// Unmounts everything below `dir`, the deepest first. `dir` itself may be a mount of the user, such as a disk for the
 /// state, and is kept.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
+    // The table has no symbolic links.
+    let Ok(dir) = dir.canonicalize() else { return Ok(()) };
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    for point in mount_points_below(&table, dir) {
+    for point in mount_points_below(&table, &dir) {
         nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH)
             .with_context(|| format!("cannot unmount {}", point.display()))?;
     }
@@ -343,6 +345,22 @@ mod tests {
                      34 30 0:31 / /a rw - tmpfs x rw\n";
         let found = mount_points_below(table, Path::new("/a b"));
         assert_eq!(found, [Path::new("/a b/c/d"), Path::new("/a b/c")]);
+    }
+
+    #[test]
+    fn mounts_below_a_symbolic_link_are_unmounted() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        let point = real.join("pods");
+        std::fs::create_dir_all(&point).expect("mount point");
+        std::os::unix::fs::symlink(&real, &link).expect("link");
+        let none = None::<&str>;
+        nix::mount::mount(Some("tmpfs"), &point, Some("tmpfs"), nix::mount::MsFlags::empty(), none)
+            .expect("this test needs root");
+        let unmounted = unmount_below(&link);
+        let left = nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH);
+        unmounted.expect("unmounted");
+        assert_eq!(left, Err(nix::errno::Errno::EINVAL), "nothing is mounted any more");
     }
 
     #[test]
