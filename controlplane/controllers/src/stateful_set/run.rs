@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use super::claims::{claim_names, differs, is_stale, missing, owners};
+use super::claims::{changed_owners, claim_names, is_stale, missing};
 use super::plan::{self, Action, Snapshot, ordinals};
 use super::pods::{new_pod, ordinal};
 use super::status::{Revisions, status};
@@ -155,8 +155,10 @@ async fn keep_claims(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) ->
             let key = Key::new(set.namespace(), &name);
             let Some(claim) = context.caches.claims.get(&key) else { continue };
             let present = claim.metadata.owner_references.as_deref().unwrap_or_default();
-            let owners = owners(set, condemned.then_some(pod), present);
-            if differs(&claim, &owners) && !claim.is_being_deleted() {
+            if claim.is_being_deleted() {
+                continue;
+            }
+            if let Some(owners) = changed_owners(set, pod, condemned, present) {
                 let patch = owners_patch(&*claim, &owners);
                 context.writer(&context.caches.claims).merge(&key, Part::Main, patch).await?;
             }
