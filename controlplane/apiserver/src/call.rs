@@ -6,6 +6,7 @@ use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
 use coracle_kinds::{
     Resource,
+    protobuf::encode,
     schema::{FieldValidation, Parsed},
     validate::{Causes, Path},
 };
@@ -91,7 +92,10 @@ impl Call {
     /// created with generated names, and the garbage collector, which reads metadata only, finds all dependents.
     pub(crate) fn includes_uninitialized(&self) -> bool {
         let is_generated = || GENERATED.iter().any(|(group, kind)| self.kind.is(group, kind));
-        let is_controller = || is_generated() || self.form().is_ok_and(|form| matches!(form, Form::Partial));
+        let is_controller = || {
+            is_generated()
+                || self.form().is_ok_and(|form| matches!(form, Form::Partial(_) | Form::PartialProtobuf(_)))
+        };
         self.info.query.flag("includeUninitialized") || (self.user.is_component() && is_controller())
     }
 
@@ -149,7 +153,10 @@ impl Call {
 
     /// The form of the response that the client prefers.
     pub(crate) fn form(&self) -> Result<Form> {
-        let forms = ["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
+        let mut forms = vec!["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
+        if self.kind.is_stored() && encode::is_supported(self.kind.api_version(), &self.kind.kind) {
+            forms.push(media::PROTOBUF);
+        }
         media::negotiate(&self.headers, &self.info.query, &forms)
     }
 

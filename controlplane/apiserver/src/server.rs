@@ -17,7 +17,7 @@ use crate::{
     backup, body,
     call::Call,
     client_upgrade::ClientUpgrade,
-    compression, documents,
+    compression, deadline, documents,
     error::{ApiError, Result},
     flow_control::Seats,
     freshness, health,
@@ -214,8 +214,9 @@ impl Apiserver {
         if in_flight::is_long_running(&info) {
             return self.answer_as(caller, info, incoming).await;
         }
+        let limit = deadline::of_request(&info.query, state.request_timeout)?;
         let answer = self.answer_as(caller, info, incoming);
-        let mut reply = tokio::time::timeout(state.request_timeout, answer)
+        let mut reply = tokio::time::timeout(limit, answer)
             .await
             .unwrap_or_else(|_elapsed| {
                 Err(ApiError::timeout("request did not complete within the allotted timeout", 1))

@@ -59,19 +59,21 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let measured = measure(call, vec![object]).await.pop();
     let measured = measured.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
     Ok(match form {
-        Form::Table(include) => {
-            let table = reply::table_of(&call.kind, [&measured], json!({}), reply::options(include));
+        Form::Table(content) => {
+            let table = reply::table_of(&call.kind, [&measured], json!({}), reply::options(content));
             reply::json(200, &table)
         }
-        Form::Partial => reply::json(200, &coracle_kinds::table::partial_metadata(&measured)),
+        Form::Partial(version) => {
+            reply::json(200, &coracle_kinds::table::partial_metadata(&measured, version))
+        }
         _ => reply::json(200, &measured),
     })
 }
 
 fn list_reply(call: &Call, form: Form, items: Vec<Value>) -> Reply {
     let kind: &Resource = &call.kind;
-    if let Form::Table(include) = form {
-        return reply::json(200, &reply::table_of(kind, &items, json!({}), reply::options(include)));
+    if let Form::Table(content) = form {
+        return reply::json(200, &reply::table_of(kind, &items, json!({}), reply::options(content)));
     }
     reply::json(
         200,

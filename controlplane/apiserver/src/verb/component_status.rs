@@ -33,8 +33,8 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         let scope = list::scope(call)?;
         let mut found = all(&call.state);
         found.retain(|object| scope.labels.matches_object(object) && scope.fields.matches(object));
-        if let Form::Table(include) = form {
-            let table = reply::table_of(&call.kind, &found, json!({}), reply::options(include));
+        if let Form::Table(content) = form {
+            let table = reply::table_of(&call.kind, &found, json!({}), reply::options(content));
             return Ok(reply::json(200, &table));
         }
         return Ok(reply::json(200, &list_of(call, found)));
@@ -43,10 +43,10 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let found = all(&call.state).into_iter().find(|object| object["metadata"]["name"] == *name);
     let found = found.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
     Ok(match form {
-        Form::Table(include) => {
-            reply::json(200, &reply::table_of(&call.kind, [&found], json!({}), reply::options(include)))
+        Form::Table(content) => {
+            reply::json(200, &reply::table_of(&call.kind, [&found], json!({}), reply::options(content)))
         }
-        Form::Partial => reply::json(200, &coracle_kinds::table::partial_metadata(&found)),
+        Form::Partial(version) => reply::json(200, &coracle_kinds::table::partial_metadata(&found, version)),
         _ => reply::json(200, &found),
     })
 }

@@ -20,8 +20,8 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let name = &call.resource.name;
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();
-    require_revision(call, &revision)?;
     let stored = write::update(call, name, (part, Writer::Update), |old| {
+        require_revision(call, &revision)?;
         write::check_revision(&call.kind, old, &revision)?;
         Ok(object.clone())
     })
