@@ -129,6 +129,8 @@ impl StreamService {
         abandonment: Abandonment,
     ) {
         let (connection, idle) = idle::watch(connection);
+        // Clients end standard input and ports in the protocol. The end of the connection is the end of the client.
+        let abandonment = abandonment.without_half_close();
         tokio::select! {
             // The other arm is dropped; its tasks end with the connection, whose reads and writes fail from now on.
             () = idle.expired(self.idle_limit, abandonment.happened()) => {

@@ -10,6 +10,7 @@
 
 mod abandoned;
 mod log_limit;
+mod observed;
 mod permit_stream;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,9 +23,10 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-pub use abandoned::{Abandonment, ReadWatch, watch_reads};
+pub use abandoned::{Abandonment, ReadObserver, ReadWatch, watch_reads};
 pub use log_limit::LogLimit;
-pub use permit_stream::PermitStream;
+pub use observed::{Observe, Observed};
+pub use permit_stream::{HeldPermit, PermitStream};
 
 /// Maximum lifetime of a connection whose client has not authenticated.
 pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);

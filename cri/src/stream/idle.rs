@@ -7,17 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use coracle_connections::ReadWatch;
+use coracle_connections::{Observe, Observed, ReadWatch};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// A connection that records its last traffic. After the limit, reads and writes fail.
+pub(super) type Watched<I> = Observed<I, IdleObserver>;
+
+/// Records the last traffic of a connection, and fails its reads and writes after the limit.
 #[derive(Debug)]
-pub(crate) struct Watched<I> {
-    io: I,
+pub(super) struct IdleObserver {
     activity: Arc<Activity>,
     expired: [Pin<Box<WaitForCancellationFutureOwned>>; 2],
 }
@@ -48,7 +49,8 @@ pub(super) fn watch<I>(io: I) -> (Watched<I>, Idle) {
     let activity = Arc::new(Activity { begun: Instant::now(), last: AtomicU64::new(0) });
     let over = CancellationToken::new();
     let expired = [(); 2].map(|()| Box::pin(over.clone().cancelled_owned()));
-    (Watched { io, activity: activity.clone(), expired }, Idle { activity, over })
+    let observer = IdleObserver { activity: activity.clone(), expired };
+    (Observed::with_observer(io, observer), Idle { activity, over })
 }
 
 // === impl Idle ===
@@ -94,9 +96,9 @@ impl Activity {
     }
 }
 
-// === impl Watched ===
+// === impl IdleObserver ===
 
-impl<I> Watched<I> {
+impl IdleObserver {
     /// Records the traffic of a result, or fails if the limit has expired.
     fn check<T>(
         &mut self,
@@ -114,43 +116,22 @@ impl<I> Watched<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl Observe for IdleObserver {
+    fn on_read(
+        &mut self,
         cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
+        read: Poll<io::Result<()>>,
+        _is_end: bool,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(cx, buf);
         self.check(READER, cx, read)
     }
-}
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.check(WRITER, cx, written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+    fn on_write(
+        &mut self,
         cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
+        written: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
         self.check(WRITER, cx, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    // A flush is not traffic.
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
