@@ -280,7 +280,8 @@ const KEEPALIVE_IDLE: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
 const PROBES: u32 = 4;
 
-/// Enables keepalive: the kernel ends a connection whose peer has disappeared without closing it.
+/// Enables keepalive: the kernel ends a connection whose peer has disappeared without closing it, in minutes. There is no
+/// limit for unread data: a user can read a long output page by page for hours.
 pub fn keep_alive(connection: &TcpStream) {
     // Without keepalive the connection is served too.
     let _set = setsockopt(connection, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE);
