@@ -30,7 +30,7 @@ async fn attach_until_end(
     let shim = tables.shim_of(&container)?;
     let attached = shim.attach(&container.id, to).await.map_err(Error::shim("attach to the container"))?;
     let streams = match attached {
-        Attached { terminal: Some(terminal), .. } => Streams::of_terminal(terminal)?,
+        Attached { terminal: Some(terminal), .. } => Streams::of_terminal(terminal, request.stdin)?,
         Attached { stdin, stdout, stderr, .. } => Streams::of_pipes(Pipes { stdin, stdout, stderr })?,
     };
     let target = Target {
