@@ -37,7 +37,8 @@ async fn attach_until_end(
         tables,
         container_id: &container.id,
         terminal: None,
-        stdin_once: container.record.config.stdin_once,
+        // The end of a client that only reads does not close it.
+        stdin_once: request.stdin && container.record.config.stdin_once,
     };
     let exit = async {
         container.wait_exited().await;

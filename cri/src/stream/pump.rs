@@ -50,7 +50,7 @@ pub(super) struct Target<'a> {
     /// An exec's terminal. No other process of the runtime holds its master, so the terminal hangs up when this
     /// descriptor is closed.
     pub(super) terminal: Option<OwnedFd>,
-    /// The container's standard input closes with the input of the first client.
+    /// The container's standard input closes with the input of this client, the first one that has input.
     pub(super) stdin_once: bool,
 }
 
