@@ -1,12 +1,45 @@
 //! Attach: connects a client to the first process of a container.
 
+use std::sync::{Arc, LazyLock};
+
 use coracle_proto::cri;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::client::{Client, Output, exited, failed};
 use super::pump::{End, Pipes, Session, Streams, Target};
 use crate::error::Error;
 use crate::shim_client::{AttachTo, Attached, Shim};
 use crate::tables::Tables;
+
+/// Capacity in bytes of the pipe of an output. A client that falls behind by more is dropped by the shim. Its pipe stays
+/// full until the client has read the rest or leaves.
+const CAPACITY: u32 = 1 << 20;
+/// The same when [`MEMORY`] is used up.
+const SMALL_CAPACITY: u32 = 64 << 10;
+/// Memory in bytes of the pipes of all attached clients of this node, without [`SMALL_CAPACITY`] of each pipe. It counts
+/// for the shim, which is outside of the memory limit of its pod.
+const MEMORY: usize = 32 << 20;
+
+/// The part of [`MEMORY`] that is free.
+static BUDGET: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MEMORY)));
+
+/// The capacity of the pipes of one client, while it is attached.
+#[derive(Debug)]
+struct PipeMemory {
+    capacity: u32,
+    _shared: Option<OwnedSemaphorePermit>,
+}
+
+// === impl PipeMemory ===
+
+impl PipeMemory {
+    /// Full capacity for this number of pipes, or the small one if the budget has no room.
+    fn take(budget: &Arc<Semaphore>, pipes: u32) -> Self {
+        let shared = budget.clone().try_acquire_many_owned(pipes * (CAPACITY - SMALL_CAPACITY)).ok();
+        let capacity = if shared.is_some() { CAPACITY } else { SMALL_CAPACITY };
+        Self { capacity, _shared: shared }
+    }
+}
 
 /// Attaches a client to a container until the container ends.
 pub(super) async fn attach(tables: &Tables, request: cri::AttachRequest, client: Client) {
@@ -26,9 +59,17 @@ async fn attach_until_end(
     client: Client,
 ) -> Result<bool, Error> {
     let container = tables.running(&request.container_id)?;
-    let to = AttachTo { stdin: request.stdin, stdout: request.stdout, stderr: request.stderr };
+    let memory = PipeMemory::take(&BUDGET, u32::from(request.stdout) + u32::from(request.stderr));
+    let to = AttachTo {
+        stdin: request.stdin,
+        stdout: request.stdout,
+        stderr: request.stderr,
+        output_capacity: memory.capacity,
+    };
     let shim = tables.shim_of(&container)?;
     let attached = shim.attach(&container.id, to).await.map_err(Error::shim("attach to the container"))?;
+    // A container with a terminal has a socket in place of the pipes.
+    let _memory = attached.terminal.is_none().then_some(memory);
     let streams = match attached {
         Attached { terminal: Some(terminal), .. } => Streams::of_terminal(terminal, request.stdin)?,
         Attached { stdin, stdout, stderr, .. } => Streams::of_pipes(Pipes { stdin, stdout, stderr })?,
@@ -59,4 +100,22 @@ async fn is_dropped(shim: &Shim, container_id: &str, to: AttachTo) -> bool {
     let again = shim.attach(container_id, AttachTo { stdin: false, ..to }).await;
     // A container that is about to end refuses the attach.
     again.is_ok_and(|open| open.terminal.is_some() || open.stdout.is_some() || open.stderr.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pipes_of_attached_clients_share_a_bounded_memory() {
+        let budget = Arc::new(Semaphore::new(3 << 20));
+        let client = |pipes| PipeMemory::take(&budget, pipes);
+        let (first, second, third) = (client(2), client(2), client(1));
+        let capacities = [&first, &second, &third].map(|memory| memory.capacity);
+        assert_eq!(capacities, [CAPACITY, SMALL_CAPACITY, CAPACITY]);
+        assert_eq!(client(1).capacity, SMALL_CAPACITY);
+        assert_eq!(client(0).capacity, CAPACITY, "input alone needs no memory");
+        drop(first);
+        assert_eq!(client(2).capacity, CAPACITY);
+    }
 }
