@@ -246,6 +246,11 @@ impl ConnectionPermit {
         }
     }
 
+    /// Returns when the connection is evicted. After an upgrade, its task has to close it.
+    pub async fn evicted(&self) {
+        self.evicted.cancelled().await;
+    }
+
     /// Returns when the connection must be closed: evicted, or unauthenticated for its maximum lifetime.
     pub async fn expired(&self) {
         tokio::select! {
