@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Gets the result of each read and write of a stream, and returns the one for the caller.
+/// Gets the results of a stream's operations, and returns those for the caller.
 pub trait Observe: Unpin {
     /// A read. `is_end`: it found the end of the stream.
     fn on_read(
@@ -18,13 +18,18 @@ pub trait Observe: Unpin {
         read
     }
 
-    /// A write, with the number of written bytes. A flush and a shutdown are not writes.
+    /// A write, with the number of written bytes.
     fn on_write(
         &mut self,
         _cx: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         written
+    }
+
+    /// A flush or a shutdown. A stream with a buffer waits here for a client that does not read.
+    fn on_flush(&mut self, _cx: &mut Context<'_>, flushed: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
+        flushed
     }
 }
 
@@ -77,11 +82,15 @@ impl<I: AsyncWrite + Unpin, O: Observe> AsyncWrite for Observed<I, O> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.io).poll_flush(cx);
+        this.observer.on_flush(cx, flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+        let this = self.get_mut();
+        let closed = Pin::new(&mut this.io).poll_shutdown(cx);
+        this.observer.on_flush(cx, closed)
     }
 }
 

@@ -13,10 +13,10 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// A connection that records its last traffic. After the limit, reads and writes fail.
+/// A connection that records its last traffic. After the limit, all operations fail.
 pub(super) type Watched<I> = Observed<I, IdleObserver>;
 
-/// Records the last traffic of a connection, and fails its reads and writes after the limit.
+/// Records the last traffic of a connection, and fails its operations after the limit.
 #[derive(Debug)]
 pub(super) struct IdleObserver {
     activity: Arc<Activity>,
@@ -56,8 +56,8 @@ pub(super) fn watch<I>(io: I) -> (Watched<I>, Idle) {
 // === impl Idle ===
 
 impl Idle {
-    /// Returns when there was no traffic for `limit`, or when `is_abandoned` returns. Reads and writes of the connection fail
-    /// from then on.
+    /// Returns when there was no traffic for `limit`, or when `is_abandoned` returns. All operations of the connection fail
+    /// from then on, also those that wait.
     pub(super) async fn expired(self, limit: Option<Duration>, is_abandoned: impl Future<Output = ()>) {
         tokio::select! {
             // The other arm is dropped: the connection is over.
@@ -106,13 +106,24 @@ impl IdleObserver {
         cx: &mut Context<'_>,
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        if self.expired[side].as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(ErrorKind::TimedOut.into()));
-        }
-        if result.is_ready() {
+        let result = self.unless_expired(side, cx, result);
+        if matches!(result, Poll::Ready(Ok(_))) {
             self.activity.note();
         }
         result
+    }
+
+    /// The result, or a failure if the limit has expired. A task that waits is woken then.
+    fn unless_expired<T>(
+        &mut self,
+        side: usize,
+        cx: &mut Context<'_>,
+        result: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        match self.expired[side].as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(ErrorKind::TimedOut.into())),
+            Poll::Pending => result,
+        }
     }
 }
 
@@ -133,13 +144,18 @@ impl Observe for IdleObserver {
     ) -> Poll<io::Result<usize>> {
         self.check(WRITER, cx, written)
     }
+
+    // A flush is not traffic.
+    fn on_flush(&mut self, cx: &mut Context<'_>, flushed: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
+        self.unless_expired(WRITER, cx, flushed)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::future::pending;
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter};
     use tokio::time::sleep;
 
     use super::*;
@@ -158,6 +174,18 @@ mod tests {
         assert_eq!((read, write), (ErrorKind::TimedOut, ErrorKind::TimedOut));
         assert_eq!(begun.elapsed().as_secs(), LIMIT.as_secs());
         assert!(writer.write_all(b"x").await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flush_that_waits_for_a_client_fails_too() {
+        let (ours, _theirs) = tokio::io::duplex(8);
+        // As TLS, it takes more data than the client reads.
+        let (mut connection, idle) = watch(BufWriter::new(ours));
+        connection.write_all(&[0; 9]).await.expect("buffered");
+        let flush = async { connection.flush().await.expect_err("expired").kind() };
+        let (flushed, ()) = tokio::join!(flush, idle.expired(Some(LIMIT), pending()));
+        assert_eq!(flushed, ErrorKind::TimedOut);
+        assert!(connection.shutdown().await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
