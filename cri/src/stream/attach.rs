@@ -1,11 +1,11 @@
 //! Attach: connects a client to the first process of a container.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use coracle_proto::cri;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::client::{Client, Output, exited, failed};
+use super::namespace_limit::{NamespaceLimit, NamespacePermit};
 use super::pump::{End, Pipes, Session, Streams, Target};
 use crate::error::Error;
 use crate::shim_client::{AttachTo, Attached, Shim};
@@ -14,30 +14,30 @@ use crate::tables::Tables;
 /// Capacity in bytes of the pipe of an output. A client that falls behind by more is dropped by the shim. Its pipe stays
 /// full until the client has read the rest or leaves.
 const CAPACITY: u32 = 1 << 20;
-/// The same when [`MEMORY`] is used up.
+/// The same when [`LARGE_PIPES`] are in use.
 const SMALL_CAPACITY: u32 = 64 << 10;
-/// Memory in bytes of the pipes of all attached clients of this node, without [`SMALL_CAPACITY`] of each pipe. It counts
-/// for the shim, which is outside of the memory limit of its pod.
-const MEMORY: usize = 32 << 20;
+/// Maximum pipes of full capacity on this node. Their memory counts for the shims, which are outside of the memory limits
+/// of their pods.
+const LARGE_PIPES: usize = 32;
 
-/// The part of [`MEMORY`] that is free.
-static BUDGET: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MEMORY)));
+/// The pipes of full capacity.
+static PIPES: LazyLock<NamespaceLimit> = LazyLock::new(|| NamespaceLimit::new(LARGE_PIPES));
 
 /// The capacity of the pipes of one client, while it is attached.
 #[derive(Debug)]
 struct PipeMemory {
     capacity: u32,
-    _shared: Option<OwnedSemaphorePermit>,
+    _permits: Option<Vec<NamespacePermit>>,
 }
 
 // === impl PipeMemory ===
 
 impl PipeMemory {
-    /// Full capacity for this number of pipes, or the small one if the budget has no room.
-    fn take(budget: &Arc<Semaphore>, pipes: u32) -> Self {
-        let shared = budget.clone().try_acquire_many_owned(pipes * (CAPACITY - SMALL_CAPACITY)).ok();
-        let capacity = if shared.is_some() { CAPACITY } else { SMALL_CAPACITY };
-        Self { capacity, _shared: shared }
+    /// Full capacity for this number of pipes to a pod of the namespace, or the small one.
+    fn take(limit: &NamespaceLimit, namespace: &str, pipes: usize) -> Self {
+        let permits: Option<Vec<_>> = (0..pipes).map(|_| limit.take(namespace)).collect();
+        let capacity = if permits.is_some() { CAPACITY } else { SMALL_CAPACITY };
+        Self { capacity, _permits: permits }
     }
 }
 
@@ -59,14 +59,16 @@ async fn attach_until_end(
     client: Client,
 ) -> Result<bool, Error> {
     let container = tables.running(&request.container_id)?;
-    let memory = PipeMemory::take(&BUDGET, u32::from(request.stdout) + u32::from(request.stderr));
+    let sandbox = tables.sandbox(&container.record.sandbox_id)?;
+    let pipes = usize::from(request.stdout) + usize::from(request.stderr);
+    let memory = PipeMemory::take(&PIPES, sandbox.namespace(), pipes);
     let to = AttachTo {
         stdin: request.stdin,
         stdout: request.stdout,
         stderr: request.stderr,
         output_capacity: memory.capacity,
     };
-    let shim = tables.shim_of(&container)?;
+    let shim = sandbox.shim()?;
     let attached = shim.attach(&container.id, to).await.map_err(Error::shim("attach to the container"))?;
     // A container with a terminal has a socket in place of the pipes.
     let _memory = attached.terminal.is_none().then_some(memory);
@@ -108,14 +110,14 @@ mod tests {
 
     #[test]
     fn the_pipes_of_attached_clients_share_a_bounded_memory() {
-        let budget = Arc::new(Semaphore::new(3 << 20));
-        let client = |pipes| PipeMemory::take(&budget, pipes);
-        let (first, second, third) = (client(2), client(2), client(1));
-        let capacities = [&first, &second, &third].map(|memory| memory.capacity);
+        let limit = NamespaceLimit::new(4);
+        let client = |namespace, pipes| PipeMemory::take(&limit, namespace, pipes);
+        let (first, second, other) = (client("a", 2), client("a", 2), client("b", 1));
+        let capacities = [&first, &second, &other].map(|memory| memory.capacity);
         assert_eq!(capacities, [CAPACITY, SMALL_CAPACITY, CAPACITY]);
-        assert_eq!(client(1).capacity, SMALL_CAPACITY);
-        assert_eq!(client(0).capacity, CAPACITY, "input alone needs no memory");
-        drop(first);
-        assert_eq!(client(2).capacity, CAPACITY);
+        assert_eq!(client("b", 1).capacity, SMALL_CAPACITY);
+        assert_eq!(client("a", 0).capacity, CAPACITY, "input alone needs no memory");
+        drop((first, second, other));
+        assert_eq!(client("a", 2).capacity, CAPACITY);
     }
 }
