@@ -16,6 +16,7 @@ use tracing::warn;
 
 use crate::address_store::{DirVersion, Owner};
 use crate::error::Error;
+use crate::file::{failed, remove_file};
 use crate::link::parse_mac;
 use crate::parameters::Parameters;
 use crate::spec::Version;
@@ -264,20 +265,6 @@ fn read(path: &Path, boot: &str) -> Option<Entry> {
 fn remove_unreadable(path: &Path) -> Result<(), Error> {
     warn!(path = %path.display(), "removing a network record that cannot be read");
     remove_file(path)
-}
-
-fn remove_file(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::File { action: "remove", path: path.to_owned(), source })
-        }
-        _ => Ok(()),
-    }
-}
-
-fn failed(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::File { action, path: path.clone(), source }
 }
 
 #[cfg(test)]

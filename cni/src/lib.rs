@@ -22,6 +22,7 @@ mod connection_limit;
 mod conntrack;
 mod error;
 mod executable;
+mod file;
 mod firewall;
 mod firewall_repair;
 mod gate;

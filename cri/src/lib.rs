@@ -68,4 +68,4 @@ pub use error::checkpoint::{CheckpointError, CriuError};
 pub use runtime::{Runtime, serve_streams};
 pub use selinux::labels_containers;
 pub use shim_client::Times as ShimTimes;
-pub use stream::{BoxBody, enable_keepalive};
+pub use stream::BoxBody;

@@ -331,6 +331,7 @@ impl Shim {
             stdin: to.stdin,
             stdout: to.stdout,
             stderr: to.stderr,
+            output_capacity: to.output_capacity,
         };
         let attach = request::Call::Attach(attach);
         let (attached, fds) = match self.call(attach, Vec::new(), self.times.answer).await? {

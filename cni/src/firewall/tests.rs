@@ -89,7 +89,7 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         // Killed after it has removed the claim's file: the table still has the port.
         let (state, lock) = killed.lock().unwrap();
         killed.mark().unwrap();
-        remove(&killed.path(&claim("a", Vec::new()).key())).unwrap();
+        remove_file(&killed.path(&claim("a", Vec::new()).key())).unwrap();
         drop((state, lock));
         assert!(listed("t").contains("tcp . 1 : 10.1.0.5 . 80"));
         process().remove(&claim("a", Vec::new())).unwrap();

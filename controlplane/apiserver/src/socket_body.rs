@@ -55,7 +55,7 @@ pub(crate) async fn copy<B>(
     connection: Upgraded,
     mut body: B,
     message: impl Fn(Bytes) -> Message,
-    limit: Option<Duration>,
+    limit: Duration,
 ) where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -66,12 +66,8 @@ pub(crate) async fn copy<B>(
     let sending = async {
         while let Some(Ok(frame)) = body.frame().await {
             let Ok(chunk) = frame.into_data() else { continue };
-            let send = sink.send(message(chunk));
-            let sent = match limit {
-                Some(limit) => tokio::time::timeout(limit, send).await.is_ok_and(|sent| sent.is_ok()),
-                None => send.await.is_ok(),
-            };
-            if !sent {
+            let sent = tokio::time::timeout(limit, sink.send(message(chunk))).await;
+            if !sent.is_ok_and(|sent| sent.is_ok()) {
                 return;
             }
         }

@@ -291,8 +291,7 @@ impl Plugin {
         pod: &PodSandbox,
         container: Option<&Container>,
     ) -> Result<(), CallError> {
-        let room = MAX_CONTENT.saturating_sub(framed(pod.encoded_len()));
-        let container = container.cloned().map(|container| fitted(container, room));
+        let container = container.map(|container| fitted_beside(container, &[pod.encoded_len()]));
         if self.state_change_events.load(Ordering::Relaxed) & events::bit(event) == 0 {
             // The requests of all these events have the same fields with the same numbers.
             let request = StartContainerRequest { pod: Some(pod.clone()), container: container.clone() };
@@ -315,6 +314,12 @@ fn millis(duration: Duration) -> i64 {
 /// Bytes of a field with its tag and length.
 fn framed(length: usize) -> usize {
     length + 6
+}
+
+/// A copy of the container that a message has room for, beside other fields of these lengths in bytes.
+pub(crate) fn fitted_beside(container: &Container, fields: &[usize]) -> Container {
+    let used: usize = fields.iter().map(|length| framed(*length)).sum();
+    fitted(container.clone(), MAX_CONTENT.saturating_sub(used))
 }
 
 /// The container, without its longest fields if a message has no room for them. A user can create a container that no

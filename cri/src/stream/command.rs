@@ -74,7 +74,7 @@ async fn exec_until_end(
         }
         Err(error) => return Err(error),
     };
-    let (terminal, streams) = match host_ends(exec.started.terminal.as_ref(), ours) {
+    let (terminal, streams) = match host_ends(exec.started.terminal.as_ref(), ours, request.stdin) {
         Ok(ends) => ends,
         Err(error) => {
             execs.kill(&container, &exec).await;
@@ -173,11 +173,15 @@ fn pipe(requested: bool) -> Result<Pipe, Error> {
 }
 
 /// Our ends of a command's streams. With a terminal also a second descriptor of its master, to resize it.
-fn host_ends(terminal: Option<&OwnedFd>, pipes: Pipes) -> Result<(Option<OwnedFd>, Streams), Error> {
+fn host_ends(
+    terminal: Option<&OwnedFd>,
+    pipes: Pipes,
+    has_stdin: bool,
+) -> Result<(Option<OwnedFd>, Streams), Error> {
     let Some(terminal) = terminal else { return Ok((None, Streams::of_pipes(pipes)?)) };
     let copy = || {
         let copied = terminal.try_clone();
         copied.map_err(|source| Error::Kernel { doing: "duplicate the terminal's descriptor", source })
     };
-    Ok((Some(copy()?), Streams::of_terminal(copy()?)?))
+    Ok((Some(copy()?), Streams::of_terminal(copy()?, has_stdin)?))
 }

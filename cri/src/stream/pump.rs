@@ -50,7 +50,7 @@ pub(super) struct Target<'a> {
     /// An exec's terminal. No other process of the runtime holds its master, so the terminal hangs up when this
     /// descriptor is closed.
     pub(super) terminal: Option<OwnedFd>,
-    /// The container's standard input closes with the input of the first client.
+    /// The container's standard input closes with the input of this client, the first one that has input.
     pub(super) stdin_once: bool,
 }
 
@@ -224,10 +224,12 @@ impl Streams {
         })
     }
 
-    /// The streams of a terminal, by its master.
-    pub(super) fn of_terminal(terminal: OwnedFd) -> Result<Self, Error> {
+    /// The streams of a terminal, by its master. Without `has_stdin`, input of the client is dropped: admission of the
+    /// request may depend on it.
+    pub(super) fn of_terminal(terminal: OwnedFd, has_stdin: bool) -> Result<Self, Error> {
         let (read, write) = tokio::io::split(descriptor(terminal)?);
-        Ok(Self { stdin: Some(Box::new(write)), stdout: Some(Box::new(read)), stderr: None })
+        let stdin = has_stdin.then(|| Box::new(write) as Writer);
+        Ok(Self { stdin, stdout: Some(Box::new(read)), stderr: None })
     }
 }
 
@@ -274,6 +276,15 @@ mod tests {
         };
         let (received, ()) = tokio::join!(received, copied);
         assert!((PIPE_CAPACITY..PIPE_CAPACITY + READ_SIZE).contains(&received), "{received}");
+    }
+
+    #[tokio::test]
+    async fn a_terminal_gets_input_only_if_standard_input_was_requested() {
+        for has_stdin in [false, true] {
+            let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+            let streams = Streams::of_terminal(ours.into(), has_stdin).expect("registered");
+            assert_eq!((streams.stdin.is_some(), streams.stdout.is_some()), (has_stdin, true));
+        }
     }
 
     #[tokio::test(start_paused = true)]

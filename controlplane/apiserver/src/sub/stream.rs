@@ -65,7 +65,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
         return Err(refusal(answer).await);
     }
     if let Some(socket) = socket {
-        return socket.serve(client, answer.into_body(), call.state.shutdown.clone());
+        let (shutdown, limit) = (call.state.shutdown.clone(), call.state.request_timeout);
+        return socket.serve(client, answer.into_body(), shutdown, limit);
     }
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
