@@ -52,7 +52,7 @@ pub(super) async fn attach(tables: &Tables, request: cri::AttachRequest, client:
     let _gone = output.send(Output::Status(status)).await;
 }
 
-/// True if the container ended, false if the client disconnected.
+/// True if the container ended or the client has closed its input, false if the client disconnected.
 async fn attach_until_end(
     tables: &Tables,
     request: &cri::AttachRequest,
@@ -76,12 +76,14 @@ async fn attach_until_end(
         Attached { terminal: Some(terminal), .. } => Streams::of_terminal(terminal, request.stdin)?,
         Attached { stdin, stdout, stderr, .. } => Streams::of_pipes(Pipes { stdin, stdout, stderr })?,
     };
+    let config = &container.record.config;
     let target = Target {
         tables,
         container_id: &container.id,
         terminal: None,
         // The end of a client that only reads does not close it.
-        stdin_once: request.stdin && container.record.config.stdin_once,
+        stdin_once: request.stdin && config.stdin_once,
+        detaches: request.stdin && (config.tty || !config.stdin_once),
     };
     let exit = async {
         container.wait_exited().await;
@@ -91,7 +93,7 @@ async fn attach_until_end(
     let session = Session { target, streams, client, early: Vec::new() };
     match session.pump(exit, is_too_slow).await {
         End::ClientGone => Ok(false),
-        End::Command(_) => Ok(true),
+        End::Command(_) | End::Detached => Ok(true),
         End::TooSlow => Err(Error::TooSlow),
     }
 }

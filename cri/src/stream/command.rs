@@ -83,12 +83,18 @@ async fn exec_until_end(
     };
     let Exec { id, started, exit } = exec;
     drop(started.terminal);
-    let target = Target { tables: &execs.tables, container_id: &container.id, terminal, stdin_once: false };
+    let target = Target {
+        tables: &execs.tables,
+        container_id: &container.id,
+        terminal,
+        stdin_once: false,
+        detaches: false,
+    };
     let exit = async { exit.await.ok().map(|exit| exit.code) };
     let session = Session { target, streams, client, early };
     // The shim does not drop an exec's client: the pipes belong to this exec alone.
     match session.pump(exit, async { false }).await {
-        End::ClientGone | End::TooSlow => {
+        End::ClientGone | End::Detached | End::TooSlow => {
             execs.remove(&container, &id);
             Ok(None)
         }

@@ -1,5 +1,6 @@
 //! Copies bytes between a client and a command until the command has ended or the client has disconnected.
 
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::time::Duration;
@@ -52,6 +53,9 @@ pub(super) struct Target<'a> {
     pub(super) terminal: Option<OwnedFd>,
     /// The container's standard input closes with the input of this client, the first one that has input.
     pub(super) stdin_once: bool,
+    /// The session ends when the client closes its input, as with containerd: the container's standard input stays open
+    /// for the next client.
+    pub(super) detaches: bool,
 }
 
 /// A session of a client with a command.
@@ -68,6 +72,8 @@ pub(super) struct Session<'a> {
 pub(super) enum End {
     /// The client disconnected.
     ClientGone,
+    /// The client has closed its input, and the session with it.
+    Detached,
     /// The command ended and its output is delivered. None without an exit code.
     Command(Option<i32>),
     /// The shim dropped the client because it read too slowly.
@@ -115,7 +121,7 @@ impl Session<'_> {
         };
         tokio::select! {
             // Both arms may be dropped: the session is over.
-            () = target.feed(early, client.input, stdin) => End::ClientGone,
+            end = target.feed(early, client.input, stdin) => end,
             end = command => end,
         }
     }
@@ -124,19 +130,30 @@ impl Session<'_> {
 // === impl Target ===
 
 impl Target<'_> {
-    /// Handles the client's messages until the client disconnects.
-    async fn feed(&self, early: Vec<Input>, mut later: QueueReceiver<Input>, mut stdin: Option<Writer>) {
+    /// Handles the client's messages until the client detaches or disconnects.
+    async fn feed(
+        &self,
+        early: Vec<Input>,
+        mut later: QueueReceiver<Input>,
+        mut stdin: Option<Writer>,
+    ) -> End {
         for input in early {
-            self.handle(input, &mut stdin).await;
+            if self.handle(input, &mut stdin).await.is_break() {
+                return End::Detached;
+            }
         }
         while let Some(input) = later.recv().await {
-            self.handle(input, &mut stdin).await;
+            if self.handle(input, &mut stdin).await.is_break() {
+                return End::Detached;
+            }
         }
         drop(stdin);
         self.close_stdin().await;
+        End::ClientGone
     }
 
-    async fn handle(&self, input: Input, stdin: &mut Option<Writer>) {
+    /// Handles a message. Breaks if the client detaches.
+    async fn handle(&self, input: Input, stdin: &mut Option<Writer>) -> ControlFlow<()> {
         match input {
             Input::Stdin(bytes) => {
                 if let Some(open) = stdin
@@ -146,12 +163,14 @@ impl Target<'_> {
                     *stdin = None;
                 }
             }
+            Input::StdinClosed if self.detaches => return ControlFlow::Break(()),
             Input::StdinClosed => {
                 *stdin = None;
                 self.close_stdin().await;
             }
             Input::Resize { width, height } => self.resize(width, height).await,
         }
+        ControlFlow::Continue(())
     }
 
     async fn resize(&self, width: u16, height: u16) {

@@ -84,7 +84,9 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
             // The profile of the container denies each look into a process with another profile.
             for name in ["root/", "cwd/", "fd/", "map_files/", "exe", "environ", "maps", "mountinfo"] {
                 // A directory is listed, a file is read.
-                let look = format!("if [ -d /proc/1/{name} ]; then ls /proc/1/{name}; else cat /proc/1/{name}; fi 2>&1; true");
+                let look = format!(
+                    "if [ -d /proc/1/{name} ]; then ls /proc/1/{name}; else cat /proc/1/{name}; fi 2>&1; true"
+                );
                 let seen = sh(cluster, "tracer", &look);
                 assert!(seen.contains("Permission denied"), "{name}: {seen}");
             }
