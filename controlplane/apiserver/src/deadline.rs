@@ -56,6 +56,23 @@ fn go_seconds(text: &str) -> std::result::Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::RequestInfo;
+
+    #[test]
+    fn a_client_may_shorten_the_limit() {
+        let limit = |query: &str| {
+            let uri = format!("/version?{query}").parse().unwrap();
+            of_request(&RequestInfo::parse(&http::Method::GET, &uri).query, Duration::from_secs(60))
+        };
+        for (query, seconds) in
+            [("", 60), ("timeout=0s", 60), ("timeout=3m", 60), ("timeout=5s", 5), ("timeout=-1s", 60)]
+        {
+            assert_eq!(limit(query).unwrap(), Duration::from_secs(seconds), "{query}");
+        }
+        let refused = limit("timeout=5").unwrap_err();
+        let message = "invalid timeout specified in the request URL - time: missing unit in duration \"5\"";
+        assert_eq!((refused.code, refused.message.as_str()), (400, message));
+    }
 
     #[test]
     fn durations_are_read_as_go_reads_them() {

@@ -11,17 +11,47 @@ use crate::{
 /// A named check: passed, or the error.
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
-const ALIVE: &[Check] = &[("ping", |_| Ok(())), ("log", |_| Ok(()))];
-/// A store that refuses writes recovers on its own, so it does not fail `/livez`.
+/// A store that refuses writes recovers on its own and answers reads, so it does not fail `/livez`.
+const ALIVE: &[Check] = &[("ping", passed), ("log", passed), ("etcd", passed)];
 const READY: &[Check] = &[
-    ("ping", |_| Ok(())),
-    ("log", |_| Ok(())),
+    ("ping", passed),
+    ("log", passed),
     ("store", store),
     // Upstream's names: probes of individual checks use them in paths and exclusions.
     ("etcd", store),
     ("etcd-readiness", store),
+    ("informer-sync", passed),
     ("shutdown", shutdown),
 ];
+/// Steps of the start with upstream's names, which probes and monitoring look for. The server answers requests after all
+/// of them, so they have passed.
+const STARTED: &[Check] = &[
+    ("poststarthook/start-apiserver-admission-initializer", passed),
+    ("poststarthook/generic-apiserver-start-informers", passed),
+    ("poststarthook/start-apiextensions-informers", passed),
+    ("poststarthook/start-apiextensions-controllers", passed),
+    ("poststarthook/crd-informer-synced", passed),
+    ("poststarthook/bootstrap-controller", passed),
+    ("poststarthook/start-system-namespaces-controller", passed),
+    ("poststarthook/start-service-ip-repair-controllers", passed),
+    ("poststarthook/rbac/bootstrap-roles", passed),
+    ("poststarthook/scheduling/bootstrap-system-priority-classes", passed),
+    ("poststarthook/priority-and-fairness-config-producer", passed),
+    ("poststarthook/start-cluster-authentication-info-controller", passed),
+    ("poststarthook/start-kube-aggregator-informers", passed),
+    ("poststarthook/apiservice-registration-controller", passed),
+    ("poststarthook/apiservice-status-local-available-controller", passed),
+    ("poststarthook/apiservice-status-remote-available-controller", passed),
+    ("poststarthook/kube-apiserver-autoregistration", passed),
+    ("autoregister-completion", passed),
+    ("poststarthook/apiservice-openapi-controller", passed),
+    ("poststarthook/storage-readiness", passed),
+];
+
+#[expect(clippy::unnecessary_wraps, reason = "the type of all checks")]
+fn passed(_state: &State) -> Result<(), String> {
+    Ok(())
+}
 
 fn shutdown(state: &State) -> Result<(), String> {
     if state.stopping.is_cancelled() { Err("process is shutting down".to_owned()) } else { Ok(()) }
@@ -44,9 +74,16 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
         "readyz" => READY,
         _ => return None,
     };
-    if let Some(one) = parts.next() {
-        let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
-        return Some(match check(state) {
+    let checks: Vec<Check> = checks.iter().chain(STARTED).copied().collect();
+    let run = |check_name: &str, check: fn(&State) -> Result<(), String>| {
+        let result = check(state);
+        state.metrics.health_checks.checked(check_name, name, result.is_ok());
+        result
+    };
+    if parts.next().is_some() {
+        let one = info.path.trim_matches('/').split_once('/')?.1;
+        let (one, check) = checks.iter().find(|(check, _)| *check == one)?;
+        return Some(match run(one, *check) {
             Ok(()) => reply::text(200, "ok"),
             Err(_withheld) => reply::text(500, "internal server error: reason withheld\n"),
         });
@@ -54,12 +91,12 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let excluded = info.query.all("exclude");
     let mut lines = String::new();
     let mut healthy = true;
-    for (check_name, check) in checks {
+    for (check_name, check) in &checks {
         if excluded.iter().any(|one| one == check_name) {
             lines += &format!("[+]{check_name} excluded: ok\n");
             continue;
         }
-        match check(state) {
+        match run(check_name, *check) {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
             // The reason can have paths of the node, so it is only logged: anonymous clients may read the response.
             Err(reason) => {

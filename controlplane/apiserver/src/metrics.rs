@@ -5,6 +5,7 @@
 //! cannot add values.
 
 mod buckets;
+mod health_checks;
 
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
+
+pub(crate) use health_checks::{HealthChecks, PATH as SLIS_PATH};
 
 use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
 
@@ -51,6 +54,7 @@ pub(crate) struct Metrics {
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
+    pub(crate) health_checks: HealthChecks,
 }
 
 /// Reads of a changed configuration file: their number and the time of the last one, by status.
@@ -155,6 +159,7 @@ impl Metrics {
                 "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
+            health_checks: HealthChecks::new(),
         };
         for collector in metrics.collectors() {
             valid(metrics.registry.register(collector));
@@ -473,5 +478,9 @@ fn verb(verb: &str, headers: &HeaderMap) -> &'static str {
 
 /// The response, if the path is that of the metrics.
 pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
-    (info.path == PATH).then(|| reply::bytes(200, TEXT, metrics.text(sources)))
+    match info.path.as_str() {
+        PATH => Some(reply::bytes(200, TEXT, metrics.text(sources))),
+        SLIS_PATH => Some(metrics.health_checks.reply()),
+        _ => None,
+    }
 }
