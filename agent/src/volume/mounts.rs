@@ -39,11 +39,17 @@ fn is_shared(mountinfo: &str, path: &Path) -> bool {
     })
 }
 
-/// Mounts a tmpfs on a directory that is not on one: its content must not reach a disk.
+/// Mounts a tmpfs on a directory: its content must not reach a disk. It is a file system of its own, with the kernel's
+/// limit of half of the memory: pods determine its size, and must not fill the `/run` of the machine.
+///
+/// Files that an earlier version has put on another tmpfs stay there: a mount would hide them.
 pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
     super::make_private(dir)?;
-    if !is_tmpfs(dir)? {
-        mount_tmpfs(dir, "mode=0750")?;
+    let canonical = dir.canonicalize()?;
+    let is_mounted = mount_points(&canonical)?.contains(&canonical);
+    if !is_mounted && (!is_tmpfs(dir)? || names(dir).is_empty()) {
+        // Linux 6.4 has the option. Other kernels refuse it, and may write the files to the swap space.
+        mount_tmpfs(dir, "mode=0750,noswap").or_else(|_unknown| mount_tmpfs(dir, "mode=0750"))?;
     }
     super::ownership::chmod(dir, 0o750)
 }
@@ -159,6 +165,28 @@ mod tests {
     fn mount_points_are_unescaped() {
         let line = r"36 35 98:0 /mnt1 /mnt\0402/a\134b rw,noatime master:1 - ext3 /dev/root rw";
         assert_eq!(mount_point(line), Some(PathBuf::from(r"/mnt 2/a\b")));
+    }
+
+    #[test]
+    fn a_directory_on_a_tmpfs_gets_a_file_system_of_its_own_unless_it_has_files() {
+        let place = tempfile::tempdir().expect("directory");
+        let outcome = std::thread::scope(|scope| {
+            let apart = scope.spawn(|| {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
+                mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).expect("private mounts");
+                mount_tmpfs(place.path(), "mode=0755").expect("mount");
+                let (new, old) = (place.path().join("new"), place.path().join("old"));
+                fs::create_dir_all(old.join("pod")).expect("files of an earlier version");
+                for dir in [&new, &new, &old] {
+                    ensure_memory(dir).expect("prepare");
+                }
+                let count =
+                    |dir: &Path| mount_points(&dir.canonicalize().expect("path")).expect("mounts").len();
+                (count(&new), count(&old), old.join("pod").exists())
+            });
+            apart.join().expect("the thread")
+        });
+        assert_eq!(outcome, (1, 0, true));
     }
 
     #[test]
