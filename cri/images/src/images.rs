@@ -1,6 +1,7 @@
 //! The image store: the images, their names and their users.
 
 mod held;
+mod weight;
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -66,6 +67,8 @@ pub(crate) enum StoreError {
     },
     #[error("this kernel cannot resolve paths within a directory (openat2, Linux 5.6)")]
     Kernel,
+    #[error("the large configurations of images take too much memory; remove images that have one")]
+    Configurations,
     #[error("the process is shutting down")]
     Stopped,
 }
@@ -96,6 +99,7 @@ impl StoreError {
             StoreError::Locked { .. } => ErrorKind::Locked,
             StoreError::Lock { source, .. } => io_kind(source),
             StoreError::Kernel => ErrorKind::Unsupported,
+            StoreError::Configurations => ErrorKind::NoSpace,
             StoreError::Stopped => ErrorKind::Io,
         }
     }
@@ -268,6 +272,9 @@ impl Images {
         let (records, known) = {
             let mut table = self.table_mut();
             let known = table.entry(&record.id).is_some();
+            if !known && !weight::fits(&table, &record.config, &new.parsed.config) {
+                return Err(StoreError::Configurations);
+            }
             (table.plan_put(record), known)
         };
         self.write(records.clone()).await?;
