@@ -19,6 +19,7 @@ use crate::fetch_slots::FetchSlots;
 use crate::image::{Image, ImageGcInfo, Usage};
 use crate::layers::{LayerError, Layers, Lease};
 use crate::manifest::{self, ParsedConfig};
+use crate::owner_limits::OwnerLimits;
 use crate::pulls_in_progress::PullsInProgress;
 use crate::records::{self, Record, RecordError};
 use crate::table::{self, Table};
@@ -35,6 +36,7 @@ pub(crate) struct Inner {
     pub(crate) config: ImagesConfig,
     pub(crate) layers: Arc<Layers>,
     pub(crate) pulls: PullsInProgress,
+    pub(crate) owner_limits: OwnerLimits,
     pub(crate) fetch_slots: FetchSlots,
     /// The slot of the only layer that may have a large zstd window.
     pub(crate) large_window: FetchSlots,
@@ -386,6 +388,7 @@ impl Inner {
             config,
             layers,
             pulls: PullsInProgress::default(),
+            owner_limits: OwnerLimits::default(),
             fetch_slots: FetchSlots::all(turn),
             large_window: FetchSlots::single(turn),
             directory,
