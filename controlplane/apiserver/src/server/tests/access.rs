@@ -146,6 +146,25 @@ async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
 }
 
 #[tokio::test]
+async fn a_node_gets_tokens_of_its_own_pods_by_their_uid() {
+    let server = Fixture::new().await;
+    let uid = server.post(PODS, pod("p")).await.body["metadata"]["uid"].clone();
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}});
+    server.post(&format!("{PODS}/p/binding"), binding).await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let own =
+        json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid}}});
+    let without_uid = json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p"}}});
+    for (of, request, code) in
+        [("n1", &own, 201), ("n1", &without_uid, 403), ("n1", &json!({"spec": {}}), 403), ("n2", &own, 403)]
+    {
+        let request = Request::post(path).body(Full::from(request.to_string())).unwrap();
+        let answer = server.send(node(of), request).await;
+        assert_eq!(answer.code, code, "{of}: {}", answer.body);
+    }
+}
+
+#[tokio::test]
 async fn a_review_of_a_token_names_only_audiences_of_the_token() {
     let server = Fixture::new().await;
     let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
