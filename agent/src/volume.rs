@@ -1,10 +1,10 @@
 //! Volumes of pods: created before a pod's containers, refreshed while it runs, removed after it.
 //!
 //! A pod's volumes are at the kubelet's paths, `<state>/pods/<uid>/volumes/<plugin>/<name>`, with one file below
-//! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs
-//! (`<run>/volumes`), with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a line to the
-//! host's mount table for every pod, and on cgroup v1 the container library slows with the length of that table. A
-//! pod cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
+//! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs,
+//! mounted on `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a
+//! line to the host's mount table for every pod, and on cgroup v1 the container library slows with the length of that
+//! table. A pod cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
 //! ([`Volumes::read_only`]). Only `emptyDir` with `medium: Memory`, which pods write to, gets a mount of its own.
 //!
 //! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. After the first success
@@ -49,7 +49,7 @@ use crate::node::NodeFacts;
 pub struct VolumeConfig {
     /// `<state>/pods`, with one directory for each pod.
     pub pods_dir: PathBuf,
-    /// Directory of content that must not reach a disk. A tmpfs is mounted on it if it is on none.
+    /// Directory of content that must not reach a disk. A tmpfs is mounted on it.
     pub memory_dir: PathBuf,
     /// Directory of provisioned local volumes.
     pub local_dir: PathBuf,

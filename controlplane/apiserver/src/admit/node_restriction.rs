@@ -68,6 +68,9 @@ fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Check
     ensure(object["metadata"]["name"] == node, || {
         format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
     })?;
+    ensure(!sets_pod_ranges(attributes.old, object), || {
+        format!("node \"{node}\" is not allowed to set podCIDR and podCIDRs")
+    })?;
     if let (Operation::Update, Some(old)) = (attributes.operation, attributes.old) {
         ensure(same(&old["spec"]["taints"], &object["spec"]["taints"]), || {
             format!("node \"{node}\" is not allowed to modify taints")
@@ -82,6 +85,15 @@ fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Check
     ensure(labels.is_empty(), || {
         format!("node \"{node}\" is not allowed to {verb} labels: {}", labels.join(", "))
     })
+}
+
+/// Whether a node changes the ranges of its pods. All nodes send what is for these ranges to it, so it must not choose
+/// them: it would get the packets of other nodes' pods. Upstream's plugin allows that.
+fn sets_pod_ranges(old: Option<&Value>, new: &Value) -> bool {
+    let before = old.map_or(&Value::Null, |old| &old["spec"]);
+    let after = &new["spec"];
+    let range = |spec: &Value| spec["podCIDR"].as_str().unwrap_or_default().to_owned();
+    range(before) != range(after) || !same(&before["podCIDRs"], &after["podCIDRs"])
 }
 
 /// Whether two lists are equal. An absent list equals an empty one.
@@ -273,6 +285,26 @@ mod tests {
             (Operation::Delete, Some(&foreign), &Value::Null, false),
         ] {
             assert_eq!(slice("n", (operation, old), new).is_ok(), expect, "{operation:?} {old:?} {new}");
+        }
+    }
+
+    #[test]
+    fn a_node_does_not_choose_the_ranges_of_its_pods() {
+        let of = |spec: Value| json!({"spec": spec});
+        let (none, empty) = (of(json!({})), of(json!({"podCIDR": "", "podCIDRs": []})));
+        let assigned = of(json!({"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}));
+        for (old, new, expect) in [
+            (None, &none, false),
+            (None, &empty, false),
+            (None, &assigned, true),
+            (None, &of(json!({"podCIDR": "0.0.0.0/1"})), true),
+            (None, &of(json!({"podCIDRs": ["0.0.0.0/1"]})), true),
+            (Some(&none), &empty, false),
+            (Some(&none), &assigned, true),
+            (Some(&assigned), &assigned, false),
+            (Some(&assigned), &none, true),
+        ] {
+            assert_eq!(sets_pod_ranges(old, new), expect, "{old:?} {new}");
         }
     }
 

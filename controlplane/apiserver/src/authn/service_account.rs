@@ -14,6 +14,8 @@ use crate::{cache::Cache, error::Result};
 
 /// Tolerated clock difference in seconds.
 const LEEWAY: i64 = 10;
+/// Seconds after the end of its grace period for which the tokens of a terminating pod are valid, as upstream.
+const TERMINATING_SECONDS: i64 = 60;
 
 /// Issuer of tokens in Secrets, which Kubernetes made before 1.24 and makes on demand since.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
@@ -210,11 +212,39 @@ fn names_secret(cache: &Cache, (namespace, name): (&str, &str), secret: &str) ->
     })
 }
 
-/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing.
+/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for a
+/// limited time.
 fn require_live(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let fields: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "uid"]];
     let object = cache.get(kind, namespace, name)?.part(fields);
-    let live = object["metadata"]["deletionTimestamp"].is_null() || resource == "pods";
-    (live && object["metadata"]["uid"] == uid).then_some(())
+    let deletion = &object["metadata"]["deletionTimestamp"];
+    let is_live = match resource {
+        "pods" => is_pod_live(deletion, jiff::Timestamp::now().as_second()),
+        _ => deletion.is_null(),
+    };
+    (is_live && object["metadata"]["uid"] == uid).then_some(())
+}
+
+/// Whether the tokens of a pod with this `deletionTimestamp`, the end of its grace period, are valid at a second. A node
+/// that never confirms the deletion must not keep them for ever. Source: `invalidIfDeletedBefore` in `pkg/serviceaccount`.
+fn is_pod_live(deletion: &Value, now: i64) -> bool {
+    let end = deletion.as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
+    deletion.is_null() || end.is_some_and(|end| now <= end.as_second().saturating_add(TERMINATING_SECONDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_a_terminating_pod_end_a_minute_after_its_grace_period() {
+        let end: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let deletion = json!(end.to_string());
+        for (after, expect) in [(-3600, true), (0, true), (60, true), (61, false)] {
+            assert_eq!(is_pod_live(&deletion, end.as_second() + after), expect, "{after}");
+        }
+        assert!(is_pod_live(&Value::Null, end.as_second()));
+        assert!(!is_pod_live(&json!("soon"), end.as_second()));
+    }
 }

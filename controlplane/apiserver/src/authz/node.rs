@@ -54,7 +54,8 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
             READ_VERBS.contains(&verb) && defines_policies(attributes)
         }
         ("", "pods", "") => matches!(verb, "create" | "delete"),
-        ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
+        // No `get`: the response is the whole pod. Admission checks updates, and nothing checks a read of another pod.
+        ("", "pods", "status") => matches!(verb, "update" | "patch"),
         ("", "pods", "eviction") => verb == "create",
         ("", "services" | "namespaces" | "endpoints", "") | ("discovery.k8s.io" | "node.k8s.io", _, "") => {
             READ_VERBS.contains(&verb)
@@ -243,6 +244,28 @@ mod tests {
             let info = RequestInfo::parse(&method, &uri);
             let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
             assert_eq!(allows(&attributes), expect, "{verb} {path}");
+        }
+    }
+
+    #[test]
+    fn a_node_reads_no_pod_of_another_node_through_a_subresource() {
+        let cache = cache_of(1);
+        let user = User::new("system:node:m", &["system:nodes"]);
+        for (verb, method, sub, expect) in [
+            ("get", http::Method::GET, "", false),
+            ("get", http::Method::GET, "/status", false),
+            ("get", http::Method::GET, "/ephemeralcontainers", false),
+            ("get", http::Method::GET, "/resize", false),
+            ("get", http::Method::GET, "/log", false),
+            // Admission allows these for pods of the node only.
+            ("update", http::Method::PUT, "/status", true),
+            ("patch", http::Method::PATCH, "/status", true),
+            ("create", http::Method::POST, "/eviction", true),
+        ] {
+            let uri = format!("/api/v1/namespaces/ns/pods/p0{sub}").parse().unwrap();
+            let info = RequestInfo::parse(&method, &uri);
+            let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&attributes), expect, "{verb} {sub}");
         }
     }
 

@@ -18,6 +18,7 @@ use crate::{
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     reply::{Body, Reply},
+    request::Query,
 };
 
 /// Characters to encode in a path segment: all except the unreserved ones of RFC 3986.
@@ -43,14 +44,12 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     let name = &call.resource.name;
     let node =
         node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
-    let requested = options(call);
-    let admitted = match requested.clone() {
-        Some(options) => Some(call.admit_subresource(Operation::Connect, options).await?),
-        None => None,
-    };
-    let path = match &admitted {
-        Some(options) if admitted != requested => changed_path(call, &pod, options)?,
-        _ => path(call, container.as_deref()),
+    let path = match options(call) {
+        Some(options) => {
+            let admitted = call.admit_subresource(Operation::Connect, options).await?;
+            stream_path(call, &pod, &admitted)?
+        }
+        None => log_path(call, &container.unwrap_or_default()),
     };
     // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
     let socket = if is_log { log_socket::NegotiatedProtocol::with(&call.headers)? } else { None };
@@ -76,9 +75,17 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
 
 /// The query as the options object for admission. None for logs: they are read with GET, not connected.
 fn options(call: &Call) -> Option<Value> {
-    let (query, mut options) = (&call.info.query, Map::new());
     let declared = call.kind.subresource(&call.resource.subresource)?;
-    match call.resource.subresource.as_str() {
+    let mut options = requested(&call.resource.subresource, &call.info.query)?;
+    options.insert("apiVersion".to_owned(), declared.api_version().into());
+    options.insert("kind".to_owned(), declared.kind.as_ref().into());
+    Some(options.into())
+}
+
+/// The options of a query. The kubelet gets these alone: admission must see all that it gets.
+fn requested(subresource: &str, query: &Query) -> Option<Map<String, Value>> {
+    let mut options = Map::new();
+    match subresource {
         "portforward" => {
             let ports = query.all("ports").iter().flat_map(|list| list.split(','));
             let ports: Vec<Value> =
@@ -95,15 +102,13 @@ fn options(call: &Call) -> Option<Value> {
             if !container.is_empty() {
                 options.insert("container".to_owned(), container.into());
             }
-            if call.resource.subresource == "exec" {
+            if subresource == "exec" {
                 options.insert("command".to_owned(), query.all("command").into());
             }
         }
         _ => return None,
     }
-    options.insert("apiVersion".to_owned(), declared.api_version().into());
-    options.insert("kind".to_owned(), declared.kind.as_ref().into());
-    Some(options.into())
+    Some(options)
 }
 
 /// The kubelet's name of the subresource.
@@ -123,20 +128,14 @@ async fn refusal(answer: Response<Incoming>) -> ApiError {
     ApiError::of_node(code, &String::from_utf8_lossy(&said))
 }
 
-/// The kubelet's path for the subresource. Without a container it is a path of the pod, with the unchanged query.
-fn path(call: &Call, container: Option<&str>) -> String {
-    let raw = &call.info.query.raw;
-    match container {
-        None => format!("{}?{raw}", base(call)),
-        Some(container) => {
-            let query = kubelet_query(raw);
-            format!("{}/{}?{query}", base(call), utf8_percent_encode(container, SEGMENT))
-        }
-    }
+/// The kubelet's path for a log.
+fn log_path(call: &Call, container: &str) -> String {
+    let query = log_query(&call.info.query.raw);
+    format!("{}/{}?{query}", base(call), utf8_percent_encode(container, SEGMENT))
 }
 
-/// The kubelet's path for options that admission has changed.
-fn changed_path(call: &Call, pod: &Value, options: &Value) -> Result<String> {
+/// The kubelet's path for a stream with these options.
+fn stream_path(call: &Call, pod: &Value, options: &Value) -> Result<String> {
     let container = match verb_of(call) {
         "portForward" => String::new(),
         _ => {
@@ -170,25 +169,11 @@ fn query_of(options: &Value) -> String {
     words.finish()
 }
 
-/// The query for the kubelet: its parameters of streams have other names, and only `1` means true.
-fn kubelet_query(query: &str) -> String {
+/// The query of a log for the kubelet, which has the container in the path.
+fn log_query(query: &str) -> String {
     let mut words = form_urlencoded::Serializer::new(String::new());
-    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
-        let own = match &*key {
-            "container" => continue,
-            "stdin" => "input",
-            "stdout" => "output",
-            "stderr" => "error",
-            "tty" => "tty",
-            _ => "",
-        };
-        if own.is_empty() {
-            words.append_pair(&key, &value);
-        } else if matches!(&*value, "true" | "1") {
-            words.append_pair(own, "1");
-        }
-    }
-    words.finish()
+    let kept = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key != "container");
+    words.extend_pairs(kept).finish()
 }
 
 /// The default container: the only one, or the one of the pod's annotation.
@@ -288,9 +273,29 @@ mod tests {
 
     #[test]
     fn queries_have_the_parameters_of_the_kubelet_api() {
+        let of = |subresource: &str, query: &str| {
+            requested(subresource, &Query::parse(query)).map(|options| query_of(&Value::Object(options)))
+        };
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
-        assert_eq!(kubelet_query(asked), "command=a+b&command=c&input=1&output=1&tty=1");
-        assert_eq!(kubelet_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+        assert_eq!(of("exec", asked).as_deref(), Some("input=1&output=1&tty=1&command=a+b&command=c"));
+        assert_eq!(of("attach", asked).as_deref(), Some("input=1&output=1&tty=1"));
+        assert_eq!(of("portforward", "ports=80,81&ports=82").as_deref(), Some("ports=80&ports=81&ports=82"));
+        assert_eq!(of("log", "follow=true"), None);
+        assert_eq!(log_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+    }
+
+    #[test]
+    fn the_kubelet_gets_no_option_that_admission_has_not_seen() {
+        for (subresource, query) in [
+            ("exec", "stdout=1&command=id&input=1&error=1"),
+            ("exec", "stdout=1&command=id&stdin=false&stdin=true"),
+            ("portforward", "ports=80&port=22"),
+        ] {
+            let seen = requested(subresource, &Query::parse(query)).unwrap();
+            assert!(!seen.contains_key("stdin") && !seen.contains_key("stderr"), "{query}: {seen:?}");
+            let sent = query_of(&Value::Object(seen));
+            assert!(["output=1&command=id", "ports=80"].contains(&sent.as_str()), "{query}: {sent}");
+        }
     }
 
     #[test]

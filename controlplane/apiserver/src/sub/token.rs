@@ -84,6 +84,9 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
         call.state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?;
     let object = object.value();
     let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
+    if node.is_some() && wanted.is_empty() {
+        return Err(forbidden("node requested token with a pod binding without a uid".to_owned()));
+    }
     if !wanted.is_empty() && wanted != uid {
         let why = format!(
             "the UID in the bound object reference ({wanted}) does not match the UID in record. \
