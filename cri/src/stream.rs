@@ -62,7 +62,7 @@ pub(crate) use self::websocket::fuzz as fuzz_websocket;
 pub type BoxBody = Full<Bytes>;
 
 /// Timeout for the head of a request.
-const HEAD_TIME: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Seconds without traffic before the kernel sends the first keepalive probe.
 const KEEPALIVE_IDLE: u32 = 60;
 /// Seconds between keepalive probes.
@@ -242,7 +242,7 @@ async fn serve_connection(service: StreamService, connection: TcpStream, permit:
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(held), handler)
         .with_upgrades();
     tokio::select! {

@@ -1,8 +1,8 @@
 //! Streams whose client has closed the connection while nothing reads the data that the client sent before.
 //!
-//! The end of a connection is behind its data. A stream that waits for a slow receiver reads neither, and would hold its
-//! memory and descriptors for as long as the receiver does. The kernel knows the end, and is asked only while a stream
-//! does not read.
+//! A stream sees the end of a connection only after it has read all data before the end. A stream that waits for a slow
+//! receiver does not read, so it would hold its memory and descriptors until the receiver continues. So while a stream does
+//! not read, the end is polled: every [`INTERVAL`] the kernel is asked whether the client has closed its side.
 #![allow(unsafe_code, reason = "poll(2) with POLLRDHUP, which nix does not have")]
 
 use std::io;
