@@ -3,8 +3,8 @@
 mod allocator;
 #[cfg(all(target_arch = "x86_64", any(test, all(target_env = "musl", not(debug_assertions)))))]
 mod byte_functions;
+mod directories;
 mod lock;
-mod places;
 mod role;
 mod settings;
 mod terminal;
@@ -163,7 +163,7 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
         _ => false,
     };
     if !writes_for_its_user {
-        places::fix_umask();
+        directories::fix_umask();
     }
     match role {
         #[cfg(feature = "controlplane")]

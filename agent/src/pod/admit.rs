@@ -5,7 +5,7 @@ pub(crate) mod containers;
 mod facts;
 mod fit;
 pub(crate) mod in_use;
-mod place;
+mod node_selector;
 mod ports;
 mod sysctls;
 mod system;
@@ -22,7 +22,7 @@ pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
     unsupported::check(facts.pod)?;
     sysctls::check(facts)?;
     fit::check(facts)?;
-    place::check(facts)?;
+    node_selector::check(facts)?;
     ports::check(facts)
 }
 

@@ -15,7 +15,7 @@ use super::{delete, image, kubeconfig, ready};
 use crate::role::{progress, token};
 
 /// Maximum wait until a cluster is ready.
-const LIMIT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Validity of the token with which nodes join. It is deleted when they have joined.
 const TOKEN_TTL: Duration = Duration::from_secs(600);
 
@@ -69,8 +69,8 @@ pub(super) async fn run(roots: &Roots, arguments: Arguments) -> anyhow::Result<(
         made = make(&cluster, &arguments.images) => made,
         _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
         _ = terminate.recv() => Err(anyhow::anyhow!("terminated")),
-        () = tokio::time::sleep(LIMIT) => {
-            Err(anyhow::anyhow!("not ready after {} s; use --retain to examine it", LIMIT.as_secs()))
+        () = tokio::time::sleep(TIMEOUT) => {
+            Err(anyhow::anyhow!("not ready after {} s; use --retain to examine it", TIMEOUT.as_secs()))
         }
     };
     progress::clear();
