@@ -182,7 +182,7 @@ impl Sync {
         let node_object = self.inputs.node_object.borrow().clone();
         let facts = admit::Facts {
             pod,
-            taken: self.inputs.pods.used_by_others(uid),
+            used: self.inputs.pods.used_by_others(uid),
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
@@ -227,7 +227,7 @@ impl Sync {
         match self.handles.get(uid) {
             Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
-                self.inputs.pods.take(uid);
+                self.inputs.pods.remove(uid);
                 self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
                 self.retry_resizes();
@@ -289,7 +289,7 @@ impl Sync {
     fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
         match ended {
             Ok(uid) => {
-                self.inputs.pods.take(&uid);
+                self.inputs.pods.remove(&uid);
                 self.update_cpu_weight();
                 self.forget_resize(&uid);
                 self.retry_resizes();

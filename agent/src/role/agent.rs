@@ -54,7 +54,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
         settings.check_remote_runtime()?;
     }
     super::repair(&node)?;
-    let _lock = Lock::take(&node.dirs.run)?;
+    let _lock = Lock::acquire(&node.dirs.run)?;
     if let Some(kubeconfig) = connection.kubeconfig {
         super::prepare(&node)?;
         let client = client(&kubeconfig).await?;

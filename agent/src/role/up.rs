@@ -13,7 +13,7 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     let node = settings.node();
     super::prepare(&node)?;
     directories::prepare(&node.dirs.state, &[directories::PLANE_STATE])?;
-    let _lock = Lock::take(&node.dirs.run)?;
+    let _lock = Lock::acquire(&node.dirs.run)?;
     let shutdown = super::until_signalled()?;
     // The node is stopped first: it sends its last status to the API server.
     let plane_shutdown = tokio_util::sync::CancellationToken::new();

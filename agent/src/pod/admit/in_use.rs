@@ -98,11 +98,9 @@ impl Sockets {
 }
 
 /// Whether a port of one of these addresses is a host port of a pod.
-pub(crate) fn is_host_port(taken: &[HostPort], (protocol, port): (&str, u16), addresses: &[IpAddr]) -> bool {
+pub(crate) fn is_host_port(used: &[HostPort], (protocol, port): (&str, u16), addresses: &[IpAddr]) -> bool {
     let is_ours = |ip: &str| ip.is_empty() || ip.parse().is_ok_and(|ip: IpAddr| addresses.contains(&ip));
-    taken
-        .iter()
-        .any(|taken| taken.port == i32::from(port) && taken.protocol == protocol && is_ours(&taken.ip))
+    used.iter().any(|used| used.port == i32::from(port) && used.protocol == protocol && is_ours(&used.ip))
 }
 
 /// UDP port of the overlay, if it encapsulates packets.
@@ -267,7 +265,7 @@ mod tests {
 
     #[test]
     fn host_ports_of_pods_are_used() {
-        let taken = |ip: &str| [HostPort { ip: ip.to_owned(), port: 80, protocol: "TCP".to_owned() }];
+        let used = |ip: &str| [HostPort { ip: ip.to_owned(), port: 80, protocol: "TCP".to_owned() }];
         let own: [IpAddr; 1] = ["192.0.2.1".parse().unwrap()];
         for (ip, port, expected) in [
             ("", ("TCP", 80), true),
@@ -276,7 +274,7 @@ mod tests {
             ("", ("UDP", 80), false),
             ("", ("TCP", 81), false),
         ] {
-            assert_eq!(is_host_port(&taken(ip), port, &own), expected, "{ip} {port:?}");
+            assert_eq!(is_host_port(&used(ip), port, &own), expected, "{ip} {port:?}");
         }
     }
 

@@ -7,7 +7,7 @@ use crate::pod::state::{Verdict, is_sidecar};
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     let clash =
-        host_ports(facts.pod).any(|wanted| facts.taken.ports.iter().any(|taken| overlap(&wanted, taken)));
+        host_ports(facts.pod).any(|wanted| facts.used.ports.iter().any(|used| overlap(&wanted, used)));
     if clash {
         let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
         return Err(refuse("NodePorts", message));

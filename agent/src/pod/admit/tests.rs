@@ -13,16 +13,16 @@ fn plain() -> serde_json::Value {
 }
 
 fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_json::Value) -> String {
-    let mut taken = Taken { places: others.len(), ..Taken::default() };
+    let mut used = UsedResources { pods: others.len(), ..UsedResources::default() };
     for other in others.iter().map(|other| pod(other.clone())) {
         let amount = pod_requests(&other);
-        taken.requested.cpu_millis += amount.cpu_millis;
-        taken.requested.memory += amount.memory;
-        taken.ports.extend(host_ports(&other));
+        used.requested.cpu_millis += amount.cpu_millis;
+        used.requested.memory += amount.memory;
+        used.ports.extend(host_ports(&other));
     }
     let node: Node = serde_json::from_value(node).unwrap();
     let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
-    let facts = Facts { pod: &pod(wanted), taken, node: Some(&node), max_pods: 2, allocatable };
+    let facts = Facts { pod: &pod(wanted), used, node: Some(&node), max_pods: 2, allocatable };
     admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 

@@ -10,7 +10,7 @@ use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::node::{Role, Started};
-use super::place::{self, Cluster, Name, Roots, Settings};
+use super::record::{self, Cluster, Name, Roots, Settings};
 use super::{delete, image, kubeconfig, ready};
 use crate::role::{progress, token};
 
@@ -23,7 +23,7 @@ const TOKEN_TTL: Duration = Duration::from_secs(600);
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name of the cluster; its context for kubectl is coracle-NAME
-    #[arg(default_value = place::DEFAULT)]
+    #[arg(default_value = record::DEFAULT)]
     name: Name,
     /// Number of nodes [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
