@@ -59,6 +59,18 @@ fn networks_are_masqueraded_once_for_all_their_members() {
     assert_eq!(plan([&member("a"), &member("b")].into_iter()).masquerade.len(), 1);
 }
 
+#[test]
+fn a_claim_that_cannot_be_read_is_an_error_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = dir.path().join("firewall");
+    fs::create_dir(&claims).unwrap();
+    // Reading it fails with ELOOP.
+    let path = claims.join("a.json");
+    std::os::unix::fs::symlink("a.json", &path).unwrap();
+    assert!(Firewall::open("t", dir.path(), false).is_err());
+    assert!(fs::symlink_metadata(&path).is_ok());
+}
+
 /// The table as nft lists it, in the network namespace of this thread.
 fn listed(table: &str) -> String {
     let output = std::process::Command::new("nft").args(["list", "table", "inet", table]).output().unwrap();
