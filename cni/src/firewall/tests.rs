@@ -50,6 +50,19 @@ fn a_port_is_given_once_for_each_address() {
 }
 
 #[test]
+fn very_many_ports_are_compared_in_linear_time() {
+    let all = |ip: &str| -> Vec<PortMapping> { (1..60_000).map(|number| port(Some(ip), number)).collect() };
+    let held = claim("a", all("192.0.2.1"));
+    assert!(check_ports(&claim("b", all("192.0.2.2")), [&held].into_iter()).is_ok());
+    let of_many = |last: u8| -> Vec<PortMapping> {
+        let addresses = (0..60_000).map(|at| format!("10.{}.{}.{last}", at / 256, at % 256));
+        addresses.map(|address| port(Some(address.as_str()), 1)).collect()
+    };
+    let held = claim("a", of_many(1));
+    assert!(check_ports(&claim("b", of_many(2)), [&held].into_iter()).is_ok());
+}
+
+#[test]
 fn networks_are_masqueraded_once_for_all_their_members() {
     let member = |id: &str| Claim {
         id: id.into(),

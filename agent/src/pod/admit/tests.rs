@@ -48,6 +48,17 @@ fn host_ports_are_taken_by_address_and_protocol() {
 }
 
 #[test]
+fn very_many_host_ports_are_compared_in_linear_time() {
+    let all = |ip: &str| {
+        let ports: Vec<_> = (1..60_000)
+            .map(|port| json!({"containerPort": 80, "hostPort": port, "hostIP": ip, "protocol": "TCP"}))
+            .collect();
+        json!({"containers": [{"name": "c", "ports": ports}]})
+    };
+    assert_eq!(decide(all("2.2.2.2"), &[all("1.1.1.1")], json!({})), "admitted");
+}
+
+#[test]
 fn the_node_must_be_selected_and_tolerated() {
     let mut wants = plain();
     wants["nodeSelector"] = json!({"disk": "ssd"});
