@@ -3,7 +3,7 @@
 //! A host port is a firewall rule that takes precedence over sockets. Upstream's portmap shadows a listening process
 //! silently, so that the pod receives connections for the node.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -97,10 +97,10 @@ impl Sockets {
     }
 }
 
-/// Whether a port of one of these addresses is a host port of a pod.
-pub(crate) fn is_host_port(used: &[HostPort], (protocol, port): (&str, u16), addresses: &[IpAddr]) -> bool {
+/// Protocols and numbers of the host ports at one of these addresses.
+pub(crate) fn host_ports_at<'a>(all: &'a [HostPort], addresses: &[IpAddr]) -> HashSet<(&'a str, i32)> {
     let is_ours = |ip: &str| ip.is_empty() || ip.parse().is_ok_and(|ip: IpAddr| addresses.contains(&ip));
-    used.iter().any(|used| used.port == i32::from(port) && used.protocol == protocol && is_ours(&used.ip))
+    all.iter().filter(|port| is_ours(&port.ip)).map(|port| (&*port.protocol, port.port)).collect()
 }
 
 /// UDP port of the overlay, if it encapsulates packets.
@@ -274,7 +274,7 @@ mod tests {
             ("", ("UDP", 80), false),
             ("", ("TCP", 81), false),
         ] {
-            assert_eq!(is_host_port(&used(ip), port, &own), expected, "{ip} {port:?}");
+            assert_eq!(host_ports_at(&used(ip), &own).contains(&port), expected, "{ip} {port:?}");
         }
     }
 
