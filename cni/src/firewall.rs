@@ -455,7 +455,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
             }
             _ => continue,
         }
-        match fs::read(&path).ok().and_then(|text| Claim::of_file(&text)) {
+        match Claim::of_file(&fs::read(&path).map_err(failed("read", &path))?) {
             Some(claim) => drop(claims.insert(claim.key(), claim)),
             // An incomplete claim is not an error: the ADD that was interrupted is repeated or undone.
             None => remove_file(&path)?,

@@ -61,7 +61,7 @@ pub(crate) use self::websocket::fuzz as fuzz_websocket;
 pub type BoxBody = Full<Bytes>;
 
 /// Timeout for the head of a request.
-const HEAD_TIME: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
 /// Maximum connections, even if the descriptor limit permits more.
@@ -227,7 +227,7 @@ async fn serve_connection(service: StreamService, connection: TcpStream, permit:
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(held), handler)
         .with_upgrades();
     tokio::select! {

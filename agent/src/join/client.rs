@@ -10,7 +10,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::json;
 
-use super::endpoint::{CONNECT_LIMIT, Endpoint};
+use super::endpoint::{CONNECT_TIMEOUT, Endpoint};
 use super::error::JoinError;
 use super::request::Identity;
 use super::token::Token;
@@ -49,7 +49,7 @@ pub(super) async fn with_token(
     let file: Kubeconfig = serde_json::from_value(file).map_err(|error| unusable(error.to_string()))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| unusable(error.to_string()))?;
-    config.connect_timeout = Some(CONNECT_LIMIT);
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
     Client::try_from(config).map_err(|error| unusable(error.to_string()))
 }
 

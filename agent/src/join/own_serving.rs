@@ -101,7 +101,7 @@ fn is_usable(certificate: &Path, key: &Path, node: &str) -> bool {
     let (Some(certificate), Some(key)) = (read(certificate), read(key)) else { return false };
     let Ok(identity) = Identity::new(certificate, key) else { return false };
     let fits = certified(&identity).is_ok_and(|pair| pair.keys_match().is_ok());
-    fits && !identity.is_over(jiff::Timestamp::now()) && identity.is_for(node)
+    fits && !identity.is_expired(jiff::Timestamp::now()) && identity.is_for(node)
 }
 
 #[cfg(test)]

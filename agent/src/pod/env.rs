@@ -95,13 +95,18 @@ pub(crate) fn expand<'a>(
 ) -> Result<String, EnvError> {
     let mut out = String::new();
     let mut rest = text;
+    // Searched once: a search after each reference without an end would take quadratic time.
+    let last_end = text.rfind(')');
+    let has_end = |name: &&str| last_end.is_some_and(|end| text.len() - name.len() <= end);
     while let Some(at) = rest.find('$') {
         out.push_str(&rest[..at]);
         let after = &rest[at + 1..];
         if let Some(tail) = after.strip_prefix('$') {
             out.push('$');
             rest = tail;
-        } else if let Some((name, tail)) = after.strip_prefix('(').and_then(|s| s.split_once(')')) {
+        } else if let Some((name, tail)) =
+            after.strip_prefix('(').filter(has_end).and_then(|s| s.split_once(')'))
+        {
             match value(name) {
                 Some(value) if value.len() > most.saturating_sub(out.len()) => {
                     return Err(EnvError::TooLarge);

@@ -18,7 +18,7 @@ use tonic::Request;
 use super::node::{self, OpenRuntime};
 use super::progress;
 use crate::lock::Lock;
-use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, Places, Settings};
+use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, PathSettings, Settings};
 
 /// Prefixes of the node's cgroups, below its root.
 const OURS: [&str; 2] = ["kubepods", "coracle"];
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    places: Flags<Places>,
+    paths: Flags<PathSettings>,
     #[command(flatten)]
     node: Flags<NodeSettings>,
     /// Also remove the data that is kept across boots: images, volumes, keys and all objects of the cluster
@@ -42,8 +42,8 @@ pub(crate) struct Arguments {
 /// does not stop the removal.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
-    let Arguments { places, node, purge } = arguments;
-    let settings = Settings::load_for_command(AllFlags { log, places, node, ..AllFlags::default() })?;
+    let Arguments { paths, node, purge } = arguments;
+    let settings = Settings::load_for_command(AllFlags { log, paths, node, ..AllFlags::default() })?;
     let node = settings.node();
     // Without a state directory this command makes one only to search for pods.
     let was_there = node.dirs.state.exists();
@@ -70,7 +70,7 @@ async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow:
     let _cleared = progress::ClearAtEnd;
     progress::show("stopping the node");
     stop_holder(&node.dirs.run).await?;
-    let lock = Lock::take(&node.dirs.run)?;
+    let lock = Lock::acquire(&node.dirs.run)?;
     let mut failures = Vec::new();
     let mut note = |what: &str, result: anyhow::Result<()>| {
         if let Err(error) = result {

@@ -20,8 +20,8 @@ use super::{Events, RuntimeError};
 
 /// Pause between two lists: the kubelet's `genericPlegRelistPeriod`.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Limit of one list.
-const LIST_LIMIT: Duration = Duration::from_secs(30);
+/// Timeout of one list call.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of events that a slow subscriber may fall behind. A subscriber that falls further behind gets an error and
 /// lists everything again.
 const CAPACITY: usize = 1024;
@@ -119,9 +119,9 @@ async fn list(
     client: &mut RuntimeServiceClient<Channel>,
 ) -> Result<HashMap<String, ListedObject>, RuntimeError> {
     let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None });
-    let sandboxes = within(Some(LIST_LIMIT), "list_pod_sandbox", sandboxes).await?.items;
+    let sandboxes = within(Some(LIST_TIMEOUT), "list_pod_sandbox", sandboxes).await?.items;
     let containers = client.list_containers(cri::ListContainersRequest { filter: None });
-    let containers = within(Some(LIST_LIMIT), "list_containers", containers).await?.containers;
+    let containers = within(Some(LIST_TIMEOUT), "list_containers", containers).await?.containers;
     let pods: HashMap<String, String> = sandboxes
         .iter()
         .map(|s| (s.id.clone(), s.metadata.as_ref().map_or_else(String::new, |m| m.uid.clone())))

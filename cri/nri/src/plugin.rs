@@ -48,8 +48,8 @@ pub(crate) struct Plugin {
     pub(crate) connection: Arc<Connection>,
     /// Mask of events that the plugin receives only as StateChange, because it is older than NRI 0.10.
     state_change_events: AtomicU32,
-    request_time: Duration,
-    registration_time: Duration,
+    request_timeout: Duration,
+    registration_timeout: Duration,
     /// The process of a pre-installed plugin. It is killed when the plugin is dropped.
     _child: Option<Child>,
 }
@@ -196,7 +196,7 @@ impl Plugin {
         let (register, registered) = oneshot::channel();
         let service = RuntimeService { host, registered: Mutex::new(Some(register)) };
         let connection = Connection::open(candidate.stream, mux::PLUGIN, Arc::new(service));
-        let limit = settings.registration_time;
+        let limit = settings.registration_timeout;
         let asked = tokio::select! {
             asked = timeout(limit, registered) => match asked {
                 Ok(asked) => asked.map_err(|_dropped| JoinError::Gone)?,
@@ -213,12 +213,12 @@ impl Plugin {
             config: candidate.config,
             runtime_name: settings.runtime_name.clone(),
             runtime_version: settings.runtime_version.clone(),
-            registration_timeout: millis(settings.registration_time),
-            request_timeout: millis(settings.request_time),
+            registration_timeout: millis(settings.registration_timeout),
+            request_timeout: millis(settings.request_timeout),
             nri_version: NRI_VERSION.to_owned(),
         };
         let answer: ConfigureResponse = connection
-            .call(PLUGIN_SERVICE, "Configure", &request, settings.request_time)
+            .call(PLUGIN_SERVICE, "Configure", &request, settings.request_timeout)
             .await
             .map_err(|source| JoinError::Call { doing: "configure the plugin", source })?;
         Ok(Self {
@@ -226,8 +226,8 @@ impl Plugin {
             events: events::subscription(answer.events).map_err(JoinError::Events)?,
             connection,
             state_change_events: AtomicU32::new(0),
-            request_time: settings.request_time,
-            registration_time: settings.registration_time,
+            request_timeout: settings.request_timeout,
+            registration_timeout: settings.registration_timeout,
             _child: candidate.child,
         })
     }
@@ -243,7 +243,7 @@ impl Plugin {
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
     ) -> Result<Vec<ContainerUpdate>, JoinError> {
-        let limit = self.registration_time;
+        let limit = self.registration_timeout;
         let all = async {
             let mut parts = parts(pods, containers, MAX_CONTENT).into_iter().peekable();
             while let Some(mut part) = parts.next() {
@@ -272,7 +272,7 @@ impl Plugin {
         method: &str,
         request: &impl Message,
     ) -> Result<A, CallError> {
-        self.call_for(method, request, self.request_time).await
+        self.call_for(method, request, self.request_timeout).await
     }
 
     async fn call_for<A: Message + Default>(

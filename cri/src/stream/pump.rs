@@ -84,7 +84,7 @@ pub(super) enum End {
 
 impl Session<'_> {
     /// Copies in both directions until the command has ended and its output is delivered, or the client has
-    /// disconnected. If the outputs end before the command, `is_too_slow` tells whether the shim dropped the client.
+    /// disconnected. If the outputs end before the command, `is_too_slow` returns whether the shim dropped the client.
     pub(super) async fn pump(
         self,
         exit: impl Future<Output = Option<i32>>,

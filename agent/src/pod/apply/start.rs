@@ -164,7 +164,7 @@ impl Job {
         }
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
-        let users = self.node.user_ids.of(&self.uid);
+        let users = self.node.user_ids.mapping(&self.uid);
         let mut security =
             security::container(shape.spec, container, &image.user, &self.node.seccomp_dir(), users)
                 .map_err(NotStarted::config)?;

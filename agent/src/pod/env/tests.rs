@@ -94,6 +94,14 @@ fn variables_are_set_for_the_api_server_and_for_services_of_the_namespace() {
 }
 
 #[test]
+fn references_without_an_end_take_linear_time() {
+    let text = "$(".repeat(3 << 19);
+    assert_eq!(expand(&text, BYTES_MAX, |_| None).as_ref(), Ok(&text));
+    let text = format!("$(A){text}");
+    assert_eq!(expand(&text, BYTES_MAX, |name| (name == "A").then_some("")).as_deref(), Ok(&text[4..]));
+}
+
+#[test]
 fn references_cannot_multiply_a_value_without_end() {
     let doubled =
         (1..30).map(|i| json!({"name": format!("V{i}"), "value": format!("$(V{0})$(V{0})", i - 1)}));

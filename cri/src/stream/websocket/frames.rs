@@ -22,7 +22,7 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// What the client sent.
+/// An event in the client's stream of frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A part of a text or binary message.
