@@ -30,7 +30,7 @@ pub(crate) fn run(call: &Call, client: ClientUpgrade) -> Result<Reply> {
     tokio::spawn(async move {
         match client.on.await {
             Ok(connection) => {
-                // Cancelling the copy loses no event: the client watches again after the last one.
+                // Cancelling the copy loses no event: the client resumes the watch after the last event.
                 let copy = socket_body::copy(connection, events, message, Some(limit));
                 shutdown.run_until_cancelled(copy).await;
             }
