@@ -1,8 +1,8 @@
 //! `/metrics` in the text format of Prometheus, with the names and labels of upstream.
 //!
-//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted as they are answered; all other values
-//! are read when a client gets the metrics. Labels come from the registry, never from the request, so that clients
-//! cannot add values.
+//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted when they are answered; all other values
+//! are read when a client requests the metrics. Labels come from the registry and not from the request, so that clients
+//! cannot create label values.
 
 mod buckets;
 
@@ -36,7 +36,7 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
     ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
-/// Labels of the durations without waits. Dry runs have none.
+/// Labels of the SLI durations. Dry runs are not counted there.
 const SLI_LABELS: [&str; 7] = ["verb", "group", "version", "resource", "subresource", "scope", "component"];
 
 /// The metrics of this server.
@@ -53,13 +53,13 @@ pub(crate) struct Metrics {
     webhooks: HistogramVec,
 }
 
-/// Reads of a changed configuration file: their number and the time of the last one, by status.
+/// Reloads of a configuration file by status: their number and the time of the last one.
 struct Reloads {
     count: IntCounterVec,
     last: IntGaugeVec,
 }
 
-/// The services whose current state is among the metrics.
+/// The services whose state is read when a client requests the metrics.
 pub(crate) struct Sources<'a> {
     pub(crate) cache: &'a Cache,
     pub(crate) in_flight: &'a InFlight,
@@ -177,7 +177,7 @@ impl Metrics {
         ]
     }
 
-    /// Counts an answered request. `took` is its duration, `waited` the part in which it waited for others.
+    /// Counts an answered request. `took` is its duration, `waited` its wait for webhooks and seats.
     pub(crate) fn answered(&self, request: &Request, code: u16, (took, waited): (Duration, Duration)) {
         let labels = request.labels();
         let code = code.to_string();
@@ -209,14 +209,14 @@ impl Metrics {
         self.certificates.with_label_values::<&str>(&[]).observe(remaining as f64);
     }
 
-    /// Counts a read of the changed configuration of authentication.
+    /// Counts a reload of the authentication configuration.
     pub(crate) fn reloaded_authentication(&self, is_valid: bool) {
         let status = [if is_valid { "success" } else { "failure" }];
         self.authentication_reloads.count.with_label_values(&status).inc();
         self.authentication_reloads.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
     }
 
-    /// Counts a decision about a request.
+    /// Counts an authorization decision.
     pub(crate) fn authorized(&self, verdict: Verdict) {
         let result = match verdict {
             Verdict::Allow => "allowed",
@@ -226,7 +226,7 @@ impl Metrics {
         self.authorizations.with_label_values(&[result]).inc();
     }
 
-    /// Counts a call to an admission webhook.
+    /// Counts a call of an admission webhook.
     pub(crate) fn called(&self, (name, operation): (&str, &str), rejected: bool, took: Duration) {
         // Webhooks come and go, so the number of their names has no limit over time.
         let is_known = self.webhooks.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
@@ -289,7 +289,7 @@ fn watchers(cache: &Cache) -> IntGaugeVec {
     all
 }
 
-/// The API services of other servers: 1 if the server does not respond.
+/// The API services of other servers: 1 if the server is unavailable.
 fn remotes(remotes: &Remotes) -> IntGaugeVec {
     let all = gauge(
         "aggregator_unavailable_apiservice",
@@ -325,7 +325,7 @@ fn build_info() -> IntGaugeVec {
     info
 }
 
-/// Priority levels and flow schemas. The labels are the names of present objects.
+/// Priority levels and flow schemas. The labels are names of existing objects.
 fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     let level =
         |name: &str, help: &str| gauge(&format!("apiserver_flowcontrol_{name}"), help, &["priority_level"]);
@@ -373,7 +373,7 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
 }
 
-/// The audit events.
+/// Counters of audit events.
 fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     let [events, lost, lost_by_log] = auditor.counts();
     let all = counter(
@@ -404,7 +404,7 @@ fn gauge(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     valid(IntGaugeVec::new(Opts::new(name, help), labels))
 }
 
-/// Unwraps a result that is an error only if a name in this file is invalid.
+/// Unwraps a result that is an error only if a metric in this file is invalid.
 fn valid<T>(made: prometheus::Result<T>) -> T {
     made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
