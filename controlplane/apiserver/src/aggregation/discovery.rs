@@ -18,7 +18,7 @@ pub(crate) fn add_groups(remotes: &Remotes, resources: &Resources, list: &mut Va
     }
 }
 
-/// The document `/apis/<group>` of a group of other servers.
+/// The document `/apis/<group>` of a group that other servers serve.
 pub(crate) fn group(remotes: &Remotes, resources: &Resources, name: &str) -> Option<Value> {
     let mut list = json!({"groups": []});
     add_groups(remotes, resources, &mut list);
@@ -36,7 +36,8 @@ pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut
             Some(found) => {
                 json!({"version": remote.version, "freshness": "Current", "resources": converted(&remote, &found)})
             }
-            // Clients report the group version as failed, as upstream, instead of taking its kinds as removed.
+            // As upstream, clients then report an error for the group version instead of regarding its kinds as
+            // removed.
             None => json!({"version": remote.version, "freshness": "Stale"}),
         };
         add_version(
@@ -48,7 +49,7 @@ pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut
     }
 }
 
-/// The other servers, without the group versions that this server serves itself.
+/// The other servers, except for group versions that this server serves itself.
 fn served(remotes: &Remotes, resources: &Resources) -> Vec<std::sync::Arc<Remote>> {
     let mut all = remotes.all();
     all.retain(|remote| resources.group_version(&remote.group, &remote.version).is_none());
