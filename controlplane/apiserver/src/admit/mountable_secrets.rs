@@ -1,7 +1,7 @@
-//! Secrets that a pod may use: a service account with the annotation `kubernetes.io/enforce-mountable-secrets`
-//! limits its pods to the secrets and pull secrets that it lists.
+//! Limits the secrets that a pod may use. A service account with the annotation
+//! `kubernetes.io/enforce-mountable-secrets` limits its pods to the secrets and pull secrets that it lists.
 //!
-//! The rule is that of upstream's ServiceAccount admission plugin (`limitSecretReferences`), with ephemeral
+//! The rule is the rule of upstream's ServiceAccount admission plugin (`limitSecretReferences`), including ephemeral
 //! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177).
 
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ use crate::error::{ApiError, Result};
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 /// The values that Go's `strconv.ParseBool` reads as true.
 const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
-/// The container lists of a pod, with the texts of upstream's messages.
+/// The container lists of a pod, with their names in upstream's messages.
 const CONTAINERS: [(&str, &str); 3] = [
     ("initContainers", "init container"),
     ("containers", "container"),
@@ -50,7 +50,7 @@ impl Admit for MountableSecrets {
     }
 }
 
-/// The first secret of the pod that its account does not list, as upstream's message.
+/// The message about the first secret of the pod that its account does not list. `None` if all are listed.
 fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String> {
     let enforced = account["metadata"]["annotations"][ENFORCE].as_str().unwrap_or_default();
     if !TRUE.contains(&enforced) {
@@ -79,7 +79,7 @@ fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String
         })
 }
 
-/// The secrets of volumes, each with the prefix of its message.
+/// The secrets in volumes, each with the prefix of its message.
 fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     items(&spec["volumes"]).flat_map(|volume| {
         let projected = items(&volume["projected"]["sources"]).map(|source| &source["secret"]["name"]);
@@ -90,7 +90,7 @@ fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     })
 }
 
-/// The secrets of environment variables of all containers, each with the prefix of its message.
+/// The secrets in environment variables of all containers, each with the prefix of its message.
 fn environments(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     CONTAINERS.into_iter().flat_map(|(field, word)| {
         items(&spec[field]).flat_map(move |container| {
