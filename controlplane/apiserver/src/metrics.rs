@@ -6,7 +6,11 @@
 
 mod buckets;
 
-use std::time::Duration;
+use std::{
+    collections::HashSet,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use coracle_kinds::{Resource, Resources};
 use http::HeaderMap;
@@ -51,6 +55,8 @@ pub(crate) struct Metrics {
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
+    /// Names of webhooks with their own label.
+    webhook_names: Mutex<HashSet<String>>,
 }
 
 /// Reloads of a configuration file by status: their number and the time of the last one.
@@ -75,7 +81,7 @@ pub(crate) enum Attempt {
     Failure,
 }
 
-/// Maximum number of webhooks with their own label; others are counted together.
+/// Maximum number of webhooks with their own label. Further webhooks have the label `other`.
 const MAX_WEBHOOKS: usize = 200;
 
 /// The labels of one request.
@@ -155,6 +161,7 @@ impl Metrics {
                 "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
+            webhook_names: Mutex::default(),
         };
         for collector in metrics.collectors() {
             valid(metrics.registry.register(collector));
@@ -228,12 +235,20 @@ impl Metrics {
 
     /// Counts a call of an admission webhook.
     pub(crate) fn called(&self, (name, operation): (&str, &str), rejected: bool, took: Duration) {
-        // Webhooks come and go, so the number of their names has no limit over time.
-        let is_known = self.webhooks.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
-            < MAX_WEBHOOKS;
-        let name = if is_known { name } else { "other" };
-        let labels = [name, operation, if rejected { "true" } else { "false" }];
+        let labels = [self.webhook_label(name), operation, if rejected { "true" } else { "false" }];
         self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs one.
+    fn webhook_label<'a>(&self, name: &'a str) -> &'a str {
+        let mut names = self.webhook_names.lock().unwrap_or_else(PoisonError::into_inner);
+        if !names.contains(name) {
+            if names.len() >= MAX_WEBHOOKS {
+                return "other";
+            }
+            names.insert(name.to_owned());
+        }
+        name
     }
 
     fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
@@ -474,4 +489,25 @@ fn verb(verb: &str, headers: &HeaderMap) -> &'static str {
 /// The response, if the path is that of the metrics.
 pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
     (info.path == PATH).then(|| reply::bytes(200, TEXT, metrics.text(sources)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_webhook_keeps_its_label_when_there_are_too_many_others() {
+        let metrics = Metrics::new();
+        let call = |name: &str, operation| metrics.called((name, operation), false, Duration::from_millis(1));
+        for index in 0..=MAX_WEBHOOKS {
+            call(&format!("hook-{index}"), "CREATE");
+        }
+        call("hook-0", "CREATE");
+        call("hook-0", "UPDATE");
+        let count = |name: &str, operation: &str| {
+            metrics.webhooks.with_label_values(&[name, operation, "false"]).get_sample_count()
+        };
+        assert_eq!([count("hook-0", "CREATE"), count("hook-0", "UPDATE")], [2, 1]);
+        assert_eq!(count("other", "CREATE"), 1);
+    }
 }
