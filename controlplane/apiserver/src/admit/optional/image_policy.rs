@@ -140,7 +140,7 @@ mod tests {
         ImagePolicyWebhook::read(&mut configs).unwrap().0.unwrap()
     }
 
-    fn cache_key(image: &str) -> Value {
+    fn image_spec(image: &str) -> Value {
         review::spec(&json!({"spec": {"containers": [{"image": image}]}}), "", "default")
     }
 
@@ -153,8 +153,8 @@ mod tests {
         .await;
         let webhook = webhook(&hook, "denyTTL: -1");
         for _ in 0..2 {
-            assert!(webhook.status(cache_key("good")).await.unwrap().allowed);
-            let refused = webhook.status(cache_key("bad")).await.unwrap();
+            assert!(webhook.status(image_spec("good")).await.unwrap().allowed);
+            let refused = webhook.status(image_spec("bad")).await.unwrap();
             let why = "image policy webhook backend denied one or more images: bad image";
             assert_eq!(refused.decision().unwrap_err(), why);
         }
@@ -169,12 +169,12 @@ mod tests {
     #[tokio::test]
     async fn a_failing_webhook_gives_no_answer_and_is_asked_five_times() {
         let hook = Hook::start(|_| (500, String::new())).await;
-        let why = webhook(&hook, "retryBackoff: -1").status(cache_key("good")).await.unwrap_err();
+        let why = webhook(&hook, "retryBackoff: -1").status(image_spec("good")).await.unwrap_err();
         assert!(why.contains("responded with 500"), "{why}");
         assert_eq!(hook.count(), 5);
         let wrong =
             Hook::start(|_| (200, json!({"kind": "Pod", "status": {"allowed": true}}).to_string())).await;
-        assert!(webhook(&wrong, "").status(cache_key("good")).await.is_err());
+        assert!(webhook(&wrong, "").status(image_spec("good")).await.is_err());
     }
 
     #[test]
