@@ -7,17 +7,17 @@ use http::Request;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use tokio_util::sync::CancellationToken;
 
-/// The client's connection after the response that switches protocols.
+/// The client's connection after a response that switches protocols.
 pub(crate) struct ClientUpgrade {
     pub(crate) on: OnUpgrade,
-    /// The connection's permit; none for requests of this process.
+    /// The permit of the connection. `None` for requests from this process.
     pub(crate) permit: Option<Arc<ConnectionPermit>>,
 }
 
 // === impl ClientUpgrade ===
 
 impl ClientUpgrade {
-    /// Takes the upgrade of a request.
+    /// Removes the upgrade from a request.
     pub(crate) fn of<B>(request: &mut Request<B>) -> Self {
         let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
         Self { on: hyper::upgrade::on(request), permit }

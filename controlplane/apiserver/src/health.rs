@@ -1,4 +1,4 @@
-//! `/healthz`, `/livez`, `/readyz`, each with its checks as sub-paths and with `?verbose`.
+//! `/healthz`, `/livez` and `/readyz`: each has sub-paths for its checks and the parameter `verbose`.
 
 use coracle_store::Health;
 
@@ -8,7 +8,7 @@ use crate::{
     state::State,
 };
 
-/// A named check: passed, or the error.
+/// A named check. It returns the reason of a failure.
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
 /// A store that refuses writes recovers on its own and answers reads, so it does not fail `/livez`.
@@ -17,7 +17,7 @@ const READY: &[Check] = &[
     ("ping", passed),
     ("log", passed),
     ("store", store),
-    // Upstream's names: probes of individual checks use them in paths and exclusions.
+    // Upstream's names: probes use them in paths and exclusions.
     ("etcd", store),
     ("etcd-readiness", store),
     ("informer-sync", passed),
@@ -98,7 +98,8 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
         }
         match run(check_name, *check) {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
-            // The reason can have paths of the node, so it is only logged: anonymous clients may read the response.
+            // The reason may contain paths of the node. It is only logged, because anonymous clients may read the
+            // response.
             Err(reason) => {
                 healthy = false;
                 tracing::debug!(check = check_name, reason, "health check failed");

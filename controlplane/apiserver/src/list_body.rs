@@ -1,6 +1,6 @@
 //! A list as a stream of chunks: the encoded objects of the watch cache with separators.
 //!
-//! For a slow client the server keeps references to the shared objects and one chunk, not a copy of the list.
+//! For a slow client the server holds references to the shared objects and one chunk, not a copy of the list.
 
 use std::{
     convert::Infallible,
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{cache::Object, convert::CopyMemory, media::Form, offload};
 
-/// Minimum bytes of a chunk. Larger objects are sent without a copy.
+/// Minimum bytes of a chunk. Objects of this size are sent without a copy.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
 
 /// The body of a list.
@@ -44,7 +44,7 @@ impl ListBody {
         let now = jiff::Timestamp::now();
         let text = head(form, &kind, meta, now);
         let left = matches!(form, Form::Plain | Form::Discovery).then(|| {
-            // Each item but the first adds a comma; the list has its closing brackets.
+            // Each item except the first is preceded by a comma; the list ends with its closing brackets.
             let length = |object: &Arc<Object>| {
                 let (start, rest) = object.item();
                 start.len() + rest.len()
@@ -67,7 +67,7 @@ impl ListBody {
         }
     }
 
-    /// Keeps a reservation of memory until the list is sent.
+    /// Holds a memory reservation until the list is sent.
     pub(crate) fn holding(self, copies: CopyMemory) -> Self {
         Self { _copies: copies, ..self }
     }

@@ -46,7 +46,8 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {
     bytes(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// Forbids caches to store a response, unless it has a rule of its own. Source: `WithCacheControl` of `k8s.io/apiserver`.
+/// Sets `Cache-Control` to `no-cache, private`, unless the response has this header. Source: `WithCacheControl` of
+/// `k8s.io/apiserver`.
 pub(crate) fn uncached(mut reply: Reply) -> Reply {
     let rule = HeaderValue::from_static("no-cache, private");
     reply.headers_mut().entry(header::CACHE_CONTROL).or_insert(rule);
@@ -98,7 +99,7 @@ pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) ->
     }
 }
 
-/// The options of a whole table.
+/// The options of a table with column headers.
 pub(crate) fn options(content: table::Content) -> table::Options {
     table::Options { content, headers: true, now: jiff::Timestamp::now() }
 }

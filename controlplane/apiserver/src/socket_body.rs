@@ -33,7 +33,7 @@ pub(crate) fn accept_key(headers: &HeaderMap) -> Result<HeaderValue> {
     HeaderValue::from_str(&derive_accept_key(key.as_bytes())).map_err(ApiError::internal)
 }
 
-/// The response that accepts the upgrade, with one of the offered protocols; empty for none.
+/// The response that accepts the upgrade. `protocol` is one of the offered protocols, or empty.
 pub(crate) fn switch(accept: HeaderValue, protocol: &str) -> Result<Reply> {
     let mut reply = Response::new(full(""));
     *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -49,8 +49,8 @@ pub(crate) fn switch(accept: HeaderValue, protocol: &str) -> Result<Reply> {
     Ok(reply)
 }
 
-/// Sends the parts of a body as messages, until the body or the connection ends. A message that the client does not read
-/// within the limit ends the connection.
+/// Sends the parts of a body as messages, until the body or the connection ends. If a send takes longer than `limit`,
+/// the connection ends.
 pub(crate) async fn copy<B>(
     connection: Upgraded,
     mut body: B,
@@ -74,7 +74,7 @@ pub(crate) async fn copy<B>(
         // The client may have disconnected.
         let _ = sink.close().await;
     };
-    // Reads until the client closes, which also answers its pings.
+    // Reads until the client closes; reading also answers pings.
     let receiving = async { while let Some(Ok(_ignored)) = source.next().await {} };
     tokio::select! {
         // Either end of the connection ends the copy.

@@ -1,7 +1,7 @@
-//! Secrets that a pod may use: a service account with the annotation `kubernetes.io/enforce-mountable-secrets`
-//! limits its pods to the secrets and pull secrets that it lists.
+//! Limits the secrets that a pod may use. A service account with the annotation
+//! `kubernetes.io/enforce-mountable-secrets` limits its pods to the secrets and pull secrets that it lists.
 //!
-//! The rule is that of upstream's ServiceAccount admission plugin (`limitSecretReferences`), with ephemeral
+//! The rule is the rule of upstream's ServiceAccount admission plugin (`limitSecretReferences`), including ephemeral
 //! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177). A mirror pod references no account and no secret.
 
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ use crate::{
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 /// The values that Go's `strconv.ParseBool` reads as true.
 const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
-/// The container lists of a pod, with the texts of upstream's messages.
+/// The container lists of a pod, with their names in upstream's messages.
 const CONTAINERS: [(&str, &str); 3] = [
     ("initContainers", "init container"),
     ("containers", "container"),
@@ -68,7 +68,7 @@ fn mirror_violation(pod: &Value) -> Option<&'static str> {
     has_token.then_some("a mirror pod may not use ServiceAccountToken volume projections")
 }
 
-/// The first secret of the pod that its account does not list, as upstream's message.
+/// The message about the first secret of the pod that its account does not list. `None` if all are listed.
 fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String> {
     let enforced = account["metadata"]["annotations"][ENFORCE].as_str().unwrap_or_default();
     if !TRUE.contains(&enforced) {
@@ -97,7 +97,7 @@ fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String
         })
 }
 
-/// The secrets of volumes, each with the prefix of its message.
+/// The secrets in volumes, each with the prefix of its message.
 fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     items(&spec["volumes"]).flat_map(|volume| {
         let projected = items(&volume["projected"]["sources"]).map(|source| &source["secret"]["name"]);
@@ -108,7 +108,7 @@ fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     })
 }
 
-/// The secrets of environment variables of all containers, each with the prefix of its message.
+/// The secrets in environment variables of all containers, each with the prefix of its message.
 fn environments(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     CONTAINERS.into_iter().flat_map(|(field, word)| {
         items(&spec[field]).flat_map(move |container| {

@@ -1,6 +1,6 @@
 //! Node restriction: a node can write only its own Node and the pods that are bound to it.
 //!
-//! Upstream has a plugin with the same name. The node authorizer decides what a node can read.
+//! Upstream has a plugin with the same name. The node authorizer determines what a node can read.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -64,7 +64,7 @@ fn ensure(right: bool, why: impl FnOnce() -> String) -> Checked {
 }
 
 fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
-    // The whole name of the object is compared: a generated name could begin with the name of this node.
+    // Compare the name in the object: a generated name could begin with the name of this node.
     ensure(object["metadata"]["name"] == node, || {
         format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
     })?;
@@ -137,7 +137,7 @@ fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &
             ensure(labels(old) == labels(object), || {
                 format!("node \"{node}\" cannot update labels through pod status")
             })?;
-            // CVE-2025-4563: the node could read a claim that the pod's status names.
+            // CVE-2025-4563: the node could otherwise get access to a claim that the pod's status names.
             let claims = ["resourceClaimStatuses", "extendedResourceClaimStatus"];
             ensure(claims.iter().all(|claim| old["status"][claim] == object["status"][claim]), || {
                 format!("node \"{node}\" cannot update resource claim statuses")
@@ -147,7 +147,7 @@ fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &
     }
 }
 
-/// Checks a mirror pod: it must not use objects of the cluster.
+/// Checks a mirror pod. It must not refer to objects of the cluster.
 fn mirror_pod(admission: &Admission, node: &str, pod: &Value) -> Checked {
     ensure(pod["metadata"]["annotations"][MIRROR].is_string(), || {
         format!("pod does not have \"{MIRROR}\" annotation, node \"{node}\" can only create mirror pods")
@@ -174,7 +174,8 @@ fn mirror_pod(admission: &Admission, node: &str, pod: &Value) -> Checked {
     referred_by_volumes(pod).map_or(Ok(()), |what| uses(what, true))
 }
 
-/// The resource that a volume of a pod refers to. Source: `HasAPIObjectReference` in upstream's `pkg/api/pod`.
+/// The first reference to another resource in a pod's volumes. Source: `HasAPIObjectReference` in upstream's
+/// `pkg/api/pod`.
 fn referred_by_volumes(pod: &Value) -> Option<&'static str> {
     const VOLUMES: [(&str, &str); 7] = [
         ("persistentVolumeClaim", "persistentvolumeclaims"),
@@ -213,7 +214,7 @@ fn lease(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     ensure(own, || "can only access node lease with the same name as the requesting node".to_owned())
 }
 
-/// Checks that a node only removes its finalizer from a volume that is being deleted and that it has.
+/// Checks that the node only removes its finalizer, from one of its volumes that is being deleted.
 fn local_volume(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     let released = |old: &Value| {
         let mut new = object.clone();
@@ -243,7 +244,7 @@ fn csi_node(node: &str, object: &Value) -> Checked {
     })
 }
 
-/// Checks that a node writes only slices of its own devices, and does not hand them to another node.
+/// Checks that a node writes only slices of its own devices, and does not assign them to another node.
 fn slice(node: &str, (operation, old): (Operation, Option<&Value>), object: &Value) -> Checked {
     let written = matches!(operation, Operation::Create | Operation::Update).then_some(object);
     let own = |slice: &Value| slice["spec"]["nodeName"] == node;

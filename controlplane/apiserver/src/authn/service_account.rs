@@ -1,5 +1,5 @@
-//! Service-account tokens: JSON web tokens that this server or an external signer signs, and their check, with the
-//! objects that they are bound to.
+//! Service account tokens: issues JSON web tokens, and authenticates them with a check of the objects that they are
+//! bound to.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ const LEEWAY: i64 = 10;
 /// Seconds after the end of its grace period for which the tokens of a terminating pod are valid, as upstream.
 const TERMINATING_SECONDS: i64 = 60;
 
-/// Issuer of tokens in Secrets, which Kubernetes made before 1.24 and makes on demand since.
+/// Issuer of tokens in Secrets. Kubernetes created these automatically before 1.24, and creates them on request since.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 
 /// The signing keys, and the issuers and default audiences of the tokens.
 pub(crate) struct Tokens {
     pub(crate) keys: TokenKeys,
-    /// The first one issues tokens. Tokens of all of them are accepted.
+    /// The first one issues new tokens. Tokens of all of them are accepted.
     issuers: Vec<String>,
     pub(crate) audiences: Vec<String>,
     legacy_uses: TokenUseQueue,
@@ -37,12 +37,12 @@ pub(crate) struct Claims<'a> {
     pub(crate) uid: &'a str,
     pub(crate) audiences: &'a [String],
     pub(crate) seconds: i64,
-    /// Claims about the bound objects, by `pod`, `secret` or `node`: name and uid. The token is invalid once the bound
-    /// object is deleted.
+    /// Name and uid of the bound objects by `pod`, `secret` or `node`. The token becomes invalid when a bound object is
+    /// deleted.
     pub(crate) bound: Value,
 }
 
-/// The service accounts of signed tokens.
+/// Authenticates signed tokens as service accounts.
 pub(super) struct ServiceAccounts(pub(super) Arc<Tokens>);
 
 impl Authenticator for ServiceAccounts {
@@ -59,7 +59,7 @@ impl Authenticator for ServiceAccounts {
 }
 
 impl Tokens {
-    /// Creates the issuer of tokens that these keys sign. `issuers` has at least one name.
+    /// The issuer for tokens signed by these keys. `issuers` must not be empty.
     pub(crate) fn new(
         keys: TokenKeys,
         issuers: Vec<String>,
@@ -74,12 +74,12 @@ impl Tokens {
         self.issuers.first().map_or("", String::as_str)
     }
 
-    /// Whether this is the name of one of the issuers.
+    /// Whether `name` is one of the issuers.
     pub(crate) fn is_issuer(&self, name: &str) -> bool {
         self.issuers.iter().any(|own| own == name)
     }
 
-    /// A signed token and the second when it ends.
+    /// A signed token and its expiry in seconds since 1970.
     pub(crate) async fn issue(&self, claims: &Claims<'_>) -> Result<(String, i64)> {
         let now = jiff::Timestamp::now().as_second();
         let until = now + claims.seconds;
@@ -98,8 +98,8 @@ impl Tokens {
         Ok((self.keys.sign(&payload).await?, until))
     }
 
-    /// The service account of a token. `None` if another key signed the token, it is not valid now or for these
-    /// audiences, or the account or a bound object does not exist any more.
+    /// The service account of a token. `None` if another key signed the token, it is not valid now or not for these
+    /// audiences, or the account or a bound object no longer exists.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.keys.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {
@@ -116,7 +116,8 @@ impl Tokens {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
         }
         if let Some(node) = about.get("node") {
-            // A token that is bound to a node alone is valid while the Node exists. A pod's token needs only the pod.
+            // A token that is bound only to a node is valid while the Node exists. A pod's token depends only on the
+            // pod.
             if about.get("pod").is_none() {
                 require_live(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
             }
@@ -138,8 +139,8 @@ impl Tokens {
         Some(user)
     }
 
-    /// The account of a token in a Secret, while the Secret has the token and both objects exist. Such a token does not
-    /// expire, and its only audience is this server.
+    /// The account of a token in a Secret. Valid while the Secret contains the token and both objects exist. Such a
+    /// token does not expire, and its only audience is this server.
     fn legacy_user(&self, cache: &Cache, token: &str, claims: &Value, audiences: &[String]) -> Option<User> {
         let for_us = audiences.iter().any(|one| self.audiences.contains(one));
         let claim = |name: &str| claims[format!("kubernetes.io/serviceaccount/{name}")].as_str();
@@ -152,7 +153,8 @@ impl Tokens {
         let is_live = secret["metadata"]["deletionTimestamp"].is_null();
         (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
         require_live(cache, "serviceaccounts", (namespace, name, uid))?;
-        // As upstream, the use of a refused token is recorded too: an administrator sees that it is needed.
+        // As upstream, the use of a refused token is also recorded, so that an administrator sees that the token is
+        // still used.
         self.legacy_uses.note(&secret);
         if legacy_use::is_invalid(&secret) {
             let name = claim("secret.name").unwrap_or_default();
@@ -202,7 +204,7 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
     user
 }
 
-/// Whether a service account names a Secret.
+/// Whether the `secrets` of a service account list a Secret.
 fn names_secret(cache: &Cache, (namespace, name): (&str, &str), secret: &str) -> bool {
     let kind = coracle_kinds::kind::by_resource("", "v1", "serviceaccounts");
     let account = kind.and_then(|kind| cache.get(kind, namespace, name));

@@ -13,9 +13,9 @@ use crate::{
     write::text,
 };
 
-/// Lifetime of a token whose request has none.
+/// Default lifetime of a token in seconds.
 const DEFAULT_SECONDS: i64 = 3600;
-/// Minimum and maximum of the requested lifetime, as upstream.
+/// Minimum and maximum of the requested lifetime in seconds, as upstream.
 const MIN_SECONDS: i64 = 600;
 const MAX_SECONDS: i64 = 1 << 32;
 
@@ -121,7 +121,7 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
     Ok(claims)
 }
 
-/// The first requested audience that no volume of the pod has. An absent one is that of the API server. Source:
+/// The first requested audience that no volume of the pod has. An empty audience is that of the API server. Source:
 /// `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
 fn foreign_audience(asked: &Value, pod: &Value) -> Option<String> {
     let texts = |list: &Value| -> Vec<String> {

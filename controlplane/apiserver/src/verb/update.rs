@@ -47,7 +47,7 @@ fn require_revision(call: &Call, revision: &Value) -> Result<()> {
     Err(error)
 }
 
-/// Refuses an object without a name, or with another one than the path.
+/// Refuses an object whose name is missing or differs from the name in the path.
 pub(crate) fn same_name(object: &Value, name: &str) -> Result<()> {
     match write::text(object, "name") {
         "" => Err(ApiError::no_name(name)),

@@ -28,8 +28,8 @@ use crate::{
     web_socket,
 };
 
-/// Minimum duration of a watch without `timeoutSeconds`, as upstream. Up to as much again is added at random, so that the
-/// clients do not reconnect at the same time.
+/// Minimum duration in seconds of a watch without `timeoutSeconds`, as upstream. A random time of up to the same length
+/// is added, so that clients do not reconnect simultaneously.
 const DEFAULT_SECONDS: u64 = 1800;
 
 /// Writes the events of one watch.
