@@ -26,7 +26,7 @@ FEATURES = ("IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networ
             "HostAccess|Example|ContainerRestartRules|RuntimeHandler|SchedulerAsyncPreemption|VolumeAttributesClass")
 LEFT_OUT = re.compile(r"\[(Conformance|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|"
                             r"sig-(windows|cloud-provider|cloud-provider-gcp|autoscaling)|Driver:|"
-                            fr"Feature:(?!({FEATURES})\]))")
+                            fr"Feature:(?!({FEATURES})\]))|CSI Mock")
 
 # Marks of specs that are the only ones on the cluster while they run, or take minutes.
 ONE_AT_A_TIME = re.compile(r"\[(Serial|Slow)\]")

@@ -396,6 +396,6 @@ mod tests {
         assert!(limits.response("b.example").grow(3 << 20).is_ok());
         drop((eve, others));
         let taken = limits.bodies.lock();
-        assert!(reserved.total == 0 && reserved.owners.is_empty());
+        assert!(taken.total == 0 && taken.owners.is_empty());
     }
 }

@@ -3,8 +3,7 @@
 //! - Version 2: the paths of the group version, and the definitions that they refer to, are merged into this server's
 //!   document.
 //! - Version 3: this server's root document links to the aggregated server's document. Requests for it are forwarded.
-//! For a
-//!   server without version 3, the part of version 2 is converted.
+//!   For a server without version 3, the part of version 2 is converted.
 //!
 //! Both documents are read again every minute. A document that is too large or invalid is omitted.
 
