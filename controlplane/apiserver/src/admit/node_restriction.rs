@@ -31,6 +31,8 @@ const OWN_LABELS: &[&str] = &[
 const LOCAL_NODE: &str = crate::authz::node::LOCAL_NODE;
 const LOCAL_FINALIZER: &str = "coracle.dev/local-volume";
 const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
+/// Domain of labels by which controllers select nodes, for example those that serve load balancers.
+const PRODUCT_DOMAIN: &str = "coracle.dev";
 
 #[async_trait]
 impl Admit for NodeRestriction {
@@ -122,8 +124,8 @@ fn forbidden_labels(old: Option<&Value>, new: &Value) -> Vec<String> {
 fn is_own_label(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     let within = |of: &str| domain == of || domain.strip_suffix(of).is_some_and(|rest| rest.ends_with('.'));
-    let kubernetes = within("kubernetes.io") || within("k8s.io");
-    !kubernetes || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.iter().any(|own| within(own))
+    let reserved = ["kubernetes.io", "k8s.io", PRODUCT_DOMAIN].into_iter().any(within);
+    !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.iter().any(|own| within(own))
 }
 
 fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
@@ -345,6 +347,7 @@ mod tests {
             "node-restriction.kubernetes.io/secret",
             "x.node-restriction.kubernetes.io/secret",
             "foo.k8s.io/bar",
+            "coracle.dev/enable-lb",
         ] {
             let set = object(json!({label: "1"}));
             assert_eq!(forbidden_labels(None, &set), [label]);

@@ -25,6 +25,9 @@ const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Ports of SSH, DNS, the API server and the kubelet.
 const HOST_PORTS: [u16; 4] = [22, 53, 6443, 10250];
 
+/// Maximum addresses of a node that count. A node determines them, and each is an entry in the status of each service.
+const ADDRESSES_MAX: usize = 16;
+
 /// Protocol and number.
 pub(crate) type Port = (String, u16);
 
@@ -169,7 +172,7 @@ impl NodeFacts {
         let is_ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
         let of_type = |type_: &str| -> Vec<IpAddr> {
             let all = node.status.addresses.iter().flatten().filter(|address| address.type_ == type_);
-            all.filter_map(|address| address.address.parse().ok()).collect()
+            all.filter_map(|address| address.address.parse().ok()).take(ADDRESSES_MAX).collect()
         };
         let external = of_type("ExternalIP");
         let annotations = node.metadata.annotations.as_ref();
@@ -240,6 +243,17 @@ mod tests {
         let local = service(json!({"externalTrafficPolicy": "Local"}));
         assert_eq!(addresses(&local, &nodes, &["a", "c"]), ["192.0.2.1"]);
         assert!(addresses(&local, &nodes, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_node_does_not_fill_the_status_of_all_services_with_its_addresses() {
+        let all: Vec<Value> = (0..200)
+            .map(|number| json!({"type": "InternalIP", "address": format!("192.0.2.{number}")}))
+            .collect();
+        let value = json!({"metadata": {"name": "a"}, "status": {"addresses": all}});
+        let node = NodeFacts::of(&Arc::new(serde_json::from_value(value).unwrap()));
+        assert_eq!(node.addresses().len(), ADDRESSES_MAX);
+        assert_eq!(node.addresses()[0].to_string(), "192.0.2.0");
     }
 
     #[test]
