@@ -28,11 +28,12 @@ mod refresh;
 pub mod sub_path;
 mod token;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub use error::{SetUpError, VolumeError};
 use ownership::make_parent;
@@ -121,6 +122,11 @@ impl VolumeContext {
             refreshing: Mutex::default(),
         };
         Ok(VolumeContext { shared: Arc::new(shared) })
+    }
+
+    /// Allocatable resources of the node.
+    pub(crate) fn allocatable(&self) -> &BTreeMap<String, Quantity> {
+        &self.shared.node.allocatable
     }
 
     /// `<state>/pods`.

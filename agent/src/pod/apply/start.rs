@@ -288,7 +288,7 @@ impl Job {
                 pod_ips: sandbox_ips.unwrap_or_else(|| self.node.host_ips()),
                 host_ips: self.node.host_ips(),
             },
-            node: self.node.allocatable,
+            node: self.node.volumes.allocatable().clone(),
         })
     }
 

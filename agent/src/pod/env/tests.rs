@@ -38,7 +38,9 @@ fn references_expand_to_variables_set_before() {
 fn fields_and_resources_of_the_pod_itself() {
     let sources = Sources {
         addresses: Addresses { pod_ips: vec!["10.0.0.2".into()], host_ips: vec!["1.2.3.4".into()] },
-        node: Amount { cpu_millis: 2000, memory: 1 << 30 },
+        node: [("cpu", "2"), ("memory", "1Gi"), ("ephemeral-storage", "5Gi")]
+            .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
+            .into(),
         ..Sources::default()
     };
     let field = |path: &str| json!({"name": path, "valueFrom": {"fieldRef": {"fieldPath": path}}});
@@ -46,12 +48,13 @@ fn fields_and_resources_of_the_pod_itself() {
     let env = env_of(
         json!({"name": "c", "resources": {"requests": {"cpu": "1500m"}},
                "env": [field("metadata.name"), field("metadata.labels['app']"), field("status.podIP"),
-                       resource("requests.cpu"), resource("limits.cpu"), resource("limits.memory")]}),
+                       resource("requests.cpu"), resource("limits.cpu"), resource("limits.memory"),
+                       resource("limits.ephemeral-storage")]}),
         &sources,
     )
     .unwrap();
     let values: Vec<&str> = env.iter().map(|(_, v)| v.as_str()).collect();
-    assert_eq!(values, ["p", "x", "10.0.0.2", "2", "2", "1073741824"]);
+    assert_eq!(values, ["p", "x", "10.0.0.2", "2", "2", "1073741824", "5368709120"]);
 }
 
 #[test]

@@ -29,6 +29,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         });
         return;
     }
+    if has_well_known_ports(&context.config.node_ports) {
+        tracing::warn!(
+            node_ports = ?context.config.node_ports,
+            "load balancers at the addresses of nodes cannot have ports of the node port range"
+        );
+    }
     let (own, state, reserved) = (queue.clone(), context.balancers.clone(), reserved(context));
     context.caches.services.on_change(move |change| {
         let changed = lock(&state.claims).follow(change, &reserved);
@@ -60,6 +66,12 @@ fn reserved(context: &Context) -> Vec<PortRange> {
     let server = context.config.server.as_deref().and_then(|server| server.rsplit_once(':'));
     let server = server.and_then(|(_, port)| port.parse::<u16>().ok()).map(|port| port..=port);
     server.into_iter().chain([context.config.node_ports.clone()]).collect()
+}
+
+/// Whether services get node ports from a range that has ports of common protocols, such as 80 and 443. A load balancer
+/// cannot have a port of the range, also if it is free: another service could get it as its node port at any time.
+fn has_well_known_ports(node_ports: &PortRange) -> bool {
+    *node_ports.start() < 1024
 }
 
 /// The service of a slice.
@@ -131,4 +143,15 @@ pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<Stri
         }
     }
     nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_with_well_known_ports_is_reported() {
+        assert!(has_well_known_ports(&(1..=65535)) && has_well_known_ports(&(443..=443)));
+        assert!(!has_well_known_ports(&(30000..=32767)));
+    }
 }
