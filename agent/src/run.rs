@@ -36,7 +36,7 @@ use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
-use crate::volume::{VolumeConfig, VolumeContext, VolumeError, local_cleanup};
+use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, VolumeError, local_cleanup};
 use coracle_values::quantity::millis_of;
 
 /// Why the agent cannot start.
@@ -98,6 +98,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         logs: LogWatches::open(),
         ends: Arc::default(),
         metrics: Arc::clone(&metrics),
+        claims: ClaimUsage::new(config.state_dir.join("pods")),
         facts: agent.facts(),
         dns: config.dns.is_some().then(Arc::default),
     };

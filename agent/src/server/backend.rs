@@ -10,6 +10,7 @@ use super::log_watches::LogWatches;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::NodeFacts;
 use crate::runtime::{Runtime, Streams};
+use crate::volume::ClaimUsage;
 
 /// The pods of this node, as pod sync has them.
 pub trait PodView: Send + Sync + 'static {
@@ -59,6 +60,8 @@ pub struct Backend {
     pub ends: Arc<ContainerEnds>,
     /// Counters and durations of the events on this node.
     pub metrics: Arc<KubeletMetrics>,
+    /// Usage of the volumes of claims.
+    pub claims: ClaimUsage,
     /// Properties of the machine.
     pub facts: Arc<NodeFacts>,
     /// Counters of cluster DNS, if this node serves it.

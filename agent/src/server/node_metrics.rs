@@ -1,5 +1,7 @@
-//! `/metrics`: the kubelet's own metrics. The numbers of pods and containers are read from pod sync and the runtime for
-//! each response.
+//! `/metrics`: the kubelet's own metrics. The numbers of pods and containers, and the usage of volumes, are read for each
+//! response.
+
+use std::collections::BTreeMap;
 
 use coracle_proto::cri::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
@@ -10,6 +12,7 @@ use super::backend::{Backend, PodView};
 use super::stats::exposition;
 use crate::kubelet_metrics::Current;
 use crate::runtime::{Body, Runtime, RuntimeError};
+use crate::volume::{ClaimName, FileSystem};
 
 /// Label of containers, and its values in the order of [`running`].
 const STATE: &str = "container_state";
@@ -38,6 +41,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         // The other metrics show the failed calls.
         Err(error) => tracing::debug!(error = error.message(), "cannot count the running pods for a scrape"),
     }
+    claims(&mut current, backend.claims.of(backend.pods.pods()).await);
     let mut text = backend.metrics.text(&current);
     if let Some(dns) = &backend.dns {
         text.push_str(&dns.render());
@@ -63,6 +67,26 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
         ["static"],
         samples(pods.active()),
     );
+}
+
+/// The volumes of claims.
+fn claims(current: &mut Current, volumes: BTreeMap<ClaimName, FileSystem>) {
+    type Value = fn(&FileSystem) -> u64;
+    let metrics: [(&str, &str, Value); 6] = [
+        ("capacity_bytes", "Capacity in bytes of the volume", |volume| volume.capacity),
+        ("available_bytes", "Number of available bytes in the volume", |volume| volume.available),
+        ("used_bytes", "Number of used bytes in the volume", |volume| volume.used),
+        ("inodes", "Maximum number of inodes in the volume", |volume| volume.inodes),
+        ("inodes_free", "Number of free inodes in the volume", |volume| volume.inodes_free),
+        ("inodes_used", "Number of used inodes in the volume", |volume| volume.inodes_used),
+    ];
+    for (name, help, value) in metrics {
+        let samples = volumes
+            .iter()
+            .map(|((namespace, claim), volume)| ([namespace.clone(), claim.clone()], value(volume)));
+        let name = format!("kubelet_volume_stats_{name}");
+        current.gauge(&name, help, ["namespace", "persistentvolumeclaim"], samples);
+    }
 }
 
 async fn running(runtime: &dyn Runtime) -> Result<Running, RuntimeError> {
@@ -119,11 +143,21 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_containers_are_counted_by_state() {
+    fn pods_containers_and_volumes_of_the_moment_are_shown() {
         let mut current = Current::default();
         desired(&mut current, &Two);
         Running { pods: 3, containers: [0, 4, 5, 0] }.add(&mut current);
+        let (name, claim) = ("n".to_owned(), "c".to_owned());
+        let volume =
+            FileSystem { capacity: 9, available: 3, used: 5, inodes: 8, inodes_free: 6, inodes_used: 2 };
+        claims(&mut current, [((name, claim), volume)].into());
         let text = current.text();
+        for (name, value) in [("capacity_bytes", 9), ("available_bytes", 3), ("used_bytes", 5), ("inodes", 8)]
+        {
+            let labels = "namespace=\"n\",persistentvolumeclaim=\"c\"";
+            let line = format!("kubelet_volume_stats_{name}{{{labels}}} {value}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
         for line in [
             "kubelet_desired_pods{static=\"\"} 2",
             "kubelet_desired_pods{static=\"true\"} 0",

@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::*;
 use crate::node::NodeFacts;
 use crate::runtime::{Proxy, Remote};
+use crate::volume::ClaimUsage;
 
 struct Pods(Vec<Arc<Pod>>);
 
@@ -140,6 +141,7 @@ impl Running {
             logs: LogWatches::open(),
             ends: Arc::default(),
             metrics: Arc::default(),
+            claims: ClaimUsage::new(dir.join("pods")),
             facts: Arc::new(facts()),
             dns: None,
         };
