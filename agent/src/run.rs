@@ -78,14 +78,14 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
 ) -> Result<(), Error> {
     let (recorder, events) = event_recorder::channel(client.clone(), &config.node_name);
     let version = runtime.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
-    let mut agent = NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network)
-        .map_err(Error::Node)?;
+    let mut agent =
+        NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network.clone())
+            .map_err(Error::Node)?;
     agent.claim_overlay().await.map_err(Error::Node)?;
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
     let metrics: Arc<KubeletMetrics> = Arc::default();
-    let measured = Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics));
-    let shared: Arc<dyn Runtime> = Arc::new(measured);
+    let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
     let pods = Pods::default();
     let (evictions, evicted) = pod::Evictions::new();
     let access = Arc::new(Access::new(client.clone(), &config.node_name));
@@ -99,6 +99,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         ends: Arc::default(),
         metrics: Arc::clone(&metrics),
         claims: ClaimUsage::new(config.state_dir.join("pods")),
+        network: Some(network),
         facts: agent.facts(),
         dns: config.dns.is_some().then(Arc::default),
     };

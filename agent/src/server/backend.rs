@@ -8,7 +8,7 @@ use super::access::Access;
 use super::container_ends::ContainerEnds;
 use super::log_watches::LogWatches;
 use crate::kubelet_metrics::KubeletMetrics;
-use crate::node::NodeFacts;
+use crate::node::{NodeFacts, PodNetwork};
 use crate::runtime::{Runtime, Streams};
 use crate::volume::ClaimUsage;
 
@@ -62,6 +62,8 @@ pub struct Backend {
     pub metrics: Arc<KubeletMetrics>,
     /// Usage of the volumes of claims.
     pub claims: ClaimUsage,
+    /// The network of pods.
+    pub network: Option<PodNetwork>,
     /// Properties of the machine.
     pub facts: Arc<NodeFacts>,
     /// Counters of cluster DNS, if this node serves it.

@@ -42,6 +42,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         Err(error) => tracing::debug!(error = error.message(), "cannot count the running pods for a scrape"),
     }
     claims(&mut current, backend.claims.of(backend.pods.pods()).await);
+    dropped_packets(&mut current, backend).await;
     let mut text = backend.metrics.text(&current);
     if let Some(dns) = &backend.dns {
         text.push_str(&dns.render());
@@ -86,6 +87,19 @@ fn claims(current: &mut Current, volumes: BTreeMap<ClaimName, FileSystem>) {
             .map(|((namespace, claim), volume)| ([namespace.clone(), claim.clone()], value(volume)));
         let name = format!("kubelet_volume_stats_{name}");
         current.gauge(&name, help, ["namespace", "persistentvolumeclaim"], samples);
+    }
+}
+
+/// The packets that the limit on the connections of pods has dropped.
+async fn dropped_packets(current: &mut Current, backend: &Backend) {
+    let Some(network) = backend.network.clone() else { return };
+    let read = tokio::task::spawn_blocking(move || network.dropped_by_connection_limit());
+    if let Ok(Some(packets)) = read.await {
+        current.counter(
+            "coracle_connection_limit_dropped_packets_total",
+            "Number of packets that the limit on the connections of pods dropped.",
+            packets,
+        );
     }
 }
 
