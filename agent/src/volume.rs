@@ -27,6 +27,7 @@ mod payload;
 mod refresh;
 pub mod sub_path;
 mod token;
+mod usage;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -39,6 +40,8 @@ pub use error::{SetUpError, VolumeError};
 use ownership::make_parent;
 pub(crate) use ownership::make_private;
 use sub_path::MissingPart;
+pub use usage::ClaimUsage;
+pub(crate) use usage::{ClaimName, FileSystem};
 
 use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;

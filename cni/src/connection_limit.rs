@@ -195,6 +195,14 @@ impl ConnectionLimit {
         self.commit(&mut state, transaction, "remove")
     }
 
+    /// The number of packets that the table has dropped since it was made. `None` without a limit.
+    pub(crate) fn dropped(&self) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.limits()?;
+        let channel = nft::open_once(&mut state.channel).ok()?;
+        coracle_nft::counted_packets(channel, &self.table).ok().flatten()
+    }
+
     /// The netlink port that identifies the limit's own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -455,7 +463,10 @@ mod tests {
                 assert_eq!(pair.arrived(address), 5, "{address}");
             }
             assert!(dropped(&limit) >= 15, "{}", dropped(&limit));
+            let (before, read, after) = (dropped(&limit), limit.dropped(), dropped(&limit));
+            assert!(read.is_some_and(|read| before <= read && read <= after), "{before} {read:?} {after}");
             limit.clear().unwrap();
+            assert_eq!(limit.dropped(), None);
             assert_eq!(pair.arrived("10.9.0.2"), 10);
         });
         tested.join().unwrap();

@@ -105,6 +105,12 @@ impl PodNetwork {
         }
     }
 
+    /// The number of packets that the limit on the connections of pods has dropped. None without a limit of this process.
+    /// Blocks for the time of a call of the kernel.
+    pub(crate) fn dropped_by_connection_limit(&self) -> Option<u64> {
+        self.cni()?.dropped_by_connection_limit()
+    }
+
     /// Whether the network is configured. The reason if not.
     pub(super) fn ready(&self) -> Result<(), String> {
         match self {

@@ -146,6 +146,10 @@ impl PodView for Pods {
         self.all()
     }
 
+    fn active(&self) -> usize {
+        self.read().places
+    }
+
     fn status(&self, uid: &str) -> Option<PodStatus> {
         self.read().statuses.get(uid).cloned()
     }
@@ -245,6 +249,7 @@ mod tests {
         assert_eq!(sums(&pods), (2, 3000, 1, 3000));
         pods.put("a", &pod("a", "1", 80, "s", "Failed"));
         assert_eq!(sums(&pods), (1, 2000, 0, 3000));
+        assert_eq!((PodView::pods(&pods).len(), pods.active()), (2, 1));
         ["a", "b", "b"].iter().for_each(|uid| pods.remove(uid));
         assert_eq!(sums(&pods), (0, 0, 0, 0));
         assert!(pods.all().is_empty());

@@ -5,7 +5,7 @@ mod resize;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use futures::StreamExt;
@@ -215,6 +215,7 @@ impl Sync {
             wake: Arc::clone(&wake),
             verdict,
             start_time,
+            seen: (!self.adopted.contains(&uid)).then(Instant::now),
         };
         self.handles.insert(uid.clone(), Handle { desired: sender, wake });
         self.workers.spawn(async move {

@@ -85,7 +85,9 @@ impl Job {
         let runtime_handler =
             self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };
-        match self.node.runtime.run_pod_sandbox(request).await {
+        let ran = self.node.runtime.run_pod_sandbox(request).await;
+        self.node.metrics.pod_started(ran.is_ok());
+        match ran {
             Ok(_) => self.report(Report::SandboxMade),
             Err(status) => {
                 let message = format!("Failed to create pod sandbox: {}", status.message());
