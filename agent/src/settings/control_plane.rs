@@ -112,6 +112,9 @@ settings! {
     service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
     /// Maximum validity of service account tokens. A request for a longer one is shortened.
     service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
+    /// Issue tokens with a validity of one year to pods whose volumes have the default one, for programs that do not read the
+    /// changed file. Kubernetes has the default true.
+    service_account_extend_token_expiration: bool = default "false", "BOOL";
     /// Audiences of the API server: tokens of service accounts must be for one of them.
     api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
@@ -202,6 +205,13 @@ settings! {
     event_ttl: Age = default "1h", "DURATION";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
+    /// Minimum duration in seconds of a watch that asks for none. Watches end after once to twice this time; 0 sets no limit.
+    min_request_timeout: u32 = default "1800", "SECONDS";
+    /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only the two next numbers limit
+    /// them.
+    enable_priority_and_fairness: bool = default "true", "BOOL";
+    /// Directives of the header Strict-Transport-Security, which browsers read: max-age=SECONDS, includeSubDomains, preload.
+    strict_transport_security_directives: Vec<String> = default "", "DIRECTIVE";
     /// Maximum read-only API requests in flight. The priority levels share the sum of this and the next number.
     max_requests_inflight: NonZero<u32> = default "400", "COUNT";
     /// Maximum mutating API requests in flight. One user gets at most half of each number.

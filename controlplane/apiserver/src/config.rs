@@ -114,6 +114,14 @@ pub struct ServerOptions {
     pub max_token_seconds: Option<i64>,
     /// URL of the token keys in the discovery document. `None` uses this server's address.
     pub keys_url: Option<String>,
+    /// Whether tokens of pods with the default validity are accepted for a year. Upstream has the default true.
+    pub extend_tokens: bool,
+    /// Minimum duration of a watch that asks for none. A watch ends after once to twice this time; 0 sets no limit.
+    pub min_watch: Duration,
+    /// Whether priority levels share the requests in flight. Otherwise only [`ApiserverConfig::max_in_flight`] limits them.
+    pub priority_and_fairness: bool,
+    /// Value of the header `Strict-Transport-Security`; empty for none.
+    pub strict_transport_security: String,
 }
 
 impl Default for ServerOptions {
@@ -126,6 +134,10 @@ impl Default for ServerOptions {
             audiences: Vec::new(),
             max_token_seconds: None,
             keys_url: None,
+            extend_tokens: false,
+            min_watch: Duration::from_secs(1800),
+            priority_and_fairness: true,
+            strict_transport_security: String::new(),
         }
     }
 }
@@ -179,6 +191,9 @@ pub enum OpenError {
     /// The selection of admission plugins, or the configuration of one, is invalid.
     #[error("cannot set up the admission plugins: {0}")]
     AdmissionPlugins(String),
+    /// The header `Strict-Transport-Security` has invalid bytes.
+    #[error("cannot use the directives of Strict-Transport-Security")]
+    TransportSecurity(#[source] http::header::InvalidHeaderValue),
     /// The audit policy cannot be read.
     #[error("cannot read the audit policy {path}")]
     AuditPolicyFile {

@@ -46,6 +46,8 @@ const SMALL_BODY_BYTES: usize = 64 << 10;
 pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of one user.
     of_user: [usize; 2],
+    /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
+    of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
     bodies: SharedCapacity,
     responses: SharedCapacity,
@@ -119,7 +121,8 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
-        Self { of_user, counts: Arc::default(), bodies, responses, streams: Arc::default(), max_proxied }
+        let (counts, streams) = (Arc::default(), Arc::default());
+        Self { of_user, of_all: [usize::MAX; 2], counts, bodies, responses, streams, max_proxied }
     }
 
     /// Counts a request, or refuses it if its user has too many. `None` for exempt requests.
@@ -133,13 +136,18 @@ impl InFlight {
         let kind = if matches!(info.verb, "get" | "list" | "head" | "options") { READ } else { WRITE };
         let mut counts = lock(&self.counts);
         let of_user = counts.users.get(&user.name).map_or(0, |counts| counts[kind]);
-        if of_user >= self.of_user[kind] {
+        if of_user >= self.of_user[kind] || counts.total[kind] >= self.of_all[kind] {
             return Err(ApiError::too_many_requests());
         }
         counts.total[kind] += 1;
         counts.users.entry(user.name.clone()).or_default()[kind] += 1;
         drop(counts);
         Ok(Some(Permit { counts: self.counts.clone(), user: user.name.clone(), kind }))
+    }
+
+    /// Limits the read-only and mutating requests of all users together.
+    pub(crate) fn with_total(self, of_all: [usize; 2]) -> Self {
+        Self { of_all, ..self }
     }
 
     /// Read-only and mutating requests in flight.
@@ -295,6 +303,19 @@ mod tests {
 
     fn info(method: Method, uri: &str) -> RequestInfo {
         RequestInfo::parse(&method, &uri.parse().unwrap())
+    }
+
+    #[test]
+    fn without_priority_levels_all_users_share_a_limit() {
+        let limits = InFlight::new([2, 2]).with_total([2, 2]);
+        let (read, write) = (info(Method::GET, "/api/v1/pods"), info(Method::POST, "/api/v1/namespaces"));
+        let [eve, bob, ann] = ["eve", "bob", "ann"].map(|name| User::new(name, &[]));
+        let held = [limits.enter(&eve, &read).unwrap(), limits.enter(&bob, &read).unwrap()];
+        assert!(limits.enter(&ann, &read).is_err());
+        assert!(limits.enter(&ann, &write).is_ok());
+        assert!(limits.enter(&User::new("root", &["system:masters"]), &read).unwrap().is_none());
+        drop(held);
+        assert!(limits.enter(&ann, &read).is_ok());
     }
 
     #[test]

@@ -142,7 +142,11 @@ impl Apiserver {
             true => compression::compress_within(self.state.request_timeout, reply).await,
             false => reply,
         };
-        reply::uncached(reply)
+        let mut reply = reply::uncached(reply);
+        if let Some(directives) = self.state.transport_security.as_ref().filter(|_| !is_local) {
+            reply.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, directives.clone());
+        }
+        reply
     }
 
     /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
@@ -240,7 +244,7 @@ impl Apiserver {
         {
             record.impersonates(&user);
         }
-        if incoming.is_local {
+        if incoming.is_local || !self.state.priority_and_fairness {
             return self.answer(user, info, incoming).await;
         }
         self.answer_in_turn(user, info, incoming).await

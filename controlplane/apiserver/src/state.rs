@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use coracle_store::Store;
+use http::HeaderValue;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -52,6 +53,14 @@ pub(crate) struct State {
     pub(crate) event_lifetime: Duration,
     /// Maximum validity of service account tokens in seconds.
     pub(crate) max_token_seconds: Option<i64>,
+    /// Whether tokens of pods with the default validity are accepted for a year.
+    pub(crate) extend_tokens: bool,
+    /// Minimum duration of a watch that asks for none; 0 sets no limit.
+    pub(crate) min_watch: Duration,
+    /// Whether priority levels share the requests in flight.
+    pub(crate) priority_and_fairness: bool,
+    /// The header of responses to the network.
+    pub(crate) transport_security: Option<HeaderValue>,
     /// URL of the keys of service account tokens in the discovery document.
     pub(crate) keys_url: Option<String>,
     /// The parts of the control plane that run in this process.

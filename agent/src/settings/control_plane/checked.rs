@@ -254,6 +254,10 @@ impl ControlPlaneSettings {
             token_issuers: self.service_account_issuer.clone(),
             audiences: self.api_audiences.clone(),
             keys_url,
+            extend_tokens: self.service_account_extend_token_expiration,
+            min_watch: Duration::from_secs(self.min_request_timeout.into()),
+            priority_and_fairness: self.enable_priority_and_fairness,
+            strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
         })
     }
 
@@ -365,6 +369,18 @@ fn runtime_config(entries: &[String]) -> anyhow::Result<RuntimeConfig> {
     Ok(config)
 }
 
+/// The value of the header Strict-Transport-Security (RFC 6797, section 6.1); empty for none.
+fn transport_security(directives: &[String]) -> anyhow::Result<String> {
+    for directive in directives {
+        let is_age = directive.strip_prefix("max-age=").is_some_and(|age| age.parse::<u32>().is_ok());
+        anyhow::ensure!(
+            is_age || matches!(directive.as_str(), "includeSubDomains" | "preload"),
+            "strict-transport-security-directives {directive:?} must be max-age=SECONDS, includeSubDomains or preload"
+        );
+    }
+    Ok(directives.join("; "))
+}
+
 fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
@@ -437,6 +453,20 @@ mod tests {
     fn tokens_are_not_cleaned_up_at_once() {
         assert!(clean_up_period(Age(Duration::ZERO)).is_err());
         assert_eq!(clean_up_period(Age(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
+    }
+
+    #[test]
+    fn directives_of_transport_security_are_known() {
+        let of =
+            |all: &[&str]| transport_security(&all.iter().map(|&one| one.to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&[]).unwrap(), "");
+        assert_eq!(
+            of(&["max-age=9", "includeSubDomains", "preload"]).unwrap(),
+            "max-age=9; includeSubDomains; preload"
+        );
+        for invalid in ["", "max-age", "max-age=x", "max-age=9\r\nx: y", "preload=1"] {
+            assert!(of(&[invalid]).is_err(), "{invalid}");
+        }
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Claims<'a> {
     pub(crate) uid: &'a str,
     pub(crate) audiences: &'a [String],
     pub(crate) seconds: i64,
+    /// Validity in seconds if it is longer than the one that the client learns.
+    pub(crate) extended: Option<i64>,
     /// Name and uid of the bound objects by `pod`, `secret` or `node`. The token becomes invalid when a bound object is
     /// deleted.
     pub(crate) bound: Value,
@@ -79,7 +81,7 @@ impl Tokens {
         self.issuers.iter().any(|own| own == name)
     }
 
-    /// A signed token and its expiry in seconds since 1970.
+    /// A signed token and its expiry for the client, in seconds since 1970.
     pub(crate) async fn issue(&self, claims: &Claims<'_>) -> Result<(String, i64)> {
         let now = jiff::Timestamp::now().as_second();
         let until = now + claims.seconds;
@@ -90,8 +92,12 @@ impl Tokens {
         if let (Some(about), Some(bound)) = (about.as_object_mut(), claims.bound.as_object()) {
             about.extend(bound.clone());
         }
+        if let (Some(about), Some(_)) = (about.as_object_mut(), claims.extended) {
+            about.insert("warnafter".to_owned(), until.into());
+        }
+        let ends = now + claims.extended.unwrap_or(claims.seconds);
         let payload = json!({
-            "aud": claims.audiences, "exp": until, "iat": now, "nbf": now, "iss": self.issuer(),
+            "aud": claims.audiences, "exp": ends, "iat": now, "nbf": now, "iss": self.issuer(),
             "jti": uuid::Uuid::new_v4().to_string(), "kubernetes.io": about,
             "sub": format!("system:serviceaccount:{}:{}", claims.namespace, claims.name),
         });

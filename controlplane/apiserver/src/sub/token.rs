@@ -19,6 +19,11 @@ const DEFAULT_SECONDS: i64 = 3600;
 const MIN_SECONDS: i64 = 600;
 const MAX_SECONDS: i64 = 1 << 32;
 
+/// Lifetime that the plugin ServiceAccount asks for, and the one that such a token can get. Source:
+/// `WarnOnlyBoundTokenExpirationPeriod` and `ExpirationExtensionSeconds` of `pkg/serviceaccount`.
+const EXTENDABLE_SECONDS: i64 = 3607;
+const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
+
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
     let (request, warnings) = body_of(call)?;
@@ -48,6 +53,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         uid: text(&account, "uid"),
         audiences: &audiences,
         seconds,
+        extended: extended(call, (&bound, &audiences), seconds),
         bound,
     };
     let (token, until) = tokens.issue(&claims).await?;
@@ -60,6 +66,17 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         "creationTimestamp": crate::write::now(),
     });
     Ok(reply::warned(reply::json(201, &request), &warnings))
+}
+
+/// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are.
+fn extended(call: &Call, (bound, audiences): (&Value, &[String]), seconds: i64) -> Option<i64> {
+    let tokens = &call.state.authenticators.tokens;
+    let is_extended = call.state.extend_tokens
+        && seconds == EXTENDABLE_SECONDS
+        && bound.get("pod").is_some()
+        && audiences.iter().all(|audience| tokens.audiences.contains(audience));
+    let most = tokens.keys.max_seconds().unwrap_or(EXTENDED_SECONDS);
+    is_extended.then_some(EXTENDED_SECONDS.min(most))
 }
 
 /// The claims about the bound object. A node gets tokens for its own pods only, and for the audiences of their volumes.

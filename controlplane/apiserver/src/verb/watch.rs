@@ -28,10 +28,6 @@ use crate::{
     web_socket,
 };
 
-/// Minimum duration in seconds of a watch without `timeoutSeconds`, as upstream. A random time of up to the same length
-/// is added, so that clients do not reconnect simultaneously.
-const DEFAULT_SECONDS: u64 = 1800;
-
 /// Writes the events of one watch.
 struct Writer {
     kind: Arc<Resource>,
@@ -185,15 +181,24 @@ fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Ev
 /// Ends the stream at its time limit and when the server stops.
 fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + use<S> {
     let asked = call.info.query.number("timeoutSeconds").filter(|seconds| *seconds > 0);
-    let seconds = asked.unwrap_or_else(|| DEFAULT_SECONDS + rand::rng().random_range(0..DEFAULT_SECONDS));
+    let limit = asked.map_or_else(|| unasked_limit(call.state.min_watch), Duration::from_secs);
     let shutdown = call.state.shutdown.clone();
     lines.take_until(Box::pin(async move {
         tokio::select! {
             // Both branches only wait, so cancelling one of them loses nothing.
-            () = tokio::time::sleep(Duration::from_secs(seconds)) => {}
+            () = tokio::time::sleep(limit) => {}
             () = shutdown.cancelled_owned() => {}
         }
     }))
+}
+
+/// Duration of a watch without `timeoutSeconds`. Up to the minimum is added at random, so that the clients do not reconnect
+/// at the same time.
+fn unasked_limit(min: Duration) -> Duration {
+    match min.as_secs() {
+        0 => Duration::MAX,
+        seconds => min + Duration::from_secs(rand::rng().random_range(0..seconds)),
+    }
 }
 
 // === impl Writer ===
@@ -272,4 +277,19 @@ fn line(name: &str, length: usize, push: impl FnOnce(&mut Vec<u8>)) -> Bytes {
     push(&mut line);
     line.extend_from_slice(b"}\n");
     line.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_ends_after_once_to_twice_the_minimum() {
+        for _ in 0..100 {
+            let limit = unasked_limit(Duration::from_secs(10));
+            assert!((10..20).contains(&limit.as_secs()), "{limit:?}");
+        }
+        assert_eq!(unasked_limit(Duration::from_secs(1)), Duration::from_secs(1));
+        assert_eq!(unasked_limit(Duration::ZERO), Duration::MAX);
+    }
 }

@@ -367,6 +367,34 @@ async fn tokens_of_a_former_issuer_are_valid_while_it_is_configured() {
 }
 
 #[tokio::test]
+async fn the_default_token_of_a_pod_can_be_extended() {
+    let claims = async |server: &Fixture, spec: Value| {
+        let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+        let made = server.post(path, json!({"spec": spec})).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+        let payload = made.body["status"]["token"].as_str().unwrap().split('.').nth(1).unwrap().to_owned();
+        let claims: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(payload).unwrap()).unwrap();
+        let lasts = claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap();
+        let warns = claims["kubernetes.io"]["warnafter"].as_i64();
+        (lasts, warns.map(|warns| warns - claims["iat"].as_i64().unwrap()))
+    };
+    let server = Fixture::new().await;
+    assert_eq!(server.post(PODS, pod("p")).await.code, 201);
+    let of_pod = json!({"expirationSeconds": 3607, "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "p"}});
+    assert_eq!(claims(&server, of_pod.clone()).await, (3607, None));
+    let server = server.again_with(|config| config.options.extend_tokens = true).await;
+    assert_eq!(claims(&server, of_pod.clone()).await, (365 * 24 * 3600, Some(3607)));
+    let with = |field: &str, value: Value| {
+        let mut spec = of_pod.clone();
+        spec[field] = value;
+        spec
+    };
+    assert_eq!(claims(&server, with("expirationSeconds", 3600.into())).await, (3600, None));
+    assert_eq!(claims(&server, with("audiences", json!(["vault"]))).await, (3607, None));
+    assert_eq!(claims(&server, with("boundObjectRef", Value::Null)).await, (3607, None));
+}
+
+#[tokio::test]
 async fn an_issuer_of_settings_excludes_the_configuration_of_authentication() {
     let directory = tempfile::tempdir().unwrap();
     let oidc = crate::OidcConfig {
