@@ -88,12 +88,11 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
     let pods = Pods::default();
     let (evictions, evicted) = pod::Evictions::new();
-    let access = Arc::new(Access::new(client.clone(), &config.node_name));
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
         streams: Arc::<R>::clone(&runtime),
-        access,
+        access: Arc::new(Access::new(client.clone(), &config.node_name)),
         configuration: Arc::new(configuration::shown(&config)),
         logs: LogWatches::open(),
         ends: Arc::default(),

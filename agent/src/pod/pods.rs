@@ -147,7 +147,7 @@ impl PodView for Pods {
     }
 
     fn active(&self) -> usize {
-        self.read().places
+        self.read().pods
     }
 
     fn status(&self, uid: &str) -> Option<PodStatus> {
