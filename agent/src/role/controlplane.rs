@@ -109,6 +109,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
         config.scheduler = SchedulerConfig::read(path)?;
     }
     config.serving_names = settings.tls_sans;
+    config.serving_tls = settings.serving_tls;
     config.own_node = settings.own_node;
     config.signing_duration = settings.signing_duration;
     config.token_clean_up_period = settings.token_clean_up_period;

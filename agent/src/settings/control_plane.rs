@@ -14,7 +14,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{Age, Percent, PortRange};
+use super::value::{Age, Percent, PortRange, SniCertKey};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -180,6 +180,19 @@ settings! {
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
     tls_san: Vec<String> = default "", "NAME";
+    /// Certificate of the API server, with the certificates between it and its authority, in place of the one that the cluster's
+    /// authority signs. Nodes and pods trust only the cluster's authority: for other authorities, use tls-sni-cert-key.
+    apiserver_cert_file: Option<PathBuf>
+        = unset "a certificate of the cluster's authority", "FILE", also "tls-cert-file";
+    /// Private key of apiserver-cert-file.
+    apiserver_key_file: Option<PathBuf> = unset "", "FILE", also "tls-private-key-file";
+    /// Certificates for clients that send one of the server names: entries CERT,KEY:NAME,NAME. Without names, those in the
+    /// certificate. *. can begin a name. Entries are separated by semicolons, or given by several flags.
+    tls_sni_cert_key: Vec<SniCertKey> = default "", "CERT,KEY[:NAMES]";
+    /// Minimum version of TLS: VersionTLS12 or VersionTLS13.
+    tls_min_version: String = default "VersionTLS12", "VERSION";
+    /// Cipher suites for TLS 1.2, by their names in Go. Those of TLS 1.3 are always in use.
+    tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
     /// Time without use after which a token that Kubernetes before 1.24 made for a service account becomes invalid, and after
     /// which its Secret is deleted then.
     legacy_service_account_token_clean_up_period: Age = default "8760h", "DURATION";

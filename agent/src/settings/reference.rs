@@ -75,7 +75,9 @@ fn page() -> String {
             let kind = match field.value_kind {
                 ValueKind::Single => field.value_name.to_lowercase(),
                 ValueKind::Switch => "switch".to_owned(),
-                ValueKind::List => format!("list of {}", field.value_name.to_lowercase()),
+                ValueKind::List | ValueKind::Entries => {
+                    format!("list of {}", field.value_name.to_lowercase())
+                }
                 ValueKind::Map => "map".to_owned(),
             };
             let cells = [names.join(", "), format!("`{}`", variable(field.name)), kind];

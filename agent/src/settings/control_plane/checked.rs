@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions,
-    TokenWebhookConfig,
+    InitialResourcesOptions, NamedCertificate, OidcConfig, PluginSelection, RequestHeaderConfig,
+    RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -51,6 +51,7 @@ pub(crate) struct ControlPlane {
     pub(crate) scheduler: bool,
     pub(crate) scheduler_config: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
+    pub(crate) serving_tls: ServingOptions,
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
     pub(crate) token_clean_up_period: Duration,
@@ -88,6 +89,7 @@ impl ControlPlaneSettings {
         let election = sources.take(self.election())?;
         let runtime_config = sources.take(runtime_config(&self.runtime_config).context("runtime-config"))?;
         let options = sources.take(self.options())?;
+        let serving_tls = sources.take(self.serving_tls())?;
         let request_header = self.request_header();
         let (admission_plugins, initial_resources) = self.admission();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
@@ -128,6 +130,7 @@ impl ControlPlaneSettings {
             scheduler: self.scheduler,
             scheduler_config: self.scheduler_config,
             tls_sans: self.tls_san,
+            serving_tls,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
             token_clean_up_period,
@@ -259,6 +262,28 @@ impl ControlPlaneSettings {
             priority_and_fairness: self.enable_priority_and_fairness,
             strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
         })
+    }
+
+    /// Certificates and TLS of the API server.
+    fn serving_tls(&self) -> anyhow::Result<ServingOptions> {
+        let certificate = match (self.apiserver_cert_file.clone(), self.apiserver_key_file.clone()) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => anyhow::bail!("apiserver-cert-file and apiserver-key-file must be given together"),
+        };
+        let by_name = self.tls_sni_cert_key.iter().map(|entry| NamedCertificate {
+            certificate: entry.certificate.clone(),
+            key: entry.key.clone(),
+            names: entry.names.clone(),
+        });
+        let options = ServingOptions {
+            certificate,
+            by_name: by_name.collect(),
+            min_version: self.tls_min_version.clone(),
+            cipher_suites: self.tls_cipher_suites.clone(),
+        };
+        options.check().map_err(anyhow::Error::msg).context("tls-min-version, tls-cipher-suites")?;
+        Ok(options)
     }
 
     /// Authorization by modes or by a file, not by both.
