@@ -51,19 +51,22 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Content of a record; None if it does not exist or cannot be read. A record that cannot be read now, for example
-/// because the process has too many open files, stays in place: a later start can read it.
-pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
+/// Content of a record; None if it does not exist or is damaged.
+///
+/// # Errors
+/// When the record cannot be read now, for example because the process has too many open files. It stays in place: a later
+/// start can read it. The error is logged.
+pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match bounded::read(path, RECORD_MAX) {
-        Ok(content) => Some(content),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if is_damage(&error) => {
             quarantine(path, &error);
-            None
+            Ok(None)
         }
         Err(error) => {
             tracing::warn!(%error, path = %path.display(), "cannot read a checkpoint record");
-            None
+            Err(error)
         }
     }
 }
@@ -117,11 +120,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sealed");
         std::os::unix::fs::symlink("b", &path).unwrap();
-        assert_eq!(read(&path), None);
+        assert_eq!(read(&path).unwrap(), None);
         assert!(fs::symlink_metadata(&path).is_err() && path.with_extension("bad").is_symlink());
         let directory = dir.path().join("d.sealed");
         fs::create_dir(&directory).unwrap();
-        assert_eq!(read(&directory), None);
+        assert_eq!(read(&directory).unwrap(), None);
         assert!(!directory.exists() && directory.with_extension("bad").is_dir());
         // The first page of a process is not mapped, so a read of it is an I/O error.
         let error = bounded::read(Path::new("/proc/self/mem"), RECORD_MAX).unwrap_err();
