@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::object::{Claim, ObjectExt, Pod, StatefulSet};
 
-/// The name of the claim that a pod has for a claim template.
+/// The name of a pod's claim for a claim template.
 pub(super) fn claim_name(set: &StatefulSet, template: &str, ordinal: i32) -> String {
     format!("{template}-{}-{ordinal}", set.name())
 }
@@ -19,7 +19,7 @@ pub(super) fn claim_names(set: &StatefulSet, ordinal: i32) -> Vec<String> {
         .collect()
 }
 
-/// New claims for a pod, without those that exist.
+/// New claims for a pod. Existing claims are omitted.
 pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> bool) -> Vec<Value> {
     let mut claims = Vec::new();
     for template in &set.spec.volume_claim_templates {
@@ -47,8 +47,8 @@ pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> 
     claims
 }
 
-/// The owner references of a claim by the retention policy. `condemned` is the pod if it is above the set's size: its
-/// claims are deleted with it if `whenScaled` is Delete.
+/// The owner references of a claim according to the retention policy. `condemned` is the pod if it is above the desired
+/// number: its claims are deleted with it if `whenScaled` is Delete.
 pub(super) fn owners(
     set: &StatefulSet,
     condemned: Option<&Pod>,
@@ -75,8 +75,9 @@ pub(super) fn owners(
     owners
 }
 
-/// Whether a claim ends, so that a new pod of this ordinal must not use it: it is being deleted, or an earlier pod of the
-/// name owns it, with which the garbage collector deletes it. Source: `PodClaimIsStale`.
+/// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. Either it is being
+/// deleted, or it is owned by an earlier pod of the same name, with which the garbage collector deletes it. Source:
+/// `PodClaimIsStale`.
 pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     let policy = set.spec.persistent_volume_claim_retention_policy.as_ref();
     let deletes = policy.and_then(|policy| policy.when_scaled.as_deref()) == Some("Delete");
@@ -85,7 +86,7 @@ pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     claim.is_being_deleted() || (deletes && owners.any(|owner| owner.kind == "Pod" && owner.name == pod))
 }
 
-/// Whether a claim has other owners than these.
+/// Whether the owners of a claim differ from `owners`.
 pub(super) fn differs(claim: &Claim, owners: &[OwnerReference]) -> bool {
     let uids = |list: &[OwnerReference]| {
         let mut uids: Vec<String> = list.iter().map(|owner| owner.uid.clone()).collect();
