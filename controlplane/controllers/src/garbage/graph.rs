@@ -105,8 +105,10 @@ impl Graph {
             for owner in &item.owners {
                 self.dependents.entry(owner.uid.clone()).or_default().insert(uid.clone());
             }
-            let settled =
-                |edge: &Edge| self.items.get(&*edge.uid).is_some_and(|owner| owner.state == State::Stays);
+            let settled = |edge: &Edge| {
+                let owner = self.items.get(&*edge.uid);
+                owner.is_some_and(|owner| owner.state == State::Stays && may_own(&item, owner))
+            };
             if !item.owners.iter().all(settled) {
                 work.attempt.push(uid.clone());
             }
@@ -290,6 +292,20 @@ mod tests {
         assert_eq!(graph.own_dependents("owner"), ["own"]);
         let state = |uid| graph.items[uid].owner_state(&graph.items["owner"]);
         assert_eq!((state("own"), state("foreign")), (Owner::Waiting, Owner::Absent));
+    }
+
+    #[test]
+    fn an_object_with_an_owner_in_another_namespace_is_queued_in_any_order() {
+        let kind = kind("K", true);
+        let (owner, child) =
+            (meta("owner", &[], json!({})), meta("child", &["owner"], json!({"namespace": "other"})));
+        for order in [[&owner, &child], [&child, &owner]] {
+            let mut graph = Graph::default();
+            let queued: Vec<String> =
+                order.into_iter().flat_map(|object| graph.set(&kind, object).attempt).collect();
+            assert_eq!(queued, ["child"]);
+            assert!(graph.is_suspect("child"));
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::write::Part;
 
 const COMPONENT: &str = "service-lb-controller";
 
-/// Queues changed services, all of them when a node changes, and those with the traffic policy Local when their
+/// Queues changed services, all services when a node changes, and services with the traffic policy Local when their
 /// endpoints change.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     if !context.config.node_balancers {
@@ -92,7 +92,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return write(context, &service, plan::foreign(&service, &nodes)).await;
     }
     if service.is_being_deleted() {
-        // Another service may get the ports as soon as no status contains them.
+        // Another service may get the ports after they were removed from the status.
         lock(&context.balancers.refusals).remove(&key);
         return write(context, &service, Vec::new()).await;
     }
@@ -130,7 +130,7 @@ async fn write(context: &Context, service: &Service, desired: Vec<Value>) -> Res
 /// Nodes with ready endpoints of a service.
 pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<String> {
     let (caches, key) = (&context.caches, service.key());
-    // Slices belong to the service, to its Endpoints if it has no selector, or to nothing if a user wrote them.
+    // Slices belong to the service, to its Endpoints if it has no selector, or to no object if a user wrote them.
     let endpoints = caches.endpoints.get(&key);
     let owners = [Some(service.uid()), endpoints.as_ref().map(|endpoints| endpoints.uid()), Some("")];
     let slices =

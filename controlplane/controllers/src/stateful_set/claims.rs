@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::object::{Claim, ObjectExt, Pod, StatefulSet};
 
-/// The name of the claim that a pod has for a claim template.
+/// The name of a pod's claim for a claim template.
 pub(super) fn claim_name(set: &StatefulSet, template: &str, ordinal: i32) -> String {
     format!("{template}-{}-{ordinal}", set.name())
 }
@@ -19,7 +19,7 @@ pub(super) fn claim_names(set: &StatefulSet, ordinal: i32) -> Vec<String> {
         .collect()
 }
 
-/// New claims for a pod, without those that exist.
+/// New claims for a pod. Existing claims are omitted.
 pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> bool) -> Vec<Value> {
     let mut claims = Vec::new();
     for template in &set.spec.volume_claim_templates {
@@ -110,8 +110,9 @@ pub(super) fn changed_owners(
     Some(others)
 }
 
-/// Whether a claim ends, so that a new pod of this ordinal must not use it: it is being deleted, or an earlier pod of the
-/// name owns it, with which the garbage collector deletes it. Source: `PodClaimIsStale`.
+/// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. Either it is being
+/// deleted, or it is owned by an earlier pod of the same name, with which the garbage collector deletes it. Source:
+/// `PodClaimIsStale`.
 pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     let (_, deletes) = deletes(set);
     let pod = format!("{}-{ordinal}", set.name());
