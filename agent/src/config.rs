@@ -109,3 +109,17 @@ pub enum Identity {
     /// A serving certificate that is requested from the cluster with the credentials of a kubeconfig, and renewed.
     Requested(Arc<RequestedServing>),
 }
+
+// === impl Identity ===
+
+impl Identity {
+    /// When the client certificate and the serving certificate expire. None for one that the agent does not renew, or that
+    /// is not issued yet.
+    pub(crate) fn ends(&self) -> [Option<jiff::Timestamp>; 2] {
+        match self {
+            Self::Files(..) => [None, None],
+            Self::Joined(membership) => [Some(membership.client_until()), membership.serving_until()],
+            Self::Requested(serving) => [None, serving.serving_until()],
+        }
+    }
+}

@@ -154,6 +154,16 @@ impl Membership {
         self.files.authority_path()
     }
 
+    /// When the client certificate expires.
+    pub(crate) fn client_until(&self) -> jiff::Timestamp {
+        self.current.identity().until()
+    }
+
+    /// When the serving certificate expires. None until the cluster has issued it.
+    pub(crate) fn serving_until(&self) -> Option<jiff::Timestamp> {
+        self.serving.identity().map(|identity| identity.until())
+    }
+
     /// Renews both certificates when they are due. Runs until dropped. The serving certificate follows the node's
     /// addresses.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {

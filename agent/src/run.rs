@@ -98,6 +98,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         ends: Arc::default(),
         metrics: Arc::clone(&metrics),
         claims: ClaimUsage::new(config.state_dir.join("pods")),
+        identity: config.identity.clone(),
         network: Some(network),
         facts: agent.facts(),
         dns: config.dns.is_some().then(Arc::default),

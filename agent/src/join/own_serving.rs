@@ -49,6 +49,11 @@ impl RequestedServing {
         self.serving.clone()
     }
 
+    /// When the certificate expires. None until the cluster has issued it.
+    pub(crate) fn serving_until(&self) -> Option<jiff::Timestamp> {
+        self.serving.identity().map(|identity| identity.until())
+    }
+
     /// Requests the certificate for the node's name and addresses, and renews it. Runs until dropped.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
         rotate::serving(|| self.client.clone(), &self.file, &self.serving, &self.node, addresses).await;

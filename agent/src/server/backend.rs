@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use super::access::Access;
 use super::container_ends::ContainerEnds;
 use super::log_watches::LogWatches;
+use crate::config::Identity;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::{NodeFacts, PodNetwork};
 use crate::runtime::{Runtime, Streams};
@@ -62,6 +63,8 @@ pub struct Backend {
     pub metrics: Arc<KubeletMetrics>,
     /// Usage of the volumes of claims.
     pub claims: ClaimUsage,
+    /// Source of the node's certificates.
+    pub identity: Identity,
     /// The network of pods.
     pub network: Option<PodNetwork>,
     /// Properties of the machine.

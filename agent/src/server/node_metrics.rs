@@ -7,6 +7,7 @@ use coracle_proto::cri::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
 };
 use http::Response;
+use jiff::Timestamp;
 
 use super::backend::{Backend, PodView};
 use super::stats::exposition;
@@ -41,6 +42,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         // The other metrics show the failed calls.
         Err(error) => tracing::debug!(error = error.message(), "cannot count the running pods for a scrape"),
     }
+    certificates(&mut current, backend.identity.ends(), Timestamp::now());
     claims(&mut current, backend.claims.of(backend.pods.pods()).await);
     dropped_packets(&mut current, backend).await;
     let mut text = backend.metrics.text(&current);
@@ -68,6 +70,17 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
         ["static"],
         samples(pods.active()),
     );
+}
+
+/// The remaining validity of the client certificate and the serving certificate, 0 after their end. Certificates that the
+/// agent does not renew have none.
+fn certificates(current: &mut Current, ends: [Option<Timestamp>; 2], now: Timestamp) {
+    for (kind, end) in ["client", "server"].into_iter().zip(ends) {
+        let left = end.map(|end| u64::try_from(end.as_second() - now.as_second()).unwrap_or_default());
+        let name = format!("kubelet_certificate_manager_{kind}_ttl_seconds");
+        let help = format!("Gauge of the TTL (time-to-live) of the Kubelet's {kind} certificate in seconds.");
+        current.gauge(&name, &help, [], left.map(|left| ([], left)));
+    }
 }
 
 /// The volumes of claims.
@@ -161,6 +174,8 @@ mod tests {
         let mut current = Current::default();
         desired(&mut current, &Two);
         Running { pods: 3, containers: [0, 4, 5, 0] }.add(&mut current);
+        let now = Timestamp::UNIX_EPOCH;
+        certificates(&mut current, [Timestamp::from_second(90).ok(), None], now);
         let (name, claim) = ("n".to_owned(), "c".to_owned());
         let volume =
             FileSystem { capacity: 9, available: 3, used: 5, inodes: 8, inodes_free: 6, inodes_used: 2 };
@@ -176,11 +191,13 @@ mod tests {
             "kubelet_desired_pods{static=\"\"} 2",
             "kubelet_desired_pods{static=\"true\"} 0",
             "kubelet_active_pods{static=\"\"} 1",
+            "kubelet_certificate_manager_client_ttl_seconds 90",
             "kubelet_running_pods 3",
             "kubelet_running_containers{container_state=\"running\"} 4",
             "kubelet_running_containers{container_state=\"exited\"} 5",
         ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
+        assert!(!text.contains("server_ttl"), "{text}");
     }
 }

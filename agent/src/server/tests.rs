@@ -142,6 +142,7 @@ impl Running {
             ends: Arc::default(),
             metrics: Arc::default(),
             claims: ClaimUsage::new(dir.join("pods")),
+            identity: crate::config::Identity::Files(PathBuf::new(), PathBuf::new()),
             network: None,
             facts: Arc::new(facts()),
             dns: None,
