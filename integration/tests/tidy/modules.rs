@@ -9,7 +9,6 @@ type Edges = BTreeMap<String, BTreeSet<String>>;
 /// Cycles that are not broken yet: the parent, and the modules in its cycles or between them. The controllers share one
 /// `Context`, which has parts that belong to one of them.
 const KNOWN: &[(&str, &[&str])] = &[
-    ("controlplane/apiserver", &["admit", "config", "documents", "metrics", "state"]),
     (
         "controlplane/controllers",
         &[
