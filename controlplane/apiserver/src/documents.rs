@@ -15,13 +15,10 @@ use crate::{
     reply::{self, Reply},
     request::RequestInfo,
     state::State,
+    version::version,
 };
 
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-/// The Kubernetes version of the API.
-const MINOR: &str = "37";
-/// The oldest Kubernetes version of a server that can use the same store.
-const MIN_COMPATIBILITY_MINOR: &str = "36";
 /// Paths that are always served.
 const PATHS: [&str; 11] = [
     "/.well-known/openid-configuration",
@@ -180,26 +177,6 @@ fn index(state: &State, resources: &Resources) -> Value {
         paths.extend(names.filter_map(Value::as_str).map(|name| format!("/apis/{name}")));
     }
     json!({"paths": paths})
-}
-
-/// The version of the API, with upstream's fields.
-pub(crate) fn version() -> Value {
-    json!({
-        "major": "1", "minor": MINOR, "emulationMajor": "1", "emulationMinor": MINOR,
-        "minCompatibilityMajor": "1", "minCompatibilityMinor": MIN_COMPATIBILITY_MINOR,
-        "gitVersion": format!("v1.{MINOR}.0+coracle"),
-        "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z",
-        "goVersion": "", "compiler": "rustc", "platform": format!("linux/{}", architecture()),
-    })
-}
-
-/// The Go name of the architecture, which clients compare.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
 }
 
 /// A document about the issuer of tokens. Clients may cache it for an hour, as upstream, if the keys do not change.

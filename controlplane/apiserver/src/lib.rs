@@ -82,6 +82,7 @@ mod usage;
 mod usage_history;
 mod usage_samples;
 mod verb;
+mod version;
 mod waits;
 mod warnings;
 mod web_socket;

@@ -29,12 +29,12 @@ use crate::{
     audit::Auditor,
     authz::Verdict,
     cache::Cache,
-    documents,
     flow_control::FlowControl,
     in_flight::InFlight,
     media,
     reply::{self, Reply},
     request::RequestInfo,
+    version::version,
 };
 
 /// Path of the metrics.
@@ -339,7 +339,7 @@ fn build_info() -> IntGaugeVec {
     let help =
         "A metric with a constant '1' value, whose labels are the version of the API and the platform.";
     let info = gauge("kubernetes_build_info", help, &FIELDS.map(|(label, _)| label));
-    let version = documents::version();
+    let version = version();
     let values = FIELDS.map(|(_, field)| version[field].as_str().unwrap_or_default());
     info.with_label_values(&values).set(1);
     info

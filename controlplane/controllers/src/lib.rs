@@ -11,6 +11,7 @@
 //! Controllers write patches of exactly the fields that they own, so that fields newer than this crate survive.
 
 mod account_token;
+mod account_token_signer;
 mod address_pool;
 mod annotation;
 mod api_kind;
@@ -19,6 +20,7 @@ mod bootstrap_signer;
 mod cache;
 mod caches;
 mod certificate;
+mod certificate_signer;
 mod cluster_role_aggregation;
 mod config;
 mod context;
@@ -75,8 +77,8 @@ mod volume_protection;
 mod watch;
 mod write;
 
-pub use account_token::signer::AccountTokenSigner;
+pub use account_token_signer::AccountTokenSigner;
+pub use certificate_signer::{SignError, Signer};
 pub use config::ControllersConfig;
-pub use csr_signing::{SignError, Signer};
 pub use run::run;
 pub use selection::{ControllerSelection, UnknownController};

@@ -7,9 +7,8 @@ use std::fs;
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
 /// Cycles that are not broken yet: the parent, and the modules in its cycles or between them. The controllers share one
-/// `Context`, which has parts that belong to one of them. The scheduler's snapshot keeps the results of filters and scores.
+/// `Context`, which has parts that belong to one of them.
 const KNOWN: &[(&str, &[&str])] = &[
-    ("controlplane/apiserver", &["admit", "config", "documents", "metrics", "state"]),
     (
         "controlplane/controllers",
         &[
@@ -36,10 +35,6 @@ const KNOWN: &[(&str, &[&str])] = &[
             "storage_version_migration",
             "volume_binding",
         ],
-    ),
-    (
-        "controlplane/scheduler",
-        &["budget", "filter", "memo", "placed", "request", "score", "snapshot", "topology"],
     ),
 ];
 
