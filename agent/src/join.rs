@@ -156,12 +156,12 @@ impl Membership {
 
     /// When the client certificate expires.
     pub(crate) fn client_until(&self) -> jiff::Timestamp {
-        self.current.identity().until()
+        self.current.identity().not_after()
     }
 
     /// When the serving certificate expires. None until the cluster has issued it.
     pub(crate) fn serving_until(&self) -> Option<jiff::Timestamp> {
-        self.serving.identity().map(|identity| identity.until())
+        self.serving.identity().map(|identity| identity.not_after())
     }
 
     /// Renews both certificates when they are due. Runs until dropped. The serving certificate follows the node's

@@ -51,7 +51,7 @@ impl RequestedServing {
 
     /// When the certificate expires. None until the cluster has issued it.
     pub(crate) fn serving_until(&self) -> Option<jiff::Timestamp> {
-        self.serving.identity().map(|identity| identity.until())
+        self.serving.identity().map(|identity| identity.not_after())
     }
 
     /// Requests the certificate for the node's name and addresses, and renews it. Runs until dropped.
