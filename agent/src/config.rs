@@ -12,7 +12,7 @@ use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::image_gc_policy::ImageGcPolicy;
-use crate::join::{Membership, RequestedServing};
+use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
 
 /// Configuration of a node's agent.
@@ -113,13 +113,12 @@ pub enum Identity {
 // === impl Identity ===
 
 impl Identity {
-    /// When the client certificate and the serving certificate expire. None for one that the agent does not renew, or that
-    /// is not issued yet.
-    pub(crate) fn ends(&self) -> [Option<jiff::Timestamp>; 2] {
+    /// The client certificate and the serving certificate. None for one that the agent does not renew.
+    pub(crate) fn renewals(&self) -> [Option<Renewal>; 2] {
         match self {
             Self::Files(..) => [None, None],
-            Self::Joined(membership) => [Some(membership.client_until()), membership.serving_until()],
-            Self::Requested(serving) => [None, serving.serving_until()],
+            Self::Joined(membership) => membership.renewals().map(Some),
+            Self::Requested(serving) => [None, Some(serving.renewal())],
         }
     }
 }

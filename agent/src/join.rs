@@ -27,6 +27,7 @@ mod token;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use kube::Client;
@@ -52,6 +53,15 @@ pub struct Membership {
     files: Files,
     current: Arc<Current>,
     serving: Arc<Serving>,
+}
+
+/// A certificate that the agent renews.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal {
+    /// When it expires. None until the cluster has issued it.
+    pub(crate) until: Option<jiff::Timestamp>,
+    /// Failed attempts to obtain a certificate.
+    pub(crate) failures: u64,
 }
 
 /// Joins a cluster as the node of this name and stores the result under `state_dir`. For a machine that has not
@@ -154,14 +164,13 @@ impl Membership {
         self.files.authority_path()
     }
 
-    /// When the client certificate expires.
-    pub(crate) fn client_until(&self) -> jiff::Timestamp {
-        self.current.identity().not_after()
-    }
-
-    /// When the serving certificate expires. None until the cluster has issued it.
-    pub(crate) fn serving_until(&self) -> Option<jiff::Timestamp> {
-        self.serving.identity().map(|identity| identity.not_after())
+    /// The client certificate and the serving certificate.
+    pub(crate) fn renewals(&self) -> [Renewal; 2] {
+        let client = Renewal {
+            until: Some(self.current.identity().not_after()),
+            failures: self.current.failures.load(Relaxed),
+        };
+        [client, self.serving.renewal()]
     }
 
     /// Renews both certificates when they are due. Runs until dropped. The serving certificate follows the node's

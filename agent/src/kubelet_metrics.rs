@@ -248,7 +248,7 @@ impl KubeletMetrics {
         }
     }
 
-    /// Counts the start of a pod's worker, this long after the pod was first seen.
+    /// Counts the start of a pod's worker, this long after the pod was received.
     pub(crate) fn worker_started(&self, after: Duration) {
         self.starts.workers.observe(after.as_secs_f64());
     }
@@ -258,7 +258,7 @@ impl KubeletMetrics {
         self.syncs.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
-    /// Counts a pod that runs, this long after it was first seen.
+    /// Counts a pod that runs, this long after it was received.
     pub(crate) fn pod_runs(&self, after: Duration) {
         self.starts.pods.observe(after.as_secs_f64());
     }

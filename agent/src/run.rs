@@ -103,7 +103,6 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         facts: agent.facts(),
         dns: config.dns.is_some().then(Arc::default),
     };
-    let dns_metrics = backend.dns.clone().unwrap_or_default();
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
     let (policies, requests) = gate(&config.node_name, record.as_deref());
     let node = Arc::new(
@@ -124,7 +123,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let mut tasks = JoinSet::new();
     tasks.spawn(events.run());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
-    spawn_service_tasks(&mut tasks, &node, &agent, dns_metrics);
+    spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
         tasks.spawn(NetworkPolicies::new(&node, table, requests).run());
     }

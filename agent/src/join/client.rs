@@ -1,5 +1,6 @@
 //! API clients: with a bootstrap token, and with a certificate that is renewed.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use base64::Engine;
@@ -20,6 +21,8 @@ pub(super) struct Current {
     endpoint: Endpoint,
     authority: String,
     state: RwLock<(Client, Identity)>,
+    /// Failed attempts to obtain a certificate.
+    pub(super) failures: AtomicU64,
 }
 
 /// A configuration that trusts this authority and has no credentials.
@@ -56,7 +59,8 @@ pub(super) async fn with_token(
 impl Current {
     pub(super) fn new(endpoint: Endpoint, authority: String, identity: Identity) -> Result<Self, JoinError> {
         let client = connect(&endpoint, &authority, &identity)?;
-        Ok(Self { endpoint, authority, state: RwLock::new((client, identity)) })
+        let state = RwLock::new((client, identity));
+        Ok(Self { endpoint, authority, state, failures: AtomicU64::default() })
     }
 
     /// A client that sends each request with the certificate that is current then.

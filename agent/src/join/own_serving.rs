@@ -12,6 +12,7 @@ use rcgen::{
 use rustls::server::ResolvesServerCert;
 use tokio::sync::watch;
 
+use super::Renewal;
 use super::error::JoinError;
 use super::files::{self, ServingFile};
 use super::request::{self, Identity};
@@ -49,9 +50,9 @@ impl RequestedServing {
         self.serving.clone()
     }
 
-    /// When the certificate expires. None until the cluster has issued it.
-    pub(crate) fn serving_until(&self) -> Option<jiff::Timestamp> {
-        self.serving.identity().map(|identity| identity.not_after())
+    /// The certificate.
+    pub(crate) fn renewal(&self) -> Renewal {
+        self.serving.renewal()
     }
 
     /// Requests the certificate for the node's name and addresses, and renews it. Runs until dropped.

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -39,7 +40,7 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
         sleep_until_due(&before).await;
         let client = current.client();
         let identity = tokio::select! {
-            identity = obtain(&client, &wanted, Some(&before)) => identity,
+            identity = obtain(&client, &wanted, Some(&before), &current.failures) => identity,
             never = log_expiry(&before, node) => match never {},
         };
         // The certificate is used before it is written: with a full disk the node continues until its restart.
@@ -72,7 +73,7 @@ pub(super) async fn serving(
         tokio::select! {
             // The request for outdated addresses is abandoned; the cluster removes it.
             () = changed(&mut addresses) => {}
-            identity = obtain(&client, &wanted, before.as_ref()) => {
+            identity = obtain(&client, &wanted, before.as_ref(), &serving.failures) => {
                 log_failure(serving.replace(identity.clone()).and(file.write(&identity)));
                 tracing::info!(user = wanted.user, until = %identity.not_after(), "obtained the serving certificate");
                 tokio::select! {
@@ -125,8 +126,13 @@ async fn pause(identity: &Identity) {
 }
 
 /// Requests until a certificate is issued; `before` is the one to be replaced. A new request follows only a denied
-/// one, or one that was not answered within the limit.
-async fn obtain(client: &Client, wanted: &RequestedIdentity, before: Option<&Identity>) -> Identity {
+/// one, or one that was not answered within the limit. `failures` counts the attempts without a certificate.
+async fn obtain(
+    client: &Client,
+    wanted: &RequestedIdentity,
+    before: Option<&Identity>,
+    failures: &AtomicU64,
+) -> Identity {
     let mut retry = FIRST_RETRY;
     loop {
         let asked = async {
@@ -137,6 +143,7 @@ async fn obtain(client: &Client, wanted: &RequestedIdentity, before: Option<&Ide
             Ok(identity) => return identity,
             Err(error) => error,
         };
+        failures.fetch_add(1, Relaxed);
         let signer = wanted.signer;
         tracing::warn!(%error, user = wanted.user, signer, "cannot obtain a certificate, requesting again");
         let longest = match error.is_after_creation() {
@@ -198,8 +205,17 @@ mod tests {
         let (client, count) = without_approval(status);
         let wanted = RequestedIdentity::serving("a", Vec::new());
         let within = Duration::from_secs(60 * minutes);
-        assert!(tokio::time::timeout(within, obtain(&client, &wanted, None)).await.is_err());
-        *count.lock().unwrap()
+        let failures = AtomicU64::default();
+        let obtained = obtain(&client, &wanted, None, &failures);
+        assert!(tokio::time::timeout(within, obtained).await.is_err());
+        let requests = *count.lock().unwrap();
+        // The last request is not answered yet.
+        let failures = failures.load(Relaxed);
+        assert!(
+            (u64::from(requests) - 1..=u64::from(requests)).contains(&failures),
+            "{failures} of {requests}"
+        );
+        requests
     }
 
     /// A certificate that has expired by this machine's clock, whatever its validity.

@@ -215,7 +215,7 @@ impl Sync {
             wake: Arc::clone(&wake),
             verdict,
             start_time,
-            seen: (!self.adopted.contains(&uid)).then(Instant::now),
+            received: (!self.adopted.contains(&uid)).then(Instant::now),
         };
         self.handles.insert(uid.clone(), Handle { desired: sender, wake });
         self.workers.spawn(async move {

@@ -50,7 +50,7 @@ pub(crate) struct WorkerStart {
     pub(crate) verdict: Option<Verdict>,
     pub(crate) start_time: Timestamp,
     /// When the node received the pod. None for a pod of an earlier agent.
-    pub(crate) seen: Option<Instant>,
+    pub(crate) received: Option<Instant>,
 }
 
 type JobFuture = Pin<Box<dyn Future<Output = Result<(), Vec<ApplyError>>> + Send>>;
@@ -74,7 +74,7 @@ struct Worker {
     reports: Queue<Report>,
     findings: Queue<Finding>,
     /// When the node received the pod. None if the pod has run.
-    seen: Option<Instant>,
+    received: Option<Instant>,
     /// Consecutive errors.
     failures: usize,
     /// No job starts before this time.
@@ -119,8 +119,8 @@ struct RunningJob {
 /// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
 pub(crate) async fn run(start: WorkerStart) {
     let wake = Arc::clone(&start.wake);
-    if let Some(seen) = start.seen {
-        start.node.metrics.worker_started(seen.elapsed());
+    if let Some(received) = start.received {
+        start.node.metrics.worker_started(received.elapsed());
     }
     let mut worker = Worker::new(start);
     let mut job: Option<RunningJob> = None;
@@ -280,7 +280,7 @@ impl Worker {
             probes: Probes::default(),
             reports: Queue::new(),
             findings: Queue::new(),
-            seen: start.seen.filter(|_| is_pending),
+            received: start.received.filter(|_| is_pending),
             failures: 0,
             not_before: None,
             finished: false,
@@ -351,9 +351,9 @@ impl Worker {
     /// Counts the start of the pod when it runs for the first time.
     fn count_start(&mut self, status: &PodStatus) {
         if status.phase.as_deref() == Some("Running")
-            && let Some(seen) = self.seen.take()
+            && let Some(received) = self.received.take()
         {
-            self.node.metrics.pod_runs(seen.elapsed());
+            self.node.metrics.pod_runs(received.elapsed());
         }
     }
 

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 
 use super::backend::{Backend, PodView};
 use super::stats::exposition;
+use crate::join::Renewal;
 use crate::kubelet_metrics::Current;
 use crate::runtime::{Body, Runtime, RuntimeError};
 use crate::volume::{ClaimName, FileSystem};
@@ -42,7 +43,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         // The other metrics show the failed calls.
         Err(error) => tracing::debug!(error = error.message(), "cannot count the running pods for a scrape"),
     }
-    certificates(&mut current, backend.identity.ends(), Timestamp::now());
+    certificates(&mut current, backend.identity.renewals(), Timestamp::now());
     claims(&mut current, backend.claims.of(backend.pods.pods()).await);
     dropped_packets(&mut current, backend).await;
     let mut text = backend.metrics.text(&current);
@@ -72,11 +73,19 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
     );
 }
 
-/// The remaining validity of the client certificate and the serving certificate, 0 after their end. Certificates that the
-/// agent does not renew have none.
-fn certificates(current: &mut Current, ends: [Option<Timestamp>; 2], now: Timestamp) {
-    for (kind, end) in ["client", "server"].into_iter().zip(ends) {
-        let left = end.map(|end| u64::try_from(end.as_second() - now.as_second()).unwrap_or_default());
+/// The remaining validity of the client certificate and the serving certificate, 0 after their end, and the failures to
+/// renew them. Certificates that the agent does not renew have none.
+fn certificates(current: &mut Current, renewals: [Option<Renewal>; 2], now: Timestamp) {
+    // The kubelet's names of the counters differ.
+    let kinds = [
+        ("client", "kubelet_certificate_manager_client_expiration_renew_errors"),
+        ("server", "kubelet_server_expiration_renew_errors"),
+    ];
+    for ((kind, failures), renewal) in kinds.into_iter().zip(renewals) {
+        let Some(renewal) = renewal else { continue };
+        current.counter(failures, "Counter of certificate renewal errors.", renewal.failures);
+        let left =
+            renewal.until.map(|end| u64::try_from(end.as_second() - now.as_second()).unwrap_or_default());
         let name = format!("kubelet_certificate_manager_{kind}_ttl_seconds");
         let help = format!("Gauge of the TTL (time-to-live) of the Kubelet's {kind} certificate in seconds.");
         current.gauge(&name, &help, [], left.map(|left| ([], left)));
@@ -175,7 +184,8 @@ mod tests {
         desired(&mut current, &Two);
         Running { pods: 3, containers: [0, 4, 5, 0] }.add(&mut current);
         let now = Timestamp::UNIX_EPOCH;
-        certificates(&mut current, [Timestamp::from_second(90).ok(), None], now);
+        let renewal = Renewal { until: Timestamp::from_second(90).ok(), failures: 2 };
+        certificates(&mut current, [Some(renewal), Some(Renewal { until: None, ..renewal })], now);
         let (name, claim) = ("n".to_owned(), "c".to_owned());
         let volume =
             FileSystem { capacity: 9, available: 3, used: 5, inodes: 8, inodes_free: 6, inodes_used: 2 };
@@ -192,6 +202,8 @@ mod tests {
             "kubelet_desired_pods{static=\"true\"} 0",
             "kubelet_active_pods{static=\"\"} 1",
             "kubelet_certificate_manager_client_ttl_seconds 90",
+            "kubelet_certificate_manager_client_expiration_renew_errors 2",
+            "kubelet_server_expiration_renew_errors 2",
             "kubelet_running_pods 3",
             "kubelet_running_containers{container_state=\"running\"} 4",
             "kubelet_running_containers{container_state=\"exited\"} 5",
