@@ -35,7 +35,7 @@ impl Rights {
         let Some(owner) = first_owner(dir, MAX_LINKS)? else { return Ok(None) };
         let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
         let former_groups = getgroups()?;
-        // The groups of the thread: unlike setgroups(3), this call changes no other thread.
+        // Of this thread only. The C library would change the groups of all threads: nptl(7).
         set_thread_groups(&[])?;
         let former = (setfsuid(Uid::from_raw(u32::MAX)), setfsgid(group));
         setfsuid(user);
