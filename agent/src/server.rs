@@ -209,6 +209,7 @@ async fn respond_to(
         Route::MetricsResource => stats::resource_metrics(backend).await,
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,
         Route::MetricsProbes => stats::exposition(backend.pods.probes()),
+        Route::MetricsSlis => node_metrics::health(),
     }
 }
 

@@ -81,9 +81,13 @@ impl RequiredPermission {
             Some(Route::Configz) => (verb, &["configz", "proxy"]),
             Some(Route::Pods) => (verb, &["pods", "proxy"]),
             Some(Route::StatsSummary) => (verb, &["stats"]),
-            Some(Route::Metrics | Route::MetricsResource | Route::MetricsCadvisor | Route::MetricsProbes) => {
-                (verb, &["metrics"])
-            }
+            Some(
+                Route::Metrics
+                | Route::MetricsResource
+                | Route::MetricsCadvisor
+                | Route::MetricsProbes
+                | Route::MetricsSlis,
+            ) => (verb, &["metrics"]),
             Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
             Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
         };

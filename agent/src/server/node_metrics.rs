@@ -53,6 +53,15 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     exposition(text)
 }
 
+/// `/metrics/slis`: results of health checks. `/healthz` has one, which is passed whenever the server answers.
+pub(super) fn health() -> Response<Body> {
+    let mut current = Current::default();
+    let check = ["ping".to_owned(), "healthz".to_owned()];
+    let help = "This metric records the result of a single healthcheck.";
+    current.gauge("kubernetes_healthcheck", help, ["name", "type"], [(check, 1)]);
+    exposition(current.text())
+}
+
 /// The pods that the node has to run. It has no static pods.
 fn desired(current: &mut Current, pods: &dyn PodView) {
     let samples = |number: usize| {

@@ -17,6 +17,7 @@ pub(super) enum Route {
     MetricsResource,
     MetricsCadvisor,
     MetricsProbes,
+    MetricsSlis,
 }
 
 /// A container by its pod's name. If `uid` is set, the pod must have it.
@@ -44,6 +45,7 @@ impl Route {
             Self::MetricsResource => "metrics/resource",
             Self::MetricsCadvisor => "metrics/cadvisor",
             Self::MetricsProbes => "metrics/probes",
+            Self::MetricsSlis => "metrics/slis",
         }
     }
 
@@ -87,6 +89,7 @@ impl Route {
             ["metrics", "resource"] => Route::MetricsResource,
             ["metrics", "cadvisor"] => Route::MetricsCadvisor,
             ["metrics", "probes"] => Route::MetricsProbes,
+            ["metrics", "slis"] => Route::MetricsSlis,
             _ => return None,
         })
     }

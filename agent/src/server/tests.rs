@@ -257,6 +257,9 @@ async fn metrics_are_served_while_the_runtime_fails_and_count_all_requests() {
     assert!(count("pods") && count("other"), "{text}");
     assert!(text.contains("\nkubelet_node_name{node=\"n1\"} 1\n"), "{text}");
     assert!(text.contains("\nprocess_start_time_seconds "), "{text}");
+    let checks = server.get("/metrics/slis", Some(server.authority.issue("scraper", "x"))).await;
+    let checks = checks.expect("an answer").1;
+    assert!(checks.ends_with("\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"), "{checks}");
     assert!(!text.contains("unknown/text") && !text.contains("kubelet_running_pods"), "{text}");
 }
 
