@@ -182,12 +182,10 @@ impl<'a> ObservedJob<'a> {
 
     /// Whether containers that restart in their pods have restarted too often.
     fn restarts_exceed(&self, limit: i32) -> bool {
-        let restarts: i32 = self
-            .active()
-            .map(|pod| {
-                pod.status.container_statuses.all_restarts + pod.status.init_container_statuses.all_restarts
-            })
-            .sum();
+        let statuses = self.active().map(|pod| &pod.status);
+        let restarts = statuses
+            .flat_map(|status| [&status.container_statuses, &status.init_container_statuses])
+            .fold(0_i32, |sum, containers| sum.saturating_add(containers.all_restarts));
         if restarts == 0 || restarts < limit {
             return false;
         }
