@@ -24,8 +24,8 @@ const EXCLUDE: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Ports of SSH, DNS, the API server and the kubelet.
 const HOST_PORTS: [u16; 4] = [22, 53, 6443, 10250];
+
 /// Protocol in upper case, and port number.
-/// A protocol in upper case, and a port number.
 pub(crate) type Port = (String, u16);
 
 /// Ports of any protocol.
