@@ -4,7 +4,7 @@
 
 pub(crate) mod feed;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use coracle_values::label_selector::{LabelSelector, Requirement, has_all};
 use coracle_values::object::{Key, ObjectExt, controller_of};
@@ -20,8 +20,8 @@ pub(crate) struct Selectors {
     services: HashMap<String, BTreeMap<String, Labels>>,
     /// Workloads of each kind.
     workloads: HashMap<&'static str, HashMap<Key, LabelSelector>>,
-    /// Number of complete lists.
-    listed: usize,
+    /// The kinds that were listed at least once.
+    listed: HashSet<&'static str>,
 }
 
 impl Selectors {

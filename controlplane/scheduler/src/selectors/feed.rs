@@ -19,12 +19,12 @@ const SERVICE: &str = "Service";
 
 /// A change of the selectors of one kind.
 pub(crate) enum Change {
-    /// The kind is listed anew.
+    /// A new list of the kind begins.
     Clear(&'static str),
     Set(&'static str, Key, LabelSelector),
     Remove(&'static str, Key),
-    /// The list of a kind is complete.
-    Listed,
+    /// The list of the kind is complete.
+    Listed(&'static str),
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -111,7 +111,7 @@ where
         Event::Init => Change::Clear(kind),
         Event::InitApply(object) | Event::Apply(object) => set(&object),
         Event::Delete(object) => Change::Remove(kind, key(&object)),
-        Event::InitDone => Change::Listed,
+        Event::InitDone => Change::Listed(kind),
     };
     stream::<K>(client, watch_config()).map(change).boxed()
 }
@@ -128,12 +128,33 @@ impl Selectors {
             Change::Set(kind, key, selector) => self.set_workload(kind, key, &selector),
             Change::Remove(SERVICE, key) => self.remove_service(&key),
             Change::Remove(kind, key) => self.remove_workload(kind, &key),
-            Change::Listed => self.listed += 1,
+            Change::Listed(kind) => {
+                self.listed.insert(kind);
+            }
         }
     }
 
-    /// Whether each kind was listed once.
+    /// Whether each kind was listed at least once.
     pub(crate) fn is_complete(&self) -> bool {
-        self.listed >= KINDS
+        self.listed.len() >= KINDS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_lists_of_one_kind_do_not_replace_those_of_the_others() {
+        let mut selectors = Selectors::default();
+        for _ in 0..KINDS {
+            selectors.apply(Change::Clear(SERVICE));
+            selectors.apply(Change::Listed(SERVICE));
+        }
+        assert!(!selectors.is_complete());
+        for kind in ["ReplicationController", "ReplicaSet", "StatefulSet"] {
+            selectors.apply(Change::Listed(kind));
+        }
+        assert!(selectors.is_complete());
     }
 }
