@@ -51,7 +51,7 @@ pub(crate) struct Graph {
     items: HashMap<String, Item>,
     dependents: HashMap<Box<str>, HashSet<String>>,
     /// The most recently deleted owners. Their dependents need no request to the API server.
-    gone: VecDeque<String>,
+    deleted_owners: VecDeque<String>,
 }
 
 /// Capacity of the list of deleted owners.
@@ -137,9 +137,9 @@ impl Graph {
         }
         let dependents = self.dependents_of(uid);
         if !dependents.is_empty() {
-            self.gone.push_back(uid.to_owned());
-            if self.gone.len() > MAX_DELETED_OWNERS {
-                self.gone.pop_front();
+            self.deleted_owners.push_back(uid.to_owned());
+            if self.deleted_owners.len() > MAX_DELETED_OWNERS {
+                self.deleted_owners.pop_front();
             }
         }
         work.attempt.extend(dependents);
@@ -159,7 +159,7 @@ impl Graph {
 
     /// Whether the object was deleted lately. Uids are never reused.
     pub(crate) fn was_deleted_lately(&self, uid: &str) -> bool {
-        self.gone.iter().any(|gone| gone == uid)
+        self.deleted_owners.iter().any(|owner| owner == uid)
     }
 
     /// The dependents of an object.
