@@ -9,7 +9,6 @@
 //! the version of the volume, so that two claims never get one volume. Each write can be repeated: after a crash the
 //! next reconcile continues.
 
-pub(crate) mod index;
 pub(crate) mod matching;
 pub(crate) mod plan;
 pub(crate) mod run;
