@@ -17,10 +17,6 @@ pub(crate) mod run;
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 /// Set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by the user.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
-/// Name of the provisioner that made a volume.
-pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// The node that the scheduler selected for a claim's first pod.
-pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Name of the provisioner that is to make a claim's volume.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 /// The annotation of the default storage class.

@@ -8,35 +8,21 @@ type Edges = BTreeMap<String, BTreeSet<String>>;
 
 /// Cycles that are not broken yet: the parent, and the modules in its cycles or between them. The controllers share one
 /// `Context`, which has parts that belong to one of them.
-const KNOWN: &[(&str, &[&str])] = &[
-    (
-        "controlplane/controllers",
-        &[
-            "account_token",
-            "address_pool",
-            "api_kind",
-            "config",
-            "context",
-            "csr_signing",
-            "daemon_set",
-            "endpoint_slice",
-            "endpoints",
-            "ip_address",
-            "local_volume",
-            "node_balancer",
-            "node_lifecycle",
-            "pod_autoscaler",
-            "pod_control",
-            "pod_gc",
-            "pod_group_protection",
-            "queueing",
-            "replica_set",
-            "revision_history",
-            "storage_version_migration",
-            "volume_binding",
-        ],
-    ),
-];
+const KNOWN: &[(&str, &[&str])] = &[(
+    "controlplane/controllers",
+    &[
+        "address_pool",
+        "api_kind",
+        "context",
+        "endpoint_slice",
+        "endpoints",
+        "node_balancer",
+        "node_lifecycle",
+        "pod_autoscaler",
+        "pod_control",
+        "storage_version_migration",
+    ],
+)];
 
 /// The word at the start of a text.
 fn word(text: &str) -> &str {
