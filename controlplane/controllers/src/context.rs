@@ -9,13 +9,14 @@ use serde_json::Value;
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
-use crate::daemon_set::backoff::Backoff;
-use crate::ip_address::index::ServiceAddresses;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
-use crate::pod_group_protection::members::GroupMembers;
+use crate::state::daemon_backoff::Backoff;
+use crate::state::group_members::GroupMembers;
+use crate::state::pod_counts::PodCounts;
+use crate::state::service_addresses::ServiceAddresses;
+use crate::state::volume_index::VolumeIndex;
 use crate::storage_version_migration::plan::Unfinished;
-use crate::volume_binding::index::VolumeIndex;
 use crate::write::Writer;
 use coracle_events::{Event, Recorder};
 
@@ -32,7 +33,7 @@ pub(crate) struct Context {
     /// Failed pods of daemon sets by node.
     pub(crate) daemon_backoff: Mutex<Backoff>,
     /// Counts of the pods of replica sets.
-    pub(crate) pod_counts: crate::replica_set::counts::PodCounts,
+    pub(crate) pod_counts: PodCounts,
     /// Earlier decisions of pod autoscalers.
     pub(crate) autoscaling: crate::pod_autoscaler::State,
     /// Unbound volumes and claims.

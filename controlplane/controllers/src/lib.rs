@@ -63,6 +63,7 @@ mod selection;
 mod service_account;
 mod service_cidr;
 mod stale_disruption;
+mod state;
 mod stateful_set;
 mod storage_version_migration;
 mod taint_eviction;

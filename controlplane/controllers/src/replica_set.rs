@@ -1,7 +1,6 @@
 //! The replica set controller: creates and deletes pods until each replica set has its desired number. The replication
 //! controller shares this code.
 
-pub(crate) mod counts;
 pub(crate) mod plan;
 mod rank;
 pub(crate) mod run;

@@ -9,7 +9,6 @@
 //! write has the version of the volume as a precondition, so that two claims never get the same volume. Each write can
 //! be repeated: after a crash the next reconcile continues.
 
-pub(crate) mod index;
 pub(crate) mod matching;
 pub(crate) mod plan;
 pub(crate) mod run;
@@ -18,10 +17,6 @@ pub(crate) mod run;
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 /// Set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by the user.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
-/// Name of the provisioner that created a volume.
-pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Name of the node that the scheduler selected for the first pod of a claim.
-pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Name of the provisioner that must create the volume of a claim.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 /// Annotation of the default storage class.

@@ -11,28 +11,16 @@ type Edges = BTreeMap<String, BTreeSet<String>>;
 const KNOWN: &[(&str, &[&str])] = &[(
     "controlplane/controllers",
     &[
-        "account_token",
         "address_pool",
         "api_kind",
-        "config",
         "context",
-        "csr_signing",
-        "daemon_set",
         "endpoint_slice",
         "endpoints",
-        "ip_address",
-        "local_volume",
         "node_balancer",
         "node_lifecycle",
         "pod_autoscaler",
         "pod_control",
-        "pod_gc",
-        "pod_group_protection",
-        "queueing",
-        "replica_set",
-        "revision_history",
         "storage_version_migration",
-        "volume_binding",
     ],
 )];
 

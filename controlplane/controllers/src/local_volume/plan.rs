@@ -4,8 +4,8 @@ use coracle_values::Quantity;
 use serde_json::{Value, json};
 
 use super::{DIRECTORY, DISK, FINALIZER, NODE, PROVISIONER_NAME};
+use crate::annotation::{PROVISIONED_BY, SELECTED_NODE};
 use crate::object::{Claim, Node, ObjectExt, PersistentVolume, StorageClass};
-use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
 
 /// The action for a claim.
 #[derive(Debug, PartialEq)]

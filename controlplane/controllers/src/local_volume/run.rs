@@ -7,13 +7,13 @@ use serde_json::json;
 
 use super::plan::{self, Provision};
 use super::{FINALIZER, PROVISIONER_NAME};
+use crate::annotation::{PROVISIONED_BY, SELECTED_NODE};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists};
 use crate::live;
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
 use crate::pod_gc::run::QUARANTINE;
 use crate::queue::{Next, Queue};
-use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
 use crate::write::Part;
 
 const COMPONENT: &str = "local-volume-controller";

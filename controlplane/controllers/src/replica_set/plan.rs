@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::counts::Groups;
 use super::{Replicas, rank};
 use crate::object::{ObjectExt, Pod, controller_of};
+use crate::state::pod_counts::Groups;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn counts_decide_unless_single_pods_matter() {
-        use crate::replica_set::counts::Group;
+        use crate::state::pod_counts::Group;
         let labels = |app: &str| -> Labels {
             [("app".to_owned(), app.to_owned()), ("x".to_owned(), "y".to_owned())].into()
         };

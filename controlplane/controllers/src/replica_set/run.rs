@@ -8,13 +8,13 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::Replicas;
-use super::counts::Groups;
 use super::plan::{self, Change, Failure, Plan, ReplicaCounts, Snapshot};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ReplicaSet, controller_of};
 use crate::pod_control::{self, PodControl};
 use crate::queue::{Next, Queue};
+use crate::state::pod_counts::Groups;
 use crate::write::Part;
 
 /// Queues changed replica sets, and the replica sets of changed pods.

@@ -6,7 +6,8 @@ use coracle_events::Event;
 use serde_json::{Value, json};
 
 use super::matching::{best, mismatch};
-use super::{BIND_COMPLETED, BOUND_BY_CONTROLLER, PROVISIONED_BY, PROVISIONER, SELECTED_NODE};
+use super::{BIND_COMPLETED, BOUND_BY_CONTROLLER, PROVISIONER};
+use crate::annotation::{PROVISIONED_BY, SELECTED_NODE};
 use crate::local_volume;
 use crate::object::{Claim, ObjectExt, PersistentVolume, StorageClass};
 use crate::write::Part;

@@ -143,9 +143,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::annotation::PROVISIONED_BY;
     use crate::local_volume::PROVISIONER_NAME;
     use crate::test_api::TestApi;
-    use crate::volume_binding::PROVISIONED_BY;
 
     #[tokio::test]
     async fn a_released_volume_is_not_deleted_if_its_reclaim_policy_becomes_retain() {
