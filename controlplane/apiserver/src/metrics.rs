@@ -5,6 +5,7 @@
 //! cannot add values.
 
 mod buckets;
+mod serving;
 
 use std::time::Duration;
 
@@ -15,7 +16,10 @@ use prometheus::{
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+pub(crate) use serving::{LongRunning, Terminated};
+
 use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
+use serving::ServingMetrics;
 
 use crate::{
     aggregation::Remotes,
@@ -51,6 +55,7 @@ pub(crate) struct Metrics {
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
+    pub(crate) serving: ServingMetrics,
 }
 
 /// Reads of a changed configuration file: their number and the time of the last one, by status.
@@ -155,8 +160,9 @@ impl Metrics {
                 "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
+            serving: ServingMetrics::new(),
         };
-        for collector in metrics.collectors() {
+        for collector in metrics.collectors().into_iter().chain(metrics.serving.collectors()) {
             valid(metrics.registry.register(collector));
         }
         metrics
@@ -187,10 +193,8 @@ impl Metrics {
             self.durations.with_label_values(&labels).observe(took.as_secs_f64());
         }
         if !request.is_long && request.dry_run.is_empty() {
-            let [verb, _dry_run, group, version, resource, subresource, scope, component] = labels;
-            let labels = [verb, group, version, resource, subresource, scope, component];
             let own = took.saturating_sub(waited);
-            self.sli_durations.with_label_values(&labels).observe(own.as_secs_f64());
+            self.sli_durations.with_label_values(&request.sli_labels()).observe(own.as_secs_f64());
         }
     }
 
@@ -437,6 +441,12 @@ impl Request {
             scope,
             is_long,
         }
+    }
+
+    /// The labels without that of dry runs.
+    fn sli_labels(&self) -> [&str; 7] {
+        let [verb, _dry_run, group, version, resource, subresource, scope, component] = self.labels();
+        [verb, group, version, resource, subresource, scope, component]
     }
 
     fn labels(&self) -> [&str; 8] {

@@ -63,6 +63,33 @@ async fn the_remaining_validity_of_client_certificates_is_counted() {
 }
 
 #[tokio::test]
+async fn long_running_requests_and_those_that_a_limit_ended_are_counted() {
+    let server = Fixture::new().await.again_with(|config| config.max_in_flight = [1, 1]).await;
+    let request = Request::get(format!("{PODS}?watch=1")).header("authorization", "Bearer secret");
+    let watch = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await;
+    assert_eq!(watch.status(), 200);
+    let labels = ["verb=\"WATCH\"", "resource=\"pods\""];
+    let running = async || value(&metrics(&server).await, "apiserver_longrunning_requests", &labels);
+    assert_eq!(running().await, Some(1.0));
+    drop(watch);
+    assert_eq!(running().await, Some(0.0));
+    let list = async || {
+        let request = Request::get(PODS).body(Full::<Bytes>::default()).unwrap();
+        server.api.handle(request, None).await
+    };
+    // A request is in flight until its response is dropped.
+    let first = list().await;
+    assert_eq!((first.status().as_u16(), list().await.status().as_u16()), (403, 429));
+    let labels = ["resource=\"pods\"", "verb=\"LIST\"", "code=\"429\""];
+    let text = metrics(&server).await;
+    assert_eq!(value(&text, "apiserver_request_terminations_total", &labels), Some(1.0));
+    assert!(text.lines().any(|line| line == "apiserver_tls_handshake_errors_total 0"), "{text}");
+    server.api.state.metrics.serving.failed_handshake();
+    let text = metrics(&server).await;
+    assert!(text.lines().any(|line| line == "apiserver_tls_handshake_errors_total 1"), "{text}");
+}
+
+#[tokio::test]
 async fn a_request_cannot_make_labels_and_anonymous_clients_read_none() {
     let server = Fixture::new().await;
     for path in ["/apis/evil.example/v1/evils/a", "/api/v1/namespaces/default/pods/a/evil", "/evil"] {
