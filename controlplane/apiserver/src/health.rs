@@ -12,6 +12,33 @@ use crate::{
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
 const ALIVE: &[Check] = &[("ping", |_| Ok(())), ("log", |_| Ok(()))];
+/// Upstream's names of the steps of the start. The server accepts requests after them, so they have always passed.
+const STARTED: &[&str] = &[
+    "poststarthook/start-apiserver-admission-initializer",
+    "poststarthook/generic-apiserver-start-informers",
+    "poststarthook/priority-and-fairness-config-consumer",
+    "poststarthook/priority-and-fairness-filter",
+    "poststarthook/priority-and-fairness-config-producer",
+    "poststarthook/start-apiextensions-informers",
+    "poststarthook/start-apiextensions-controllers",
+    "poststarthook/crd-informer-synced",
+    "poststarthook/start-system-namespaces-controller",
+    "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/start-legacy-token-tracking-controller",
+    "poststarthook/start-service-ip-repair-controllers",
+    "poststarthook/rbac/bootstrap-roles",
+    "poststarthook/scheduling/bootstrap-system-priority-classes",
+    "poststarthook/bootstrap-controller",
+    "poststarthook/start-kube-aggregator-informers",
+    "poststarthook/apiservice-registration-controller",
+    "poststarthook/apiservice-status-local-available-controller",
+    "poststarthook/apiservice-status-remote-available-controller",
+    "poststarthook/apiservice-discovery-controller",
+    "poststarthook/kube-apiserver-autoregistration",
+    "autoregister-completion",
+    "poststarthook/apiservice-openapi-controller",
+    "poststarthook/apiservice-openapiv3-controller",
+];
 /// A store that refuses writes recovers on its own, so it does not fail `/livez`.
 const READY: &[Check] = &[
     ("ping", |_| Ok(())),
@@ -20,6 +47,7 @@ const READY: &[Check] = &[
     // Upstream's names: probes of individual checks use them in paths and exclusions.
     ("etcd", store),
     ("etcd-readiness", store),
+    ("informer-sync", |_| Ok(())),
     ("shutdown", shutdown),
 ];
 
@@ -37,14 +65,17 @@ fn store(state: &State) -> Result<(), String> {
 
 /// The response, if the path is a health check.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
-    let mut parts = info.path.trim_matches('/').split('/');
-    let name = parts.next()?;
-    let checks = match name {
-        "healthz" | "livez" => ALIVE,
-        "readyz" => READY,
+    let path = info.path.trim_matches('/');
+    let (name, one) = path.split_once('/').map_or((path, None), |(name, one)| (name, Some(one)));
+    let (name, own) = match name {
+        "healthz" => ("healthz", ALIVE),
+        "livez" => ("livez", ALIVE),
+        "readyz" => ("readyz", READY),
         _ => return None,
     };
-    if let Some(one) = parts.next() {
+    let started = STARTED.iter().map(|&step| -> Check { (step, |_| Ok(())) });
+    let checks: Vec<Check> = own.iter().copied().chain(started).collect();
+    if let Some(one) = one {
         let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
         return Some(match check(state) {
             Ok(()) => reply::text(200, "ok"),
@@ -54,12 +85,14 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let excluded = info.query.all("exclude");
     let mut lines = String::new();
     let mut healthy = true;
-    for (check_name, check) in checks {
+    for &(check_name, check) in &checks {
         if excluded.iter().any(|one| one == check_name) {
             lines += &format!("[+]{check_name} excluded: ok\n");
             continue;
         }
-        match check(state) {
+        let result = check(state);
+        state.metrics.health.observe(check_name, name, result.is_ok());
+        match result {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
             // The reason can have paths of the node, so it is only logged: anonymous clients may read the response.
             Err(reason) => {

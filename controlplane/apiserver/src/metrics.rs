@@ -5,6 +5,8 @@
 //! cannot add values.
 
 mod buckets;
+mod health;
+mod reloads;
 mod serving;
 
 use std::time::Duration;
@@ -19,6 +21,8 @@ use prometheus::{
 pub(crate) use serving::{LongRunning, Terminated};
 
 use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
+use health::HealthMetrics;
+use reloads::Reloads;
 use serving::ServingMetrics;
 
 use crate::{
@@ -36,6 +40,8 @@ use crate::{
 
 /// Path of the metrics.
 pub(crate) const PATH: &str = "/metrics";
+/// Path of the results of health checks.
+const SLI_PATH: &str = "/metrics/slis";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
@@ -56,12 +62,7 @@ pub(crate) struct Metrics {
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
     pub(crate) serving: ServingMetrics,
-}
-
-/// Reads of a changed configuration file: their number and the time of the last one, by status.
-struct Reloads {
-    count: IntCounterVec,
-    last: IntGaugeVec,
+    pub(crate) health: HealthMetrics,
 }
 
 /// The services whose current state is among the metrics.
@@ -93,23 +94,6 @@ pub(crate) struct Request {
     subresource: String,
     scope: &'static str,
     is_long: bool,
-}
-
-// === impl Reloads ===
-
-impl Reloads {
-    fn new(subject: &str) -> Self {
-        let name = |suffix: &str| format!("apiserver_{subject}_config_controller_automatic_{suffix}");
-        let reloads = format!("automatic reloads of {subject} configuration split by status.");
-        Self {
-            count: counter(&name("reloads_total"), &format!("Total number of {reloads}"), &["status"]),
-            last: gauge(
-                &name("reload_last_timestamp_seconds"),
-                &format!("Timestamp of the last of the {reloads}"),
-                &["status"],
-            ),
-        }
-    }
 }
 
 // === impl Metrics ===
@@ -161,6 +145,7 @@ impl Metrics {
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
             serving: ServingMetrics::new(),
+            health: HealthMetrics::new(),
         };
         for collector in metrics.collectors().into_iter().chain(metrics.serving.collectors()) {
             valid(metrics.registry.register(collector));
@@ -267,13 +252,17 @@ impl Metrics {
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes(sources.remotes).collect());
         families.extend(build_info().collect());
-        // The encoder stops at a family without metrics.
-        families.retain(|family| !family.get_metric().is_empty());
-        let mut text = Vec::new();
-        // Writing to memory cannot fail.
-        let _ = TextEncoder::new().encode(&families, &mut text);
-        text
+        encoded(families)
     }
+}
+
+fn encoded(mut families: Vec<MetricFamily>) -> Vec<u8> {
+    // The encoder stops at a family without metrics.
+    families.retain(|family| !family.get_metric().is_empty());
+    let mut text = Vec::new();
+    // Writing to memory cannot fail.
+    let _ = TextEncoder::new().encode(&families, &mut text);
+    text
 }
 
 /// The running watches.
@@ -481,7 +470,12 @@ fn verb(verb: &str, headers: &HeaderMap) -> &'static str {
     }
 }
 
-/// The response, if the path is that of the metrics.
+/// The response, if the path is that of metrics.
 pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
-    (info.path == PATH).then(|| reply::bytes(200, TEXT, metrics.text(sources)))
+    let text = match info.path.as_str() {
+        PATH => metrics.text(sources),
+        SLI_PATH => metrics.health.text(),
+        _ => return None,
+    };
+    Some(reply::bytes(200, TEXT, text))
 }
