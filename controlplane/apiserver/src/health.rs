@@ -13,6 +13,34 @@ type Check = (&'static str, fn(&State) -> Result<(), String>);
 
 /// A store that refuses writes recovers on its own and answers reads, so it does not fail `/livez`.
 const ALIVE: &[Check] = &[("ping", passed), ("log", passed), ("etcd", passed)];
+/// Upstream's names of the steps of the start. The server accepts requests after them, so they have always passed.
+const STARTED: &[&str] = &[
+    "poststarthook/start-apiserver-admission-initializer",
+    "poststarthook/generic-apiserver-start-informers",
+    "poststarthook/priority-and-fairness-config-consumer",
+    "poststarthook/priority-and-fairness-filter",
+    "poststarthook/priority-and-fairness-config-producer",
+    "poststarthook/start-apiextensions-informers",
+    "poststarthook/start-apiextensions-controllers",
+    "poststarthook/crd-informer-synced",
+    "poststarthook/start-system-namespaces-controller",
+    "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/start-legacy-token-tracking-controller",
+    "poststarthook/start-service-ip-repair-controllers",
+    "poststarthook/rbac/bootstrap-roles",
+    "poststarthook/scheduling/bootstrap-system-priority-classes",
+    "poststarthook/bootstrap-controller",
+    "poststarthook/start-kube-aggregator-informers",
+    "poststarthook/apiservice-registration-controller",
+    "poststarthook/apiservice-status-local-available-controller",
+    "poststarthook/apiservice-status-remote-available-controller",
+    "poststarthook/apiservice-discovery-controller",
+    "poststarthook/kube-apiserver-autoregistration",
+    "autoregister-completion",
+    "poststarthook/apiservice-openapi-controller",
+    "poststarthook/apiservice-openapiv3-controller",
+    "poststarthook/storage-readiness",
+];
 const READY: &[Check] = &[
     ("ping", passed),
     ("log", passed),
@@ -23,31 +51,6 @@ const READY: &[Check] = &[
     ("informer-sync", passed),
     ("shutdown", shutdown),
 ];
-/// Steps of the start with upstream's names, which probes and monitoring look for. The server answers requests after all
-/// of them, so they have passed.
-const STARTED: &[Check] = &[
-    ("poststarthook/start-apiserver-admission-initializer", passed),
-    ("poststarthook/generic-apiserver-start-informers", passed),
-    ("poststarthook/start-apiextensions-informers", passed),
-    ("poststarthook/start-apiextensions-controllers", passed),
-    ("poststarthook/crd-informer-synced", passed),
-    ("poststarthook/bootstrap-controller", passed),
-    ("poststarthook/start-system-namespaces-controller", passed),
-    ("poststarthook/start-service-ip-repair-controllers", passed),
-    ("poststarthook/rbac/bootstrap-roles", passed),
-    ("poststarthook/scheduling/bootstrap-system-priority-classes", passed),
-    ("poststarthook/priority-and-fairness-config-producer", passed),
-    ("poststarthook/start-cluster-authentication-info-controller", passed),
-    ("poststarthook/start-kube-aggregator-informers", passed),
-    ("poststarthook/apiservice-registration-controller", passed),
-    ("poststarthook/apiservice-status-local-available-controller", passed),
-    ("poststarthook/apiservice-status-remote-available-controller", passed),
-    ("poststarthook/kube-apiserver-autoregistration", passed),
-    ("autoregister-completion", passed),
-    ("poststarthook/apiservice-openapi-controller", passed),
-    ("poststarthook/storage-readiness", passed),
-];
-
 #[expect(clippy::unnecessary_wraps, reason = "the type of all checks")]
 fn passed(_state: &State) -> Result<(), String> {
     Ok(())
@@ -67,23 +70,19 @@ fn store(state: &State) -> Result<(), String> {
 
 /// The response, if the path is a health check.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
-    let mut parts = info.path.trim_matches('/').split('/');
-    let name = parts.next()?;
-    let checks = match name {
-        "healthz" | "livez" => ALIVE,
-        "readyz" => READY,
+    let path = info.path.trim_matches('/');
+    let (name, one) = path.split_once('/').map_or((path, None), |(name, one)| (name, Some(one)));
+    let (name, own) = match name {
+        "healthz" => ("healthz", ALIVE),
+        "livez" => ("livez", ALIVE),
+        "readyz" => ("readyz", READY),
         _ => return None,
     };
-    let checks: Vec<Check> = checks.iter().chain(STARTED).copied().collect();
-    let run = |check_name: &str, check: fn(&State) -> Result<(), String>| {
-        let result = check(state);
-        state.metrics.health_checks.checked(check_name, name, result.is_ok());
-        result
-    };
-    if parts.next().is_some() {
-        let one = info.path.trim_matches('/').split_once('/')?.1;
-        let (one, check) = checks.iter().find(|(check, _)| *check == one)?;
-        return Some(match run(one, *check) {
+    let started = STARTED.iter().map(|&step| -> Check { (step, passed) });
+    let checks: Vec<Check> = own.iter().copied().chain(started).collect();
+    if let Some(one) = one {
+        let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
+        return Some(match check(state) {
             Ok(()) => reply::text(200, "ok"),
             Err(_withheld) => reply::text(500, "internal server error: reason withheld\n"),
         });
@@ -91,12 +90,14 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let excluded = info.query.all("exclude");
     let mut lines = String::new();
     let mut healthy = true;
-    for (check_name, check) in &checks {
+    for &(check_name, check) in &checks {
         if excluded.iter().any(|one| one == check_name) {
             lines += &format!("[+]{check_name} excluded: ok\n");
             continue;
         }
-        match run(check_name, *check) {
+        let result = check(state);
+        state.metrics.health.observe(check_name, name, result.is_ok());
+        match result {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
             // The reason may contain paths of the node. It is only logged, because anonymous clients may read the
             // response.

@@ -104,8 +104,11 @@ async fn connection(
     let serving = async {
         match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => requests(server, stream, permit.clone()).await,
-            Ok(Err(error)) => tracing::debug!(%error, "cannot complete the TLS handshake with a client"),
-            Err(_elapsed) => {}
+            Ok(Err(error)) => {
+                server.state.metrics.serving.failed_handshake();
+                tracing::debug!(%error, "cannot complete the TLS handshake with a client");
+            }
+            Err(_elapsed) => server.state.metrics.serving.failed_handshake(),
         }
     };
     tokio::select! {

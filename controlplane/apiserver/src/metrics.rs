@@ -5,7 +5,9 @@
 //! cannot create label values.
 
 mod buckets;
-mod health_checks;
+mod health;
+mod reloads;
+mod serving;
 
 use std::{
     collections::HashSet,
@@ -20,9 +22,12 @@ use prometheus::{
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
-pub(crate) use health_checks::{HealthChecks, PATH as SLIS_PATH};
+pub(crate) use serving::{LongRunning, Terminated};
 
 use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
+use health::HealthMetrics;
+use reloads::Reloads;
+use serving::ServingMetrics;
 
 use crate::{
     aggregation::Remotes,
@@ -39,6 +44,8 @@ use crate::{
 
 /// Path of the metrics.
 pub(crate) const PATH: &str = "/metrics";
+/// Path of the results of health checks.
+pub(crate) const SLI_PATH: &str = "/metrics/slis";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
@@ -58,15 +65,10 @@ pub(crate) struct Metrics {
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
-    pub(crate) health_checks: HealthChecks,
+    pub(crate) serving: ServingMetrics,
+    pub(crate) health: HealthMetrics,
     /// Names of webhooks with their own label.
     webhook_names: Mutex<HashSet<String>>,
-}
-
-/// Reloads of a configuration file by status: their number and the time of the last one.
-struct Reloads {
-    count: IntCounterVec,
-    last: IntGaugeVec,
 }
 
 /// The services whose state is read when a client requests the metrics.
@@ -98,23 +100,6 @@ pub(crate) struct Request {
     subresource: String,
     scope: &'static str,
     is_long: bool,
-}
-
-// === impl Reloads ===
-
-impl Reloads {
-    fn new(subject: &str) -> Self {
-        let name = |suffix: &str| format!("apiserver_{subject}_config_controller_automatic_{suffix}");
-        let reloads = format!("automatic reloads of {subject} configuration split by status.");
-        Self {
-            count: counter(&name("reloads_total"), &format!("Total number of {reloads}"), &["status"]),
-            last: gauge(
-                &name("reload_last_timestamp_seconds"),
-                &format!("Timestamp of the last of the {reloads}"),
-                &["status"],
-            ),
-        }
-    }
 }
 
 // === impl Metrics ===
@@ -165,10 +150,11 @@ impl Metrics {
                 "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
-            health_checks: HealthChecks::new(),
+            serving: ServingMetrics::new(),
+            health: HealthMetrics::new(),
             webhook_names: Mutex::default(),
         };
-        for collector in metrics.collectors() {
+        for collector in metrics.collectors().into_iter().chain(metrics.serving.collectors()) {
             valid(metrics.registry.register(collector));
         }
         metrics
@@ -199,10 +185,8 @@ impl Metrics {
             self.durations.with_label_values(&labels).observe(took.as_secs_f64());
         }
         if !request.is_long && request.dry_run.is_empty() {
-            let [verb, _dry_run, group, version, resource, subresource, scope, component] = labels;
-            let labels = [verb, group, version, resource, subresource, scope, component];
             let own = took.saturating_sub(waited);
-            self.sli_durations.with_label_values(&labels).observe(own.as_secs_f64());
+            self.sli_durations.with_label_values(&request.sli_labels()).observe(own.as_secs_f64());
         }
     }
 
@@ -283,13 +267,17 @@ impl Metrics {
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes(sources.remotes).collect());
         families.extend(build_info().collect());
-        // The encoder stops at a family without metrics.
-        families.retain(|family| !family.get_metric().is_empty());
-        let mut text = Vec::new();
-        // Writing to memory cannot fail.
-        let _ = TextEncoder::new().encode(&families, &mut text);
-        text
+        encoded(families)
     }
+}
+
+fn encoded(mut families: Vec<MetricFamily>) -> Vec<u8> {
+    // The encoder stops at a family without metrics.
+    families.retain(|family| !family.get_metric().is_empty());
+    let mut text = Vec::new();
+    // Writing to memory cannot fail.
+    let _ = TextEncoder::new().encode(&families, &mut text);
+    text
 }
 
 /// The running watches.
@@ -459,6 +447,12 @@ impl Request {
         }
     }
 
+    /// The labels without that of dry runs.
+    fn sli_labels(&self) -> [&str; 7] {
+        let [verb, _dry_run, group, version, resource, subresource, scope, component] = self.labels();
+        [verb, group, version, resource, subresource, scope, component]
+    }
+
     fn labels(&self) -> [&str; 8] {
         [
             self.verb,
@@ -491,13 +485,14 @@ fn verb(verb: &str, headers: &HeaderMap) -> &'static str {
     }
 }
 
-/// The response, if the path is that of the metrics.
+/// The response, if the path is that of metrics.
 pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
-    match info.path.as_str() {
-        PATH => Some(reply::bytes(200, TEXT, metrics.text(sources))),
-        SLIS_PATH => Some(metrics.health_checks.reply()),
-        _ => None,
-    }
+    let text = match info.path.as_str() {
+        PATH => metrics.text(sources),
+        SLI_PATH => metrics.health.text(),
+        _ => return None,
+    };
+    Some(reply::bytes(200, TEXT, text))
 }
 
 #[cfg(test)]

@@ -105,6 +105,7 @@ impl Apiserver {
         let legacy = caller.as_ref().ok().and_then(|user| user.legacy_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
+        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted));
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
@@ -127,7 +128,10 @@ impl Apiserver {
         };
         // Boxed: each layer around the large future of a request would hold a copy on the stack.
         let (outcome, waited) = waits::measure(Box::pin(answer)).await;
-        let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        let mut reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
+            self.state.metrics.serving.terminated(&counted, reply.status().as_u16());
+        }
         let reply = match &legacy {
             Some(token) => note_legacy_token(reply, token, record.as_deref()),
             None => reply,
@@ -142,8 +146,16 @@ impl Apiserver {
             true => compression::compress_within(self.state.request_timeout, reply).await,
             false => reply,
         };
-        let mut reply = reply::uncached(reply);
-        if let Some(directives) = self.state.transport_security.as_ref().filter(|_| !is_local) {
+        let reply = reply::uncached(reply);
+        if is_local { reply } else { self.for_network(reply, running) }
+    }
+
+    /// The response with what only the network gets: the header for browsers, and the count of a long-running request.
+    fn for_network(&self, mut reply: Reply, running: Option<metrics::LongRunning>) -> Reply {
+        if let Some(running) = running {
+            reply.extensions_mut().insert(running);
+        }
+        if let Some(directives) = &self.state.transport_security {
             reply.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, directives.clone());
         }
         reply
@@ -214,7 +226,10 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let state = &self.state;
-        let permit = state.in_flight.enter(&caller, &info)?;
+        let permit = match state.in_flight.enter(&caller, &info) {
+            Ok(permit) => permit,
+            Err(error) => return Ok(terminated(&error)),
+        };
         if in_flight::is_long_running(&info) {
             return self.answer_as(caller, info, incoming).await;
         }
@@ -223,7 +238,7 @@ impl Apiserver {
         let mut reply = tokio::time::timeout(limit, answer)
             .await
             .unwrap_or_else(|_elapsed| {
-                Err(ApiError::timeout("request did not complete within the allotted timeout", 1))
+                Ok(terminated(&ApiError::timeout("request did not complete within the allotted timeout", 1)))
             })
             .unwrap_or_else(|error| reply::failure(&error));
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
@@ -262,7 +277,7 @@ impl Apiserver {
         waits::add(arrived.elapsed());
         let answered = match seats {
             Ok(seats) => self.answer(user, info, incoming).await.map(|reply| (reply, seats)),
-            Err(error) => Err(error),
+            Err(error) => Ok((terminated(&error), None)),
         };
         let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
         // Release the seats of a watch after its first events are collected.
@@ -352,6 +367,13 @@ fn note_legacy_token(reply: Reply, token: &LegacyToken, record: Option<&Record>)
     let warning = "Use tokens from the TokenRequest API or manually created secret-based tokens instead of auto-generated \
                    secret-based tokens.";
     reply::warned(reply, &[warning.to_owned()])
+}
+
+/// The response to a request that a limit of this server ended.
+fn terminated(error: &ApiError) -> Reply {
+    let mut reply = reply::failure(error);
+    reply.extensions_mut().insert(metrics::Terminated);
+    reply
 }
 
 /// The response to a non-resource path: health, metrics, backup or documents.

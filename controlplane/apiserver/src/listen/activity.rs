@@ -14,7 +14,7 @@ use http_body_util::BodyExt as _;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{reply::Body, server::ShortLived, verb::watch::WatchEnd};
+use crate::{metrics::LongRunning, reply::Body, server::ShortLived, verb::watch::WatchEnd};
 
 /// Activity of the requests of one connection.
 pub(super) struct Activity {
@@ -38,6 +38,7 @@ struct Tracked {
     _running: Running,
     _ended: Option<DropGuard>,
     _limited: Option<ShortLived>,
+    _long: Option<LongRunning>,
 }
 
 // === impl Activity ===
@@ -109,6 +110,7 @@ impl Running {
     /// short-lived response, and of the last events of a watch that has ended; the connection is closed after it.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let limited = response.extensions_mut().remove::<ShortLived>();
+        let long = response.extensions_mut().remove::<LongRunning>();
         let cut = response.extensions_mut().remove::<WatchEnd>();
         let begins = match (&limited, cut) {
             _ if response.body().is_end_stream() => None,
@@ -131,7 +133,9 @@ impl Running {
             }));
             over
         });
-        response.map(|body| Tracked { body, _running: self, _ended: ended, _limited: limited }.boxed_unsync())
+        response.map(|body| {
+            Tracked { body, _running: self, _ended: ended, _limited: limited, _long: long }.boxed_unsync()
+        })
     }
 }
 

@@ -159,6 +159,39 @@ async fn a_server_that_stops_is_not_ready_but_answers() {
 }
 
 #[tokio::test]
+async fn health_checks_have_upstreams_names_and_metrics() {
+    let server = Fixture::new().await;
+    for endpoint in ["/healthz", "/livez", "/readyz"] {
+        let verbose = server.get(&format!("{endpoint}?verbose&exclude=log&exclude=none")).await.body;
+        let verbose = verbose.as_str().unwrap();
+        for line in [
+            "[+]ping ok",
+            "[+]log excluded: ok",
+            "[+]poststarthook/rbac/bootstrap-roles ok",
+            "[+]autoregister-completion ok",
+            "warn: some health checks cannot be excluded: no matches",
+        ] {
+            assert!(verbose.lines().any(|one| one == line), "{line}: {verbose}");
+        }
+        assert_eq!(server.get(&format!("{endpoint}/poststarthook/rbac/bootstrap-roles")).await.body, "ok");
+        assert_eq!(server.get(&format!("{endpoint}/ping/none")).await.code, 404);
+        assert_eq!(server.get(&format!("{endpoint}/poststarthook")).await.code, 404);
+    }
+    server.api.state.stopping.cancel();
+    assert_eq!(server.get("/readyz").await.code, 500);
+    let text = server.get("/metrics/slis").await.body;
+    let text = text.as_str().unwrap();
+    for line in [
+        "kubernetes_healthcheck{name=\"shutdown\",type=\"readyz\"} 0",
+        "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"readyz\"} 2",
+        "kubernetes_healthchecks_total{name=\"shutdown\",status=\"error\",type=\"readyz\"} 1",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line}: {text}");
+    }
+    assert!(!text.contains("none"), "{text}");
+}
+
+#[tokio::test]
 async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
     use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
     use futures::StreamExt as _;
