@@ -13,6 +13,7 @@ use coracle_scheduler::SchedulerConfig;
 use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::leader::LeaderElection;
+use crate::serving::ServingOptions;
 
 /// Connection to etcd.
 #[derive(Clone, Debug)]
@@ -38,6 +39,8 @@ pub struct ControlPlaneConfig {
     pub advertise: Option<IpAddr>,
     /// Additional names and addresses by which clients reach the API server.
     pub serving_names: Vec<String>,
+    /// Certificates and TLS of the API server.
+    pub serving_tls: ServingOptions,
     /// The node that joins from this machine, if any. It may have the API server's names and addresses.
     pub own_node: Option<String>,
     /// Address ranges of pods, at most one of each family. Nodes get parts of them.
@@ -140,6 +143,7 @@ impl ControlPlaneConfig {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 6443)),
             advertise: None,
             serving_names: Vec::new(),
+            serving_tls: ServingOptions::default(),
             own_node: None,
             cluster_cidrs: vec![IpNetwork::V4(network(10, 42))],
             node_masks: [24, 64],

@@ -21,6 +21,7 @@ mod host_name;
 mod kubeconfig;
 mod leader;
 pub mod pki;
+mod serving;
 mod start;
 mod store;
 #[cfg(test)]
@@ -40,5 +41,6 @@ pub use coracle_scheduler::SchedulerConfig;
 pub use error::Error;
 pub use leader::LeaderElection;
 pub use pki::Pki;
+pub use serving::{NamedCertificate, ServingOptions};
 pub use start::{ControlPlane, NodeIdentity, start};
 pub use store::OpenStoreError;

@@ -25,8 +25,9 @@ use crate::{
     host_name::host_name,
     kubeconfig,
     pki::{self, Leaf, Pki, PkiError, Usage},
+    serving::ServingCertificates,
     store::{self, Opened},
-    tls,
+    tls::{self, TlsError},
 };
 
 const DOMAIN: &str = "cluster.local";
@@ -73,7 +74,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let address =
         SocketAddr::new(config.advertise.unwrap_or_else(|| own_address(bound.ip(), &config)), bound.port());
     let leaf = serving_leaf(&config, address);
-    let tls = serving_tls(&pki, &leaf, &config)?;
+    let (certificates, tls) = serving_tls(&pki, &leaf, &config)?;
     let stopped = shutdown.child_token();
     let mut settings = apiserver_config(&config, &pki, address)?;
     if let Some(endpoint) = &config.token_signer {
@@ -88,6 +89,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     write_client_kubeconfigs(&pki, &kubeconfig, &local).map_err(Error::Pki)?;
     let tasks = TaskTracker::new();
     tasks.spawn(api.clone().serve(listener, tls));
+    certificates.follow(&tasks, &stopped);
     if let Some(encryption) =
         encryption.filter(|_| config.encryption_config.as_ref().is_some_and(|file| file.reload))
     {
@@ -104,7 +106,7 @@ fn serving_tls(
     pki: &Pki,
     leaf: &Leaf,
     config: &ControlPlaneConfig,
-) -> Result<Arc<rustls::ServerConfig>, Error> {
+) -> Result<(Arc<ServingCertificates>, Arc<rustls::ServerConfig>), Error> {
     let pair = pki.pair("apiserver", leaf).map_err(Error::Pki)?;
     let mut authorities = pki.authority_pem().to_owned();
     if let Some(path) = config.request_header.as_ref().map(|proxy| &proxy.client_ca_file) {
@@ -112,7 +114,14 @@ fn serving_tls(
         authorities.push('\n');
         authorities += &std::fs::read_to_string(path).map_err(failed)?;
     }
-    tls::server(&pair, &authorities).map_err(Error::Tls)
+    let certificates = ServingCertificates::open(&pair, &config.serving_tls).map_err(Error::Tls)?;
+    let certificates = Arc::new(certificates);
+    let invalid = |why| Error::Tls(TlsError::Options(why));
+    let cryptography = config.serving_tls.provider().map_err(invalid)?;
+    let versions = config.serving_tls.versions().map_err(invalid)?;
+    let tls =
+        tls::server(certificates.clone(), &authorities, (cryptography, versions)).map_err(Error::Tls)?;
+    Ok((certificates, tls))
 }
 
 /// Reads the encryption configuration again when its file changes.

@@ -14,7 +14,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{Age, Percent, PortRange};
+use super::value::{Age, Percent, PortRange, SniCertKey};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -35,7 +35,7 @@ settings! {
     /// Ranges of service addresses, at most one of each family. The first one has the default family.
     service_cidr: Vec<IpNetwork>
         = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR", also "service-cluster-ip-range";
-    /// Ports from which services get node ports.
+    /// Ports from which services get node ports. Load balancers at the addresses of nodes cannot have them.
     service_node_port_range: PortRange = default "30000-32767", "PORT-PORT";
     /// Prefix length of a node's IPv4 range.
     node_cidr_mask_size_ipv4: u8 = default "24", "LENGTH";
@@ -112,6 +112,9 @@ settings! {
     service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
     /// Maximum validity of service account tokens. A request for a longer one is shortened.
     service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
+    /// Issue tokens with a validity of one year to pods whose volumes have the default one, for programs that do not read the
+    /// changed file. Kubernetes has the default true.
+    service_account_extend_token_expiration: bool = default "false", "BOOL";
     /// Audiences of the API server: tokens of service accounts must be for one of them.
     api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
@@ -177,6 +180,19 @@ settings! {
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
     tls_san: Vec<String> = default "", "NAME";
+    /// Certificate of the API server, with the certificates between it and its authority, in place of the one that the cluster's
+    /// authority signs. Nodes and pods trust only the cluster's authority: for other authorities, use tls-sni-cert-key.
+    apiserver_cert_file: Option<PathBuf>
+        = unset "a certificate of the cluster's authority", "FILE", also "tls-cert-file";
+    /// Private key of apiserver-cert-file.
+    apiserver_key_file: Option<PathBuf> = unset "", "FILE", also "tls-private-key-file";
+    /// Certificates for clients that send one of the server names: entries CERT,KEY:NAME,NAME. Without names, those in the
+    /// certificate. *. can begin a name. Entries are separated by semicolons, or given by several flags.
+    tls_sni_cert_key: Vec<SniCertKey> = default "", "CERT,KEY[:NAMES]";
+    /// Minimum version of TLS: VersionTLS12 or VersionTLS13.
+    tls_min_version: String = default "VersionTLS12", "VERSION";
+    /// Cipher suites for TLS 1.2, by their names in Go. Those of TLS 1.3 are always in use.
+    tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
     /// Time without use after which a token that Kubernetes before 1.24 made for a service account becomes invalid, and after
     /// which its Secret is deleted then.
     legacy_service_account_token_clean_up_period: Age = default "8760h", "DURATION";
@@ -202,6 +218,13 @@ settings! {
     event_ttl: Age = default "1h", "DURATION";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
+    /// Minimum duration in seconds of a watch that asks for none. Watches end after once to twice this time; 0 sets no limit.
+    min_request_timeout: u32 = default "1800", "SECONDS";
+    /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only the two next numbers limit
+    /// them.
+    enable_priority_and_fairness: bool = default "true", "BOOL";
+    /// Directives of the header Strict-Transport-Security, which browsers read: max-age=SECONDS, includeSubDomains, preload.
+    strict_transport_security_directives: Vec<String> = default "", "DIRECTIVE";
     /// Maximum read-only API requests in flight. The priority levels share the sum of this and the next number.
     max_requests_inflight: NonZero<u32> = default "400", "COUNT";
     /// Maximum mutating API requests in flight. One user gets at most half of each number.

@@ -1,6 +1,6 @@
 //! One setting: its names, help text, default and the kind of its value.
 
-use clap::{Arg, ArgAction, ValueHint};
+use clap::{Arg, ArgAction, Command, ValueHint};
 
 /// One setting of a table.
 #[derive(Debug)]
@@ -35,6 +35,8 @@ pub(crate) enum ValueKind {
     Switch,
     /// Values separated by commas, or an array in the file.
     List,
+    /// Values with commas, separated by semicolons, or an array in the file.
+    Entries,
     /// `key=value` pairs separated by commas, or a table in the file.
     Map,
 }
@@ -80,18 +82,19 @@ impl Field {
         }
     }
 
-    /// The flag.
-    pub(super) fn arg(&self) -> Arg {
+    /// The flag. The second name is left out if another flag of the command has it.
+    pub(super) fn arg(&self, command: &Command) -> Arg {
         let arg = Arg::new(self.name).long(self.name).value_name(self.value_name).help(styled(&self.help()));
         let arg = arg.value_hint(self.value_hint());
-        let arg = match self.alias {
+        let is_taken = |alias: &str| command.get_arguments().any(|other| other.get_long() == Some(alias));
+        let arg = match self.alias.filter(|alias| !is_taken(alias)) {
             Some(alias) => arg.visible_alias(alias),
             None => arg,
         };
         match self.value_kind {
             ValueKind::Single => arg.action(ArgAction::Set),
             ValueKind::Switch => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
-            ValueKind::List | ValueKind::Map => arg.action(ArgAction::Append),
+            ValueKind::List | ValueKind::Entries | ValueKind::Map => arg.action(ArgAction::Append),
         }
     }
 }

@@ -140,22 +140,29 @@ fn split<T: AsRef<str>>(value_kind: ValueKind, texts: impl IntoIterator<Item = T
     let texts = texts.into_iter();
     match value_kind {
         ValueKind::Single | ValueKind::Switch => texts.map(|text| text.as_ref().to_owned()).collect(),
-        ValueKind::List | ValueKind::Map => texts
-            .flat_map(|text| text.as_ref().split(',').map(|part| part.trim().to_owned()).collect::<Vec<_>>())
-            .filter(|part| !part.is_empty())
-            .collect(),
+        ValueKind::List | ValueKind::Map => parts(texts, ','),
+        ValueKind::Entries => parts(texts, ';'),
     }
+}
+
+fn parts<T: AsRef<str>>(texts: impl Iterator<Item = T>, separator: char) -> Vec<String> {
+    texts
+        .flat_map(|text| {
+            text.as_ref().split(separator).map(|part| part.trim().to_owned()).collect::<Vec<_>>()
+        })
+        .filter(|part| !part.is_empty())
+        .collect()
 }
 
 fn texts(value_kind: ValueKind, value: &FileValue) -> Result<Vec<String>, String> {
     match (value_kind, value) {
         (ValueKind::Single | ValueKind::Switch, FileValue::Single(text)) => Ok(vec![text.clone()]),
-        (ValueKind::List, FileValue::List(texts)) => Ok(texts.clone()),
+        (ValueKind::List | ValueKind::Entries, FileValue::List(texts)) => Ok(texts.clone()),
         (ValueKind::Map, FileValue::Map(pairs)) => {
             Ok(pairs.iter().map(|(key, value)| format!("{key}={value}")).collect())
         }
         (ValueKind::Single | ValueKind::Switch, _) => Err("expected a single value".to_owned()),
-        (ValueKind::List, _) => Err("expected an array of single values".to_owned()),
+        (ValueKind::List | ValueKind::Entries, _) => Err("expected an array of single values".to_owned()),
         (ValueKind::Map, _) => Err("expected a table of single values".to_owned()),
     }
 }

@@ -78,7 +78,10 @@ impl<T: Table> Args for Flags<T> {
     fn augment_args(command: Command) -> Command {
         // Settings outside tables concern every subcommand, so their flags are accepted after each of them.
         let global = T::KEY.is_empty();
-        T::FIELDS.iter().fold(command, |command, field| command.arg(field.arg().global(global)))
+        T::FIELDS.iter().fold(command, |command, field| {
+            let arg = field.arg(&command).global(global);
+            command.arg(arg)
+        })
     }
 
     fn augment_args_for_update(command: Command) -> Command {

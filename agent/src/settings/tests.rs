@@ -116,6 +116,35 @@ fn a_range_of_ports_has_a_first_and_a_last_one_or_a_length() {
 }
 
 #[test]
+fn a_certificate_for_server_names_has_two_files() {
+    let found =
+        <Vec<value::SniCertKey>>::parse(&["/c,/k:a.test, *.b.test".to_owned(), "/d,/l".to_owned()]).unwrap();
+    assert_eq!(found[0].names, ["a.test", "*.b.test"]);
+    assert_eq!((found[1].certificate.to_str(), found[1].key.to_str()), (Some("/d"), Some("/l")));
+    assert!(found[1].names.is_empty());
+    for invalid in ["/c", "/c,", ",/k", "/c,/k,/l", "/c:a"] {
+        assert!(<Vec<value::SniCertKey>>::parse(&[invalid.to_owned()]).is_err(), "{invalid}");
+    }
+}
+
+#[cfg(feature = "controlplane")]
+#[test]
+fn the_certificate_of_the_api_server_has_upstreams_name_unless_the_nodes_one_has_it() {
+    let args = |command: clap::Command| {
+        let command = Flags::<ControlPlaneSettings>::augment_args(command);
+        let words =
+            ["x", "--tls-cert-file", "/c", "--tls-sni-cert-key", "/a,/b:n", "--tls-sni-cert-key", "/d,/e"];
+        let matches = command.try_get_matches_from(words).unwrap();
+        Flags::<ControlPlaneSettings>::from_arg_matches(&matches).unwrap()
+    };
+    let alone = args(clap::Command::new("x")).resolve(&mut Sources::default()).unwrap();
+    assert_eq!(alone.apiserver_cert_file.as_deref().and_then(std::path::Path::to_str), Some("/c"));
+    assert_eq!(alone.tls_sni_cert_key.len(), 2);
+    let both = args(Flags::<NodeSettings>::augment_args(clap::Command::new("x")));
+    assert_eq!(both.resolve(&mut Sources::default()).unwrap().apiserver_cert_file, None);
+}
+
+#[test]
 fn a_switch_needs_no_value() {
     let of = |words: &[&str]| node_flags(words).resolve(&mut Sources::default()).unwrap();
     assert!(of(&["--server-tls-bootstrap"]).server_tls_bootstrap);

@@ -42,6 +42,15 @@ pub(crate) struct Percent(pub(crate) u8);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortRange(pub(crate) RangeInclusive<u16>);
 
+/// A certificate for server names: `CERT,KEY:NAME,NAME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SniCertKey {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Without any, those in the certificate.
+    pub(crate) names: Vec<String>,
+}
+
 /// A duration as Kubernetes writes it: `2m`, `168h`, `0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Age(pub(crate) Duration);
@@ -106,6 +115,32 @@ impl<T: Single> Value for Vec<T> {
 
     fn unset() -> Option<Self> {
         Some(Vec::new())
+    }
+}
+
+impl Value for Vec<SniCertKey> {
+    const VALUE_KIND: ValueKind = ValueKind::Entries;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        texts.iter().map(|text| SniCertKey::parse(text)).collect()
+    }
+
+    fn unset() -> Option<Self> {
+        Some(Vec::new())
+    }
+}
+
+impl SniCertKey {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (files, names) = text.split_once(':').unwrap_or((text, ""));
+        let paths = files
+            .split_once(',')
+            .filter(|(certificate, key)| !certificate.is_empty() && !key.is_empty() && !key.contains(','));
+        let (certificate, key) =
+            paths.ok_or_else(|| format!("{text:?} is not CERT,KEY or CERT,KEY:NAMES"))?;
+        let names =
+            names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        Ok(Self { certificate: certificate.into(), key: key.into(), names })
     }
 }
 

@@ -1,4 +1,4 @@
-//! `/healthz`, `/livez`, `/readyz`, each with its checks as sub-paths and with `?verbose`.
+//! `/healthz`, `/livez` and `/readyz`: each has sub-paths for its checks and the parameter `verbose`.
 
 use coracle_store::Health;
 
@@ -8,20 +8,53 @@ use crate::{
     state::State,
 };
 
-/// A named check: passed, or the error.
+/// A named check. It returns the reason of a failure.
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
-const ALIVE: &[Check] = &[("ping", |_| Ok(())), ("log", |_| Ok(()))];
-/// A store that refuses writes recovers on its own, so it does not fail `/livez`.
+/// A store that refuses writes recovers on its own and answers reads, so it does not fail `/livez`.
+const ALIVE: &[Check] = &[("ping", passed), ("log", passed), ("etcd", passed)];
+/// Upstream's names of the steps of the start. The server accepts requests after them, so they have always passed.
+const STARTED: &[&str] = &[
+    "poststarthook/start-apiserver-admission-initializer",
+    "poststarthook/generic-apiserver-start-informers",
+    "poststarthook/priority-and-fairness-config-consumer",
+    "poststarthook/priority-and-fairness-filter",
+    "poststarthook/priority-and-fairness-config-producer",
+    "poststarthook/start-apiextensions-informers",
+    "poststarthook/start-apiextensions-controllers",
+    "poststarthook/crd-informer-synced",
+    "poststarthook/start-system-namespaces-controller",
+    "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/start-legacy-token-tracking-controller",
+    "poststarthook/start-service-ip-repair-controllers",
+    "poststarthook/rbac/bootstrap-roles",
+    "poststarthook/scheduling/bootstrap-system-priority-classes",
+    "poststarthook/bootstrap-controller",
+    "poststarthook/start-kube-aggregator-informers",
+    "poststarthook/apiservice-registration-controller",
+    "poststarthook/apiservice-status-local-available-controller",
+    "poststarthook/apiservice-status-remote-available-controller",
+    "poststarthook/apiservice-discovery-controller",
+    "poststarthook/kube-apiserver-autoregistration",
+    "autoregister-completion",
+    "poststarthook/apiservice-openapi-controller",
+    "poststarthook/apiservice-openapiv3-controller",
+    "poststarthook/storage-readiness",
+];
 const READY: &[Check] = &[
-    ("ping", |_| Ok(())),
-    ("log", |_| Ok(())),
+    ("ping", passed),
+    ("log", passed),
     ("store", store),
-    // Upstream's names: probes of individual checks use them in paths and exclusions.
+    // Upstream's names: probes use them in paths and exclusions.
     ("etcd", store),
     ("etcd-readiness", store),
+    ("informer-sync", passed),
     ("shutdown", shutdown),
 ];
+#[expect(clippy::unnecessary_wraps, reason = "the type of all checks")]
+fn passed(_state: &State) -> Result<(), String> {
+    Ok(())
+}
 
 fn shutdown(state: &State) -> Result<(), String> {
     if state.stopping.is_cancelled() { Err("process is shutting down".to_owned()) } else { Ok(()) }
@@ -37,14 +70,17 @@ fn store(state: &State) -> Result<(), String> {
 
 /// The response, if the path is a health check.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
-    let mut parts = info.path.trim_matches('/').split('/');
-    let name = parts.next()?;
-    let checks = match name {
-        "healthz" | "livez" => ALIVE,
-        "readyz" => READY,
+    let path = info.path.trim_matches('/');
+    let (name, one) = path.split_once('/').map_or((path, None), |(name, one)| (name, Some(one)));
+    let (name, own) = match name {
+        "healthz" => ("healthz", ALIVE),
+        "livez" => ("livez", ALIVE),
+        "readyz" => ("readyz", READY),
         _ => return None,
     };
-    if let Some(one) = parts.next() {
+    let started = STARTED.iter().map(|&step| -> Check { (step, passed) });
+    let checks: Vec<Check> = own.iter().copied().chain(started).collect();
+    if let Some(one) = one {
         let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
         return Some(match check(state) {
             Ok(()) => reply::text(200, "ok"),
@@ -54,14 +90,17 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let excluded = info.query.all("exclude");
     let mut lines = String::new();
     let mut healthy = true;
-    for (check_name, check) in checks {
+    for &(check_name, check) in &checks {
         if excluded.iter().any(|one| one == check_name) {
             lines += &format!("[+]{check_name} excluded: ok\n");
             continue;
         }
-        match check(state) {
+        let result = check(state);
+        state.metrics.health.observe(check_name, name, result.is_ok());
+        match result {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
-            // The reason can have paths of the node, so it is only logged: anonymous clients may read the response.
+            // The reason may contain paths of the node. It is only logged, because anonymous clients may read the
+            // response.
             Err(reason) => {
                 healthy = false;
                 tracing::debug!(check = check_name, reason, "health check failed");

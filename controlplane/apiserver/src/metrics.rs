@@ -1,12 +1,19 @@
 //! `/metrics` in the text format of Prometheus, with the names and labels of upstream.
 //!
-//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted as they are answered; all other values
-//! are read when a client gets the metrics. Labels come from the registry, never from the request, so that clients
-//! cannot add values.
+//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted when they are answered; all other values
+//! are read when a client requests the metrics. Labels come from the registry and not from the request, so that clients
+//! cannot create label values.
 
 mod buckets;
+mod health;
+mod reloads;
+mod serving;
 
-use std::time::Duration;
+use std::{
+    collections::HashSet,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use coracle_kinds::{Resource, Resources};
 use http::HeaderMap;
@@ -15,7 +22,12 @@ use prometheus::{
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+pub(crate) use serving::{LongRunning, Terminated};
+
 use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
+use health::HealthMetrics;
+use reloads::Reloads;
+use serving::ServingMetrics;
 
 use crate::{
     aggregation::Remotes,
@@ -32,11 +44,13 @@ use crate::{
 
 /// Path of the metrics.
 pub(crate) const PATH: &str = "/metrics";
+/// Path of the results of health checks.
+pub(crate) const SLI_PATH: &str = "/metrics/slis";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
     ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
-/// Labels of the durations without waits. Dry runs have none.
+/// Labels of the SLI durations. Dry runs are not counted there.
 const SLI_LABELS: [&str; 7] = ["verb", "group", "version", "resource", "subresource", "scope", "component"];
 
 /// The metrics of this server.
@@ -51,15 +65,13 @@ pub(crate) struct Metrics {
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
+    pub(crate) serving: ServingMetrics,
+    pub(crate) health: HealthMetrics,
+    /// Names of webhooks with their own label.
+    webhook_names: Mutex<HashSet<String>>,
 }
 
-/// Reads of a changed configuration file: their number and the time of the last one, by status.
-struct Reloads {
-    count: IntCounterVec,
-    last: IntGaugeVec,
-}
-
-/// The services whose current state is among the metrics.
+/// The services whose state is read when a client requests the metrics.
 pub(crate) struct Sources<'a> {
     pub(crate) cache: &'a Cache,
     pub(crate) in_flight: &'a InFlight,
@@ -75,7 +87,7 @@ pub(crate) enum Attempt {
     Failure,
 }
 
-/// Maximum number of webhooks with their own label; others are counted together.
+/// Maximum number of webhooks with their own label. Further webhooks have the label `other`.
 const MAX_WEBHOOKS: usize = 200;
 
 /// The labels of one request.
@@ -88,23 +100,6 @@ pub(crate) struct Request {
     subresource: String,
     scope: &'static str,
     is_long: bool,
-}
-
-// === impl Reloads ===
-
-impl Reloads {
-    fn new(subject: &str) -> Self {
-        let name = |suffix: &str| format!("apiserver_{subject}_config_controller_automatic_{suffix}");
-        let reloads = format!("automatic reloads of {subject} configuration split by status.");
-        Self {
-            count: counter(&name("reloads_total"), &format!("Total number of {reloads}"), &["status"]),
-            last: gauge(
-                &name("reload_last_timestamp_seconds"),
-                &format!("Timestamp of the last of the {reloads}"),
-                &["status"],
-            ),
-        }
-    }
 }
 
 // === impl Metrics ===
@@ -155,8 +150,11 @@ impl Metrics {
                 "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
+            serving: ServingMetrics::new(),
+            health: HealthMetrics::new(),
+            webhook_names: Mutex::default(),
         };
-        for collector in metrics.collectors() {
+        for collector in metrics.collectors().into_iter().chain(metrics.serving.collectors()) {
             valid(metrics.registry.register(collector));
         }
         metrics
@@ -177,7 +175,7 @@ impl Metrics {
         ]
     }
 
-    /// Counts an answered request. `took` is its duration, `waited` the part in which it waited for others.
+    /// Counts an answered request. `took` is its duration, `waited` its wait for webhooks and seats.
     pub(crate) fn answered(&self, request: &Request, code: u16, (took, waited): (Duration, Duration)) {
         let labels = request.labels();
         let code = code.to_string();
@@ -187,10 +185,8 @@ impl Metrics {
             self.durations.with_label_values(&labels).observe(took.as_secs_f64());
         }
         if !request.is_long && request.dry_run.is_empty() {
-            let [verb, _dry_run, group, version, resource, subresource, scope, component] = labels;
-            let labels = [verb, group, version, resource, subresource, scope, component];
             let own = took.saturating_sub(waited);
-            self.sli_durations.with_label_values(&labels).observe(own.as_secs_f64());
+            self.sli_durations.with_label_values(&request.sli_labels()).observe(own.as_secs_f64());
         }
     }
 
@@ -209,14 +205,14 @@ impl Metrics {
         self.certificates.with_label_values::<&str>(&[]).observe(remaining as f64);
     }
 
-    /// Counts a read of the changed configuration of authentication.
+    /// Counts a reload of the authentication configuration.
     pub(crate) fn reloaded_authentication(&self, is_valid: bool) {
         let status = [if is_valid { "success" } else { "failure" }];
         self.authentication_reloads.count.with_label_values(&status).inc();
         self.authentication_reloads.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
     }
 
-    /// Counts a decision about a request.
+    /// Counts an authorization decision.
     pub(crate) fn authorized(&self, verdict: Verdict) {
         let result = match verdict {
             Verdict::Allow => "allowed",
@@ -226,14 +222,22 @@ impl Metrics {
         self.authorizations.with_label_values(&[result]).inc();
     }
 
-    /// Counts a call to an admission webhook.
+    /// Counts a call of an admission webhook.
     pub(crate) fn called(&self, (name, operation): (&str, &str), rejected: bool, took: Duration) {
-        // Webhooks come and go, so the number of their names has no limit over time.
-        let is_known = self.webhooks.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
-            < MAX_WEBHOOKS;
-        let name = if is_known { name } else { "other" };
-        let labels = [name, operation, if rejected { "true" } else { "false" }];
+        let labels = [self.webhook_label(name), operation, if rejected { "true" } else { "false" }];
         self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs one.
+    fn webhook_label<'a>(&self, name: &'a str) -> &'a str {
+        let mut names = self.webhook_names.lock().unwrap_or_else(PoisonError::into_inner);
+        if !names.contains(name) {
+            if names.len() >= MAX_WEBHOOKS {
+                return "other";
+            }
+            names.insert(name.to_owned());
+        }
+        name
     }
 
     fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
@@ -263,13 +267,17 @@ impl Metrics {
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes(sources.remotes).collect());
         families.extend(build_info().collect());
-        // The encoder stops at a family without metrics.
-        families.retain(|family| !family.get_metric().is_empty());
-        let mut text = Vec::new();
-        // Writing to memory cannot fail.
-        let _ = TextEncoder::new().encode(&families, &mut text);
-        text
+        encoded(families)
     }
+}
+
+fn encoded(mut families: Vec<MetricFamily>) -> Vec<u8> {
+    // The encoder stops at a family without metrics.
+    families.retain(|family| !family.get_metric().is_empty());
+    let mut text = Vec::new();
+    // Writing to memory cannot fail.
+    let _ = TextEncoder::new().encode(&families, &mut text);
+    text
 }
 
 /// The running watches.
@@ -289,7 +297,7 @@ fn watchers(cache: &Cache) -> IntGaugeVec {
     all
 }
 
-/// The API services of other servers: 1 if the server does not respond.
+/// The API services of other servers: 1 if the server is unavailable.
 fn remotes(remotes: &Remotes) -> IntGaugeVec {
     let all = gauge(
         "aggregator_unavailable_apiservice",
@@ -325,7 +333,7 @@ fn build_info() -> IntGaugeVec {
     info
 }
 
-/// Priority levels and flow schemas. The labels are the names of present objects.
+/// Priority levels and flow schemas. The labels are names of existing objects.
 fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     let level =
         |name: &str, help: &str| gauge(&format!("apiserver_flowcontrol_{name}"), help, &["priority_level"]);
@@ -373,7 +381,7 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
 }
 
-/// The audit events.
+/// Counters of audit events.
 fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     let [events, lost, lost_by_log] = auditor.counts();
     let all = counter(
@@ -404,7 +412,7 @@ fn gauge(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     valid(IntGaugeVec::new(Opts::new(name, help), labels))
 }
 
-/// Unwraps a result that is an error only if a name in this file is invalid.
+/// Unwraps a result that is an error only if a metric in this file is invalid.
 fn valid<T>(made: prometheus::Result<T>) -> T {
     made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
@@ -439,6 +447,12 @@ impl Request {
         }
     }
 
+    /// The labels without that of dry runs.
+    fn sli_labels(&self) -> [&str; 7] {
+        let [verb, _dry_run, group, version, resource, subresource, scope, component] = self.labels();
+        [verb, group, version, resource, subresource, scope, component]
+    }
+
     fn labels(&self) -> [&str; 8] {
         [
             self.verb,
@@ -471,7 +485,33 @@ fn verb(verb: &str, headers: &HeaderMap) -> &'static str {
     }
 }
 
-/// The response, if the path is that of the metrics.
+/// The response, if the path is that of metrics.
 pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
-    (info.path == PATH).then(|| reply::bytes(200, TEXT, metrics.text(sources)))
+    let text = match info.path.as_str() {
+        PATH => metrics.text(sources),
+        SLI_PATH => metrics.health.text(),
+        _ => return None,
+    };
+    Some(reply::bytes(200, TEXT, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_webhook_keeps_its_label_when_there_are_too_many_others() {
+        let metrics = Metrics::new();
+        let call = |name: &str, operation| metrics.called((name, operation), false, Duration::from_millis(1));
+        for index in 0..=MAX_WEBHOOKS {
+            call(&format!("hook-{index}"), "CREATE");
+        }
+        call("hook-0", "CREATE");
+        call("hook-0", "UPDATE");
+        let count = |name: &str, operation: &str| {
+            metrics.webhooks.with_label_values(&[name, operation, "false"]).get_sample_count()
+        };
+        assert_eq!([count("hook-0", "CREATE"), count("hook-0", "UPDATE")], [2, 1]);
+        assert_eq!(count("other", "CREATE"), 1);
+    }
 }

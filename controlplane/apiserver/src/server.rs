@@ -17,7 +17,7 @@ use crate::{
     backup, body,
     call::Call,
     client_upgrade::ClientUpgrade,
-    compression, documents,
+    compression, deadline, documents,
     error::{ApiError, Result},
     flow_control::Seats,
     freshness, health,
@@ -41,7 +41,7 @@ pub struct Apiserver {
 #[derive(Clone, Copy)]
 pub(crate) struct PeerAddress(pub(crate) IpAddr);
 
-/// A request after authentication: everything except its user and its attributes.
+/// The parts of an authenticated request besides its user and attributes.
 struct Incoming<B> {
     method: Method,
     headers: HeaderMap,
@@ -105,6 +105,7 @@ impl Apiserver {
         let legacy = caller.as_ref().ok().and_then(|user| user.legacy_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
+        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted));
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
@@ -127,9 +128,12 @@ impl Apiserver {
         };
         // Boxed: each layer around the large future of a request would hold a copy on the stack.
         let (outcome, waited) = waits::measure(Box::pin(answer)).await;
-        let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        let mut reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
+            self.state.metrics.serving.terminated(&counted, reply.status().as_u16());
+        }
         let reply = match &legacy {
-            Some(token) => noted(reply, token, record.as_deref()),
+            Some(token) => note_legacy_token(reply, token, record.as_deref()),
             None => reply,
         };
         self.state.metrics.answered(&counted, reply.status().as_u16(), (began.elapsed(), waited));
@@ -142,7 +146,19 @@ impl Apiserver {
             true => compression::compress_within(self.state.request_timeout, reply).await,
             false => reply,
         };
-        reply::uncached(reply)
+        let reply = reply::uncached(reply);
+        if is_local { reply } else { self.for_network(reply, running) }
+    }
+
+    /// The response with what only the network gets: the header for browsers, and the count of a long-running request.
+    fn for_network(&self, mut reply: Reply, running: Option<metrics::LongRunning>) -> Reply {
+        if let Some(running) = running {
+            reply.extensions_mut().insert(running);
+        }
+        if let Some(directives) = &self.state.transport_security {
+            reply.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, directives.clone());
+        }
+        reply
     }
 
     /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
@@ -203,22 +219,26 @@ impl Apiserver {
         auditor.begin(&received).await
     }
 
-    /// Answers a request from the network within the limits on duration and number.
+    /// Answers a request from the network. Enforces the request timeout and the limits on requests in flight.
     async fn answer_network<B>(&self, caller: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
     where
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
         let state = &self.state;
-        let permit = state.in_flight.enter(&caller, &info)?;
+        let permit = match state.in_flight.enter(&caller, &info) {
+            Ok(permit) => permit,
+            Err(error) => return Ok(terminated(&error)),
+        };
         if in_flight::is_long_running(&info) {
             return self.answer_as(caller, info, incoming).await;
         }
+        let limit = deadline::of_request(&info.query, state.request_timeout)?;
         let answer = self.answer_as(caller, info, incoming);
-        let mut reply = tokio::time::timeout(state.request_timeout, answer)
+        let mut reply = tokio::time::timeout(limit, answer)
             .await
             .unwrap_or_else(|_elapsed| {
-                Err(ApiError::timeout("request did not complete within the allotted timeout", 1))
+                Ok(terminated(&ApiError::timeout("request did not complete within the allotted timeout", 1)))
             })
             .unwrap_or_else(|error| reply::failure(&error));
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
@@ -239,13 +259,13 @@ impl Apiserver {
         {
             record.impersonates(&user);
         }
-        if incoming.is_local {
+        if incoming.is_local || !self.state.priority_and_fairness {
             return self.answer(user, info, incoming).await;
         }
         self.answer_in_turn(user, info, incoming).await
     }
 
-    /// Handles a request as soon as its priority level has seats for it.
+    /// Answers a request after its priority level has granted it seats.
     async fn answer_in_turn<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
     where
         B: http_body::Body<Data = Bytes>,
@@ -257,7 +277,7 @@ impl Apiserver {
         waits::add(arrived.elapsed());
         let answered = match seats {
             Ok(seats) => self.answer(user, info, incoming).await.map(|reply| (reply, seats)),
-            Err(error) => Err(error),
+            Err(error) => Ok((terminated(&error), None)),
         };
         let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
         // Release the seats of a watch after its first events are collected.
@@ -282,7 +302,7 @@ impl Apiserver {
             kind.map(|kind| (resource.has_path(kind.namespaced), kind))
         });
         if let Some((false, _)) = kind {
-            return route::nowhere(&state.registry.load(), &info.path);
+            return route::unknown_path(&state.registry.load(), &info.path);
         }
         let question = AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &state.cache };
         let decision = state.authorizers.decide(&question).await;
@@ -315,7 +335,7 @@ impl Apiserver {
             return aggregated::run(state, &remote, arrived, upgrade).await;
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
-        let Some((_, kind)) = kind else { return route::nowhere(&state.registry.load(), &info.path) };
+        let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::about(&kind);
@@ -334,9 +354,9 @@ impl Apiserver {
     }
 }
 
-/// Records the use of a token in a Secret, and warns a client whose token Kubernetes has made by itself. Source:
-/// `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`.
-fn noted(reply: Reply, token: &LegacyToken, record: Option<&Record>) -> Reply {
+/// Annotates the audit record of a request with a Secret-based token. Warns the client if the token was generated
+/// automatically. Source: `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`.
+fn note_legacy_token(reply: Reply, token: &LegacyToken, record: Option<&Record>) -> Reply {
     let kind = if token.is_generated { "autogenerated" } else { "manual" };
     if let Some(record) = record {
         record.annotate(&format!("authentication.k8s.io/legacy-token-{kind}-secret"), token.secret.as_str());
@@ -349,7 +369,14 @@ fn noted(reply: Reply, token: &LegacyToken, record: Option<&Record>) -> Reply {
     reply::warned(reply, &[warning.to_owned()])
 }
 
-/// The response to a path that names no resource: health, metrics, a backup or a document.
+/// The response to a request that a limit of this server ended.
+fn terminated(error: &ApiError) -> Reply {
+    let mut reply = reply::failure(error);
+    reply.extensions_mut().insert(metrics::Terminated);
+    reply
+}
+
+/// The response to a non-resource path: health, metrics, backup or documents.
 fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
     if let Some(reply) = health::find(state, info) {
         return Ok(reply);
@@ -368,7 +395,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         return Ok(reply);
     }
     let found = documents::find(state, info, headers)?;
-    found.map_or_else(|| route::nowhere(&state.registry.load(), &info.path), Ok)
+    found.map_or_else(|| route::unknown_path(&state.registry.load(), &info.path), Ok)
 }
 
 mod open;

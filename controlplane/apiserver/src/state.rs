@@ -1,8 +1,9 @@
-//! The services of a server, each with its own state. The requests share them.
+//! The services of a server. All requests share them.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use coracle_store::Store;
+use http::HeaderValue;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
     usage_samples::Samples,
 };
 
-/// The services of a server. Handlers and the write pipeline use them. No service knows this type.
+/// The services of a server. Handlers and the write pipeline use them. No service depends on this type.
 pub(crate) struct State {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) cache: Arc<Cache>,
@@ -44,7 +45,7 @@ pub(crate) struct State {
     pub(crate) front_proxy: FrontProxy,
     pub(crate) remotes: Remotes,
     pub(crate) merged: Arc<Merged>,
-    /// The last usage of each node.
+    /// The last usage samples of each node.
     pub(crate) usage: Samples,
     pub(crate) request_timeout: Duration,
     pub(crate) features: ServerFeatures,
@@ -52,6 +53,14 @@ pub(crate) struct State {
     pub(crate) event_lifetime: Duration,
     /// Maximum validity of service account tokens in seconds.
     pub(crate) max_token_seconds: Option<i64>,
+    /// Whether tokens of pods with the default validity are accepted for a year.
+    pub(crate) extend_tokens: bool,
+    /// Minimum duration of a watch that asks for none; 0 sets no limit.
+    pub(crate) min_watch: Duration,
+    /// Whether priority levels share the requests in flight.
+    pub(crate) priority_and_fairness: bool,
+    /// The header of responses to the network.
+    pub(crate) transport_security: Option<HeaderValue>,
     /// URL of the keys of service account tokens in the discovery document.
     pub(crate) keys_url: Option<String>,
     /// The parts of the control plane that run in this process.

@@ -2,8 +2,8 @@
 //! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption
 //! budgets, volumes, resource claims, migrations of stored objects.
 //!
-//! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
-//! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
+//! Each controller is a directory. `plan` compares the desired with the observed state and returns actions, without
+//! I/O. `run` reads the observed state and applies the actions. All controllers share one set of caches
 //! (`caches`) with one watch for each kind. A write is in the cache before the next reconcile (`cache`), so no plan
 //! uses a state older than the controller's own last write.
 //!

@@ -1,4 +1,4 @@
-//! Start of all controllers: watches, queues and workers.
+//! Starts all controllers: watches, queues and workers.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -31,21 +31,22 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
     let context = Arc::new(Context::new(client, recorder, config));
-    // This handler is registered before the others, so that they read counts of the same state.
+    // This handler is registered first, so that the other handlers read up-to-date counts.
     context.pod_counts.follow(&context.caches.pods);
     start(&context, &mut tasks);
-    // Handlers are registered before the watches start, so that they see every object.
+    // Handlers are registered before the watches start, so that they get every object.
     for watch in context.caches.watches(&context.client) {
         tasks.spawn(watch);
     }
-    // Dropping the set ends every task at its next await. Requests that were sent take effect.
+    // Dropping the set ends every task at its next await point. Requests that were sent still take effect.
     tokio::select! {
         () = shutdown.cancelled() => {}
         Some(ended) = tasks.join_next() => tracing::error!(?ended, "a controller's task has ended"),
     }
 }
 
-/// Starts the controllers that have a queue of keys. A macro, because the functions of each controller have their own types.
+/// Starts the controllers that have a queue of keys. A macro, because the functions of each controller have different
+/// types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {
@@ -157,7 +158,7 @@ struct Pool<'a> {
     workers: usize,
 }
 
-/// Spawns the workers of one queue. They start once every cache has its first list.
+/// Spawns the workers of one queue. They start after the first list of every cache.
 fn workers<F, R>(tasks: &mut JoinSet<()>, context: &Arc<Context>, pool: Pool<'_>, reconcile: F)
 where
     F: Fn(Arc<Context>, Key) -> R + Clone + Send + Sync + 'static,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions,
-    TokenWebhookConfig,
+    InitialResourcesOptions, NamedCertificate, OidcConfig, PluginSelection, RequestHeaderConfig,
+    RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -51,6 +51,7 @@ pub(crate) struct ControlPlane {
     pub(crate) scheduler: bool,
     pub(crate) scheduler_config: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
+    pub(crate) serving_tls: ServingOptions,
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
     pub(crate) token_clean_up_period: Duration,
@@ -88,6 +89,7 @@ impl ControlPlaneSettings {
         let election = sources.take(self.election())?;
         let runtime_config = sources.take(runtime_config(&self.runtime_config).context("runtime-config"))?;
         let options = sources.take(self.options())?;
+        let serving_tls = sources.take(self.serving_tls())?;
         let request_header = self.request_header();
         let (admission_plugins, initial_resources) = self.admission();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
@@ -128,6 +130,7 @@ impl ControlPlaneSettings {
             scheduler: self.scheduler,
             scheduler_config: self.scheduler_config,
             tls_sans: self.tls_san,
+            serving_tls,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
             token_clean_up_period,
@@ -254,7 +257,33 @@ impl ControlPlaneSettings {
             token_issuers: self.service_account_issuer.clone(),
             audiences: self.api_audiences.clone(),
             keys_url,
+            extend_tokens: self.service_account_extend_token_expiration,
+            min_watch: Duration::from_secs(self.min_request_timeout.into()),
+            priority_and_fairness: self.enable_priority_and_fairness,
+            strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
         })
+    }
+
+    /// Certificates and TLS of the API server.
+    fn serving_tls(&self) -> anyhow::Result<ServingOptions> {
+        let certificate = match (self.apiserver_cert_file.clone(), self.apiserver_key_file.clone()) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => anyhow::bail!("apiserver-cert-file and apiserver-key-file must be given together"),
+        };
+        let by_name = self.tls_sni_cert_key.iter().map(|entry| NamedCertificate {
+            certificate: entry.certificate.clone(),
+            key: entry.key.clone(),
+            names: entry.names.clone(),
+        });
+        let options = ServingOptions {
+            certificate,
+            by_name: by_name.collect(),
+            min_version: self.tls_min_version.clone(),
+            cipher_suites: self.tls_cipher_suites.clone(),
+        };
+        options.check().map_err(anyhow::Error::msg).context("tls-min-version, tls-cipher-suites")?;
+        Ok(options)
     }
 
     /// Authorization by modes or by a file, not by both.
@@ -365,6 +394,18 @@ fn runtime_config(entries: &[String]) -> anyhow::Result<RuntimeConfig> {
     Ok(config)
 }
 
+/// The value of the header Strict-Transport-Security (RFC 6797, section 6.1); empty for none.
+fn transport_security(directives: &[String]) -> anyhow::Result<String> {
+    for directive in directives {
+        let is_age = directive.strip_prefix("max-age=").is_some_and(|age| age.parse::<u32>().is_ok());
+        anyhow::ensure!(
+            is_age || matches!(directive.as_str(), "includeSubDomains" | "preload"),
+            "strict-transport-security-directives {directive:?} must be max-age=SECONDS, includeSubDomains or preload"
+        );
+    }
+    Ok(directives.join("; "))
+}
+
 fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
@@ -437,6 +478,20 @@ mod tests {
     fn tokens_are_not_cleaned_up_at_once() {
         assert!(clean_up_period(Age(Duration::ZERO)).is_err());
         assert_eq!(clean_up_period(Age(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
+    }
+
+    #[test]
+    fn directives_of_transport_security_are_known() {
+        let of =
+            |all: &[&str]| transport_security(&all.iter().map(|&one| one.to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&[]).unwrap(), "");
+        assert_eq!(
+            of(&["max-age=9", "includeSubDomains", "preload"]).unwrap(),
+            "max-age=9; includeSubDomains; preload"
+        );
+        for invalid in ["", "max-age", "max-age=x", "max-age=9\r\nx: y", "preload=1"] {
+            assert!(of(&[invalid]).is_err(), "{invalid}");
+        }
     }
 
     #[test]

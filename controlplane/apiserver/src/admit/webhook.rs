@@ -1,8 +1,8 @@
 //! Mutating and validating webhooks.
 //!
-//! The webhooks of all configurations are parsed once after each change. Mutating webhooks are called one after the other,
-//! in the order of their configurations' names; validating ones at the same time. A failed call fails the request,
-//! unless the webhook's failure policy is `Ignore`.
+//! The webhooks of all configurations are parsed once after each change. Mutating webhooks are called sequentially,
+//! ordered by the names of their configurations; validating webhooks are called concurrently. A failed call rejects the
+//! request, unless the webhook's failure policy is `Ignore`.
 
 mod hook;
 
@@ -33,7 +33,7 @@ use crate::{
 const MUTATING: &str = "mutatingwebhookconfigurations";
 const VALIDATING: &str = "validatingwebhookconfigurations";
 
-/// The webhooks of one kind of configuration, parsed at a revision.
+/// The webhooks of one kind of configuration, as of a revision.
 struct Hooks {
     plural: &'static str,
     parsed: RwLock<(u64, Arc<[Hook]>)>,
@@ -57,7 +57,7 @@ impl Admit for MutatingWebhooks {
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
-        // Webhooks that were called, with the object that they left.
+        // The called webhooks, each with the object after its call.
         let mut called: Vec<(&Hook, Value)> = Vec::new();
         let before = object.clone();
         for hook in hooks.iter() {
@@ -68,10 +68,10 @@ impl Admit for MutatingWebhooks {
         if *object == before {
             return Ok(());
         }
-        // The other members complete what the webhooks added.
+        // Earlier plugins process what the webhooks have added.
         admission.reinvoke(attributes, object).await?;
         for (hook, left) in called {
-            if hook.again && *object != left {
+            if hook.reinvoke && *object != left {
                 apply(admission, hook, attributes, object).await?;
             }
         }
@@ -97,7 +97,7 @@ impl Admit for ValidatingWebhooks {
         }
         let calls =
             hooks.iter().map(async |hook| match matching(admission, hook, attributes, object).await? {
-                Some(kind) => ask(admission, hook, attributes, (&kind, object)).await.map(drop),
+                Some(kind) => call(admission, hook, attributes, (&kind, object)).await.map(drop),
                 None => Ok(()),
             });
         let began = std::time::Instant::now();
@@ -111,15 +111,16 @@ impl Admit for ValidatingWebhooks {
     }
 }
 
-/// Whether a request is for a webhook configuration. No webhook gets it, so that a broken webhook can be repaired.
+/// Whether a request is for a webhook configuration. Webhooks do not receive it, so that a broken webhook can be
+/// repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }
 
-/// The resource in the version that a webhook's rules select; `None` if the request does not match the webhook.
+/// The resource in the version that a webhook's rules select. `None` if the request does not match the webhook.
 ///
 /// # Errors
-/// A match condition failed, and the failure policy is `Fail`, or the request's limit on cost was the reason.
+/// A match condition failed and the failure policy is `Fail`, or the cost budget of the request is exhausted.
 async fn matching(
     admission: &Admission,
     hook: &Hook,
@@ -135,7 +136,7 @@ async fn matching(
     let evaluate = || hook.conditions.matches(&subject.input(&objects, None));
     match expression::evaluate(attributes.cost, false, evaluate).await {
         Ok(matches) => Ok(matches.then_some(kind)),
-        Err(why) if hook.fails || attributes.cost.is_exhausted() => {
+        Err(why) if hook.fail_closed || attributes.cost.is_exhausted() => {
             Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
         }
         Err(why) => {
@@ -145,7 +146,7 @@ async fn matching(
     }
 }
 
-/// Calls a mutating webhook, if the request is for it, and applies its patch. Returns whether it was called.
+/// Calls a mutating webhook if the request matches, and applies its patch. Returns whether it was called.
 async fn apply(
     admission: &Admission,
     hook: &Hook,
@@ -154,9 +155,9 @@ async fn apply(
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
     let began = std::time::Instant::now();
-    let asked = ask(admission, hook, attributes, (&kind, object)).await;
+    let called = call(admission, hook, attributes, (&kind, object)).await;
     waits::add(began.elapsed());
-    let Some(verdict) = asked? else { return Ok(true) };
+    let Some(verdict) = called? else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }
@@ -174,7 +175,7 @@ async fn apply(
     Ok(true)
 }
 
-/// The object that a patch left, checked against its schema, with defaults.
+/// The patched object with defaults, after a check against its schema.
 pub(super) fn completed(
     attributes: &Attributes<'_>,
     kind: &Resource,
@@ -195,7 +196,7 @@ pub(super) fn completed(
 }
 
 /// Calls a webhook. `None` if the call failed and its failure policy is `Ignore`.
-async fn ask(
+async fn call(
     admission: &Admission,
     hook: &Hook,
     attributes: &Attributes<'_>,
@@ -214,7 +215,7 @@ async fn ask(
         Ok(answer) => review::response(&answer, (hook.version, &uid)),
         Err(why) => Err(why),
     };
-    let rejected = answer.as_ref().map_or(hook.fails, |verdict| !verdict.allowed);
+    let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);
     admission.metrics.called((&hook.name, attributes.operation.name()), rejected, began.elapsed());
     match answer {
         Ok(verdict) => {
@@ -225,7 +226,7 @@ async fn ask(
                 Err(review::refusal(&hook.name, &verdict.status))
             }
         }
-        Err(why) if hook.fails => {
+        Err(why) if hook.fail_closed => {
             Err(ApiError::internal(format!("failed calling webhook {:?}: {why}", hook.name)))
         }
         Err(why) => {
@@ -235,7 +236,7 @@ async fn ask(
     }
 }
 
-/// The objects of the request in the wanted version.
+/// The objects of the request in the requested version.
 pub(super) async fn objects(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
     let shown = async |object: &Value| match attributes.subresource {
         _ if attributes.own_object().is_some() => Ok(object.clone()),
@@ -281,7 +282,7 @@ impl Hooks {
         if of == newest {
             return hooks;
         }
-        // The objects may be newer than this revision; then they are parsed once more.
+        // The objects may be newer than this revision. They are then parsed once more.
         let configurations = admission.cache.list(kind, "");
         let hooks: Vec<Hook> = configurations
             .iter()

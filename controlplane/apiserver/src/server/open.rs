@@ -8,7 +8,7 @@ use std::{
 use coracle_kinds::initializers;
 use coracle_store::Store;
 use futures::future::BoxFuture;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -28,7 +28,7 @@ use crate::{
     authz::Authorizers,
     bootstrap,
     cache::Cache,
-    config::{ApiserverConfig, OpenError, open_audit},
+    config::{ApiserverConfig, OpenError, ServerOptions, open_audit},
     controllers::{aggregation, custom_resources, flow_control, initialization, quota_status, usage_history},
     error::ApiError,
     flow_control::FlowControl,
@@ -77,7 +77,7 @@ impl Apiserver {
     }
 }
 
-/// The services that are made before the others.
+/// The services that the other services need.
 struct Services {
     store: Arc<dyn Store>,
     cache: Arc<Cache>,
@@ -85,7 +85,7 @@ struct Services {
     authenticators: Authenticators,
 }
 
-/// The authenticators, and the file of their configuration.
+/// The authenticators, and the file of their configuration, if there is one.
 fn authenticators(
     config: &mut ApiserverConfig,
     allows_all: bool,
@@ -120,7 +120,7 @@ fn authenticators(
     Ok((authenticators, file))
 }
 
-/// The issuer that settings give. A configuration file excludes it: the issuer would be lost when the file changes.
+/// The issuer of the oidc settings. An authentication file excludes these settings: a reload would drop the issuer.
 pub(super) fn single_issuer(oidc: &OidcConfig, has_file: bool) -> Result<IssuerConfig, String> {
     match has_file {
         true => Err("the authentication configuration excludes the oidc settings".to_owned()),
@@ -152,7 +152,8 @@ fn state(
     let auditor = config.audit.map(open_audit).transpose()?;
     let Services { store, cache, authorizers, authenticators } = services;
     let registry = Arc::new(Registry::new(&config.runtime_config));
-    let in_flight = Arc::new(InFlight::new(config.max_in_flight));
+    let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
+    let transport_security = transport_security(&config.options.strict_transport_security)?;
     let metrics = Arc::new(Metrics::new());
     Ok(Arc::new_cyclic(|itself| State {
         admission: Admission {
@@ -187,12 +188,30 @@ fn state(
         features: config.features,
         event_lifetime: config.options.event_lifetime,
         max_token_seconds: config.options.max_token_seconds,
+        extend_tokens: config.options.extend_tokens,
+        min_watch: config.options.min_watch,
+        priority_and_fairness: config.options.priority_and_fairness,
+        transport_security,
         keys_url: config.options.keys_url,
         usage: Samples::default(),
         own_components: config.own_components,
         stopping,
         shutdown,
     }))
+}
+
+/// The limits on requests in flight. Priority levels limit those of all users, if they are in use.
+fn in_flight(options: &ServerOptions, max: [usize; 2]) -> InFlight {
+    match options.priority_and_fairness {
+        true => InFlight::new(max),
+        false => InFlight::new(max).with_total(max),
+    }
+}
+
+/// The header of responses to the network, if there are directives.
+fn transport_security(directives: &str) -> Result<Option<HeaderValue>, OpenError> {
+    let header = Some(directives).filter(|directives| !directives.is_empty()).map(HeaderValue::from_str);
+    header.transpose().map_err(OpenError::TransportSecurity)
 }
 
 /// Serves the kind InitializerConfiguration, if the plugin Initializers runs.
@@ -227,14 +246,14 @@ fn send_as_controllers(state: Weak<State>, request: LabelRequest) -> BoxFuture<'
     })
 }
 
-/// Cancels the second token some time after the first one.
+/// Cancels `shutdown` when `stopping` is cancelled and the delay has passed.
 async fn delay_shutdown(stopping: CancellationToken, delay: Duration, shutdown: CancellationToken) {
     stopping.cancelled().await;
     tokio::time::sleep(delay).await;
     shutdown.cancel();
 }
 
-/// The seats of all priority levels.
+/// Number of seats of all priority levels together.
 fn seats(max: [usize; 2]) -> u64 {
     u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
 }

@@ -13,11 +13,16 @@ use crate::{
     write::text,
 };
 
-/// Lifetime of a token whose request has none.
+/// Default lifetime of a token in seconds.
 const DEFAULT_SECONDS: i64 = 3600;
-/// Minimum and maximum of the requested lifetime, as upstream.
+/// Minimum and maximum of the requested lifetime in seconds, as upstream.
 const MIN_SECONDS: i64 = 600;
 const MAX_SECONDS: i64 = 1 << 32;
+
+/// Lifetime that the plugin ServiceAccount asks for, and the one that such a token can get. Source:
+/// `WarnOnlyBoundTokenExpirationPeriod` and `ExpirationExtensionSeconds` of `pkg/serviceaccount`.
+const EXTENDABLE_SECONDS: i64 = 3607;
+const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
@@ -48,6 +53,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         uid: text(&account, "uid"),
         audiences: &audiences,
         seconds,
+        extended: extended(call, (&bound, &audiences), seconds),
         bound,
     };
     let (token, until) = tokens.issue(&claims).await?;
@@ -60,6 +66,17 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         "creationTimestamp": crate::write::now(),
     });
     Ok(reply::warned(reply::json(201, &request), &warnings))
+}
+
+/// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are.
+fn extended(call: &Call, (bound, audiences): (&Value, &[String]), seconds: i64) -> Option<i64> {
+    let tokens = &call.state.authenticators.tokens;
+    let is_extended = call.state.extend_tokens
+        && seconds == EXTENDABLE_SECONDS
+        && bound.get("pod").is_some()
+        && audiences.iter().all(|audience| tokens.audiences.contains(audience));
+    let most = tokens.keys.max_seconds().unwrap_or(EXTENDED_SECONDS);
+    is_extended.then_some(EXTENDED_SECONDS.min(most))
 }
 
 /// The claims about the bound object. A node gets tokens for its own pods only, and for the audiences of their volumes.
@@ -84,6 +101,9 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
         call.state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?;
     let object = object.value();
     let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
+    if node.is_some() && wanted.is_empty() {
+        return Err(forbidden("node requested token with a pod binding without a uid".to_owned()));
+    }
     if !wanted.is_empty() && wanted != uid {
         let why = format!(
             "the UID in the bound object reference ({wanted}) does not match the UID in record. \
@@ -118,7 +138,7 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
     Ok(claims)
 }
 
-/// The first requested audience that no volume of the pod has. An absent one is that of the API server. Source:
+/// The first requested audience that no volume of the pod has. An empty audience is that of the API server. Source:
 /// `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
 fn foreign_audience(asked: &Value, pod: &Value) -> Option<String> {
     let texts = |list: &Value| -> Vec<String> {

@@ -18,7 +18,7 @@ use crate::write::Part;
 
 const COMPONENT: &str = "service-lb-controller";
 
-/// Queues changed services, all of them when a node changes, and those with the traffic policy Local when their
+/// Queues changed services, all services when a node changes, and services with the traffic policy Local when their
 /// endpoints change.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<State>) {
     if !context.config.node_balancers {
@@ -29,6 +29,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<Sta
             old.into_iter().for_each(|service| own.add(service.key()));
         });
         return;
+    }
+    if has_well_known_ports(&context.config.node_ports) {
+        tracing::warn!(
+            node_ports = ?context.config.node_ports,
+            "load balancers at the addresses of nodes cannot have ports of the node port range"
+        );
     }
     let (own, kept, reserved) = (queue.clone(), state.clone(), reserved(context));
     context.caches.services.on_change(move |change| {
@@ -63,6 +69,12 @@ fn reserved(context: &Context) -> Vec<PortRange> {
     server.into_iter().chain([context.config.node_ports.clone()]).collect()
 }
 
+/// Whether services get node ports from a range that has ports of common protocols, such as 80 and 443. A load balancer
+/// cannot have a port of the range, also if it is free: another service could get it as its node port at any time.
+fn has_well_known_ports(node_ports: &PortRange) -> bool {
+    *node_ports.start() < 1024
+}
+
 /// The service of a slice.
 pub(crate) fn service_of(slice: &EndpointSlice) -> Option<Key> {
     let name = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
@@ -81,7 +93,7 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
         return write(context, &service, plan::foreign(&service, &nodes)).await;
     }
     if service.is_being_deleted() {
-        // Another service may get the ports as soon as no status contains them.
+        // Another service may get the ports after they were removed from the status.
         lock(&state.refusals).remove(&key);
         return write(context, &service, Vec::new()).await;
     }
@@ -119,7 +131,7 @@ async fn write(context: &Context, service: &Service, desired: Vec<Value>) -> Res
 /// Nodes with ready endpoints of a service.
 pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<String> {
     let (caches, key) = (&context.caches, service.key());
-    // Slices belong to the service, to its Endpoints if it has no selector, or to nothing if a user wrote them.
+    // Slices belong to the service, to its Endpoints if it has no selector, or to no object if a user wrote them.
     let endpoints = caches.endpoints.get(&key);
     let owners = [Some(service.uid()), endpoints.as_ref().map(|endpoints| endpoints.uid()), Some("")];
     let slices =
@@ -132,4 +144,15 @@ pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<Stri
         }
     }
     nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_with_well_known_ports_is_reported() {
+        assert!(has_well_known_ports(&(1..=65535)) && has_well_known_ports(&(443..=443)));
+        assert!(!has_well_known_ports(&(30000..=32767)));
+    }
 }

@@ -19,7 +19,7 @@ use coracle_events::{Event, Recorder};
 
 const COMPONENT: &str = "node-controller";
 
-/// The time in whole seconds, as conditions and taints have it.
+/// The current time in whole seconds, as in conditions and taints.
 fn now() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now)
@@ -77,7 +77,7 @@ pub(crate) async fn reconcile(context: &Context, lifecycle: &Lifecycle, key: Key
         node = mark_lost(context, &node, conditions).await?;
         update_zones(context, lifecycle);
     }
-    // Not only when the node becomes lost: a failed or interrupted write is repeated at the next reconcile.
+    // Not only when the node is marked as lost: a failed or interrupted write is repeated at the next reconcile.
     let unready = if left.is_none() { mark_pods_not_ready(context, &node).await } else { Ok(()) };
     let evicts = taint(context, lifecycle, &node).await?;
     unready?;
@@ -116,8 +116,8 @@ async fn mark_lost(
     Ok(written)
 }
 
-/// Marks the pods of a lost node as not ready, so that services do not use them. Tries all pods, then returns the first
-/// error.
+/// Marks the pods of a lost node as not ready, so that services do not use them. Returns the first error after all pods
+/// were tried.
 async fn mark_pods_not_ready(context: &Context, node: &Node) -> Result<(), Error> {
     let mut result = Ok(());
     for pod in context.caches.pods.all() {
@@ -147,7 +147,7 @@ async fn mark_not_ready(context: &Context, pod: &Pod) -> Result<(), Error> {
     }
 }
 
-/// Writes the taints. Returns the time until the node may get its NoExecute taint, if it has to wait.
+/// Writes the taints. Returns the time until the node may get its NoExecute taint, if it must wait.
 async fn taint(context: &Context, lifecycle: &Lifecycle, node: &Node) -> Result<Option<Duration>, Error> {
     let eviction = lifecycle.may_evict(node);
     if let Some(taints) = plan::taints(node, eviction.allowed, now()) {

@@ -68,7 +68,7 @@ struct Reconcile<'a> {
 /// The new status, without conditions.
 struct Outcome {
     current: i32,
-    /// None: the last desired replicas stay, because metrics failed.
+    /// `None` if metrics failed: the last desired replicas are kept.
     desired: Option<i32>,
     metrics: Vec<Value>,
     rescaled: bool,
@@ -224,7 +224,7 @@ impl Reconcile<'_> {
         Outcome { desired: Some(replicas), rescaled: true, ..outcome }
     }
 
-    /// Writes the status if it changed. None: the target is unknown, so only conditions change.
+    /// Writes the status if it changed. `None` if the target is unknown: only the conditions change then.
     async fn write(&self, conditions: &Conditions, outcome: Option<Outcome>) -> Result<(), Error> {
         let old = json!(self.autoscaler.status);
         let mut new = old.clone();

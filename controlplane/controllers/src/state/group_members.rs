@@ -1,4 +1,4 @@
-//! Numbers of the active pods of each group. The cost of a change of a pod does not depend on the number of pods.
+//! Counts the active pods of each group. The cost of a pod's change does not depend on the number of pods.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

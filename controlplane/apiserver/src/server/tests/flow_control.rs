@@ -69,6 +69,20 @@ async fn requests_are_classified_by_the_impersonated_user() {
 }
 
 #[tokio::test]
+async fn without_priority_and_fairness_no_request_is_classified() {
+    let options = |config: &mut ApiserverConfig| {
+        config.options.priority_and_fairness = false;
+        config.options.strict_transport_security = "max-age=9; preload".to_owned();
+    };
+    let server = Fixture::new().await.again_with(options).await;
+    let answer = send(&server, "", "/api/v1/nodes").await;
+    assert_eq!((answer.status().as_u16(), classified(&answer)), (200, [String::new(), String::new()]));
+    assert_eq!(answer.headers()["strict-transport-security"], "max-age=9; preload");
+    // Requests in this process have no such header.
+    assert!(!server.get("/api/v1/nodes").await.headers.contains_key("strict-transport-security"));
+}
+
+#[tokio::test]
 async fn mandatory_objects_come_back() {
     let server = Fixture::new().await;
     let path = format!("{LEVELS}/catch-all");

@@ -8,6 +8,25 @@ async fn metrics(server: &Fixture) -> String {
     answer.body.as_str().unwrap().to_owned()
 }
 
+#[tokio::test]
+async fn health_checks_have_upstreams_names_and_are_counted() {
+    let server = Fixture::new().await;
+    for path in ["/healthz", "/livez", "/readyz"] {
+        let text = server.get(&format!("{path}?verbose=1")).await.body;
+        let text = text.as_str().unwrap();
+        for check in ["etcd", "poststarthook/crd-informer-synced", "autoregister-completion"] {
+            assert!(text.contains(&format!("[+]{check} ok\n")), "{path}: {text}");
+        }
+        assert_eq!(server.get(&format!("{path}/poststarthook/bootstrap-controller")).await.code, 200);
+        assert_eq!(server.get(&format!("{path}/poststarthook")).await.code, 404);
+    }
+    let slis = server.get("/metrics/slis").await;
+    let text = slis.body.as_str().unwrap();
+    assert_eq!(value(text, "kubernetes_healthcheck", &["name=\"etcd\"", "type=\"readyz\""]), Some(1.0));
+    let counted = ["name=\"poststarthook/bootstrap-controller\"", "type=\"livez\"", "status=\"success\""];
+    assert_eq!(value(text, "kubernetes_healthchecks_total", &counted), Some(1.0));
+}
+
 /// The value of the metric with these labels, in any order.
 fn value(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
     let mut lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
@@ -60,6 +79,33 @@ async fn the_remaining_validity_of_client_certificates_is_counted() {
     let expired = "apiserver_client_certificate_expiration_seconds_bucket{le=\"0\"} 1";
     let text = metrics(&server).await;
     assert!(text.lines().any(|line| line == expired), "{text}");
+}
+
+#[tokio::test]
+async fn long_running_requests_and_those_that_a_limit_ended_are_counted() {
+    let server = Fixture::new().await.again_with(|config| config.max_in_flight = [1, 1]).await;
+    let request = Request::get(format!("{PODS}?watch=1")).header("authorization", "Bearer secret");
+    let watch = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await;
+    assert_eq!(watch.status(), 200);
+    let labels = ["verb=\"WATCH\"", "resource=\"pods\""];
+    let running = async || value(&metrics(&server).await, "apiserver_longrunning_requests", &labels);
+    assert_eq!(running().await, Some(1.0));
+    drop(watch);
+    assert_eq!(running().await, Some(0.0));
+    let list = async || {
+        let request = Request::get(PODS).body(Full::<Bytes>::default()).unwrap();
+        server.api.handle(request, None).await
+    };
+    // A request is in flight until its response is dropped.
+    let first = list().await;
+    assert_eq!((first.status().as_u16(), list().await.status().as_u16()), (403, 429));
+    let labels = ["resource=\"pods\"", "verb=\"LIST\"", "code=\"429\""];
+    let text = metrics(&server).await;
+    assert_eq!(value(&text, "apiserver_request_terminations_total", &labels), Some(1.0));
+    assert!(text.lines().any(|line| line == "apiserver_tls_handshake_errors_total 0"), "{text}");
+    server.api.state.metrics.serving.failed_handshake();
+    let text = metrics(&server).await;
+    assert!(text.lines().any(|line| line == "apiserver_tls_handshake_errors_total 1"), "{text}");
 }
 
 #[tokio::test]

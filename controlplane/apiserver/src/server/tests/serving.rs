@@ -60,6 +60,44 @@ async fn a_changed_authorization_configuration_takes_effect() {
 }
 
 #[tokio::test]
+async fn clients_that_read_only_protobuf_get_it() {
+    let server = Fixture::new().await;
+    server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    let get = async |path: String, accept: &str| {
+        let request = Request::get(path).header("accept", accept);
+        let answer = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), Some(admin())).await;
+        let media = answer.headers()["content-type"].to_str().unwrap().to_owned();
+        (answer.status().as_u16(), media, answer.into_body().collect().await.unwrap().to_bytes())
+    };
+    let protobuf = "application/vnd.kubernetes.protobuf";
+    let (code, media, bytes) = get(format!("{CONFIG_MAPS}/a"), protobuf).await;
+    assert_eq!((code, media.as_str()), (200, protobuf));
+    let object = coracle_kinds::protobuf::decode(&bytes).unwrap();
+    assert_eq!((&object["kind"], &object["metadata"]["name"]), (&json!("ConfigMap"), &json!("a")));
+    let (code, media, bytes) = get(CONFIG_MAPS.to_owned(), protobuf).await;
+    assert_eq!((code, media.as_str(), bytes.starts_with(b"k8s\0")), (200, protobuf, true));
+    let (code, media, _) = get(CONFIG_MAPS.to_owned(), "application/vnd.kubernetes.protobuf,*/*").await;
+    assert_eq!((code, media.as_str()), (200, "application/json"));
+    let table = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";
+    let (code, _, bytes) = get(CONFIG_MAPS.to_owned(), table).await;
+    let table: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!((code, &table["apiVersion"]), (200, &json!("meta.k8s.io/v1beta1")));
+    let watch = format!(
+        "{CONFIG_MAPS}?watch=1&timeoutSeconds=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+    );
+    let (_, media, bytes) = get(watch.clone(), protobuf).await;
+    assert_eq!(media, "application/vnd.kubernetes.protobuf;stream=watch");
+    let length = u32::from_be_bytes(bytes[..4].try_into().unwrap()) as usize;
+    assert!(bytes[4..4 + length].starts_with(b"\x0a\x05ADDED"), "{bytes:?}");
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let (_, _, lines) = get(watch, table).await;
+    let last = lines.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty()).unwrap();
+    let last: serde_json::Value = serde_json::from_slice(last).unwrap();
+    let row = &last["object"]["rows"][0]["object"]["metadata"]["annotations"];
+    assert_eq!((&last["type"], &row["k8s.io/initial-events-end"]), (&json!("BOOKMARK"), &json!("true")));
+}
+
+#[tokio::test]
 async fn a_large_object_is_compressed() {
     let server = Fixture::new().await;
     let mut large = config_map("large", json!({}));
@@ -118,6 +156,39 @@ async fn a_server_that_stops_is_not_ready_but_answers() {
     let server = with(|_| {}).await;
     server.api.state.stopping.cancel();
     server.api.state.shutdown.cancelled().await;
+}
+
+#[tokio::test]
+async fn health_checks_have_upstreams_names_and_metrics() {
+    let server = Fixture::new().await;
+    for endpoint in ["/healthz", "/livez", "/readyz"] {
+        let verbose = server.get(&format!("{endpoint}?verbose&exclude=log&exclude=none")).await.body;
+        let verbose = verbose.as_str().unwrap();
+        for line in [
+            "[+]ping ok",
+            "[+]log excluded: ok",
+            "[+]poststarthook/rbac/bootstrap-roles ok",
+            "[+]autoregister-completion ok",
+            "warn: some health checks cannot be excluded: no matches",
+        ] {
+            assert!(verbose.lines().any(|one| one == line), "{line}: {verbose}");
+        }
+        assert_eq!(server.get(&format!("{endpoint}/poststarthook/rbac/bootstrap-roles")).await.body, "ok");
+        assert_eq!(server.get(&format!("{endpoint}/ping/none")).await.code, 404);
+        assert_eq!(server.get(&format!("{endpoint}/poststarthook")).await.code, 404);
+    }
+    server.api.state.stopping.cancel();
+    assert_eq!(server.get("/readyz").await.code, 500);
+    let text = server.get("/metrics/slis").await.body;
+    let text = text.as_str().unwrap();
+    for line in [
+        "kubernetes_healthcheck{name=\"shutdown\",type=\"readyz\"} 0",
+        "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"readyz\"} 2",
+        "kubernetes_healthchecks_total{name=\"shutdown\",status=\"error\",type=\"readyz\"} 1",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line}: {text}");
+    }
+    assert!(!text.contains("none"), "{text}");
 }
 
 #[tokio::test]

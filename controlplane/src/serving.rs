@@ -1,0 +1,367 @@
+//! The serving certificates of the API server: its own one, and those of files, which are read again when they change.
+//!
+//! A client that sends a server name gets the first certificate for that name. Other clients get the default one.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use rustls::{
+    SupportedProtocolVersion,
+    crypto::{CryptoProvider, ring},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+    version::{TLS12, TLS13},
+};
+use rustls_pki_types::CertificateDer;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use x509_parser::{
+    extensions::GeneralName,
+    prelude::{FromDer as _, X509Certificate},
+};
+
+use crate::{
+    pki::Pair,
+    tls::{self, TlsError},
+};
+
+/// Maximum bytes of a file with certificates or a key.
+const MAX_FILE: u64 = 1 << 20;
+/// Minimum versions of TLS, by upstream's names.
+const VERSIONS: [&str; 2] = ["VersionTLS12", "VersionTLS13"];
+
+/// Versions of TLS from 1.2 and from 1.3.
+static SINCE_12: [&SupportedProtocolVersion; 2] = [&TLS13, &TLS12];
+static SINCE_13: [&SupportedProtocolVersion; 1] = [&TLS13];
+
+/// TLS of the API server.
+#[derive(Clone, Debug, Default)]
+pub struct ServingOptions {
+    /// Certificate and key in place of those that the cluster's authority signs.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Certificates for some server names.
+    pub by_name: Vec<NamedCertificate>,
+    /// Minimum version of TLS by upstream's name; empty for 1.2.
+    pub min_version: String,
+    /// Cipher suites by their names in Go; empty for all supported ones. Those of TLS 1.3 are always in use, as in Go.
+    pub cipher_suites: Vec<String>,
+}
+
+/// A certificate for some server names.
+#[derive(Clone, Debug)]
+pub struct NamedCertificate {
+    /// File of the certificate and its intermediate authorities.
+    pub certificate: PathBuf,
+    /// File of the key.
+    pub key: PathBuf,
+    /// Server names. Without any, those in the certificate. `*` can be the first label.
+    pub names: Vec<String>,
+}
+
+/// The certificates that handshakes use.
+#[derive(Debug)]
+pub(crate) struct ServingCertificates {
+    default: Slot,
+    by_name: Vec<Slot>,
+}
+
+/// One certificate, which changes with its files.
+#[derive(Debug)]
+struct Slot {
+    /// Certificate and key. `None` for the own certificate.
+    files: Option<(PathBuf, PathBuf)>,
+    /// The configured server names.
+    names: Vec<String>,
+    current: RwLock<Loaded>,
+}
+
+#[derive(Clone, Debug)]
+struct Loaded {
+    key: Arc<CertifiedKey>,
+    /// DNS names in the certificate, in lower case.
+    names: Vec<String>,
+}
+
+// === impl ServingOptions ===
+
+impl ServingOptions {
+    /// # Errors
+    /// The name of the unknown version or cipher suite, with the known ones.
+    pub fn check(&self) -> Result<(), String> {
+        self.provider()?;
+        self.versions().map(drop)
+    }
+
+    /// The cryptography with the chosen cipher suites.
+    pub(crate) fn provider(&self) -> Result<CryptoProvider, String> {
+        let mut provider = ring::default_provider();
+        let known: Vec<String> =
+            provider.cipher_suites.iter().map(|suite| go_name(&format!("{suite:?}"))).collect();
+        for name in &self.cipher_suites {
+            if !known.contains(&go_name(name)) {
+                return Err(format!(
+                    "cipher suite {name:?} is not supported; supported are {}",
+                    known.join(", ")
+                ));
+            }
+        }
+        let chosen: Vec<String> = self.cipher_suites.iter().map(|name| go_name(name)).collect();
+        if !chosen.is_empty() {
+            provider.cipher_suites.retain(|suite| {
+                suite.version() == &TLS13 || chosen.contains(&go_name(&format!("{suite:?}")))
+            });
+        }
+        Ok(provider)
+    }
+
+    /// The versions of TLS.
+    pub(crate) fn versions(&self) -> Result<&'static [&'static SupportedProtocolVersion], String> {
+        match self.min_version.as_str() {
+            "" | "VersionTLS12" => Ok(&SINCE_12),
+            "VersionTLS13" => Ok(&SINCE_13),
+            other => Err(format!(
+                "minimum TLS version {other:?} is not supported; supported are {}",
+                VERSIONS.join(", ")
+            )),
+        }
+    }
+}
+
+/// The name of a cipher suite in Go. Go also accepts two names without their hash.
+fn go_name(name: &str) -> String {
+    let name = name.replacen("TLS13_", "TLS_", 1);
+    if name.ends_with("_CHACHA20_POLY1305") { format!("{name}_SHA256") } else { name }
+}
+
+// === impl ServingCertificates ===
+
+impl ServingCertificates {
+    /// `own` is the certificate without one in the options.
+    pub(crate) fn open(own: &Pair, options: &ServingOptions) -> Result<Self, TlsError> {
+        let default = match &options.certificate {
+            Some((certificate, key)) => Slot::open(certificate, key, &[])?,
+            None => Slot {
+                files: None,
+                names: Vec::new(),
+                current: RwLock::new(Loaded::new(&own.certificate, &own.key)?),
+            },
+        };
+        let by_name = options.by_name.iter().map(|one| Slot::open(&one.certificate, &one.key, &one.names));
+        Ok(Self { default, by_name: by_name.collect::<Result<_, _>>()? })
+    }
+
+    /// Reads certificates again when their files change.
+    pub(crate) fn follow(self: &Arc<Self>, tasks: &TaskTracker, shutdown: &CancellationToken) {
+        for (at, slot) in self.slots().enumerate() {
+            let Some((certificate, key)) = slot.files.clone() else { continue };
+            for path in [certificate, key] {
+                let certificates = self.clone();
+                let reload = move || {
+                    if let Some(slot) = certificates.slots().nth(at) {
+                        slot.reload();
+                    }
+                };
+                tasks.spawn(coracle_apiserver::follow_file(path, shutdown.clone(), reload));
+            }
+        }
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        std::iter::once(&self.default).chain(&self.by_name)
+    }
+
+    /// The certificate for a server name. An exact name goes before one with `*`.
+    fn chosen(&self, name: Option<&str>) -> Arc<CertifiedKey> {
+        let Some(name) = name.map(|name| name.trim_end_matches('.').to_ascii_lowercase()) else {
+            return self.default.key();
+        };
+        let any = name.split_once('.').map(|(_, domain)| format!("*.{domain}"));
+        let found = [Some(name), any]
+            .into_iter()
+            .flatten()
+            .find_map(|name| self.by_name.iter().find(|slot| slot.is_for(&name)).map(Slot::key));
+        found.unwrap_or_else(|| self.default.key())
+    }
+}
+
+impl ResolvesServerCert for ServingCertificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.chosen(hello.server_name()))
+    }
+}
+
+// === impl Slot ===
+
+impl Slot {
+    fn open(certificate: &Path, key: &Path, names: &[String]) -> Result<Self, TlsError> {
+        let current = RwLock::new(Loaded::read(certificate, key)?);
+        let names = names.iter().map(|name| name.to_ascii_lowercase()).collect();
+        Ok(Self { files: Some((certificate.to_owned(), key.to_owned())), names, current })
+    }
+
+    fn key(&self) -> Arc<CertifiedKey> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).key.clone()
+    }
+
+    fn is_for(&self, name: &str) -> bool {
+        if !self.names.is_empty() {
+            return self.names.iter().any(|own| own == name);
+        }
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.names.iter().any(|own| own == name)
+    }
+
+    /// Reads the files again. Between the changes of certificate and key they do not match; the current ones stay then.
+    fn reload(&self) {
+        let Some((certificate, key)) = &self.files else { return };
+        match Loaded::read(certificate, key) {
+            Ok(loaded) => {
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
+                tracing::info!(path = %certificate.display(), "serving certificate loaded");
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "cannot use the changed serving certificate; keeping the current one");
+            }
+        }
+    }
+}
+
+// === impl Loaded ===
+
+impl Loaded {
+    fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        let loaded = Self::new(&text(certificate)?, &text(key)?);
+        loaded.map_err(|source| TlsError::Files { path: certificate.to_owned(), source: Box::new(source) })
+    }
+
+    fn new(certificate: &str, key: &str) -> Result<Self, TlsError> {
+        let (chain, key) = tls::chain(certificate, key)?;
+        let names = chain.first().map(names).unwrap_or_default();
+        let key = CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(TlsError::Rustls)?;
+        Ok(Self { key: Arc::new(key), names })
+    }
+}
+
+/// The DNS names of a certificate.
+fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let alternatives = certificate.subject_alternative_name().ok().flatten();
+    let found = alternatives.map(|names| names.value.general_names.as_slice()).unwrap_or_default();
+    let dns = found.iter().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
+        _ => None,
+    });
+    dns.collect()
+}
+
+fn text(path: &Path) -> Result<String, TlsError> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+    let read = read.and_then(|length| match length as u64 {
+        0..=MAX_FILE => Ok(()),
+        _ => Err(std::io::ErrorKind::FileTooLarge.into()),
+    });
+    read.map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    fn pair(names: &[&str]) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    fn write(directory: &Path, name: &str, (certificate, key): &(String, String)) -> (PathBuf, PathBuf) {
+        let paths = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
+        fs::write(&paths.0, certificate).unwrap();
+        fs::write(&paths.1, key).unwrap();
+        paths
+    }
+
+    fn own() -> Pair {
+        let (certificate, key) = pair(&["kubernetes"]);
+        Pair { certificate, key, certificate_path: PathBuf::new(), key_path: PathBuf::new() }
+    }
+
+    fn leaf(key: &CertifiedKey) -> Vec<u8> {
+        key.cert.first().unwrap().to_vec()
+    }
+
+    #[test]
+    fn the_server_name_chooses_the_certificate() {
+        let directory = tempfile::tempdir().unwrap();
+        let named = |file: &str, in_certificate: &[&str], names: &[&str]| {
+            let (certificate, key) = write(directory.path(), file, &pair(in_certificate));
+            NamedCertificate { certificate, key, names: names.iter().map(|&name| name.to_owned()).collect() }
+        };
+        let by_name = vec![
+            named("any", &["x"], &["*.Example.com"]),
+            named("own", &["api.example.com", "b.test"], &[]),
+            named("late", &["b.test"], &[]),
+        ];
+        let options = ServingOptions { by_name, ..ServingOptions::default() };
+        let certificates = ServingCertificates::open(&own(), &options).unwrap();
+        let slots: Vec<Vec<u8>> = certificates.slots().map(|slot| leaf(&slot.key())).collect();
+        for (name, slot) in [
+            (None, 0),
+            (Some("other.test"), 0),
+            (Some("a.b.example.com"), 0),
+            (Some("x"), 0),
+            (Some("a.example.com"), 1),
+            (Some("API.example.com"), 2),
+            (Some("b.test"), 2),
+        ] {
+            assert_eq!(leaf(&certificates.chosen(name)), slots[slot], "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_changed_pair_is_used_once_certificate_and_key_match() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = write(directory.path(), "a", &pair(&["a"]));
+        let options = ServingOptions { certificate: Some(files), ..ServingOptions::default() };
+        let certificates = ServingCertificates::open(&own(), &options).unwrap();
+        let first = leaf(&certificates.chosen(None));
+        let next = pair(&["b"]);
+        fs::write(directory.path().join("a.crt"), &next.0).unwrap();
+        certificates.default.reload();
+        assert_eq!(leaf(&certificates.chosen(None)), first);
+        fs::write(directory.path().join("a.key"), &next.1).unwrap();
+        certificates.default.reload();
+        assert_ne!(leaf(&certificates.chosen(None)), first);
+        fs::remove_file(directory.path().join("a.key")).unwrap();
+        assert!(ServingCertificates::open(&own(), &options).is_err());
+    }
+
+    #[test]
+    fn cipher_suites_and_versions_are_those_of_the_library() {
+        let of = |suites: &[&str], version: &str| ServingOptions {
+            cipher_suites: suites.iter().map(|&suite| suite.to_owned()).collect(),
+            min_version: version.to_owned(),
+            ..ServingOptions::default()
+        };
+        assert_eq!(of(&[], "").provider().unwrap().cipher_suites.len(), 9);
+        let chosen =
+            of(&["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305"], "");
+        assert_eq!(chosen.provider().unwrap().cipher_suites.len(), 3 + 2);
+        assert_eq!(of(&["TLS_AES_128_GCM_SHA256"], "").provider().unwrap().cipher_suites.len(), 3);
+        let refused = of(&["TLS_RSA_WITH_AES_128_CBC_SHA"], "").check().unwrap_err();
+        assert!(refused.contains("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, "), "{refused}");
+        assert!(of(&[], "VersionTLS12").check().is_ok());
+        assert_eq!(of(&[], "VersionTLS13").versions().unwrap().len(), 1);
+        assert!(of(&[], "VersionTLS11").check().unwrap_err().contains("VersionTLS12"));
+    }
+}
