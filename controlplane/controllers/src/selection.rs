@@ -146,7 +146,8 @@ mod tests {
     #[test]
     fn every_controller_that_is_started_has_a_name() {
         let source = include_str!("run.rs");
-        let rows = source.split("tasks, context,").nth(1).and_then(|rest| rest.split("}").next()).unwrap();
+        let rows =
+            source.split("fn start(").nth(1).and_then(|rest| rest.split("struct Pool").next()).unwrap();
         let names: Vec<_> = rows.lines().filter_map(|line| line.split('"').nth(1)).collect();
         assert!(names.len() > 30, "{names:?}");
         for name in names {

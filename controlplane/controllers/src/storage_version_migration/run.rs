@@ -26,8 +26,8 @@ const PAGE: u32 = 500;
 const CONCURRENT_WRITES: usize = 8;
 
 /// Queues changed migrations, and the next migration of a resource after the end of one.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let (own, unfinished) = (queue.clone(), context.unfinished_migrations.clone());
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, unfinished: &Arc<Mutex<Unfinished>>) {
+    let (own, unfinished) = (queue.clone(), unfinished.clone());
     context.caches.migrations.on_change(move |change| {
         let Some(migration) = change.latest() else { return };
         let next = lock(&unfinished).follow(change.old.map(|old| &**old), change.new.map(|new| &**new));
@@ -43,10 +43,14 @@ fn lock(unfinished: &Mutex<Unfinished>) -> MutexGuard<'_, Unfinished> {
 }
 
 /// Reconciles one migration.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+pub(crate) async fn reconcile(
+    context: &Context,
+    unfinished: &Mutex<Unfinished>,
+    key: Key,
+) -> Result<Next, Error> {
     let cache = &context.caches.migrations;
     let Some(migration) = cache.get(&key) else { return Ok(Next::Wait) };
-    match plan::step(&migration, || lock(&context.unfinished_migrations).is_next(&migration)) {
+    match plan::step(&migration, || lock(unfinished).is_next(&migration)) {
         Step::Wait => Ok(Next::Wait),
         Step::Begin => {
             mark_definition(&context.client, &migration).await?;
