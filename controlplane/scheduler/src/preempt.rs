@@ -110,7 +110,7 @@ pub(crate) fn removable(
 ) -> BTreeMap<String, Vec<Victim>> {
     let priority = pod.spec.priority.unwrap_or_default();
     let of_node = |one: &Preemption| {
-        let lower = snapshot.lower_on(&one.node, priority);
+        let lower = snapshot.lower_priority_pods(&one.node, priority);
         let violations = snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
         let pods = lower.iter().zip(violations).map(|((uid, placed), violates)| {
             let known = one.victims.iter().find(|victim| victim.uid == *uid);
@@ -166,7 +166,7 @@ pub(crate) fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTr
     let nominated = pod.status.nominated_node_name.as_deref().filter(|node| resolvable.contains(*node));
     let priority = pod.spec.priority.unwrap_or_default();
     let node = nominated.and_then(|nominated| snapshot.candidate(nominated));
-    node.is_some_and(|node| node.info.neighbours().any(|other| other.preempted && other.priority < priority))
+    node.is_some_and(|node| node.info.pods().any(|other| other.preempted && other.priority < priority))
 }
 
 /// The cluster while pods are removed and restored. The filters' input is kept up to date with them, so that a step reads
@@ -229,7 +229,8 @@ impl Simulation<'_> {
 
 /// The victims on a node. The error has the reasons why the pod does not fit even without all pods of lower priority.
 fn victims(simulation: &mut Simulation<'_>, node: &str, beside: bool) -> Result<Vec<Victim>, Vec<String>> {
-    let mut lower = simulation.snapshot.lower_on(node, simulation.pod.spec.priority.unwrap_or_default());
+    let mut lower =
+        simulation.snapshot.lower_priority_pods(node, simulation.pod.spec.priority.unwrap_or_default());
     if lower.is_empty() {
         return Err(vec![NO_VICTIMS.to_owned()]);
     }
@@ -410,7 +411,7 @@ mod tests {
             let prepared = decide::prepare(&pod, &profile, &snapshot);
             let mut simulation =
                 Simulation { pod: &pod, profile: &profile, prepared, snapshot: &mut snapshot };
-            let lower = simulation.snapshot.lower_on("a", 10);
+            let lower = simulation.snapshot.lower_priority_pods("a", 10);
             assert_eq!(lower.len(), 3);
             for (uid, _) in &lower {
                 simulation.remove("a", uid);
