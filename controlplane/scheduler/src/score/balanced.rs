@@ -57,7 +57,7 @@ mod tests {
         let nodes: Vec<_> = snapshot.candidates().collect();
         let needs = PodRequirements::of(&pod("p", "0", "4Gi"));
         let resources = ["cpu".to_owned(), "memory".to_owned()];
-        let marks: Vec<i64> = nodes.iter().map(|node| mark(&needs, &resources, *node)).collect();
-        assert_eq!(marks, [87, 62]);
+        let scores: Vec<i64> = nodes.iter().map(|node| score(&needs, &resources, *node)).collect();
+        assert_eq!(scores, [87, 62]);
     }
 }

@@ -77,7 +77,7 @@ mod tests {
     use serde_json::json;
 
     fn score(pod: &Pod, fit: &Fit, nodes: &[Candidate<'_>]) -> Vec<i64> {
-        nodes.iter().map(|node| mark(&PodRequirements::of(pod), fit, *node)).collect()
+        nodes.iter().map(|node| super::score(&PodRequirements::of(pod), fit, *node)).collect()
     }
 
     #[test]
