@@ -3,7 +3,7 @@
 /// The best score. Source: `MaxNodeScore` of upstream's framework.
 pub(crate) const MAX_NODE_SCORE: i64 = 100;
 
-/// `part` of `whole` on the scale from 0 to [`MAX_NODE_SCORE`], rounded down; `whole` is above 0.
+/// `part` of `whole` on the scale from 0 to [`MAX_NODE_SCORE`], rounded down. `whole` is above 0.
 pub(crate) fn share(part: i128, whole: i128) -> i64 {
     i64::try_from(part * i128::from(MAX_NODE_SCORE) / whole).unwrap_or(i64::MAX)
 }
@@ -12,8 +12,8 @@ pub(crate) fn share(part: i128, whole: i128) -> i64 {
 pub(crate) fn normalize(mut values: Vec<i64>, reverse: bool) -> Vec<i64> {
     let largest = values.iter().copied().max().unwrap_or_default();
     for value in &mut values {
-        let mark = if largest == 0 { 0 } else { *value * MAX_NODE_SCORE / largest };
-        *value = if reverse { MAX_NODE_SCORE - mark } else { mark };
+        let score = if largest == 0 { 0 } else { *value * MAX_NODE_SCORE / largest };
+        *value = if reverse { MAX_NODE_SCORE - score } else { score };
     }
     values
 }

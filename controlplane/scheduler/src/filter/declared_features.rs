@@ -1,4 +1,4 @@
-//! Filter NodeDeclaredFeatures: the node must declare the features that the pod needs, in `status.declaredFeatures`.
+//! Filter NodeDeclaredFeatures: the node must declare the features that the pod needs in `status.declaredFeatures`.
 //!
 //! Source: upstream's plugin of that name and `k8s.io/component-helpers/nodedeclaredfeatures`. One of the features that are
 //! on by default in v1.36 concerns the scheduling of pods.
@@ -19,7 +19,7 @@ pub(crate) fn restarts_all(spec: &PodSpec) -> bool {
     rules.any(|rule| rule.action == "RestartAllContainers")
 }
 
-/// The refusal of a pod that restarts all of its containers, by a node that does not declare the feature.
+/// The refusal of a pod that restarts all of its containers if the node does not declare the feature.
 pub(crate) fn refuse(restarts_all: bool, node: &NodeProperties) -> Option<Refused> {
     if !restarts_all || node.declared_features.iter().any(|declared| declared == RESTARTS) {
         return None;
