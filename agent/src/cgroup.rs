@@ -3,7 +3,7 @@
 //! ```text
 //! <root>/kubepods                      weight of the whole node
 //! <root>/kubepods/pod<uid>             guaranteed pods
-//! <root>/kubepods/burstable/pod<uid>   weight: the sum of what burstable pods request
+//! <root>/kubepods/burstable/pod<uid>   weight: the sum of the CPU requests of burstable pods
 //! <root>/kubepods/besteffort/pod<uid>  minimum weight
 //! ```
 //! The runtime creates containers' cgroups one level below. The tree is that of a kubelet with its cgroupfs driver,

@@ -76,6 +76,8 @@ struct State {
     digests: HashMap<Key, [u8; 32]>,
     due: BTreeMap<Key, Arc<Change>>,
     owners: Owners,
+    /// A record of a pod could not be read, so its needs are not known.
+    is_pod_unread: bool,
 }
 
 #[derive(Debug)]
@@ -166,7 +168,7 @@ impl Checkpoint {
                 self.parse(&self.path(key), content).map(|(_, value)| value)
             }
             None => {
-                let (name, value, digest) = self.read(key.kind(), &self.path(key))?;
+                let (name, value, digest) = self.read(key.kind(), &self.path(key)).ok()??;
                 if name != key.name() {
                     return None;
                 }
@@ -183,7 +185,14 @@ impl Checkpoint {
         let paths = files::list(&self.shared.dir.join(kind.directory()));
         let mut values = Vec::with_capacity(paths.len());
         for path in paths {
-            let Some((name, value, digest)) = self.read(kind, &path) else { continue };
+            let (name, value, digest) = match self.read(kind, &path) {
+                Ok(Some(record)) => record,
+                Ok(None) => continue,
+                Err(_logged) => {
+                    self.state().is_pod_unread |= kind == Kind::Pod;
+                    continue;
+                }
+            };
             self.state().digests.insert(Key::new(kind, name), digest);
             values.push(value);
         }
@@ -225,8 +234,11 @@ impl Checkpoint {
     }
 
     /// Removes stored records that no pod needs: left by a crash. To be called once, after [`Checkpoint::own`] for
-    /// all stored pods.
+    /// all stored pods. A pod whose record could not be read may need any of them, so none is removed then.
     pub(crate) fn remove_unowned(&self) {
+        if self.state().is_pod_unread {
+            return;
+        }
         for kind in Kind::ALL.into_iter().filter(|kind| kind.is_owned()) {
             let owned = self.state().owners.files(kind);
             let dir = self.shared.dir.join(kind.directory());
@@ -326,7 +338,7 @@ impl Checkpoint {
 
     /// Whether a file already has this content.
     fn has_content(&self, kind: Kind, path: &Path, content: &[u8]) -> bool {
-        let sealed = files::read(path);
+        let sealed = files::read(path).ok().flatten();
         sealed.is_some_and(|sealed| {
             let opened = self.shared.keys.open(&sealed, &context(kind, path));
             opened.is_ok_and(|held| held == content) && self.shared.keys.is_current(&sealed)
@@ -334,16 +346,20 @@ impl Checkpoint {
     }
 
     /// Decrypts and parses a file: the record's name, its value and the digest of its content.
-    fn read<T: DeserializeOwned>(&self, kind: Kind, path: &Path) -> Option<(String, T, [u8; 32])> {
-        let sealed = files::read(path)?;
+    fn read<T: DeserializeOwned>(
+        &self,
+        kind: Kind,
+        path: &Path,
+    ) -> io::Result<Option<(String, T, [u8; 32])>> {
+        let Some(sealed) = files::read(path)? else { return Ok(None) };
         match self.shared.keys.open(&sealed, &context(kind, path)) {
             Ok(content) => {
-                let (name, value) = self.parse(path, &content)?;
-                Some((name, value, Sha256::digest(&content).into()))
+                let parsed = self.parse(path, &content);
+                Ok(parsed.map(|(name, value)| (name, value, Sha256::digest(&content).into())))
             }
             Err(error) => {
                 files::quarantine(path, &error);
-                None
+                Ok(None)
             }
         }
     }

@@ -11,12 +11,13 @@ use coracle_services::Tables;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::config::DnsConfig;
 
 /// Port of DNS.
 const PORT: u16 = 53;
-/// Pause after a failure; doubled up to [`MAX_PAUSE`].
+/// Pause after a failure; doubled up to [`MAX_PAUSE`]. A server that ran for longer than that resets it.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
@@ -69,11 +70,13 @@ impl ClusterDns {
                 &self.config.stub_domains,
                 Arc::clone(&self.metrics),
             );
+            let begin = Instant::now();
             if let Err(error) = self.attempt(Server::new(zone, upstream, clients.clone())).await {
                 tracing::warn!(error, "cluster DNS cannot be served, retrying");
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+            let now = pause_after(begin.elapsed(), pause);
+            tokio::time::sleep(now).await;
+            pause = (now * 2).min(MAX_PAUSE);
         }
     }
 
@@ -92,6 +95,11 @@ impl ClusterDns {
             self.addresses.iter().map(|address| SocketAddr::new(*address, PORT)).collect();
         server.run(&all).await.map_err(|error| chain(&error))
     }
+}
+
+/// The pause after an attempt that took this time, if the next pause of the back-off is `next`.
+fn pause_after(took: Duration, next: Duration) -> Duration {
+    if took > MAX_PAUSE { FIRST_PAUSE } else { next }
 }
 
 /// The record of the addresses that cluster DNS has on this node, one a line. Neither the record nor the addresses
@@ -116,4 +124,15 @@ async fn follow(mut node: watch::Receiver<Option<Arc<Node>>>, clients: watch::Se
 fn pod_networks(node: Option<&Node>) -> Vec<IpNetwork> {
     let ranges = node.and_then(|node| node.spec.as_ref()).and_then(|spec| spec.pod_cidrs.as_ref());
     ranges.into_iter().flatten().filter_map(|range| range.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_back_off_is_reset_after_a_server_that_ran() {
+        assert_eq!(pause_after(Duration::from_millis(3), MAX_PAUSE), MAX_PAUSE, "it could not start");
+        assert_eq!(pause_after(Duration::from_secs(3600), MAX_PAUSE), FIRST_PAUSE);
+    }
 }

@@ -12,7 +12,7 @@ use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::image_gc_policy::ImageGcPolicy;
-use crate::join::{Membership, RequestedServing};
+use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
 
 /// Configuration of a node's agent.
@@ -108,4 +108,17 @@ pub enum Identity {
     Joined(Arc<Membership>),
     /// A serving certificate that is requested from the cluster with the credentials of a kubeconfig, and renewed.
     Requested(Arc<RequestedServing>),
+}
+
+// === impl Identity ===
+
+impl Identity {
+    /// The client certificate and the serving certificate. None for one that the agent does not renew.
+    pub(crate) fn renewals(&self) -> [Option<Renewal>; 2] {
+        match self {
+            Self::Files(..) => [None, None],
+            Self::Joined(membership) => membership.renewals().map(Some),
+            Self::Requested(serving) => [None, Some(serving.renewal())],
+        }
+    }
 }

@@ -27,6 +27,7 @@ mod token;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use kube::Client;
@@ -43,8 +44,9 @@ pub use error::JoinError;
 pub use own_serving::{RequestedServing, self_signed};
 pub use token::{CaHash, Token};
 
-/// Limit of approval and signature while the machine joins. The cluster's controllers take milliseconds.
-const APPROVAL_LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of the approval and signature of a certificate request while the machine joins. The cluster's controllers
+/// take milliseconds.
+const APPROVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A machine that has joined: its API client and its certificates.
 pub struct Membership {
@@ -54,8 +56,17 @@ pub struct Membership {
     serving: Arc<Serving>,
 }
 
+/// A certificate that the agent renews.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal {
+    /// When it expires. None until the cluster has issued it.
+    pub(crate) until: Option<jiff::Timestamp>,
+    /// Failed attempts to obtain a certificate.
+    pub(crate) failures: u64,
+}
+
 /// Joins a cluster as the node of this name and stores the result under `state_dir`. For a machine that has not
-/// joined ([`resume`]) or may join again ([`may_return`]).
+/// joined ([`resume`]) or may join again ([`may_rejoin`]).
 ///
 /// # Errors
 /// [`JoinError`]. Existing files are unchanged then. An unanswered request stays in the cluster, which removes it
@@ -75,7 +86,7 @@ pub async fn join(
     let wanted = RequestedIdentity::client(node);
     let files = Files::new(state_dir);
     let key = files.pending_key()?;
-    let identity = match request::certificate(&bootstrap, &wanted, &key, APPROVAL_LIMIT).await {
+    let identity = match request::certificate(&bootstrap, &wanted, &key, APPROVAL_TIMEOUT).await {
         Ok(identity) => identity,
         Err(error) => {
             // An unanswered request still exists when joining is retried with the same key.
@@ -106,8 +117,8 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
         return Err(JoinError::Joined { found, wanted });
     }
     let identity = files.client()?;
-    if identity.is_over(jiff::Timestamp::now()) {
-        return Err(JoinError::Expired { node: node.to_owned(), at: identity.until().to_string() });
+    if identity.is_expired(jiff::Timestamp::now()) {
+        return Err(JoinError::Expired { node: node.to_owned(), at: identity.not_after().to_string() });
     }
     let current = Current::new(endpoint, files.authority()?, identity)?;
     let serving = Serving::new(files.serving().read()?)?;
@@ -120,8 +131,8 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
 ///
 /// # Errors
 /// [`JoinError::Joined`] when it had joined another cluster.
-pub fn may_return(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
-    Files::new(state_dir).is_of(hash)
+pub fn may_rejoin(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
+    Files::new(state_dir).check_cluster(hash)
 }
 
 // === impl Membership ===
@@ -131,8 +142,8 @@ impl Membership {
     ///
     /// # Errors
     /// [`JoinError::Joined`] when it is of another cluster.
-    pub fn of(self, hash: &CaHash) -> Result<Self, JoinError> {
-        self.files.is_of(hash).map(|()| self)
+    pub fn require_cluster(self, hash: &CaHash) -> Result<Self, JoinError> {
+        self.files.check_cluster(hash).map(|()| self)
     }
 
     /// An API client as this node. It switches to the new certificate after each renewal. Must be called within a
@@ -152,6 +163,15 @@ impl Membership {
     #[must_use]
     pub fn client_ca(&self) -> PathBuf {
         self.files.authority_path()
+    }
+
+    /// The client certificate and the serving certificate.
+    pub(crate) fn renewals(&self) -> [Renewal; 2] {
+        let client = Renewal {
+            until: Some(self.current.identity().not_after()),
+            failures: self.current.failures.load(Relaxed),
+        };
+        [client, self.serving.renewal()]
     }
 
     /// Renews both certificates when they are due. Runs until dropped. The serving certificate follows the node's
@@ -194,9 +214,9 @@ mod tests {
         files.write_kubeconfig(&endpoint, &authority, "a").unwrap();
         assert!(matches!(resume(dir.path(), "a"), Err(JoinError::Expired { .. })));
         assert!(matches!(resume(dir.path(), "b"), Err(JoinError::Joined { .. })));
-        assert!(may_return(dir.path(), &CaHash::of(&authority).unwrap()).is_ok());
+        assert!(may_rejoin(dir.path(), &CaHash::of(&authority).unwrap()).is_ok());
         let other = CertificateParams::default().self_signed(&key).unwrap().pem();
-        let other = may_return(dir.path(), &CaHash::of(&other).unwrap());
+        let other = may_rejoin(dir.path(), &CaHash::of(&other).unwrap());
         assert!(matches!(other, Err(JoinError::Joined { .. })));
     }
 }

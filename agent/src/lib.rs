@@ -25,6 +25,7 @@ mod image_gc_policy;
 mod image_gc_trigger;
 pub mod join;
 mod json_file;
+pub mod kubelet_metrics;
 mod network_policy;
 pub mod node;
 mod node_balancer;

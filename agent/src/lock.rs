@@ -32,11 +32,11 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Takes `<run dir>/coracle.lock`. Waits for a killed holder that is about to exit.
+    /// Locks `<run dir>/coracle.lock`. Waits for a killed holder that is about to exit.
     ///
     /// # Errors
     /// If another process holds the lock; the error names it.
-    pub(crate) fn take(run_dir: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn acquire(run_dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
         let context = || format!("cannot open {}", path.display());
@@ -152,7 +152,7 @@ mod tests {
     #[ignore = "not a test: the program that other tests start as the holder of the lock"]
     fn holder() {
         let Some(dir) = std::env::var_os(DIRECTORY) else { return };
-        let _lock = Lock::take(Path::new(&dir)).expect("lock");
+        let _lock = Lock::acquire(Path::new(&dir)).expect("lock");
         let memory = vec![1_u8; 2 << 30];
         println!("\nholds {}", memory.len());
         poll(&mut [], PollTimeout::NONE).expect("killed meanwhile");
@@ -178,16 +178,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let mut holder = start_holder(dir.path());
         holder.kill().expect("kill");
-        drop(Lock::take(dir.path()).expect("it ends"));
+        drop(Lock::acquire(dir.path()).expect("it ends"));
         holder.wait().expect("wait");
     }
 
     #[test]
     fn a_holder_that_runs_on_is_named() {
         let dir = tempfile::tempdir().expect("directory");
-        let _lock = Lock::take(dir.path()).expect("lock");
+        let _lock = Lock::acquire(dir.path()).expect("lock");
         let begun = Instant::now();
-        let error = Lock::take(dir.path()).expect_err("held").to_string();
+        let error = Lock::acquire(dir.path()).expect_err("held").to_string();
         assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(10), "it is not waited for");
     }

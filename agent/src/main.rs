@@ -3,8 +3,8 @@
 mod allocator;
 #[cfg(all(target_arch = "x86_64", any(test, all(target_env = "musl", not(debug_assertions)))))]
 mod byte_functions;
+mod directories;
 mod lock;
-mod places;
 mod role;
 mod settings;
 mod terminal;
@@ -16,7 +16,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 #[cfg(feature = "controlplane")]
 use crate::settings::ControlPlaneSettings;
 use crate::settings::{
-    AllFlags, FeatureSettings, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings,
+    AllFlags, FeatureSettings, Flags, LogSettings, NodeSettings, PathSettings, RuntimeSettings, Settings,
 };
 
 #[global_allocator]
@@ -44,7 +44,7 @@ enum Role {
     #[cfg(feature = "controlplane")]
     Up {
         #[command(flatten)]
-        places: Flags<Places>,
+        paths: Flags<PathSettings>,
         #[command(flatten)]
         features: Flags<FeatureSettings>,
         #[command(flatten)]
@@ -60,7 +60,7 @@ enum Role {
         #[command(flatten)]
         connection: role::agent::ControlPlaneConnection,
         #[command(flatten)]
-        places: Flags<Places>,
+        paths: Flags<PathSettings>,
         #[command(flatten)]
         features: Flags<FeatureSettings>,
         #[command(flatten)]
@@ -70,7 +70,7 @@ enum Role {
     #[cfg(feature = "controlplane")]
     Controlplane {
         #[command(flatten)]
-        places: Flags<Places>,
+        paths: Flags<PathSettings>,
         #[command(flatten)]
         features: Flags<FeatureSettings>,
         #[command(flatten)]
@@ -102,7 +102,7 @@ enum Role {
     /// Report missing features of this machine and their consequences.
     Check {
         #[command(flatten)]
-        places: Flags<Places>,
+        paths: Flags<PathSettings>,
         #[command(flatten)]
         node: Flags<NodeSettings>,
     },
@@ -163,21 +163,21 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
         _ => false,
     };
     if !writes_for_its_user {
-        places::fix_umask();
+        directories::fix_umask();
     }
     match role {
         #[cfg(feature = "controlplane")]
-        Role::Up { places, features, node, plane } => {
-            let flags = AllFlags { log, places, features, node, plane };
+        Role::Up { paths, features, node, plane } => {
+            let flags = AllFlags { log, paths, features, node, plane };
             role::block_on(role::up::run(Settings::load(flags)?))
         }
-        Role::Agent { connection, places, features, node } => {
-            let settings = Settings::load(AllFlags { log, places, features, node, ..AllFlags::default() })?;
+        Role::Agent { connection, paths, features, node } => {
+            let settings = Settings::load(AllFlags { log, paths, features, node, ..AllFlags::default() })?;
             role::block_on(role::agent::run(settings, connection))
         }
         #[cfg(feature = "controlplane")]
-        Role::Controlplane { places, features, plane, issue_node, external } => {
-            let settings = Settings::load(AllFlags { log, places, features, plane, ..AllFlags::default() })?;
+        Role::Controlplane { paths, features, plane, issue_node, external } => {
+            let settings = Settings::load(AllFlags { log, paths, features, plane, ..AllFlags::default() })?;
             if external.kubeconfig.is_some() {
                 return role::block_on(role::controlplane::run_for(settings, external));
             }
@@ -200,8 +200,8 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
             settings::start_log(&log)?;
             role::cni::run(&arguments)
         }
-        Role::Check { places, node } => {
-            let settings = Settings::load_for_command(AllFlags { log, places, node, ..AllFlags::default() })?;
+        Role::Check { paths, node } => {
+            let settings = Settings::load_for_command(AllFlags { log, paths, node, ..AllFlags::default() })?;
             role::check::run(&settings.node())
         }
         Role::Down(arguments) => role::block_on(role::down::run(arguments, log)),

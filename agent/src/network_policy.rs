@@ -224,7 +224,7 @@ impl NetworkPolicies {
                 if let Some(is_watched) = self.admitted.remove(&uid)
                     && !is_watched
                 {
-                    self.model.take_pod(&uid);
+                    self.model.remove_pod(&uid);
                 }
             }
         }
@@ -242,10 +242,10 @@ impl NetworkPolicies {
                 Event::InitDone => {
                     let listed = self.policies.complete();
                     let absent = self.model.policies().filter(|key| !listed.contains(key)).cloned();
-                    absent.collect::<Vec<_>>().iter().for_each(|key| self.model.take_policy(key));
+                    absent.collect::<Vec<_>>().iter().for_each(|key| self.model.remove_policy(key));
                 }
                 Event::Apply(policy) => self.model.put_policy(&policy),
-                Event::Delete(policy) => self.model.take_policy(&Key::of(&policy.metadata)),
+                Event::Delete(policy) => self.model.remove_policy(&Key::of(&policy.metadata)),
             }
         }
     }
@@ -283,7 +283,7 @@ impl NetworkPolicies {
         let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return };
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         if matches!(phase, Some("Succeeded" | "Failed")) && !self.admitted.has(&facts.uid) {
-            self.model.take_pod(&facts.uid);
+            self.model.remove_pod(&facts.uid);
             return;
         }
         self.admitted.correct(&mut facts);
@@ -294,7 +294,7 @@ impl NetworkPolicies {
     /// release.
     fn remove_deleted_pod(&mut self, uid: &str) {
         if !self.admitted.mark_deleted(uid) {
-            self.model.take_pod(uid);
+            self.model.remove_pod(uid);
         }
     }
 }

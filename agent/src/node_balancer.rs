@@ -5,6 +5,7 @@
 //! sockets. So the node checks each service itself, never serves a refused one, and names refused ports in an
 //! annotation. The controller then removes the node's address from the status.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
@@ -89,7 +90,10 @@ impl NodeBalancer {
         let Checks { services, sockets, .. } = &mut *checks;
         let (config, pods) = (&self.node.config, &self.node.pods);
         let own = in_use::own(config);
-        let user = |port: (&str, u16)| match in_use::is_host_port(&pods.host_ports(), port, addresses) {
+        // Listed once, and only if the service is checked: services and pods can have very many ports.
+        let all = LazyCell::new(|| pods.host_ports());
+        let host_ports = LazyCell::new(|| in_use::host_ports_at(&all, addresses));
+        let user = |port: (&str, u16)| match host_ports.contains(&(port.0, i32::from(port.1))) {
             true => Ok(Some("a host port of a pod".to_owned())),
             false => sockets.user(&own, port, addresses),
         };

@@ -6,7 +6,7 @@
 //! netlink ─► our addresses ────┘                        └─► state ─► status, annotations
 //! ```
 //! Until the Nodes are listed once, the kernel's tables stay as an earlier agent left them: pods of other nodes stay
-//! reachable while the control plane is not.
+//! reachable while the control plane is unreachable.
 
 mod annotation;
 mod retest;

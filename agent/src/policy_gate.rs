@@ -15,9 +15,9 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, oneshot};
 
 /// Time until a pod of a namespace with policies reports that it waits. The pod's start is repeated.
-const RESTRICTED_LIMIT: Duration = Duration::from_secs(10);
+const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a pod of a namespace without known policies starts, while the policies are unknown.
-const LIMIT: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum size in bytes of the record.
 const RECORD_MAX: u64 = 64 << 20;
 
@@ -93,7 +93,7 @@ impl PolicyGate {
         // Without a receiver the agent is stopping.
         let _ = requests.send(Request::Admit { facts, done });
         let is_restricted = self.restricted.has(&namespace);
-        let limit = if is_restricted { RESTRICTED_LIMIT } else { LIMIT };
+        let limit = if is_restricted { RESTRICTED_TIMEOUT } else { TIMEOUT };
         match tokio::time::timeout(limit, answered).await {
             Ok(Ok(())) => Ok(()),
             // The policies may have been listed in the meantime.

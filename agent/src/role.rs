@@ -31,7 +31,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::places;
+use crate::directories;
 use crate::settings::Node;
 
 /// Runs a role to its end on the async runtime.
@@ -103,15 +103,15 @@ fn require_root() -> anyhow::Result<()> {
 ///
 /// A node that still has to join calls [`repair`] first: a refused join leaves nothing in the state directory.
 fn prepare(node: &Node) -> anyhow::Result<()> {
-    places::prepare(&node.dirs.state, &[places::NODE_STATE, places::RUNTIME_STATE])?;
-    places::prepare(&node.dirs.run, &[places::NODE_RUN, places::RUNTIME_RUN])?;
-    places::make_logs(&node.pod_log_dir)
+    directories::prepare(&node.dirs.state, &[directories::NODE_STATE, directories::RUNTIME_STATE])?;
+    directories::prepare(&node.dirs.run, &[directories::NODE_RUN, directories::RUNTIME_RUN])?;
+    directories::make_logs(&node.pod_log_dir)
 }
 
 /// Makes the run directory, and makes the directories of earlier versions private.
 fn repair(node: &Node) -> anyhow::Result<()> {
-    places::repair(&node.dirs.state, &[places::NODE_STATE, places::RUNTIME_STATE])?;
-    places::prepare(&node.dirs.run, &[places::NODE_RUN, places::RUNTIME_RUN])
+    directories::repair(&node.dirs.state, &[directories::NODE_STATE, directories::RUNTIME_STATE])?;
+    directories::prepare(&node.dirs.run, &[directories::NODE_RUN, directories::RUNTIME_RUN])
 }
 
 /// Raises the limit of open files: each pod and each connection needs descriptors.

@@ -21,6 +21,7 @@ use crate::dra::{Dra, DraConfig};
 use crate::event_recorder;
 use crate::image_gc::{Collected, ImageGc};
 use crate::image_gc_trigger::Trigger;
+use crate::kubelet_metrics::KubeletMetrics;
 use crate::network_policy::{self, NetworkPolicies};
 use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
@@ -28,14 +29,14 @@ use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
 use crate::policy_gate::{PolicyGate, gate};
-use crate::runtime::{ImageChanges, Runtime, RuntimeError, Streams};
+use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
-use crate::volume::{VolumeConfig, VolumeContext, VolumeError, local_cleanup};
+use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, VolumeError, local_cleanup};
 use coracle_values::quantity::millis_of;
 
 /// Why the agent cannot start.
@@ -77,26 +78,31 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
 ) -> Result<(), Error> {
     let (recorder, events) = event_recorder::channel(client.clone(), &config.node_name);
     let version = runtime.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
-    let mut agent = NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network)
-        .map_err(Error::Node)?;
+    let mut agent =
+        NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network.clone())
+            .map_err(Error::Node)?;
     agent.claim_overlay().await.map_err(Error::Node)?;
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
-    let shared: Arc<dyn Runtime> = Arc::<R>::clone(&runtime);
+    let metrics: Arc<KubeletMetrics> = Arc::default();
+    let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
     let pods = Pods::default();
     let (evictions, evicted) = pod::Evictions::new();
-    let access = Arc::new(Access::new(client.clone(), &config.node_name));
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
         streams: Arc::<R>::clone(&runtime),
-        access,
+        access: Arc::new(Access::new(client.clone(), &config.node_name)),
         configuration: Arc::new(configuration::shown(&config)),
         logs: LogWatches::open(),
         ends: Arc::default(),
+        metrics: Arc::clone(&metrics),
+        claims: ClaimUsage::new(config.state_dir.join("pods")),
+        identity: config.identity.clone(),
+        network: Some(network),
+        facts: agent.facts(),
         dns: config.dns.is_some().then(Arc::default),
     };
-    let dns_metrics = backend.dns.clone().unwrap_or_default();
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
     let (policies, requests) = gate(&config.node_name, record.as_deref());
     let node = Arc::new(
@@ -109,6 +115,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
             recorder,
             pods,
             evictions,
+            metrics,
         }
         .assemble(&agent, policies)?,
     );
@@ -116,7 +123,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let mut tasks = JoinSet::new();
     tasks.spawn(events.run());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
-    spawn_service_tasks(&mut tasks, &node, &agent, dns_metrics);
+    spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
         tasks.spawn(NetworkPolicies::new(&node, table, requests).run());
     }
@@ -235,11 +242,13 @@ struct NodeServices {
     recorder: event_recorder::Recorder,
     pods: Pods,
     evictions: pod::Evictions,
+    metrics: Arc<KubeletMetrics>,
 }
 
 impl NodeServices {
     fn assemble(self, agent: &NodeAgent, policies: PolicyGate) -> Result<pod::NodeContext, Error> {
-        let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions } = self;
+        let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions, metrics } =
+            self;
         let facts = agent.facts();
         let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
         let cgroups = CgroupConfig {
@@ -291,6 +300,7 @@ impl NodeServices {
             user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
             image_gc: Trigger::default(),
             evictions,
+            metrics,
             resizes: pod::Resizes::default(),
             checkpoint: PodCheckpoint::new(checkpoint),
             volumes: volumes.map_err(Error::Volumes)?,

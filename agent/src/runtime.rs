@@ -1,10 +1,12 @@
 //! The container runtime as pod sync and the kubelet API use it: five small traits in CRI types.
 //!
 //! Two types implement them: [`InProcess`], the cri crate in this process (no gRPC, no serialization), and [`Remote`],
-//! a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O).
+//! a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O). A third one, `Measured`, counts
+//! the calls of either.
 
 mod deadline;
 mod error;
+mod measured;
 mod relist;
 mod remote;
 mod streams;
@@ -25,6 +27,7 @@ use tonic::{Request, Response as Answer, Status};
 use deadline::Limited;
 
 pub use error::RuntimeError;
+pub(crate) use measured::Measured;
 pub use remote::{ConnectError, Remote};
 pub use streams::{Body, Proxy, Streams};
 
@@ -45,7 +48,7 @@ fn answer<T>(result: Result<Answer<T>, Status>) -> Result<T, RuntimeError> {
     result.map(Answer::into_inner).map_err(RuntimeError::from)
 }
 
-/// Declares a trait of unary calls with both implementations.
+/// Declares a trait of unary calls with its implementations.
 macro_rules! calls {
     ($(#[$doc:meta])* $name:ident, $service:ident, $client:ident,
      { $($(#[$call_doc:meta])* $call:ident($request:ident) -> $response:ident;)* }) => {
@@ -69,6 +72,13 @@ macro_rules! calls {
                 let limit = request.limit();
                 let mut client = self.$client.clone();
                 deadline::within(limit, stringify!($call), client.$call(request)).await
+            })*
+        }
+
+        #[tonic::async_trait]
+        impl $name for Measured {
+            $(async fn $call(&self, request: cri::$request) -> Result<cri::$response, RuntimeError> {
+                self.measure(stringify!($call), $name::$call(&*self.inner, request)).await
             })*
         }
     };

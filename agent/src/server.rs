@@ -13,6 +13,7 @@ mod config;
 mod container_ends;
 mod log_watches;
 pub(crate) mod logs;
+mod node_metrics;
 mod respond;
 mod route;
 mod stats;
@@ -22,10 +23,10 @@ mod tls;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream, keep_alive,
 };
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
@@ -37,6 +38,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::kubelet_metrics::RequestLabels;
 use crate::runtime::Body;
 use authorize::Caller;
 use route::Route;
@@ -130,7 +132,7 @@ async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit
 
 async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit: Arc<ConnectionPermit>) {
     let _ = connection.set_nodelay(true);
-    coracle_cri::enable_keepalive(&connection);
+    keep_alive(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
     let held = PermitStream::of_socket(stream, permit.clone());
@@ -149,8 +151,32 @@ async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, per
     }
 }
 
+/// Answers a request and counts it.
 async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
+    let begun = Instant::now();
     let route = Route::of(request.uri().path());
+    let labels = RequestLabels {
+        method: method_label(request.method()),
+        path: route.as_ref().map_or("other", Route::label),
+        is_long: route.as_ref().is_some_and(Route::is_stream),
+    };
+    let response = respond_to(backend, caller, route, request).await;
+    backend.metrics.request(labels, begun.elapsed());
+    response
+}
+
+/// The method as a label of metrics: a client may send any text.
+fn method_label(method: &Method) -> &'static str {
+    const KNOWN: [&str; 8] = ["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"];
+    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
+}
+
+async fn respond_to(
+    backend: &Backend,
+    caller: &Caller,
+    route: Option<Route>,
+    request: Request<Incoming>,
+) -> Response<Body> {
     if matches!(route, Some(Route::Healthz)) {
         return text(StatusCode::OK, "ok");
     }
@@ -162,8 +188,7 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
         permit.set_authenticated();
     }
     let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
-    let is_stream = matches!(route, Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. });
-    if !(request.method() == Method::GET || is_stream && request.method() == Method::POST) {
+    if !(request.method() == Method::GET || route.is_stream() && request.method() == Method::POST) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
     }
     match route {
@@ -180,10 +205,11 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
             streams::port_forward(backend, &namespace, &pod, request).await
         }
         Route::StatsSummary => stats::summary(backend).await,
-        Route::Metrics => stats::metrics(backend).await,
+        Route::Metrics => node_metrics::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,
         Route::MetricsProbes => stats::exposition(backend.pods.probes()),
+        Route::MetricsSlis => node_metrics::health(),
     }
 }
 

@@ -138,7 +138,7 @@ impl ServiceCache {
 
     /// Removes a pod of this node.
     pub(crate) fn remove_pod(&self, uid: &str) {
-        self.change_pods(|pods| pods.take(uid));
+        self.change_pods(|pods| pods.remove(uid));
     }
 
     fn change_pods(&self, change: impl FnOnce(&mut LocalPods) -> Vec<Change>) {
@@ -253,7 +253,7 @@ impl ServiceCache {
                 .collect(),
             Event::Delete(service) => {
                 let key = service.key();
-                self.write(|tables| tables.take_service(&key));
+                self.write(|tables| tables.remove_service(&key));
                 vec![key]
             }
         };
@@ -284,7 +284,7 @@ impl ServiceCache {
             }
             Event::Apply(slice) => self.write(|tables| tables.put_slice(slice.slim())),
             Event::Delete(slice) => {
-                self.write(|tables| tables.take_slice(&slice.key())).into_iter().collect()
+                self.write(|tables| tables.remove_slice(&slice.key())).into_iter().collect()
             }
         };
         self.notify(&changed);

@@ -60,7 +60,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// All tables of the file.
 const TABLES: &Tables = &[
     (LogSettings::KEY, LogSettings::FIELDS),
-    (Places::KEY, Places::FIELDS),
+    (PathSettings::KEY, PathSettings::FIELDS),
     (FeatureSettings::KEY, FeatureSettings::FIELDS),
     (NodeSettings::KEY, NodeSettings::FIELDS),
     (ControlPlaneSettings::KEY, ControlPlaneSettings::FIELDS),
@@ -69,7 +69,7 @@ const TABLES: &Tables = &[
 
 settings! {
     /// The configuration file and the directories.
-    pub(crate) struct Places = "";
+    pub(crate) struct PathSettings = "";
 
     /// Configuration file: TOML with keys like the flags, in the tables node, control-plane and runtime; or a
     /// KubeletConfiguration (.yaml, .yml, .json).
@@ -98,7 +98,7 @@ pub(crate) struct Credentials {
 #[derive(Default)]
 pub(crate) struct AllFlags {
     pub(crate) log: Flags<LogSettings>,
-    pub(crate) places: Flags<Places>,
+    pub(crate) paths: Flags<PathSettings>,
     pub(crate) features: Flags<FeatureSettings>,
     pub(crate) node: Flags<NodeSettings>,
     pub(crate) plane: Flags<ControlPlaneSettings>,
@@ -134,7 +134,7 @@ impl Settings {
     }
 
     fn load_with(flags: AllFlags, level: DefaultLevel) -> anyhow::Result<Self> {
-        let mut sources = sources(&flags.places)?;
+        let mut sources = sources(&flags.paths)?;
         let settings = Self::resolve(flags, &mut sources);
         sources.check()?;
         let (log, settings) = settings.context("a setting is invalid")?;
@@ -148,22 +148,22 @@ impl Settings {
     fn resolve(flags: AllFlags, sources: &mut Sources) -> Option<(LogSettings, Self)> {
         let ignored_by_remote_runtime = remote_runtime::ignored(&flags.node, sources);
         let log = flags.log.resolve(sources);
-        let places = flags.places.resolve(sources);
+        let paths = flags.paths.resolve(sources);
         let features = flags.features.resolve(sources);
         let node = flags.node.resolve(sources);
         let plane = flags.plane.resolve(sources);
         // The file may have settings of other roles. They are checked as well.
         let _checked = Flags::<RuntimeSettings>::default().resolve(sources);
-        let places: Places = places?;
-        let state = sources.take(absolute(&places.state_dir));
-        let run = sources.take(absolute(&places.run_dir));
+        let paths: PathSettings = paths?;
+        let state = sources.take(absolute(&paths.state_dir));
+        let run = sources.take(absolute(&paths.run_dir));
         let dirs = Dirs { state: state?, run: run? };
         let node = node.and_then(|node: NodeSettings| node.decide(&dirs, sources));
         let ranges = plane.as_ref().and_then(|plane: &ControlPlaneSettings| plane.ranges(sources));
         let service_range = ranges.as_ref().map(|ranges| ranges.service);
         #[cfg(feature = "controlplane")]
         let plane = plane.zip(ranges).and_then(|(plane, ranges)| plane.decide(&dirs, ranges, sources));
-        let (config, mut node) = (places.config, node?);
+        let (config, mut node) = (paths.config, node?);
         node.serve_dns_in(service_range?);
         let settings = Self {
             config,

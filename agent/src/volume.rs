@@ -1,10 +1,10 @@
 //! Volumes of pods: created before a pod's containers, refreshed while it runs, removed after it.
 //!
 //! A pod's volumes are at the kubelet's paths, `<state>/pods/<uid>/volumes/<plugin>/<name>`, with one file below
-//! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs
-//! (`<run>/volumes`), with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a line to the
-//! host's mount table for every pod, and on cgroup v1 the container library slows with the length of that table. A
-//! pod cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
+//! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs,
+//! mounted on `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a
+//! line to the host's mount table for every pod, and on cgroup v1 the container library slows with the length of that
+//! table. A pod cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
 //! ([`Volumes::read_only`]). Only `emptyDir` with `medium: Memory`, which pods write to, gets a mount of its own.
 //!
 //! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. After the first success
@@ -27,17 +27,21 @@ mod payload;
 mod refresh;
 pub mod sub_path;
 mod token;
+mod usage;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub use error::{SetUpError, VolumeError};
 use ownership::make_parent;
 pub(crate) use ownership::make_private;
 use sub_path::MissingPart;
+pub use usage::ClaimUsage;
+pub(crate) use usage::{ClaimName, FileSystem};
 
 use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;
@@ -49,7 +53,7 @@ use crate::node::NodeFacts;
 pub struct VolumeConfig {
     /// `<state>/pods`, with one directory for each pod.
     pub pods_dir: PathBuf,
-    /// Directory of content that must not reach a disk. A tmpfs is mounted on it if it is on none.
+    /// Directory of content that must not reach a disk. A tmpfs is mounted on it.
     pub memory_dir: PathBuf,
     /// Directory of provisioned local volumes.
     pub local_dir: PathBuf,
@@ -121,6 +125,11 @@ impl VolumeContext {
             refreshing: Mutex::default(),
         };
         Ok(VolumeContext { shared: Arc::new(shared) })
+    }
+
+    /// Allocatable resources of the node.
+    pub(crate) fn allocatable(&self) -> &BTreeMap<String, Quantity> {
+        &self.shared.node.allocatable
     }
 
     /// `<state>/pods`.

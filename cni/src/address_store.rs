@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::error::Error;
+use crate::file::{failed, remove_file};
 
 /// Separator of id and interface.
 const SEPARATOR: &str = "\r\n";
@@ -69,7 +70,7 @@ impl Store {
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
         // A killed process may have left the temporary file, already linked to an address: writing to it would change
         // the owner of that address.
-        remove(&dir.join(TEMPORARY))?;
+        remove_file(&dir.join(TEMPORARY))?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
@@ -104,12 +105,12 @@ impl Store {
                 }
             }
         }
-        remove(&new)?;
+        remove_file(&new)?;
         taken
     }
 
     pub(crate) fn free(&mut self, address: IpAddr) -> Result<(), Error> {
-        remove(&self.path(address))?;
+        remove_file(&self.path(address))?;
         coracle_fault::point("host-local.freed");
         Ok(())
     }
@@ -189,18 +190,6 @@ impl Store {
     fn path(&self, address: IpAddr) -> PathBuf {
         self.dir.join(address.to_string())
     }
-}
-
-fn remove(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        _ => Ok(()),
-    }
-}
-
-fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
-    let path = path.to_owned();
-    move |source| Error::File { action, path: path.clone(), source }
 }
 
 /// Counts how often this thread lists a directory, for tests of work that must not grow with the number of addresses.

@@ -16,6 +16,7 @@ use tracing::warn;
 
 use crate::address_store::{DirVersion, Owner};
 use crate::error::Error;
+use crate::file::{failed, remove_file};
 use crate::link::parse_mac;
 use crate::parameters::Parameters;
 use crate::spec::Version;
@@ -82,7 +83,7 @@ impl Cache {
         for dir in [&volatile, &lasting].into_iter().filter(|dir| dir.is_dir()) {
             for entry in fs::read_dir(dir).map_err(failed("read", dir))? {
                 let path = entry.map_err(failed("read", dir))?.path();
-                match read(&path, &boot) {
+                match read(&path, &boot).map_err(failed("read", &path))? {
                     Some(mut entry) => {
                         match lists.iter().find(|list| **list == entry.list) {
                             Some(list) => entry.list = Arc::clone(list),
@@ -90,7 +91,7 @@ impl Cache {
                         }
                         known.insert(entry.at.container_id.clone(), entry);
                     }
-                    None => remove_unreadable(&path)?,
+                    None => remove_damaged(&path)?,
                 }
             }
         }
@@ -253,31 +254,19 @@ fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<(
     if lasts { fs::File::open(dir)?.sync_all() } else { Ok(()) }
 }
 
-fn read(path: &Path, boot: &str) -> Option<Entry> {
+/// The entry of a file. None if it is not a complete record.
+fn read(path: &Path, boot: &str) -> std::io::Result<Option<Entry>> {
     if path.extension().is_none_or(|e| e != "json") {
-        return None;
+        return Ok(None);
     }
-    Entry::of_file(serde_json::from_slice(&fs::read(path).ok()?).ok()?, boot)
+    let text = fs::read(path)?;
+    Ok(serde_json::from_slice(&text).ok().and_then(|file| Entry::of_file(file, boot)))
 }
 
 /// Removes a record that cannot be parsed: `reconcile` finds the objects that it described.
-fn remove_unreadable(path: &Path) -> Result<(), Error> {
-    warn!(path = %path.display(), "removing a network record that cannot be read");
+fn remove_damaged(path: &Path) -> Result<(), Error> {
+    warn!(path = %path.display(), "removing a network record that cannot be parsed");
     remove_file(path)
-}
-
-fn remove_file(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::File { action: "remove", path: path.to_owned(), source })
-        }
-        _ => Ok(()),
-    }
-}
-
-fn failed(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::File { action, path: path.clone(), source }
 }
 
 #[cfg(test)]
@@ -321,6 +310,17 @@ mod tests {
         assert_eq!(cache.all().iter().map(|e| e.netns_id).collect::<Vec<_>>(), [None]);
         cache.remove("b").unwrap();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_an_error_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        open(dir.path());
+        // Reading it fails with ELOOP.
+        let path = dir.path().join("results/a.json");
+        std::os::unix::fs::symlink("a.json", &path).unwrap();
+        assert!(Cache::open(dir.path(), &dir.path().join("root")).is_err());
+        assert!(fs::symlink_metadata(&path).is_ok());
     }
 
     #[test]

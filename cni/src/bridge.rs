@@ -401,7 +401,7 @@ impl Bridge<'_> {
             if link.controller != Some(bridge.index) {
                 return Err(changed(name, "it is not a port of the bridge"));
             }
-            if self.conf.vlans.any() && !self.conf.vlans.are(&links.vlans(&link).await?) {
+            if self.conf.vlans.any() && !self.conf.vlans.match_exactly(&links.vlans(&link).await?) {
                 return Err(changed(name, "it is in other VLANs"));
             }
         }

@@ -5,16 +5,17 @@
 //! (`ct count`), and drops the first packet of one more. Packets of existing connections cost two comparisons. When the
 //! table is made again, counting begins again. `nft list table` shows the numbers of dropped packets.
 //!
-//! TCP connections that are closed do not count, but stay in the connection tracking table for some time. So with a limit
-//! that the user chose, an address also begins new connections only at the rate at which that many closed ones expire. The
-//! default limit has no rate: busy clients without keep-alive begin more.
+//! Closed TCP connections do not count, but they stay in the connection tracking table for [`EXPIRY`]. So a limit that the
+//! user sets also limits the rate of new connections: to the rate at which `max` closed connections expire. The default
+//! limit has no rate, because busy clients without keep-alive exceed it.
 //!
-//! The kernel looks at all connections of a counter once in each tick of its clock, and Linux before 6.19 removes only
-//! 8 ended ones then. So the connections of an address have many counters: a hash of the destination and the ports
-//! chooses one of them. A rule does not see the registers of the one before it. So a new connection costs two hashes and
-//! two look-ups of a counter, with three of each if the counter is full; a rate costs one look-up more. With one counter for
-//! an address, one with 8,000 connections began 1,800 a second, and 13,600 without the limit (Linux 6.18, two cores).
-//! With parts it begins 10,700 and 13,600 a second in two runs, and 14,500 and 15,800 without the limit.
+//! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8 ended
+//! connections. With one counter for each address, an address with 8,000 connections therefore began 1,800 new ones a
+//! second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a hash
+//! of destination and ports; docs/measurements.md has the numbers.
+//!
+//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, three
+//! of each if its counter is full, and one more look-up for the rate.
 //!
 //! Packets without ports, whose protocol has no header of four bytes, are not counted. The kernel replaces their
 //! connections when the table is full.
@@ -192,6 +193,14 @@ impl ConnectionLimit {
         let mut transaction = Transaction::new(&self.table);
         transaction.delete_table();
         self.commit(&mut state, transaction, "remove")
+    }
+
+    /// The number of packets that the table has dropped since it was made. `None` without a limit.
+    pub(crate) fn dropped(&self) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.limits()?;
+        let channel = nft::open_once(&mut state.channel).ok()?;
+        coracle_nft::counted_packets(channel, &self.table).ok().flatten()
     }
 
     /// The netlink port that identifies the limit's own changes in notifications. `None` before the first change.
@@ -454,7 +463,10 @@ mod tests {
                 assert_eq!(pair.arrived(address), 5, "{address}");
             }
             assert!(dropped(&limit) >= 15, "{}", dropped(&limit));
+            let (before, read, after) = (dropped(&limit), limit.dropped(), dropped(&limit));
+            assert!(read.is_some_and(|read| before <= read && read <= after), "{before} {read:?} {after}");
             limit.clear().unwrap();
+            assert_eq!(limit.dropped(), None);
             assert_eq!(pair.arrived("10.9.0.2"), 10);
         });
         tested.join().unwrap();

@@ -24,14 +24,14 @@ use crate::spec::{Command, Version, is_identifier, is_interface_name};
 /// The key `coracle` of a plugin's configuration: names for machines with several networks.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct Places {
+struct OwnOptions {
     /// The nftables table of the executables. The node has another one.
     table: String,
     /// Directory of claims. It ends with the boot, like the table.
     state_dir: PathBuf,
 }
 
-impl Default for Places {
+impl Default for OwnOptions {
     fn default() -> Self {
         Self { table: "coracle-cni".to_owned(), state_dir: "/run/cni/coracle".into() }
     }
@@ -89,9 +89,10 @@ async fn serve(
         }
     }
     let executables = Executables { path: request.path.clone(), timeout: TIMEOUT, lead: false };
-    let places = request.conf.get("coracle").cloned().map(|places| from_value::<Places>(places, "coracle"));
-    let places = places.transpose()?.unwrap_or_default();
-    let firewall = Firewall::open(&places.table, &places.state_dir, true)?;
+    let options =
+        request.conf.get("coracle").cloned().map(|options| from_value::<OwnOptions>(options, "coracle"));
+    let options = options.transpose()?.unwrap_or_default();
+    let firewall = Firewall::open(&options.table, &options.state_dir, true)?;
     let host = Host::in_own_namespace(firewall, None, None)?;
     let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request)
         .await

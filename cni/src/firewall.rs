@@ -25,6 +25,7 @@ pub(crate) use self::claim::Claim;
 use self::index::{Index, content};
 use crate::conntrack;
 use crate::error::Error;
+use crate::file::{failed, remove_file};
 use crate::nft::{self, Mapping};
 use crate::ports::Protocol;
 use crate::spec::request::Request;
@@ -224,7 +225,7 @@ impl Firewall {
         let claims = &state.claims;
         state.gone.retain(|key| claims.get(key).is_none());
         while let Some(key) = state.gone.first() {
-            remove(&self.path(key))?;
+            remove_file(&self.path(key))?;
             state.gone.pop_first();
             coracle_fault::point("firewall.unclaimed");
         }
@@ -363,7 +364,7 @@ impl Firewall {
 
     /// Removes the mark: the table matches the claims.
     fn unmark(&self) -> Result<(), Error> {
-        if self.shared { remove(&self.dir.join(MARK)) } else { Ok(()) }
+        if self.shared { remove_file(&self.dir.join(MARK)) } else { Ok(()) }
     }
 
     /// Changes the table by the difference. If that fails, or the table is unknown, replaces it.
@@ -449,30 +450,18 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
             Some("json") => {}
             // The file of a writer that was killed: a running writer holds the lock that this process holds now.
             Some("new") => {
-                remove(&path)?;
+                remove_file(&path)?;
                 continue;
             }
             _ => continue,
         }
-        match fs::read(&path).ok().and_then(|text| Claim::of_file(&text)) {
+        match Claim::of_file(&fs::read(&path).map_err(failed("read", &path))?) {
             Some(claim) => drop(claims.insert(claim.key(), claim)),
             // An incomplete claim is not an error: the ADD that was interrupted is repeated or undone.
-            None => remove(&path)?,
+            None => remove_file(&path)?,
         }
     }
     Ok(claims)
-}
-
-fn remove(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        _ => Ok(()),
-    }
-}
-
-fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
-    let path = path.to_owned();
-    move |source| Error::File { action, path: path.clone(), source }
 }
 
 #[cfg(test)]

@@ -5,24 +5,24 @@ use std::{path::Path, process::Stdio, time::Duration};
 use tokio::{process::Command, time::timeout};
 
 /// Maximum time to load a module.
-const TIME: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Paths of `modprobe`. `PATH` is not searched: the environment must not decide which program runs as root.
-const PLACES: [&str; 4] = ["/usr/sbin/modprobe", "/sbin/modprobe", "/usr/bin/modprobe", "/bin/modprobe"];
+const PATHS: [&str; 4] = ["/usr/sbin/modprobe", "/sbin/modprobe", "/usr/bin/modprobe", "/bin/modprobe"];
 
 /// Loads a module with the `modprobe` of the host.
 ///
 /// # Errors
 /// Why it was not loaded, as a text for the log: there is no `modprobe`, no such module, or it took too long.
 pub(crate) async fn load(name: &'static str) -> Result<(), String> {
-    let program = PLACES.iter().find(|place| Path::new(place).exists());
+    let program = PATHS.iter().find(|place| Path::new(place).exists());
     let mut command = Command::new(program.ok_or_else(|| "the host has no modprobe".to_owned())?);
     command.args(["-q", name]).env_clear();
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    match timeout(TIME, command.status()).await {
+    match timeout(TIMEOUT, command.status()).await {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) => Err(format!("modprobe: {status}")),
         Ok(Err(error)) => Err(format!("cannot run modprobe: {error}")),
-        Err(_elapsed) => Err(format!("modprobe did not end within {} s", TIME.as_secs())),
+        Err(_elapsed) => Err(format!("modprobe did not end within {} s", TIMEOUT.as_secs())),
     }
 }
 

@@ -32,13 +32,13 @@ const OURS: &str = "coracle: pod network";
 pub(crate) struct Links {
     handle: Handle,
     /// Held during a dump: the kernel refuses a second dump on the same socket (EBUSY).
-    listing: tokio::sync::Mutex<()>,
+    dump_lock: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
     /// Whether the links belong to the caller's own namespace.
     is_here: bool,
     /// Held while a bridge is looked up, made and marked: until then a concurrent call would treat it as a foreign
     /// bridge.
-    bridging: tokio::sync::Mutex<()>,
+    bridge_lock: tokio::sync::Mutex<()>,
 }
 
 /// A link as the kernel shows it.
@@ -114,14 +114,14 @@ impl Links {
 
     fn connect(is_here: bool) -> io::Result<Self> {
         let (connection, handle, _messages) = new_connection()?;
-        let (listing, bridging) = Default::default();
-        Ok(Self { handle, listing, task: tokio::spawn(connection), is_here, bridging })
+        let (dump_lock, bridge_lock) = Default::default();
+        Ok(Self { handle, dump_lock, task: tokio::spawn(connection), is_here, bridge_lock })
     }
 
     /// Makes the bridge or uses the existing one, sets its properties, and sets it up. Returns whether it is new.
     pub(crate) async fn ensure_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         let Bridge { mtu, promiscuous, .. } = wanted;
-        let _alone = self.bridging.lock().await;
+        let _guard = self.bridge_lock.lock().await;
         let (link, is_new) = match self.find(name).await? {
             Some(link) => (link, false),
             None => self.make_bridge(name, wanted).await?,
@@ -310,7 +310,7 @@ impl Links {
     }
 
     async fn all(&self) -> Result<Vec<Link>, Error> {
-        let _alone = self.listing.lock().await;
+        let _guard = self.dump_lock.lock().await;
         let messages: Result<Vec<LinkMessage>, _> = self.handle.link().get().execute().try_collect().await;
         Ok(messages.map_err(failed("list", "links"))?.iter().map(Link::of).collect())
     }

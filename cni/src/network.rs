@@ -214,6 +214,13 @@ impl Network {
         }
     }
 
+    /// The number of packets that the limit on the connections of pods has dropped since its rules were made. `None`
+    /// without a limit. Blocks for the time of a call of the kernel.
+    #[must_use]
+    pub fn dropped_by_connection_limit(&self) -> Option<u64> {
+        self.inner.host.connections.as_ref()?.dropped()
+    }
+
     /// Whether pods can be attached, without running plugins. Executables are looked up each time: they may be
     /// installed after the list that names them, and there is no notification.
     ///

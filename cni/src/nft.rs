@@ -9,10 +9,10 @@
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
 //!   (only while there are host ports)                             ─► conditional ─► DNAT to a pod
 //! postrouting ─ from a network to beyond it and its set ─► masquerade
-//!             ─ from a pod to its network by a host port ─► masquerade (else the answer takes a short cut)
+//!             ─ from a pod to its network by a host port ─► masquerade (else the reply bypasses the translation)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
 //! forward     ─ from one isolated bridge to another      ─► drop
-//! input       ─ to 127.0.0.0/8 by an opened bridge, unasked ─► drop
+//! input       ─ to 127.0.0.0/8 by an opened bridge, not a reply ─► drop
 //! ```
 
 mod element;

@@ -8,14 +8,14 @@ use crate::plugin_kind::Kind;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
-use crate::{bandwidth, bridge, gate, host_local, loopback, portmap, tuning};
+use crate::{bandwidth, bridge, firewall_plugin, host_local, loopback, portmap, tuning};
 
 /// The plugin's firewall claim for the attachment of a request, which contains the result of ADD.
 pub(crate) fn claim(kind: Kind, request: &Request) -> Result<Option<Claim>, Error> {
     match kind {
         Kind::Bridge => bridge::claim(request),
         Kind::Portmap => portmap::claim(request),
-        Kind::Firewall => gate::claim(request),
+        Kind::Firewall => firewall_plugin::claim(request),
         Kind::HostLocal | Kind::Loopback | Kind::Bandwidth | Kind::Tuning => Ok(None),
     }
 }
@@ -38,6 +38,6 @@ pub(crate) async fn run(
         Kind::Portmap => portmap::run(host, request),
         Kind::Bandwidth => bandwidth::run(host, request).await,
         Kind::Tuning => tuning::run(request).await,
-        Kind::Firewall => gate::run(host, request),
+        Kind::Firewall => firewall_plugin::run(host, request),
     }
 }

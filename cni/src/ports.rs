@@ -1,5 +1,6 @@
 //! Host ports that are forwarded to sandboxes.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,14 @@ pub enum Protocol {
     Sctp,
 }
 
+/// The host ports of one sandbox. A conflict is found in constant time: a pod can have very many ports.
+#[derive(Debug)]
+pub(crate) struct HostPorts<'a> {
+    by_number: HashMap<(u16, Protocol), &'a PortMapping>,
+    /// By number and address. `None`: all addresses.
+    by_address: HashMap<(u16, Protocol, Option<IpAddr>), &'a PortMapping>,
+}
+
 /// Runtimes write an empty text if there is no address.
 mod lenient {
     use std::net::IpAddr;
@@ -59,12 +68,32 @@ mod lenient {
 // === impl PortMapping ===
 
 impl PortMapping {
-    /// Whether two mappings have the same port of a common address.
-    pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
-        let wild = |ip: Option<IpAddr>| ip.is_none_or(|ip| ip.is_unspecified());
-        self.host_port == other.host_port
-            && self.protocol == other.protocol
-            && (wild(self.host_ip) || wild(other.host_ip) || self.host_ip == other.host_ip)
+    /// The node's address. `None`: all addresses.
+    fn address(&self) -> Option<IpAddr> {
+        self.host_ip.filter(|ip| !ip.is_unspecified())
+    }
+}
+
+// === impl HostPorts ===
+
+impl<'a> HostPorts<'a> {
+    pub(crate) fn of(ports: &'a [PortMapping]) -> Self {
+        let by_number = ports.iter().map(|port| ((port.host_port, port.protocol), port));
+        let by_address = ports.iter().map(|port| ((port.host_port, port.protocol, port.address()), port));
+        Self { by_number: by_number.collect(), by_address: by_address.collect() }
+    }
+
+    /// A port that has the number, the protocol and an address of another one.
+    pub(crate) fn conflicting(&self, other: &PortMapping) -> Option<&'a PortMapping> {
+        let (number, protocol) = (other.host_port, other.protocol);
+        let found = match other.address() {
+            None => self.by_number.get(&(number, protocol)),
+            address => {
+                let everywhere = || self.by_address.get(&(number, protocol, None));
+                self.by_address.get(&(number, protocol, address)).or_else(everywhere)
+            }
+        };
+        found.copied()
     }
 }
 

@@ -5,12 +5,13 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::file::remove_file;
 use crate::link::{Link, Links, format_mac, parse_mac};
 use crate::netns::Netns;
 use crate::spec::Command;
@@ -160,7 +161,7 @@ impl Tuning {
     }
 
     async fn del(&self, request: &Request) -> Result<(), Error> {
-        remove(&self.under_way)?;
+        remove_file(&self.under_way)?;
         let Ok(text) = std::fs::read(&self.backup) else { return Ok(()) };
         let Backup { before, .. } = serde_json::from_slice(&text).unwrap_or_default();
         // The namespace may be gone with the interface.
@@ -171,7 +172,7 @@ impl Tuning {
                 coracle_fault::point("tuning.put-back");
             }
         }
-        remove(&self.backup)
+        remove_file(&self.backup)
     }
 
     /// Removes records of the network's attachments that are not valid.
@@ -188,7 +189,7 @@ impl Tuning {
             let path = entry.path();
             if let Some(of) = entry.file_name().to_str().and_then(torn_of) {
                 if !valid.contains(&of) {
-                    remove(&path)?;
+                    remove_file(&path)?;
                 }
                 continue;
             }
@@ -198,7 +199,7 @@ impl Tuning {
             let text = std::fs::read(&path).unwrap_or_default();
             let of = serde_json::from_slice::<Backup>(&text).ok().map(|backup| backup.network);
             if of.as_deref() == Some(request.network()) {
-                remove(&path)?;
+                remove_file(&path)?;
             }
         }
         Ok(())
@@ -255,15 +256,6 @@ impl Properties {
 /// Name of an attachment's record.
 fn name_of(id: &str, ifname: &str) -> String {
     format!("{id}_{ifname}.json")
-}
-
-fn remove(path: &Path) -> Result<(), Error> {
-    match std::fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(Error::File { action: "remove", path: path.to_owned(), source })
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The file of a sysctl, which must belong to the network. `IFNAME` is replaced by the interface's name.

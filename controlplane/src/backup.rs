@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, TryLockError},
     io::{self, BufReader, Seek as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -62,7 +62,15 @@ impl BackupFile {
         remove_partial(&partial).map_err(failed)?;
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&partial);
         let file = file.map_err(failed)?;
-        file.try_lock().map_err(|error| failed(error.into()))?;
+        match file.try_lock() {
+            Ok(()) if is_at(&file, &partial).map_err(failed)? => {}
+            // Another process takes it for the rest of an interrupted backup, and removes it.
+            Ok(()) | Err(TryLockError::WouldBlock) => return Err(failed(in_use())),
+            Err(TryLockError::Error(error)) => {
+                let _ = fs::remove_file(&partial);
+                return Err(failed(error));
+            }
+        }
         Ok(Self { path: path.to_owned(), partial, file })
     }
 
@@ -79,11 +87,19 @@ impl BackupFile {
     /// # Errors
     /// [`BackupError`] if the backup is incomplete or cannot be written.
     pub fn finish(self) -> Result<BackupSummary, BackupError> {
+        self.publish()
+    }
+
+    fn publish(&self) -> Result<BackupSummary, BackupError> {
         let failed = |source| self.failed(source);
         self.file.sync_all().map_err(failed)?;
         (&self.file).rewind().map_err(failed)?;
         let summary = verify_backup(BufReader::new(&self.file))
             .map_err(|source| BackupError::Store { path: self.partial.clone(), source })?;
+        if !is_at(&self.file, &self.partial).map_err(failed)? {
+            let why = "another process removed the incomplete backup";
+            return Err(failed(io::Error::new(io::ErrorKind::NotFound, why)));
+        }
         fs::rename(&self.partial, &self.path).map_err(failed)?;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all()).map_err(failed)?;
@@ -97,9 +113,28 @@ impl BackupFile {
 
 impl Drop for BackupFile {
     fn drop(&mut self) {
-        // After the rename there is no such file.
-        let _ = fs::remove_file(&self.partial);
+        // After the rename the temporary name is free, or belongs to the next backup.
+        let removed = is_at(&self.file, &self.partial)
+            .and_then(|is_own| if is_own { fs::remove_file(&self.partial) } else { Ok(()) });
+        if let Err(error) = removed {
+            tracing::warn!(%error, path = %self.partial.display(), "cannot remove an incomplete backup");
+        }
     }
+}
+
+/// Whether a path is the name of an open file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (own.dev(), own.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn in_use() -> io::Error {
+    let why = "another process writes this backup; wait for its end";
+    io::Error::new(io::ErrorKind::AlreadyExists, why)
 }
 
 /// Removes the temporary file of a backup that was interrupted.
@@ -107,17 +142,16 @@ fn remove_partial(partial: &Path) -> io::Result<()> {
     // The directory may belong to a user, who could put a link or a pipe there.
     let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
     match File::options().read(true).custom_flags(flags).open(partial) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(_link_or_other) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(_link_or_other) => fs::remove_file(partial),
+        // The file stays locked until it is removed. Otherwise its creator, which has not locked it yet, could do so now
+        // and lose it.
         Ok(left) => match left.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                let why = "another process writes this backup; wait for its end";
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
-            }
-            Err(TryLockError::Error(_)) | Ok(()) => {}
+            Ok(()) if !is_at(&left, partial)? => Err(in_use()),
+            Ok(()) | Err(TryLockError::Error(_)) => fs::remove_file(partial),
+            Err(TryLockError::WouldBlock) => Err(in_use()),
         },
     }
-    fs::remove_file(partial)
 }
 
 /// Starts a backup of a store that no process uses; `None` if a process uses it.
@@ -185,6 +219,28 @@ mod tests {
         std::os::unix::fs::symlink(&other, &partial).unwrap();
         drop(BackupFile::create(&path).unwrap());
         assert_eq!(fs::read(&other).unwrap(), b"kept");
+        assert!(!partial.exists());
+    }
+
+    #[test]
+    fn a_finished_backup_leaves_the_temporary_file_of_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, partial) = (directory.path().join("b"), directory.path().join("b.partial"));
+        drop(Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap());
+        let mut first = BackupFile::create(&path).unwrap();
+        for chunk in offline_backup(directory.path()).unwrap().unwrap() {
+            first.write(&chunk.unwrap()).unwrap();
+        }
+        first.publish().unwrap();
+        let second = BackupFile::create(&path).unwrap();
+        drop(first);
+        assert!(path.exists() && partial.exists());
+        // An administrator removes the temporary file of a running backup, and starts another one.
+        fs::remove_file(&partial).unwrap();
+        let third = BackupFile::create(&path).unwrap();
+        drop(second);
+        assert!(partial.exists());
+        drop(third);
         assert!(!partial.exists());
     }
 }

@@ -28,11 +28,11 @@ const MAX_OPEN_PIDFDS: usize = 64;
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
 /// Timeout for the end of all processes of a cgroup.
-const KILL_LIMIT: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout for the removal of a cgroup that is still busy: a killed process leaves it a moment later. The kernel may first
 /// have to write back its mounts to a disk.
-const BUSY_LIMIT: Duration = Duration::from_secs(10);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +142,7 @@ impl Cgroups {
             if pids.is_empty() {
                 return true;
             }
-            if waited >= KILL_LIMIT {
+            if waited >= KILL_TIMEOUT {
                 return false;
             }
             self.signal(group, &pids, libc::SIGKILL);
@@ -191,7 +191,7 @@ impl Cgroups {
         loop {
             match self.remove_directories(group) {
                 Err(Error::File { source, .. })
-                    if source.kind() == ErrorKind::ResourceBusy && waited < BUSY_LIMIT =>
+                    if source.kind() == ErrorKind::ResourceBusy && waited < BUSY_TIMEOUT =>
                 {
                     tokio::time::sleep(KILL_STEP).await;
                     waited += KILL_STEP;

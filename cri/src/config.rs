@@ -6,7 +6,7 @@ use std::time::Duration;
 use coracle_nri::Settings;
 
 use crate::cgroup::driver::CgroupDriver;
-use crate::shim_client::Times;
+use crate::shim_client::Timeouts;
 use crate::shim_program;
 
 /// Configuration of the runtime. Every path is configurable, so that several runtimes can run on one machine.
@@ -27,7 +27,7 @@ pub struct RuntimeConfig {
     /// Executable with the `shim` subcommand. Default: the running executable.
     pub shim_binary: PathBuf,
     /// Timeouts of calls to shims.
-    pub shim_times: Times,
+    pub shim_timeouts: Timeouts,
     /// Base URL for the answers of Exec, Attach and PortForward, without a trailing slash.
     pub stream_url: String,
     /// Time without traffic after which a stream is closed; none disables the limit.
@@ -50,7 +50,7 @@ impl Default for RuntimeConfig {
             log_max_size: 10 << 20,
             log_max_files: 5,
             shim_binary: PathBuf::from(shim_program::OWN_EXECUTABLE),
-            shim_times: Times::default(),
+            shim_timeouts: Timeouts::default(),
             stream_url: "http://127.0.0.1".to_owned(),
             // The default of the kubelet's --streaming-connection-idle-timeout and of containerd.
             stream_idle_limit: Some(Duration::from_secs(4 * 3600)),

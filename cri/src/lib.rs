@@ -67,5 +67,5 @@ pub use error::Error;
 pub use error::checkpoint::{CheckpointError, CriuError};
 pub use runtime::{Runtime, serve_streams};
 pub use selinux::labels_containers;
-pub use shim_client::Times as ShimTimes;
-pub use stream::{BoxBody, enable_keepalive};
+pub use shim_client::Timeouts as ShimTimeouts;
+pub use stream::BoxBody;

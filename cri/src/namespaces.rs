@@ -27,30 +27,30 @@ pub(crate) fn own_ipc(config: &PodSandboxConfig) -> bool {
     options(config).ipc() != NamespaceMode::Node
 }
 
-/// The pid namespace of a container.
+/// Owner of the pid namespace of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pids {
-    /// The container's own.
-    Own,
-    /// The pod's shared one.
-    Pods,
-    /// The node's.
-    Nodes,
-    /// Of another container.
-    Targets,
+pub(crate) enum PidNamespace {
+    /// The container itself.
+    Container,
+    /// The pod: its containers share the namespace.
+    Pod,
+    /// The node.
+    Node,
+    /// Another container of the pod.
+    Target,
 }
 
 /// The pid namespace of a container in its pod. POD means the node's if the pod uses the node's, as in containerd. POD is
 /// the default; in a pod without a shared namespace it means the container's own.
-pub(crate) fn pids(pod: &NamespaceOption, asked: Option<&NamespaceOption>) -> Pids {
+pub(crate) fn pids(pod: &NamespaceOption, asked: Option<&NamespaceOption>) -> PidNamespace {
     match asked.map(NamespaceOption::pid).unwrap_or_default() {
-        NamespaceMode::Container => Pids::Own,
-        NamespaceMode::Target => Pids::Targets,
-        NamespaceMode::Node => Pids::Nodes,
+        NamespaceMode::Container => PidNamespace::Container,
+        NamespaceMode::Target => PidNamespace::Target,
+        NamespaceMode::Node => PidNamespace::Node,
         NamespaceMode::Pod => match pod.pid() {
-            NamespaceMode::Pod => Pids::Pods,
-            NamespaceMode::Node => Pids::Nodes,
-            NamespaceMode::Container | NamespaceMode::Target => Pids::Own,
+            NamespaceMode::Pod => PidNamespace::Pod,
+            NamespaceMode::Node => PidNamespace::Node,
+            NamespaceMode::Container | NamespaceMode::Target => PidNamespace::Container,
         },
     }
 }
@@ -69,17 +69,17 @@ mod tests {
         let with = |mode: NamespaceMode| NamespaceOption { pid: mode.into(), ..Default::default() };
         use NamespaceMode::{Container, Node, Pod, Target};
         for (pod, asked, seen) in [
-            (Pod, Some(Pod), Pids::Pods),
-            (Pod, None, Pids::Pods),
-            (Pod, Some(Container), Pids::Own),
-            (Pod, Some(Node), Pids::Nodes),
-            (Pod, Some(Target), Pids::Targets),
-            (Container, Some(Container), Pids::Own),
-            (Container, None, Pids::Own),
-            (Container, Some(Target), Pids::Targets),
-            (Node, Some(Pod), Pids::Nodes),
-            (Node, None, Pids::Nodes),
-            (Node, Some(Container), Pids::Own),
+            (Pod, Some(Pod), PidNamespace::Pod),
+            (Pod, None, PidNamespace::Pod),
+            (Pod, Some(Container), PidNamespace::Container),
+            (Pod, Some(Node), PidNamespace::Node),
+            (Pod, Some(Target), PidNamespace::Target),
+            (Container, Some(Container), PidNamespace::Container),
+            (Container, None, PidNamespace::Container),
+            (Container, Some(Target), PidNamespace::Target),
+            (Node, Some(Pod), PidNamespace::Node),
+            (Node, None, PidNamespace::Node),
+            (Node, Some(Container), PidNamespace::Container),
         ] {
             assert_eq!(pids(&with(pod), asked.map(with).as_ref()), seen, "{asked:?} in {pod:?}");
         }

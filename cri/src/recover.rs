@@ -167,7 +167,7 @@ impl Recovery {
                 warn!(sandbox = id, error = error.chain(), "cannot complete the stop of a pod");
             }
         });
-        let _continues = timeout(self.config.shim_times.answer, stopped).await;
+        let _continues = timeout(self.config.shim_timeouts.answer, stopped).await;
         coracle_fault::point("recover.stopped");
     }
 
@@ -183,8 +183,8 @@ impl Recovery {
     /// version, or this process may lack a resource. A shim that no client can ever reach again is killed.
     async fn find_shim(&self, id: &str) -> Result<Found, Error> {
         let dir = self.records.sandbox_dir(id);
-        let times = self.config.shim_times;
-        match Shim::reach(&dir, times).await {
+        let timeouts = self.config.shim_timeouts;
+        match Shim::reach(&dir, timeouts).await {
             Ok(shim_client::ConnectResult::Answers(shim, state)) => Ok(Found::Answers(shim, state)),
             Ok(shim_client::ConnectResult::Silent(shim)) => {
                 warn!(sandbox = id, "the shim of a sandbox does not answer");
@@ -195,7 +195,7 @@ impl Recovery {
                 if matches!(error.kind, ErrorKind::Gone | ErrorKind::Silent | ErrorKind::WrongState) =>
             {
                 warn!(sandbox = id, %error, "the shim of a sandbox is gone");
-                Shim::kill_unreachable(&dir, times).await;
+                Shim::kill_unreachable(&dir, timeouts).await;
                 Ok(Found::Gone)
             }
             Err(source) => Err(Error::Foreign { id: id.to_owned(), source }),

@@ -108,6 +108,11 @@ impl Sandbox {
         &self.record.config
     }
 
+    /// The namespace of the pod; empty if the client gave none.
+    pub(crate) fn namespace(&self) -> &str {
+        self.config().metadata.as_ref().map(|metadata| metadata.namespace.as_str()).unwrap_or_default()
+    }
+
     /// The parent cgroup of the pod's containers.
     pub(crate) fn cgroup(&self, layout: &Layout) -> String {
         let parent = self.config().linux.as_ref().map_or("", |linux| &linux.cgroup_parent);

@@ -22,7 +22,7 @@ pub use self::policy::labels_containers;
 use self::policy::{Policy, is_enabled};
 pub(crate) use self::relabel::relabel;
 use crate::error::Error;
-use crate::namespaces::{self, Pids};
+use crate::namespaces::{self, PidNamespace};
 
 const FIELD: &str = "selinux_options";
 /// Directories of layers in the runtime's root directory.
@@ -120,7 +120,7 @@ impl Selinux {
         let own = security.and_then(|security| security.namespace_options.as_ref());
         let of_pod = namespaces::options(pod.config);
         let modes = [own.map(NamespaceOption::ipc).unwrap_or_default(), of_pod.ipc()];
-        let nodes_processes = namespaces::pids(&of_pod, own) == Pids::Nodes;
+        let nodes_processes = namespaces::pids(&of_pod, own) == PidNamespace::Node;
         let separation = label::Separation {
             privileged: security.is_some_and(|security| security.privileged),
             shares_with_node: nodes_processes || modes.contains(&NamespaceMode::Node),

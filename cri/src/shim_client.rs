@@ -9,7 +9,7 @@
 //! connection until [`Shim::acknowledge`] has its sequence number.
 //!
 //! A live shim may not answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk. Every
-//! call has a timeout in [`Times`]. The shim still executes the call when it wakes.
+//! call has a timeout in [`Timeouts`]. The shim still executes the call when it wakes.
 
 mod error;
 pub(crate) mod file;
@@ -17,7 +17,7 @@ mod link;
 mod process;
 mod socket;
 mod stdio;
-mod times;
+mod timeouts;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub use self::error::{Error, ErrorKind};
 use self::link::Link;
 use self::process::Process;
 pub use self::stdio::{AttachTo, Attached, ExecStdio, PendingStart, StartResult, Started};
-pub use self::times::Times;
+pub use self::timeouts::Timeouts;
 
 /// Maximum bytes of an inline process in an exec call. A larger one (command and environment) is passed as a file. Shims of
 /// earlier versions accept only inline processes.
@@ -47,7 +47,7 @@ pub const PROTOCOL: u32 = 1;
 #[derive(Clone, Debug)]
 pub struct Shim {
     inner: Arc<Inner>,
-    times: Times,
+    timeouts: Timeouts,
 }
 
 /// A live shim after a request for its state.
@@ -89,15 +89,15 @@ impl Shim {
         binary: &Path,
         dir: &Path,
         mut config: shim::SandboxConfig,
-        times: Times,
+        timeouts: Timeouts,
     ) -> Result<(Self, shim::State), Error> {
         config.protocol = PROTOCOL;
         if config.socket.is_empty() {
             config.socket = socket_path(dir).to_string_lossy().into_owned();
         }
-        let process = process::spawn(binary, dir, &config, times).await?;
+        let process = process::spawn(binary, dir, &config, timeouts).await?;
         let socket = PathBuf::from(&config.socket);
-        let error = match Self::connect_to(dir, &socket, Some(process.clone()), times).await {
+        let error = match Self::connect_to(dir, &socket, Some(process.clone()), timeouts).await {
             Ok(ConnectResult::Answers(shim, state)) => return Ok((shim, state)),
             Ok(ConnectResult::Silent(_)) => Error::silent(),
             Err(error) => error,
@@ -111,7 +111,7 @@ impl Shim {
     /// # Errors
     /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not answer.
     pub async fn connect(dir: &Path) -> Result<(Self, shim::State), Error> {
-        match Self::reach(dir, Times::default()).await? {
+        match Self::reach(dir, Timeouts::default()).await? {
             ConnectResult::Answers(shim, state) => Ok((shim, state)),
             ConnectResult::Silent(_) => Err(Error::silent()),
         }
@@ -123,9 +123,9 @@ impl Shim {
     /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do
     /// not mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer
     /// supports this protocol.
-    pub async fn reach(dir: &Path, times: Times) -> Result<ConnectResult, Error> {
+    pub async fn reach(dir: &Path, timeouts: Timeouts) -> Result<ConnectResult, Error> {
         let socket = process::read_config(dir).await?.socket;
-        Self::connect_to(dir, Path::new(&socket), None, times).await
+        Self::connect_to(dir, Path::new(&socket), None, timeouts).await
     }
 
     /// Connects to the same shim after the connection ended.
@@ -133,22 +133,22 @@ impl Shim {
     /// # Errors
     /// As [`Shim::reach`].
     pub async fn reconnect(&self) -> Result<ConnectResult, Error> {
-        Self::reach(self.dir(), self.times).await
+        Self::reach(self.dir(), self.timeouts).await
     }
 
     /// The same shim with other timeouts.
     #[must_use]
-    pub fn within(self, times: Times) -> Self {
-        Self { times, ..self }
+    pub fn with_timeouts(self, timeouts: Timeouts) -> Self {
+        Self { timeouts, ..self }
     }
 
     async fn connect_to(
         dir: &Path,
         path: &Path,
         process: Option<Process>,
-        times: Times,
+        timeouts: Timeouts,
     ) -> Result<ConnectResult, Error> {
-        let connected = timeout(times.answer, socket::Socket::connect(path)).await;
+        let connected = timeout(timeouts.answer, socket::Socket::connect(path)).await;
         let socket = connected.map_err(|_late| Error::silent())??;
         let process = match process {
             Some(process) => process,
@@ -157,8 +157,8 @@ impl Shim {
         let (sender, receiver) = mpsc::unbounded();
         let link = Link::open(socket, sender);
         let inner = Inner { dir: dir.to_owned(), link, process, events: Mutex::new(Some(receiver)) };
-        let shim = Self { inner: Arc::new(inner), times };
-        match timeout(times.answer, shim.hello()).await {
+        let shim = Self { inner: Arc::new(inner), timeouts };
+        match timeout(timeouts.answer, shim.hello()).await {
             Ok(Ok(state)) => Ok(ConnectResult::Answers(shim, state)),
             // A live shim that closed the connection: another client may have connected meanwhile. It can be reached again.
             Ok(Err(error)) if error.kind == ErrorKind::Gone && !shim.inner.process.is_dying().await => {
@@ -229,7 +229,7 @@ impl Shim {
     /// Mounts the root file system and creates the container. [`Shim::start`] then starts it. On failure the creation is
     /// undone.
     pub async fn create(&self, create: shim::CreateContainer) -> Result<i32, Error> {
-        match self.call(request::Call::Create(create), Vec::new(), self.times.work).await? {
+        match self.call(request::Call::Create(create), Vec::new(), self.timeouts.work).await? {
             (reply::Result::Created(created), _) => Ok(created.pid),
             (other, _) => Err(Error::unexpected(&other)),
         }
@@ -238,7 +238,7 @@ impl Shim {
     /// Starts the command of a created container.
     pub async fn start(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::Start(shim::StartContainer { container_id }), self.times.work).await
+        self.done(request::Call::Start(shim::StartContainer { container_id }), self.timeouts.work).await
     }
 
     /// Starts a created container from the processes of a checkpoint. Returns the pid of the first process. Without a timeout:
@@ -259,7 +259,7 @@ impl Shim {
 
     /// Sends a signal to a container, one of its execs, or all processes of its cgroup.
     pub async fn signal(&self, signal: shim::Signal) -> Result<(), Error> {
-        self.done(request::Call::Signal(signal), self.times.answer).await
+        self.done(request::Call::Signal(signal), self.timeouts.answer).await
     }
 
     /// Starts another process in a running container. Its exit is an event with `exec_id`. If the shim has not answered within
@@ -308,7 +308,7 @@ impl Shim {
         let inner = Arc::clone(&self.inner);
         // Runs in a task, because the process may start after the call was cancelled.
         let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });
-        match timeout(self.times.work, &mut answer).await {
+        match timeout(self.timeouts.work, &mut answer).await {
             Ok(answer) => {
                 let started: Started = PendingStart::parse(answer)?;
                 Ok(StartResult::Started(started))
@@ -321,7 +321,7 @@ impl Shim {
     pub async fn resize(&self, container_id: &str, width: u16, height: u16) -> Result<(), Error> {
         let (container_id, width, height) = (container_id.to_owned(), u32::from(width), u32::from(height));
         let resize = shim::Resize { container_id, width, height };
-        self.done(request::Call::Resize(resize), self.times.answer).await
+        self.done(request::Call::Resize(resize), self.timeouts.answer).await
     }
 
     /// Attaches to the streams of a container, from now on.
@@ -331,9 +331,10 @@ impl Shim {
             stdin: to.stdin,
             stdout: to.stdout,
             stderr: to.stderr,
+            output_capacity: to.output_capacity,
         };
         let attach = request::Call::Attach(attach);
-        let (attached, fds) = match self.call(attach, Vec::new(), self.times.answer).await? {
+        let (attached, fds) = match self.call(attach, Vec::new(), self.timeouts.answer).await? {
             (reply::Result::Attached(attached), fds) => (attached, fds),
             (other, _) => return Err(Error::unexpected(&other)),
         };
@@ -350,20 +351,20 @@ impl Shim {
     /// Closes the container's standard input.
     pub async fn close_stdin(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::CloseStdin(shim::CloseStdin { container_id }), self.times.answer).await
+        self.done(request::Call::CloseStdin(shim::CloseStdin { container_id }), self.timeouts.answer).await
     }
 
     /// Reopens the container's log file by its path, after the client renamed it.
     pub async fn reopen_log(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::ReopenLog(shim::ReopenLog { container_id }), self.times.answer).await
+        self.done(request::Call::ReopenLog(shim::ReopenLog { container_id }), self.timeouts.answer).await
     }
 
     /// Kills the rest of the container, unmounts its root and removes its cgroup. An absent container is not an error,
     /// as the CRI's RemoveContainer requires.
     pub async fn delete(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::Delete(shim::DeleteContainer { container_id }), self.times.end).await
+        self.done(request::Call::Delete(shim::DeleteContainer { container_id }), self.timeouts.end).await
     }
 
     /// Connects to a TCP port on the pod's loopback address, in its network namespace.
@@ -372,7 +373,7 @@ impl Shim {
     /// [`ErrorKind::ConnectionRefused`] if no process listens there.
     pub async fn connect_port(&self, port: u16) -> Result<std::net::TcpStream, Error> {
         let connect = request::Call::Connect(shim::Connect { port: u32::from(port) });
-        match self.call(connect, Vec::new(), self.times.work).await? {
+        match self.call(connect, Vec::new(), self.timeouts.work).await? {
             (reply::Result::Connected(_), fds) => {
                 let fd =
                     fds.into_iter().next().ok_or_else(|| Error::protocol("connected without a socket"))?;
@@ -384,7 +385,7 @@ impl Shim {
 
     /// Acknowledges the events up to `sequence`: they are recorded.
     pub async fn acknowledge(&self, sequence: u64) -> Result<(), Error> {
-        self.done(request::Call::Acknowledge(shim::Acknowledge { sequence }), self.times.answer).await
+        self.done(request::Call::Acknowledge(shim::Acknowledge { sequence }), self.timeouts.answer).await
     }
 
     /// Kills all processes of the pod, unmounts, and waits for the end of the shim's process. A shim that fails or does not
@@ -395,16 +396,18 @@ impl Shim {
     pub async fn shutdown(&self) -> Result<(), Error> {
         let process = &self.inner.process;
         let mut ended = pin!(async {
-            self.done(request::Call::Shutdown(shim::Shutdown {}), self.times.end).await?;
+            self.done(request::Call::Shutdown(shim::Shutdown {}), self.timeouts.end).await?;
             process.ended().await;
             Ok::<(), Error>(())
         });
-        let early = timeout(self.times.answer, &mut ended).await;
+        let early = timeout(self.timeouts.answer, &mut ended).await;
         let ended = match early {
             Ok(ended) => ended,
             // A shim that works on the shutdown still answers other calls.
-            Err(_late) => match timeout(self.times.answer, self.hello()).await {
-                Ok(_any) => timeout(self.times.end, ended).await.unwrap_or_else(|_late| Err(Error::silent())),
+            Err(_late) => match timeout(self.timeouts.answer, self.hello()).await {
+                Ok(_any) => {
+                    timeout(self.timeouts.end, ended).await.unwrap_or_else(|_late| Err(Error::silent()))
+                }
                 Err(_silence) => Err(Error::silent()),
             },
         };
@@ -424,14 +427,14 @@ impl Shim {
     /// [`ErrorKind::Silent`] if it does not die: the kernel kills a process only when it no longer sleeps
     /// uninterruptibly.
     pub async fn kill_shim(&self) -> Result<(), Error> {
-        let death = timeout(self.times.death, self.inner.process.kill_and_reap()).await;
+        let death = timeout(self.timeouts.death, self.inner.process.kill_and_reap()).await;
         death.map_err(|_late| Error::unkillable(self.pid()))
     }
 
     /// Ends the shim of a directory to which no client can connect, if there is one. The shim may not listen yet, or no
     /// longer listen. The wait for its death has a timeout: with a hanging mount it can take long, and other pods wait.
-    pub async fn kill_unreachable(dir: &Path, times: Times) {
-        process::kill_unreachable(dir, times).await;
+    pub async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
+        process::kill_unreachable(dir, timeouts).await;
     }
 
     async fn done(&self, call: request::Call, limit: Duration) -> Result<(), Error> {

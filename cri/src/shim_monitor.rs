@@ -140,7 +140,7 @@ impl ShimMonitor {
             state.network.del_later(&sandbox.id);
         }
         // A removal in progress must finish first: writing the record would create the directory again.
-        let _alone = sandbox.ending.lock().await;
+        let _guard = sandbox.ending.lock().await;
         if state.tables.sandboxes.get(&sandbox.id).is_some() {
             state.exits.record_sandbox_death(sandbox);
         }

@@ -8,8 +8,8 @@ mod attach;
 mod client;
 mod command;
 mod forward;
-mod forward_limit;
 mod idle;
+mod namespace_limit;
 mod open;
 mod pump;
 mod queue;
@@ -28,14 +28,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use coracle_connections::{
     ACCEPT_PAUSE, Abandonment, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, ReadWatch,
-    watch_reads,
+    keep_alive, watch_reads,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -62,13 +61,7 @@ pub(crate) use self::websocket::fuzz as fuzz_websocket;
 pub type BoxBody = Full<Bytes>;
 
 /// Timeout for the head of a request.
-const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Seconds without traffic before the kernel sends the first keepalive probe.
-const KEEPALIVE_IDLE: u32 = 60;
-/// Seconds between keepalive probes.
-const KEEPALIVE_INTERVAL: u32 = 15;
-/// Unanswered keepalive probes after which the kernel closes the connection.
-const KEEPALIVE_PROBES: u32 = 4;
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
 /// Maximum connections, even if the descriptor limit permits more.
@@ -129,6 +122,8 @@ impl StreamService {
         abandonment: Abandonment,
     ) {
         let (connection, idle) = idle::watch(connection);
+        // Clients end standard input and ports in the protocol. The end of the connection is the end of the client.
+        let abandonment = abandonment.without_half_close();
         tokio::select! {
             // The other arm is dropped; its tasks end with the connection, whose reads and writes fail from now on.
             () = idle.expired(self.idle_limit, abandonment.happened()) => {
@@ -180,16 +175,6 @@ fn text(status: StatusCode, text: &str) -> Response<BoxBody> {
     response
 }
 
-/// Enables TCP keepalive, so that the loss of a client without a connection close is noticed in minutes. There is no limit
-/// for unread data: a user can read a long output page by page for hours.
-pub fn enable_keepalive(connection: &TcpStream) {
-    // Best effort: without keepalive the connection is served, too.
-    let _set = setsockopt(connection, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE);
-    let _set = setsockopt(connection, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL);
-    let _set = setsockopt(connection, sockopt::TcpKeepCount, &KEEPALIVE_PROBES);
-    let _set = setsockopt(connection, sockopt::KeepAlive, &true);
-}
-
 /// Serves streams over HTTP until `shutdown`.
 pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdown: CancellationToken) {
     let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
@@ -219,7 +204,7 @@ pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdow
                 continue;
             }
         };
-        enable_keepalive(&connection);
+        keep_alive(&connection);
         tokio::spawn(serve_connection(service.clone(), connection, permit));
     }
 }
@@ -242,7 +227,7 @@ async fn serve_connection(service: StreamService, connection: TcpStream, permit:
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(held), handler)
         .with_upgrades();
     tokio::select! {

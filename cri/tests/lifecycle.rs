@@ -392,6 +392,10 @@ async fn attach_logs_and_statistics_are_true(machine: &mut Machine) {
     let streams = client::Streams::open(machine).await;
     let attach =
         cri::AttachRequest { container_id: id.clone(), stdin: true, tty: false, stdout: true, stderr: true };
+    // A client without input leaves standard input open.
+    let viewer = cri::AttachRequest { stdin: false, ..attach.clone() };
+    let url = machine.runtime.attach(Request::new(viewer)).await.expect("attach").into_inner().url;
+    client::leave(streams.connect(&url, "v5.channel.k8s.io").await).await;
     let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
     let socket = streams.connect(&url, "v5.channel.k8s.io").await;
     let [_, out, _, status, _] = client::exchange(socket, &[b"\x00typed\n", b"\xff\x00"]).await;

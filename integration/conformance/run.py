@@ -15,15 +15,21 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 WORK = ROOT / "target/conformance"
-RECORD = {False: HERE / "specs.txt", True: HERE / "other-specs.txt"}
+RECORD = {suite: HERE / name for suite, name in (("conformance", "specs.txt"), ("other", "other-specs.txt"), ("serial", "serial-specs.txt"))}
 EXCEPTIONS = HERE / "exceptions.txt"
 CI = HERE / "ci.txt"
 
-# Marks of specs outside the conformance suite that do not run in parallel with others, or need a cloud, a driver or a
-# feature gate that is off by default.
-OTHER_LEFT_OUT = re.compile(r"\[(Conformance|Slow|Serial|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|"
+# Marks of specs outside the conformance suite that need a cloud, a driver or a feature gate that is off by default, or
+# change the machine; and the features whose specs run.
+FEATURES = ("IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networking-DNS|HPA|Ingress|PodPriority|NodeAuthorizer|"
+            "BootstrapTokens|PodLevelResources|EnvFiles|InPlacePodVerticalScaling|SupplementalGroupsPolicy|UserNamespacesSupport|"
+            "HostAccess|Example|ContainerRestartRules|RuntimeHandler|SchedulerAsyncPreemption|VolumeAttributesClass")
+LEFT_OUT = re.compile(r"\[(Conformance|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|"
                             r"sig-(windows|cloud-provider|cloud-provider-gcp|autoscaling)|Driver:|"
-                            r"Feature:(?!(IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networking-DNS|HPA|Ingress)\]))")
+                            fr"Feature:(?!({FEATURES})\]))|CSI Mock")
+
+# Marks of specs that are the only ones on the cluster while they run, or take minutes.
+ONE_AT_A_TIME = re.compile(r"\[(Serial|Slow)\]")
 
 # Retries of a failed spec that should pass.
 ATTEMPTS = 3
@@ -46,16 +52,17 @@ def reports(path):
                 yield " ".join((spec["ContainerHierarchyTexts"] or []) + [spec["LeafNodeText"]]), spec
 
 
-def all_specs(binaries, other):
-    """The names of all conformance specs, or of the suite's other specs, from a dry run of the suite."""
+def all_specs(binaries, suite):
+    """The names of the specs of `conformance`, `other` or `serial`, from a dry run of the suite."""
     path = binaries / "dry-all.json"
     if not path.exists():
         dry = ["--provider=skeleton", "--ginkgo.dry-run", f"--ginkgo.json-report={path}"]
         subprocess.run([binaries / "e2e.test", *dry], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    names = (name for name, _ in reports(path))
-    if other:
-        return sorted({name for name in names if name.startswith("[sig-") and not OTHER_LEFT_OUT.search(name)})
-    return sorted(name for name in names if "[Conformance]" in name)
+    names = {name for name, _ in reports(path)}
+    if suite == "conformance":
+        return sorted(name for name in names if "[Conformance]" in name)
+    names = {name for name in names if name.startswith("[sig-") and not LEFT_OUT.search(name)}
+    return sorted(name for name in names if (suite == "serial") == bool(ONE_AT_A_TIME.search(name)))
 
 
 def group(name):
@@ -63,14 +70,17 @@ def group(name):
     return re.match(r"\[sig-([a-z-]+)\]", name).group(1)
 
 
-def recorded(other):
+def recorded(suite):
     """The recorded state of each spec: `passed` or `failed`."""
-    return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD[other]))}
+    return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD[suite]))}
 
 
-def exceptions():
+def exceptions(specs):
     """The specs that are not run, with the reason."""
-    return dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
+    skipped = dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
+    if not re.search(r"^SCTP ", pathlib.Path("/proc/net/protocols").read_text(), re.MULTILINE):
+        skipped.update({name: "this kernel has no SCTP sockets" for name in specs if "[Feature:SCTPConnectivity]" in name})
+    return skipped
 
 
 class Results:
@@ -167,12 +177,12 @@ def table(names, results, specs, skipped):
         print(f"| {title} | " + " | ".join(str(count) for count in row) + " |")
 
 
-def write_record(specs, record, other):
-    """Writes specs.txt or other-specs.txt; a spec that never ran is recorded as failed."""
-    kind, flag = ("other spec", " --other") if other else ("conformance spec", "")
-    head = (f"# Outcome of each {kind} of Kubernetes v1.36.0. `scripts/conformance{flag} --record` writes this file;\n"
+def write_record(specs, record, suite):
+    """Writes the record of these specs; a spec that never ran is recorded as failed."""
+    flag = "" if suite == "conformance" else f" --{suite}"
+    head = (f"# Outcome of each {suite} spec of Kubernetes v1.36.0. `scripts/conformance{flag} --record` writes this file;\n"
             "# a spec that is `passed` here and does not pass fails the run.\n")
-    RECORD[other].write_text(head + "".join(f"{record.get(name, 'failed')}\t{name}\n" for name in specs))
+    RECORD[suite].write_text(head + "".join(f"{record.get(name, 'failed')}\t{name}\n" for name in specs))
 
 
 def selected(specs, options, record):
@@ -190,27 +200,35 @@ def selected(specs, options, record):
         chosen = {name for name in chosen if any(text in name for text in options.spec)}
     if options.recorded:
         chosen = {name for name in chosen if record.get(name) == "passed"}
-    return sorted(chosen - set(exceptions()))
+    return sorted(chosen - set(exceptions(specs)))
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binaries", type=pathlib.Path, help="the folder that `build` prints")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="ci, or groups of the suite; default: all")
-    parser.add_argument("--other", action="store_true", help="the suite's specs outside conformance that run in parallel here")
+    suites = parser.add_mutually_exclusive_group()
+    suites.add_argument("--other", dest="suite", action="store_const", const="other", default="conformance",
+                        help="the suite's specs outside conformance that run in parallel here")
+    suites.add_argument("--serial", dest="suite", action="store_const", const="serial",
+                        help="the suite's specs outside conformance that run one at a time")
     parser.add_argument("--recorded", action="store_true", help="only specs that passed when the record was written")
     parser.add_argument("--spec", action="append", metavar="TEXT", help="only specs with this text in their name; repeatable")
     parser.add_argument("--record", action="store_true", help="write the outcome to specs.txt")
     parser.add_argument("--again", action="store_true", help="also specs that have a result of this binary")
     parser.add_argument("--processes", type=int, default=6, help="specs at the same time; default 6")
     parser.add_argument("--minutes", type=int, default=60, help="time limit of a chunk of specs; default 60")
-    return parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args()
+    if options.suite == "serial":
+        options.processes = 1
+    return options
 
 
 def main():
     options = arguments()
     coracle = os.environ.get("CORACLE", ROOT / "target/coracle")
-    specs, record, skipped = all_specs(options.binaries, options.other), recorded(options.other), exceptions()
+    specs, record = all_specs(options.binaries, options.suite), recorded(options.suite)
+    skipped = exceptions(specs)
     names, results = selected(specs, options, record), Results(coracle)
     run(options.binaries, names, results, options)
     retry(options.binaries, names, results, record)
@@ -227,7 +245,7 @@ def main():
         print(f"REGRESSION {name}")
     if options.record:
         write_record(specs, {**record, **{name: "passed" if results.of[name]["state"] == "passed" else "failed" for name in names}},
-                     options.other)
+                     options.suite)
     passed = sum(results.of[name]["state"] == "passed" for name in names)
     print(f"{passed} passed, {len(regressions)} failed, {len(names) - passed - len(regressions)} skipped")
     sys.exit(1 if regressions and not options.record else 0)

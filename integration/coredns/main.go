@@ -1,4 +1,4 @@
-// CoreDNS with the plugins that kubeadm's Corefile names, and bind. The published program also has those of clouds; without them
+// CoreDNS with the plugins that kubeadm's Corefile names, and bind, hosts and log for tests. The published program also has those of clouds; without them
 // the build is smaller, and so is the program's memory.
 package main
 
@@ -9,7 +9,9 @@ import (
 	_ "github.com/coredns/coredns/plugin/errors"
 	_ "github.com/coredns/coredns/plugin/forward"
 	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/hosts"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/log"
 	_ "github.com/coredns/coredns/plugin/loop"
 	_ "github.com/coredns/coredns/plugin/metrics"
 	_ "github.com/coredns/coredns/plugin/ready"

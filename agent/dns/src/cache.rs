@@ -112,6 +112,8 @@ impl Cache {
             self.old = std::mem::take(&mut self.new);
             self.new_bytes = 0;
         }
+        // An older answer would replace this one when it is next used.
+        self.old.remove(&question);
         let name_bytes = question.0.len();
         self.new_bytes += bytes;
         if let Some(before) = self.new.insert(question, entry) {
@@ -211,6 +213,18 @@ mod tests {
         cache.put(question(1), &message(1000), &[0; MAX_ANSWER_BYTES + 1]);
         cache.store(question(2), &message(0));
         assert!(cache.get(&question(1)).is_none() && cache.get(&question(2)).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_answer_replaces_one_of_the_old_generation() {
+        let mut cache = Cache::default();
+        for number in 0..=GENERATION {
+            cache.store(question(number), &message(1000));
+        }
+        assert!(cache.old.contains_key(&question(0)));
+        cache.store(question(0), &message(2000));
+        assert_eq!(cache.counts(), [GENERATION + 1, 0]);
+        assert_eq!(cache.left(&question(0)), Some((2000, true)));
     }
 
     #[tokio::test(start_paused = true)]

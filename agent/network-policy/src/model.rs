@@ -125,7 +125,7 @@ impl Model {
     }
 
     /// Removes a namespace.
-    pub fn take_namespace(&mut self, name: &str) {
+    pub fn remove_namespace(&mut self, name: &str) {
         if self.namespaces.remove(name).is_some() {
             self.update_pods_of_namespace(name);
         }
@@ -160,7 +160,7 @@ impl Model {
     }
 
     /// Removes a pod.
-    pub fn take_pod(&mut self, uid: &str) {
+    pub fn remove_pod(&mut self, uid: &str) {
         let Some(entry) = self.pods.remove(uid) else { return };
         self.local.remove(uid);
         if let Some(pods) = self.pods_in.get_mut(&entry.facts.namespace) {
@@ -175,7 +175,7 @@ impl Model {
     /// Adds or replaces a NetworkPolicy. A policy that cannot be parsed is ignored: it selects no pod.
     pub fn put_policy(&mut self, policy: &NetworkPolicy) {
         let key = Key::of(&policy.metadata);
-        let Some(rules) = Rules::of(policy) else { return self.take_policy(&key) };
+        let Some(rules) = Rules::of(policy) else { return self.remove_policy(&key) };
         let old = self.policies.get(&key).copied();
         if old.and_then(|old| self.versions.get(&old)).is_some_and(|version| version.rules == rules) {
             return;
@@ -191,7 +191,7 @@ impl Model {
     }
 
     /// Removes a NetworkPolicy.
-    pub fn take_policy(&mut self, key: &Key) {
+    pub fn remove_policy(&mut self, key: &Key) {
         if let Some(old) = self.policies.remove(key) {
             self.exchange(&key.namespace, Some(old), None);
         }

@@ -142,7 +142,7 @@ fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
         enforcer.change(&mut model).unwrap();
         assert_eq!(friend.reaches(&web, 7000), [false, false], "its label is gone");
         for name in ["deny", "both"] {
-            model.take_policy(&coracle_values::object::Key::new("n", name));
+            model.remove_policy(&coracle_values::object::Key::new("n", name));
         }
         enforcer.change(&mut model).unwrap();
         assert_eq!(friend.reaches(&web, 7000), [true, true]);
@@ -186,7 +186,7 @@ fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
         let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
         assert!(of.is_superset(&web.ips.into()));
         for name in ["Admin3", "Admin4", "Admin5", "Baseline0"] {
-            model.take_cluster_policy(ClusterKind::ClusterNetworkPolicy, name);
+            model.remove_cluster_policy(ClusterKind::ClusterNetworkPolicy, name);
         }
         assert!(enforcer.must_replace(&model));
         enforcer.replace(&mut model).unwrap();
@@ -264,7 +264,7 @@ fn open_connections_end_with_their_permission_and_others_stay() {
             assert!(family == 1 || counts.listed == 1, "only connections of the friend are listed");
             assert_eq!(mark_connections(&model, None).unwrap().forbidden, 2 * count);
             assert_eq!(kept.works(), [false, false]);
-            model.take_policy(&coracle_values::object::Key::new("n", "allow"));
+            model.remove_policy(&coracle_values::object::Key::new("n", "allow"));
             model.put_pod(friend.facts("n", "friend"));
             enforcer.change(&mut model).unwrap();
             assert_eq!(mark_connections(&model, None).unwrap().forbidden, 0);

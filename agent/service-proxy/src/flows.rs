@@ -3,14 +3,14 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use coracle_nft::{Channel, Flow, delete_flows};
 
 use crate::program::ConnectionlessPort;
 
 /// Ports whose targets changed, with their targets now.
-pub(crate) type Changed = BTreeMap<ConnectionlessPort, BTreeSet<IpAddr>>;
+pub(crate) type Changed = BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>;
 
 /// Adds the ports whose targets differ. A port that only gains targets while it had some keeps its entries.
 pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
@@ -41,7 +41,8 @@ pub(crate) fn delete_stale(channel: &mut Channel, changed: &Changed) -> io::Resu
                 let by_node_port = changed.get(&by(None))?;
                 here.get_or_init(own_addresses).contains(&flow.to).then_some(by_node_port)
             });
-            targets.is_some_and(|targets| !targets.contains(&flow.answered_by))
+            let answering = SocketAddr::new(flow.answered_by, flow.answering_port);
+            targets.is_some_and(|targets| !targets.contains(&answering))
         };
         first = first.and(delete_flows(channel, is_ipv4, protocol, &numbers, stale).map(drop));
     }

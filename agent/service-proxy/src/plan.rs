@@ -3,7 +3,7 @@
 mod chains;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -256,7 +256,8 @@ impl<'a> Port<'a> {
         }
         let all = self.choice.cluster.iter().chain(&self.choice.local);
         let port = ConnectionlessPort { protocol: self.protocol, is_ipv4: self.is_ipv4, address, port };
-        program.connectionless.insert(port, all.map(|target| target.address).collect());
+        let targets = all.map(|target| SocketAddr::new(target.address, target.port)).collect();
+        program.connectionless.insert(port, targets);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,8 +82,8 @@ pub(crate) struct Program {
     pub(crate) chains: BTreeMap<String, Vec<Rule>>,
     pub(crate) affinities: BTreeMap<String, Affinity>,
     pub(crate) elements: BTreeMap<ElementId, Entry>,
-    /// The target addresses of ports of protocols without connections, such as UDP.
-    pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<IpAddr>>,
+    /// The targets of ports of protocols without connections, such as UDP.
+    pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>,
     /// The targets of the chains that choose one.
     #[cfg(test)]
     pub(crate) targets: BTreeMap<String, BTreeSet<Target>>,
@@ -96,7 +96,7 @@ pub(crate) struct AppliedProgram {
     pub(crate) chains: BTreeMap<String, u64>,
     pub(crate) affinities: BTreeSet<String>,
     pub(crate) elements: Box<[ElementId]>,
-    pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<IpAddr>>,
+    pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>,
 }
 
 // === impl Entry ===

@@ -202,6 +202,31 @@ fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() 
 }
 
 #[test]
+fn datagrams_of_an_open_socket_reach_the_changed_port_of_an_endpoint() {
+    alone(|| {
+        ip("addr replace 10.42.0.2/32 dev lo");
+        let server = |port| {
+            let socket = UdpSocket::bind(("10.42.0.2", port)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            socket
+        };
+        let (former, current) = (server(8080), server(9090));
+        let spec = || json!({"clusterIP": "10.43.0.5", "ports": [{"port": 53, "protocol": "UDP"}]});
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), [state("s", spec(), &["10.42.0.2"], 8080)]).unwrap();
+        let client = UdpSocket::bind("10.42.0.1:0").unwrap();
+        client.connect("10.43.0.5:53").unwrap();
+        let mut buffer = [0; 8];
+        client.send(b"1").unwrap();
+        former.recv(&mut buffer).unwrap();
+        proxy.change([state("s", spec(), &["10.42.0.2"], 9090)]).unwrap();
+        client.send(b"2").unwrap();
+        assert_eq!(current.recv(&mut buffer).unwrap(), 1);
+        assert_eq!(buffer[0], b'2');
+    });
+}
+
+#[test]
 fn the_oldest_service_keeps_an_address_that_another_claims() {
     alone(|| {
         serve("10.42.0.2", 8080, "a");

@@ -137,7 +137,7 @@ impl Tables {
     /// Adds or replaces a service. Returns its key.
     pub fn put_service(&mut self, service: Arc<Service>) -> Option<Key> {
         let key = named(&service.metadata)?;
-        self.take_service(&key);
+        self.remove_service(&key);
         let shared = Arc::new(key.clone());
         cluster_ips(&service).for_each(|address| self.by_cluster_ip.add(address, &shared));
         self.services.entry(key.namespace.clone()).or_default().insert(key.name.clone(), service);
@@ -145,7 +145,7 @@ impl Tables {
     }
 
     /// Removes a service.
-    pub fn take_service(&mut self, key: &Key) -> Option<Arc<Service>> {
+    pub fn remove_service(&mut self, key: &Key) -> Option<Arc<Service>> {
         let services = self.services.get_mut(&key.namespace)?;
         let service = services.remove(&key.name)?;
         if services.is_empty() {
@@ -159,7 +159,7 @@ impl Tables {
     /// if that differs.
     pub fn put_slice(&mut self, slice: Arc<EndpointSlice>) -> Vec<Key> {
         let Some(key) = named(&slice.metadata) else { return Vec::new() };
-        let mut changed: Vec<Key> = self.take_slice(&key).into_iter().collect();
+        let mut changed: Vec<Key> = self.remove_slice(&key).into_iter().collect();
         let Some(service) = slice.service().map(|name| Key::new(&key.namespace, name)) else {
             return changed;
         };
@@ -176,7 +176,7 @@ impl Tables {
     }
 
     /// Removes a slice. Returns its service.
-    pub fn take_slice(&mut self, key: &Key) -> Option<Key> {
+    pub fn remove_slice(&mut self, key: &Key) -> Option<Key> {
         let service = self.service_of.remove(key)?;
         let slices = self.slices.get_mut(&service)?;
         let slice = slices.remove(&key.name)?;
@@ -203,7 +203,7 @@ impl Tables {
             }
         }
         for key in absent {
-            self.take_service(&key);
+            self.remove_service(&key);
             changed.push(key);
         }
         changed
@@ -223,7 +223,7 @@ impl Tables {
                 changed.extend(self.put_slice(slice));
             }
         }
-        changed.extend(absent.iter().filter_map(|key| self.take_slice(key)));
+        changed.extend(absent.iter().filter_map(|key| self.remove_slice(key)));
         changed
     }
 }
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(tables.slices(&Key::new("n", "a")).len(), 2);
         assert_eq!(names(tables.put_slice(slice("t", "b", &[])).iter()), ["a", "b"], "the slice moves");
         assert_eq!(names(tables.with_endpoint(endpoint)), ["a"]);
-        tables.take_slice(&Key::new("n", "s"));
+        tables.remove_slice(&Key::new("n", "s"));
         assert!(tables.by_endpoint.len() == 0 && names(tables.with_endpoint(endpoint)).is_empty());
     }
 

@@ -51,15 +51,33 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Content of a record; None if it does not exist.
-pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
+/// Content of a record; None if it does not exist or is damaged.
+///
+/// # Errors
+/// When the record cannot be read now, for example because the process has too many open files. It stays in place: a later
+/// start can read it. The error is logged.
+pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match bounded::read(path, RECORD_MAX) {
-        Ok(content) => Some(content),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if is_damage(&error) => {
             quarantine(path, &error);
-            None
+            Ok(None)
         }
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "cannot read a checkpoint record");
+            Err(error)
+        }
+    }
+}
+
+/// Whether a read failed because the file is no record: it is too large, a link, or of another type. The kernel's other
+/// errors say nothing about the content.
+fn is_damage(error: &io::Error) -> bool {
+    match error.raw_os_error() {
+        // A symbolic link, and a socket: open(2).
+        Some(number) => matches!(number, libc::ELOOP | libc::ENXIO),
+        None => matches!(error.kind(), io::ErrorKind::FileTooLarge | io::ErrorKind::InvalidInput),
     }
 }
 
@@ -91,4 +109,31 @@ pub(super) fn list(dir: &Path) -> Vec<PathBuf> {
 
 fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_file_that_is_no_record_is_renamed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sealed");
+        std::os::unix::fs::symlink("b", &path).unwrap();
+        assert_eq!(read(&path).unwrap(), None);
+        assert!(fs::symlink_metadata(&path).is_err() && path.with_extension("bad").is_symlink());
+        let directory = dir.path().join("d.sealed");
+        fs::create_dir(&directory).unwrap();
+        assert_eq!(read(&directory).unwrap(), None);
+        assert!(!directory.exists() && directory.with_extension("bad").is_dir());
+        // The first page of a process is not mapped, so a read of it is an I/O error.
+        let error = bounded::read(Path::new("/proc/self/mem"), RECORD_MAX).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        assert!(!is_damage(&error));
+        for number in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EINTR, libc::EACCES, libc::EINVAL] {
+            assert!(!is_damage(&io::Error::from_raw_os_error(number)), "{number}");
+        }
+        fs::write(dir.path().join("c"), "12").unwrap();
+        assert!(is_damage(&bounded::read(&dir.path().join("c"), 1).unwrap_err()));
+    }
 }

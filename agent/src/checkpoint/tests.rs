@@ -102,6 +102,23 @@ fn records_are_removed_with_their_last_pod_and_unowned_ones_at_the_next_start() 
 }
 
 #[test]
+fn no_record_is_removed_as_unowned_while_the_record_of_a_pod_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = Key::secret("ns", "s");
+    let checkpoint = open(dir.path());
+    checkpoint.own("u", vec![secret.clone()]);
+    checkpoint.put(secret.clone(), &1);
+    checkpoint.flush();
+    let next = open(dir.path());
+    next.state().is_pod_unread = true;
+    next.remove_unowned();
+    assert_eq!(next.get::<i32>(&secret), Some(1));
+    next.state().is_pod_unread = false;
+    next.remove_unowned();
+    assert_eq!(open(dir.path()).get::<i32>(&secret), None);
+}
+
+#[test]
 fn a_failed_write_stays_due_and_readable() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = open(dir.path());

@@ -24,8 +24,8 @@ use tonic::{Code, Status};
 
 use super::record::Device;
 
-/// Limit of a call, as in the kubelet (`defaultClientCallTimeout`).
-const CALL_LIMIT: Duration = Duration::from_secs(45);
+/// Timeout of a call, as in the kubelet (`defaultClientCallTimeout`).
+const CALL_TIMEOUT: Duration = Duration::from_secs(45);
 /// Maximum bytes of an answer.
 const ANSWER_MAX: usize = 1 << 20;
 /// Maximum bytes of the headers of an answer.
@@ -40,7 +40,7 @@ const NAME_MAX: usize = 512;
 /// Why a driver has not done a call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
-    #[error("{call}: the driver did not answer within {} seconds", CALL_LIMIT.as_secs())]
+    #[error("{call}: the driver did not answer within {} seconds", CALL_TIMEOUT.as_secs())]
     Late { call: &'static str },
     #[error("{call}: {code:?}: {message}")]
     Status { call: &'static str, code: Code, message: String },
@@ -193,7 +193,7 @@ async fn within<T>(
     call: &'static str,
     answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, DriverError> {
-    match tokio::time::timeout(CALL_LIMIT, answer).await {
+    match tokio::time::timeout(CALL_TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => {
             let message = printable(status.message(), MESSAGE_MAX / 2);

@@ -26,8 +26,8 @@ use tonic::Status;
 use super::driver::{Caller, Link, Version, origin};
 use super::drivers::{Drivers, Registered};
 
-/// Limit of a call. The kubelet's is one second, which a driver on a loaded machine exceeds.
-const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of a call. The kubelet's is one second, which a driver on a loaded machine exceeds.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of an answer.
 const ANSWER_MAX: usize = 64 << 10;
 /// Maximum sockets in the directory. More are ignored.
@@ -51,7 +51,7 @@ pub(super) enum RegistrationError {
         #[source]
         source: io::Error,
     },
-    #[error("{call}: the plugin did not answer within {} seconds", CALL_LIMIT.as_secs())]
+    #[error("{call}: the plugin did not answer within {} seconds", CALL_TIMEOUT.as_secs())]
     Late { call: &'static str },
     #[error("{call}: {message}")]
     Call { call: &'static str, message: String },
@@ -211,7 +211,7 @@ fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
 async fn connect(path: &Path, socket: io::Result<OwnedFd>) -> Result<Link, RegistrationError> {
     let failed = |source| RegistrationError::Connect { path: path.to_owned(), source };
     let socket = socket.map_err(failed)?;
-    match tokio::time::timeout(CALL_LIMIT, Link::open(&socket)).await {
+    match tokio::time::timeout(CALL_TIMEOUT, Link::open(&socket)).await {
         Ok(link) => link.map_err(failed),
         Err(_elapsed) => Err(failed(io::ErrorKind::TimedOut.into())),
     }
@@ -221,7 +221,7 @@ async fn within<T>(
     call: &'static str,
     answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, RegistrationError> {
-    match tokio::time::timeout(CALL_LIMIT, answer).await {
+    match tokio::time::timeout(CALL_TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => {
             let message = printable(status.message(), MESSAGE_MAX / 2);

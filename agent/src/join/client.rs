@@ -1,5 +1,6 @@
 //! API clients: with a bootstrap token, and with a certificate that is renewed.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use base64::Engine;
@@ -10,7 +11,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::json;
 
-use super::endpoint::{CONNECT_LIMIT, Endpoint};
+use super::endpoint::{CONNECT_TIMEOUT, Endpoint};
 use super::error::JoinError;
 use super::request::Identity;
 use super::token::Token;
@@ -20,6 +21,8 @@ pub(super) struct Current {
     endpoint: Endpoint,
     authority: String,
     state: RwLock<(Client, Identity)>,
+    /// Failed attempts to obtain a certificate.
+    pub(super) failures: AtomicU64,
 }
 
 /// A configuration that trusts this authority and has no credentials.
@@ -49,14 +52,15 @@ pub(super) async fn with_token(
     let file: Kubeconfig = serde_json::from_value(file).map_err(|error| unusable(error.to_string()))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| unusable(error.to_string()))?;
-    config.connect_timeout = Some(CONNECT_LIMIT);
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
     Client::try_from(config).map_err(|error| unusable(error.to_string()))
 }
 
 impl Current {
     pub(super) fn new(endpoint: Endpoint, authority: String, identity: Identity) -> Result<Self, JoinError> {
         let client = connect(&endpoint, &authority, &identity)?;
-        Ok(Self { endpoint, authority, state: RwLock::new((client, identity)) })
+        let state = RwLock::new((client, identity));
+        Ok(Self { endpoint, authority, state, failures: AtomicU64::default() })
     }
 
     /// A client that sends each request with the certificate that is current then.

@@ -8,7 +8,7 @@ use kube::config::Kubeconfig;
 use kube::{Api, Client};
 use ring::hmac;
 
-use super::endpoint::{CONNECT_LIMIT, Endpoint};
+use super::endpoint::{CONNECT_TIMEOUT, Endpoint};
 use super::error::JoinError;
 use super::request::Failure;
 use super::token::{CaHash, Token};
@@ -27,9 +27,9 @@ pub(super) async fn authority(
     config.accept_invalid_certs = true;
     tracing::info!(server = %endpoint, "fetching the certificate authority of the cluster");
     let client = Client::try_from(config).map_err(|error| endpoint.unreachable(&error))?;
-    let answer = tokio::time::timeout(CONNECT_LIMIT, cluster_info(&client, endpoint)).await;
+    let answer = tokio::time::timeout(CONNECT_TIMEOUT, cluster_info(&client, endpoint)).await;
     let info = answer.map_err(|_elapsed| {
-        let reason = format!("no answer within {} s", CONNECT_LIMIT.as_secs());
+        let reason = format!("no answer within {} s", CONNECT_TIMEOUT.as_secs());
         JoinError::Unreachable { server: endpoint.to_string(), reason }
     })??;
     let data = info.data.unwrap_or_default();

@@ -8,8 +8,8 @@ use kube::Config;
 
 use super::error::JoinError;
 
-/// Limit of connecting to the API server.
-pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of a connection attempt to the API server.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The URL of the API server: `https://HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Endpoint {
     /// A client configuration without credentials and without trusted authorities.
     pub(super) fn config(&self) -> Config {
         let mut config = Config::new(self.0.clone());
-        config.connect_timeout = Some(CONNECT_LIMIT);
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
         // An empty list: without it the client loads the machine's authorities, which an appliance may not have.
         config.root_cert = Some(Vec::new());
         config

@@ -38,8 +38,11 @@ impl Files {
         bounded::read_text(&path, FILE_MAX).map_err(|error| unusable(&path, &error))
     }
 
-    /// Fails unless the authority of the joined cluster has this hash.
-    pub(super) fn is_of(&self, hash: &CaHash) -> Result<(), JoinError> {
+    /// Checks that the authority of the joined cluster has this hash.
+    ///
+    /// # Errors
+    /// [`JoinError::Joined`] for another cluster; [`JoinError::File`] if the authority cannot be read.
+    pub(super) fn check_cluster(&self, hash: &CaHash) -> Result<(), JoinError> {
         let found = CaHash::of(&self.authority()?)?;
         if found == *hash {
             return Ok(());

@@ -12,6 +12,7 @@ use rcgen::{
 use rustls::server::ResolvesServerCert;
 use tokio::sync::watch;
 
+use super::Renewal;
 use super::error::JoinError;
 use super::files::{self, ServingFile};
 use super::request::{self, Identity};
@@ -47,6 +48,11 @@ impl RequestedServing {
     #[must_use]
     pub fn serving(&self) -> Arc<dyn ResolvesServerCert> {
         self.serving.clone()
+    }
+
+    /// The certificate.
+    pub(crate) fn renewal(&self) -> Renewal {
+        self.serving.renewal()
     }
 
     /// Requests the certificate for the node's name and addresses, and renews it. Runs until dropped.
@@ -101,7 +107,7 @@ fn is_usable(certificate: &Path, key: &Path, node: &str) -> bool {
     let (Some(certificate), Some(key)) = (read(certificate), read(key)) else { return false };
     let Ok(identity) = Identity::new(certificate, key) else { return false };
     let fits = certified(&identity).is_ok_and(|pair| pair.keys_match().is_ok());
-    fits && !identity.is_over(jiff::Timestamp::now()) && identity.is_for(node)
+    fits && !identity.is_expired(jiff::Timestamp::now()) && identity.is_for(node)
 }
 
 #[cfg(test)]

@@ -151,29 +151,29 @@ impl Identity {
     }
 
     /// End of validity.
-    pub(super) fn until(&self) -> jiff::Timestamp {
+    pub(super) fn not_after(&self) -> jiff::Timestamp {
         self.until
     }
 
     /// Whether the certificate has expired.
-    pub(super) fn is_over(&self, now: jiff::Timestamp) -> bool {
+    pub(super) fn is_expired(&self, now: jiff::Timestamp) -> bool {
         now >= self.until
     }
 
     /// Remaining validity.
-    pub(super) fn left(&self, now: jiff::Timestamp) -> Duration {
+    pub(super) fn remaining(&self, now: jiff::Timestamp) -> Duration {
         Duration::try_from(self.until.duration_since(now)).unwrap_or_default()
     }
 
     /// Total validity.
-    pub(super) fn lasts(&self) -> Duration {
+    pub(super) fn lifetime(&self) -> Duration {
         Duration::try_from(self.until.duration_since(self.from)).unwrap_or_default()
     }
 
-    /// When to renew it: after the fraction `part` (0.7 to 0.9) of its validity.
-    pub(super) fn renewal(&self, part: f64) -> jiff::Timestamp {
-        let lasts = self.until.duration_since(self.from).as_secs_f64();
-        jiff::SignedDuration::try_from_secs_f64(lasts * part)
+    /// When to renew it: after this fraction of its lifetime (0.7 to 0.9).
+    pub(super) fn renewal_time(&self, fraction: f64) -> jiff::Timestamp {
+        let lifetime = self.until.duration_since(self.from).as_secs_f64();
+        jiff::SignedDuration::try_from_secs_f64(lifetime * fraction)
             .ok()
             .and_then(|wait| self.from.checked_add(wait).ok())
             .unwrap_or(self.until)
@@ -186,8 +186,8 @@ impl Failure {
         matches!(self, Self::Join(JoinError::Unanswered { .. }))
     }
 
-    /// Whether a request was created.
-    pub(super) fn is_of_request(&self) -> bool {
+    /// Whether the failure happened after the request was created: it was denied, failed, or was not answered in time.
+    pub(super) fn is_after_creation(&self) -> bool {
         matches!(self, Self::Join(JoinError::Refused { .. } | JoinError::Unanswered { .. }))
     }
 
@@ -302,10 +302,10 @@ mod tests {
     #[test]
     fn a_certificate_is_renewed_towards_its_end() {
         let identity = identity(&RequestedIdentity::client("a"));
-        assert_eq!(identity.renewal(0.7).to_string(), "2026-01-08T00:00:00Z");
-        assert_eq!(identity.renewal(0.9).to_string(), "2026-01-10T00:00:00Z");
-        assert!(!identity.is_over("2026-01-10T23:59:59Z".parse().unwrap()));
-        assert!(identity.is_over("2026-01-11T00:00:00Z".parse().unwrap()));
+        assert_eq!(identity.renewal_time(0.7).to_string(), "2026-01-08T00:00:00Z");
+        assert_eq!(identity.renewal_time(0.9).to_string(), "2026-01-10T00:00:00Z");
+        assert!(!identity.is_expired("2026-01-10T23:59:59Z".parse().unwrap()));
+        assert!(identity.is_expired("2026-01-11T00:00:00Z".parse().unwrap()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,9 +20,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// Shortest pause between retries, used shortly before the certificate expires.
 const MIN_RETRY: Duration = Duration::from_secs(1);
-/// Limit of one request, and longest pause after denied requests, as in the kubelet. An administrator may have to
+/// Timeout of one request, and maximum pause after denied requests, as in the kubelet. An administrator may have to
 /// approve, and each request stays in the cluster for a day.
-const REQUEST_LIMIT: Duration = Duration::from_secs(15 * 60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Time after the end of a certificate in which its replacement is still awaited before an error is logged.
 const EXPIRY_GRACE: Duration = Duration::from_secs(5);
 /// Minimum pause after a success, or a quarter of the validity if that is shorter. With a clock that is ahead, every
@@ -39,12 +40,12 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
         sleep_until_due(&before).await;
         let client = current.client();
         let identity = tokio::select! {
-            identity = obtain(&client, &wanted, Some(&before)) => identity,
+            identity = obtain(&client, &wanted, Some(&before), &current.failures) => identity,
             never = log_expiry(&before, node) => match never {},
         };
         // The certificate is used before it is written: with a full disk the node continues until its restart.
         log_failure(current.replace(identity.clone()).and(files.write_client(&identity)));
-        tracing::info!(user = wanted.user, until = %identity.until(), "renewed the client certificate");
+        tracing::info!(user = wanted.user, until = %identity.not_after(), "renewed the client certificate");
         pause(&identity).await;
     }
 }
@@ -72,9 +73,9 @@ pub(super) async fn serving(
         tokio::select! {
             // The request for outdated addresses is abandoned; the cluster removes it.
             () = changed(&mut addresses) => {}
-            identity = obtain(&client, &wanted, before.as_ref()) => {
+            identity = obtain(&client, &wanted, before.as_ref(), &serving.failures) => {
                 log_failure(serving.replace(identity.clone()).and(file.write(&identity)));
-                tracing::info!(user = wanted.user, until = %identity.until(), "obtained the serving certificate");
+                tracing::info!(user = wanted.user, until = %identity.not_after(), "obtained the serving certificate");
                 tokio::select! {
                     () = pause(&identity) => {}
                     () = changed(&mut addresses) => {}
@@ -99,7 +100,7 @@ fn log_failure(stored: Result<(), JoinError>) {
 
 async fn sleep_until_due(identity: &Identity) {
     // The random fraction spreads the renewals of nodes that joined at the same time.
-    sleep_until(identity.renewal(rand::random_range(0.7..0.9))).await;
+    sleep_until(identity.renewal_time(rand::random_range(0.7..0.9))).await;
 }
 
 async fn sleep_until(due: Timestamp) {
@@ -112,39 +113,45 @@ async fn sleep_until(due: Timestamp) {
 
 /// Logs an error after the end of the certificate. The grace covers a clock that is ahead of the cluster's.
 async fn log_expiry(identity: &Identity, node: &str) -> Infallible {
-    sleep_until(identity.until()).await;
+    sleep_until(identity.not_after()).await;
     tokio::time::sleep(EXPIRY_GRACE).await;
-    let error = JoinError::Expired { node: node.to_owned(), at: identity.until().to_string() };
+    let error = JoinError::Expired { node: node.to_owned(), at: identity.not_after().to_string() };
     tracing::error!(%error, "cannot renew the client certificate");
     std::future::pending().await
 }
 
 /// Uses the timer's clock, which does not jump with the wall clock.
 async fn pause(identity: &Identity) {
-    tokio::time::sleep(MIN_PAUSE.min(identity.lasts() / 4)).await;
+    tokio::time::sleep(MIN_PAUSE.min(identity.lifetime() / 4)).await;
 }
 
 /// Requests until a certificate is issued; `before` is the one to be replaced. A new request follows only a denied
-/// one, or one that was not answered within the limit.
-async fn obtain(client: &Client, wanted: &RequestedIdentity, before: Option<&Identity>) -> Identity {
+/// one, or one that was not answered within the limit. `failures` counts the attempts without a certificate.
+async fn obtain(
+    client: &Client,
+    wanted: &RequestedIdentity,
+    before: Option<&Identity>,
+    failures: &AtomicU64,
+) -> Identity {
     let mut retry = FIRST_RETRY;
     loop {
         let asked = async {
             let key = request::new_key().map_err(Failure::Join)?;
-            request::certificate(client, wanted, &key, REQUEST_LIMIT).await
+            request::certificate(client, wanted, &key, REQUEST_TIMEOUT).await
         };
         let error = match asked.await {
             Ok(identity) => return identity,
             Err(error) => error,
         };
+        failures.fetch_add(1, Relaxed);
         let signer = wanted.signer;
         tracing::warn!(%error, user = wanted.user, signer, "cannot obtain a certificate, requesting again");
-        let longest = match error.is_of_request() {
-            true => REQUEST_LIMIT,
-            false => longest_retry(before.map(|before| before.left(Timestamp::now()))),
+        let longest = match error.is_after_creation() {
+            true => REQUEST_TIMEOUT,
+            false => longest_retry(before.map(|before| before.remaining(Timestamp::now()))),
         };
         tokio::time::sleep(retry.min(longest)).await;
-        retry = (retry * 2).min(REQUEST_LIMIT);
+        retry = (retry * 2).min(REQUEST_TIMEOUT);
     }
 }
 
@@ -198,8 +205,17 @@ mod tests {
         let (client, count) = without_approval(status);
         let wanted = RequestedIdentity::serving("a", Vec::new());
         let within = Duration::from_secs(60 * minutes);
-        assert!(tokio::time::timeout(within, obtain(&client, &wanted, None)).await.is_err());
-        *count.lock().unwrap()
+        let failures = AtomicU64::default();
+        let obtained = obtain(&client, &wanted, None, &failures);
+        assert!(tokio::time::timeout(within, obtained).await.is_err());
+        let requests = *count.lock().unwrap();
+        // The last request is not answered yet.
+        let failures = failures.load(Relaxed);
+        assert!(
+            (u64::from(requests) - 1..=u64::from(requests)).contains(&failures),
+            "{failures} of {requests}"
+        );
+        requests
     }
 
     /// A certificate that has expired by this machine's clock, whatever its validity.

@@ -1,5 +1,6 @@
 //! The current serving certificate of the kubelet API.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::crypto::ring::sign::any_supported_type;
@@ -8,6 +9,7 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::Renewal;
 use super::error::JoinError;
 use super::request::Identity;
 
@@ -15,17 +17,25 @@ use super::request::Identity;
 #[derive(Debug)]
 pub(super) struct Serving {
     state: RwLock<Option<(Arc<CertifiedKey>, Identity)>>,
+    /// Failed attempts to obtain a certificate.
+    pub(super) failures: AtomicU64,
 }
 
 impl Serving {
     pub(super) fn new(identity: Option<Identity>) -> Result<Self, JoinError> {
         let state = identity.map(|identity| Ok((certified(&identity)?, identity))).transpose()?;
-        Ok(Self { state: RwLock::new(state) })
+        Ok(Self { state: RwLock::new(state), failures: AtomicU64::default() })
     }
 
     pub(super) fn identity(&self) -> Option<Identity> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.as_ref().map(|(_, identity)| identity.clone())
+    }
+
+    /// The end of the certificate, and the failed attempts to obtain one.
+    pub(super) fn renewal(&self) -> Renewal {
+        let until = self.identity().map(|identity| identity.not_after());
+        Renewal { until, failures: self.failures.load(Relaxed) }
     }
 
     pub(super) fn replace(&self, identity: Identity) -> Result<(), JoinError> {

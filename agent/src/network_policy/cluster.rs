@@ -175,7 +175,7 @@ impl Kind {
             Ok(Event::Delete(policy)) => {
                 let name = policy.metadata.name.unwrap_or_default();
                 self.reported.remove(&name);
-                model.take_cluster_policy(self.kind, &name);
+                model.remove_cluster_policy(self.kind, &name);
             }
             Err(error) => self.record_failure(&error),
         }
@@ -199,7 +199,7 @@ impl Kind {
     fn remove_unlisted(&mut self, listed: &HashSet<String>, model: &mut Model) {
         let absent = model.cluster_policies(self.kind).filter(|name| !listed.contains(*name)).cloned();
         for name in absent.collect::<Vec<_>>() {
-            model.take_cluster_policy(self.kind, &name);
+            model.remove_cluster_policy(self.kind, &name);
         }
         self.reported.retain(|name, _| listed.contains(name));
         self.is_complete = true;
@@ -215,7 +215,7 @@ impl Kind {
                 problems
             }
             Err(error) => {
-                model.take_cluster_policy(self.kind, name);
+                model.remove_cluster_policy(self.kind, name);
                 no_effect(&error)
             }
         };

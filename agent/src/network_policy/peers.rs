@@ -44,7 +44,7 @@ pub(super) struct Nodes {
 /// A change of an object with a name.
 enum Change<K> {
     Put(String, K),
-    Take(String),
+    Remove(String),
 }
 
 // === impl Listing ===
@@ -84,9 +84,9 @@ impl Listing<String> {
             Event::InitDone => {
                 let listed = self.complete();
                 let absent = known.filter(|name| !listed.contains(*name));
-                absent.map(|name| Change::Take(name.to_owned())).collect()
+                absent.map(|name| Change::Remove(name.to_owned())).collect()
             }
-            Event::Delete(object) => vec![Change::Take(name(&object))],
+            Event::Delete(object) => vec![Change::Remove(name(&object))],
         }
     }
 }
@@ -120,7 +120,7 @@ impl NetworkPolicies {
                     Change::Put(name, namespace) => {
                         self.model.put_namespace(&name, namespace.metadata.labels.unwrap_or_default());
                     }
-                    Change::Take(name) => self.model.take_namespace(&name),
+                    Change::Remove(name) => self.model.remove_namespace(&name),
                 }
             }
         }
@@ -132,7 +132,7 @@ impl NetworkPolicies {
             for change in nodes.listed.changes(event, self.model.nodes()) {
                 match change {
                     Change::Put(_, node) => self.model.put_node(&node),
-                    Change::Take(name) => self.model.take_node(&name),
+                    Change::Remove(name) => self.model.remove_node(&name),
                 }
             }
         }
@@ -150,7 +150,7 @@ impl NetworkPolicies {
             (Some(_), false) => {
                 self.nodes = None;
                 let names: Vec<String> = self.model.nodes().map(str::to_owned).collect();
-                names.iter().for_each(|name| self.model.take_node(name));
+                names.iter().for_each(|name| self.model.remove_node(name));
                 true
             }
         }

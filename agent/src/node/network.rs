@@ -18,8 +18,8 @@ use coracle_error_chain::chain;
 
 /// Pause between two STATUS calls: many attachments may fail at the same time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Limit of the first STATUS call.
-const FIRST_LIMIT: Duration = Duration::from_secs(3);
+/// Timeout of the first STATUS call.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The network of the node's pods.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ pub(super) async fn first_status(network: &PodNetwork) -> LastStatus {
     if network.ready().is_err() || !network.is_polled().await {
         return Some(Ok(()));
     }
-    tokio::time::timeout(FIRST_LIMIT, network.status()).await.ok()
+    tokio::time::timeout(FIRST_TIMEOUT, network.status()).await.ok()
 }
 
 /// Whether the network takes pods. After a restart of the agent the Node's last condition counts until the first
@@ -103,6 +103,12 @@ impl PodNetwork {
             Self::Cni(network) => Some(network),
             Self::Runtime(_) => None,
         }
+    }
+
+    /// The number of packets that the limit on the connections of pods has dropped. None without a limit of this process.
+    /// Blocks for the time of a call of the kernel.
+    pub(crate) fn dropped_by_connection_limit(&self) -> Option<u64> {
+        self.cni()?.dropped_by_connection_limit()
     }
 
     /// Whether the network is configured. The reason if not.

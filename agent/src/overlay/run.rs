@@ -64,8 +64,8 @@ struct Nodes {
 #[derive(Default)]
 struct Announced {
     peers: BTreeMap<String, Peer>,
-    /// Why a node cannot be a peer, by name.
-    wrong: BTreeMap<String, String>,
+    /// Reasons why nodes cannot be peers, by node name.
+    invalid: BTreeMap<String, String>,
 }
 
 /// Tests of the paths to peers: the peers that wait, the start time, and the running test.
@@ -123,7 +123,7 @@ impl OverlayAgent {
                 results = ended(&mut tests.running) => Wake::Tested(results),
             };
             let apply = match wake {
-                Wake::Node(event) => nodes.take(&self.name, *event),
+                Wake::Node(event) => nodes.apply_event(&self.name, *event),
                 Wake::Apply => true,
                 Wake::Test => {
                     tests.start(&self.overlay);
@@ -166,7 +166,7 @@ impl OverlayAgent {
             return Ok(());
         }
         let addresses = one_of_each(&self.ips.borrow());
-        let Announced { peers, wrong } = &nodes.known;
+        let Announced { peers, invalid } = &nodes.known;
         let applied = self.overlay.apply(&Local { cidrs, addresses }, peers, &tests.results.narrow())?;
         if applied.changes > 0 {
             tracing::debug!(changes = applied.changes, peers = peers.len(), "updated the overlay");
@@ -184,7 +184,7 @@ impl OverlayAgent {
         self.unmasquerade(peers).await;
         let refused = applied.refused.iter().map(|(name, why)| (name, why));
         let mut impaired: Vec<String> =
-            wrong.iter().chain(refused).map(|(name, why)| format!("{name}: {why}")).collect();
+            invalid.iter().chain(refused).map(|(name, why)| format!("{name}: {why}")).collect();
         impaired.extend(tests.results.fault_messages());
         impaired.sort();
         impaired.dedup();
@@ -354,7 +354,7 @@ impl PathTests {
 
 impl Nodes {
     /// Applies an event. True if the peers changed.
-    fn take(&mut self, own: &str, event: Result<Event<Node>, watcher::Error>) -> bool {
+    fn apply_event(&mut self, own: &str, event: Result<Event<Node>, watcher::Error>) -> bool {
         let of = |node: &Node| annotation::peer(node).filter(|_| node.name_any() != own);
         match event {
             Ok(Event::Init) => self.listed.clear(),
@@ -363,7 +363,7 @@ impl Nodes {
             }
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.listed);
-                let known = self.known.peers.keys().chain(self.known.wrong.keys());
+                let known = self.known.peers.keys().chain(self.known.invalid.keys());
                 let gone: Vec<String> = known.filter(|name| !listed.contains_key(*name)).cloned().collect();
                 let there = listed.into_iter().map(|(name, peer)| (name, Some(peer)));
                 let mut changed = !std::mem::replace(&mut self.complete, true);
@@ -393,11 +393,11 @@ impl Nodes {
 impl Announced {
     /// Stores the announcement of a node, or its absence. Returns whether it changed.
     fn set(&mut self, name: &str, announced: Option<Result<Peer, String>>) -> bool {
-        let (peer, wrong) = announced.map_or((None, None), |announced| match announced {
+        let (peer, invalid) = announced.map_or((None, None), |announced| match announced {
             Ok(peer) => (Some(peer), None),
-            Err(wrong) => (None, Some(wrong)),
+            Err(reason) => (None, Some(reason)),
         });
-        put(&mut self.peers, name, peer) | put(&mut self.wrong, name, wrong)
+        put(&mut self.peers, name, peer) | put(&mut self.invalid, name, invalid)
     }
 }
 

@@ -5,14 +5,14 @@ pub(crate) mod containers;
 mod facts;
 mod fit;
 pub(crate) mod in_use;
-mod place;
+mod node_selector;
 mod ports;
 mod sysctls;
 mod system;
 pub(crate) mod unsupported;
 
 use super::state::Verdict;
-pub(crate) use facts::{Facts, HostPort, Taken};
+pub(crate) use facts::{Facts, HostPort, UsedResources};
 pub(crate) use ports::host_ports;
 
 /// Admits the pod, or returns the rejection.
@@ -22,7 +22,7 @@ pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
     unsupported::check(facts.pod)?;
     sysctls::check(facts)?;
     fit::check(facts)?;
-    place::check(facts)?;
+    node_selector::check(facts)?;
     ports::check(facts)
 }
 

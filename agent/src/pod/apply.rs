@@ -202,7 +202,7 @@ impl Job {
             cgroup_parent: parent,
             cluster_domain: &config.cluster_domain,
             dns: resolved.config,
-            users: self.node.user_ids.of(&self.uid),
+            users: self.node.user_ids.mapping(&self.uid),
         };
         (sandbox::config(&self.pod, &spec, attempt, place), resolved.cluster_missing)
     }

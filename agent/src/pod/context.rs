@@ -19,6 +19,7 @@ use crate::config_cache::ConfigCache;
 use crate::dra::Dra;
 use crate::event_recorder::Recorder;
 use crate::image_gc_trigger::Trigger;
+use crate::kubelet_metrics::KubeletMetrics;
 use crate::policy_gate::PolicyGate;
 use crate::runtime::Runtime;
 use crate::service_cache::ServiceCache;
@@ -51,6 +52,8 @@ pub(crate) struct NodeContext {
     /// Triggers image garbage collection.
     pub(crate) image_gc: Trigger,
     pub(crate) evictions: Evictions,
+    /// Counters and durations for `/metrics`.
+    pub(crate) metrics: Arc<KubeletMetrics>,
     pub(crate) resizes: Resizes,
 }
 

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod, Secret, Service};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::cgroup::resources::Amount;
 pub(crate) use field::{Addresses, field};
 
 /// Maximum bytes of an environment, and of a command with its arguments. The kernel starts no program with more than
@@ -24,7 +24,7 @@ pub(crate) struct Sources {
     pub(crate) services: Vec<Arc<Service>>,
     pub(crate) addresses: Addresses,
     /// Allocatable resources of the node: the limit of a container that has none.
-    pub(crate) node: Amount,
+    pub(crate) node: BTreeMap<String, Quantity>,
 }
 
 /// Why an environment cannot be computed. The texts are the kubelet's.
@@ -95,13 +95,18 @@ pub(crate) fn expand<'a>(
 ) -> Result<String, EnvError> {
     let mut out = String::new();
     let mut rest = text;
+    // Searched once: a search after each reference without an end would take quadratic time.
+    let last_end = text.rfind(')');
+    let has_end = |name: &&str| last_end.is_some_and(|end| text.len() - name.len() <= end);
     while let Some(at) = rest.find('$') {
         out.push_str(&rest[..at]);
         let after = &rest[at + 1..];
         if let Some(tail) = after.strip_prefix('$') {
             out.push('$');
             rest = tail;
-        } else if let Some((name, tail)) = after.strip_prefix('(').and_then(|s| s.split_once(')')) {
+        } else if let Some((name, tail)) =
+            after.strip_prefix('(').filter(has_end).and_then(|s| s.split_once(')'))
+        {
             match value(name) {
                 Some(value) if value.len() > most.saturating_sub(out.len()) => {
                     return Err(EnvError::TooLarge);
@@ -200,7 +205,7 @@ impl Context<'_> {
                 .ok_or_else(|| EnvError::Field(path.clone()));
         }
         if let Some(reference) = &source.resource_field_ref {
-            return field::resource(self.pod, self.container, reference, self.sources.node)
+            return field::resource(self.pod, self.container, reference, &self.sources.node)
                 .map(Some)
                 .ok_or_else(|| EnvError::Resource(reference.resource.clone()));
         }

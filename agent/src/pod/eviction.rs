@@ -134,7 +134,8 @@ impl Eviction {
         }
         let used = usage::of(&self.node, pod).await;
         self.due.insert(uid.to_owned(), begun + begun.elapsed() * MIN_INTERVAL_FACTOR);
-        if let Some(message) = plan::exceeded(pod, &used) {
+        if let Some((message, signal)) = plan::exceeded(pod, &used) {
+            self.node.metrics.evicted(signal);
             tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
             self.node.evictions.request(uid, Evicted { message, by_pressure: false });
         }
@@ -162,6 +163,7 @@ impl Eviction {
         };
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let message = plan::message(pod, used, shortage);
+        self.node.metrics.evicted(plan::signal_of(shortage.resource));
         tracing::info!(uid, message, "evicting a pod because the node is low on disk space");
         self.node.evictions.request(uid, Evicted { message, by_pressure: true });
     }

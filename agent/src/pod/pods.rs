@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
-use crate::pod::admit::{HostPort, Taken, host_ports};
+use crate::pod::admit::{HostPort, UsedResources, host_ports};
 use crate::pod::eviction::is_limited;
 use crate::pod::probe::metrics::ProbeMetrics;
 use crate::pod::state::has_ended;
@@ -26,7 +26,7 @@ pub(crate) struct Pods {
 struct State {
     by_uid: HashMap<String, Entry>,
     /// Pods that have not ended, and their requests.
-    places: usize,
+    pods: usize,
     requested: Amount,
     burstable_millis: i64,
     /// Host ports by pod uid. Most pods have none.
@@ -62,13 +62,13 @@ impl Pods {
     }
 
     /// Resources of all pods that have not ended, without the pod with this uid.
-    pub(crate) fn used_by_others(&self, uid: &str) -> Taken {
+    pub(crate) fn used_by_others(&self, uid: &str) -> UsedResources {
         let state = self.read();
         let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);
         let amount = own.unwrap_or_default();
         let others = state.ports.iter().filter(|(other, _)| *other != uid);
-        Taken {
-            places: state.places - usize::from(own.is_some()),
+        UsedResources {
+            pods: state.pods - usize::from(own.is_some()),
             requested: Amount {
                 cpu_millis: state.requested.cpu_millis - amount.cpu_millis,
                 memory: state.requested.memory - amount.memory,
@@ -123,7 +123,7 @@ impl Pods {
     }
 
     /// Removes a pod.
-    pub(crate) fn take(&self, uid: &str) {
+    pub(crate) fn remove(&self, uid: &str) {
         let mut state = self.write();
         state.ports.remove(uid);
         state.statuses.remove(uid);
@@ -146,6 +146,10 @@ impl PodView for Pods {
         self.all()
     }
 
+    fn active(&self) -> usize {
+        self.read().pods
+    }
+
     fn status(&self, uid: &str) -> Option<PodStatus> {
         self.read().statuses.get(uid).cloned()
     }
@@ -159,7 +163,7 @@ impl PodView for Pods {
 
 impl State {
     fn add(&mut self, share: &Share) {
-        self.places += usize::from(share.requested.is_some());
+        self.pods += usize::from(share.requested.is_some());
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis += amount.cpu_millis;
         self.requested.memory += amount.memory;
@@ -170,7 +174,7 @@ impl State {
     }
 
     fn subtract(&mut self, share: &Share) {
-        self.places -= usize::from(share.requested.is_some());
+        self.pods -= usize::from(share.requested.is_some());
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis -= amount.cpu_millis;
         self.requested.memory -= amount.memory;
@@ -210,8 +214,8 @@ mod tests {
     }
 
     fn sums(pods: &Pods) -> (usize, i64, usize, i64) {
-        let taken = pods.used_by_others("");
-        (taken.places, taken.requested.cpu_millis, taken.ports.len(), pods.burstable_millis())
+        let used = pods.used_by_others("");
+        (used.pods, used.requested.cpu_millis, used.ports.len(), pods.burstable_millis())
     }
 
     #[test]
@@ -229,7 +233,7 @@ mod tests {
         assert_eq!(*count.borrow(), 1);
         pods.put("l", &limited("Failed"));
         assert_eq!(*count.borrow(), 0);
-        pods.take("l");
+        pods.remove("l");
         assert_eq!(*count.borrow(), 0);
     }
 
@@ -240,12 +244,13 @@ mod tests {
         pods.put("b", &pod("b", "2", 0, "s", "Pending"));
         assert_eq!(sums(&pods), (2, 3000, 1, 3000));
         let beside = pods.used_by_others("a");
-        assert_eq!((beside.places, beside.requested.cpu_millis, beside.ports.len()), (1, 2000, 0));
+        assert_eq!((beside.pods, beside.requested.cpu_millis, beside.ports.len()), (1, 2000, 0));
         pods.put("a", &pod("a", "1", 80, "s", "Running"));
         assert_eq!(sums(&pods), (2, 3000, 1, 3000));
         pods.put("a", &pod("a", "1", 80, "s", "Failed"));
         assert_eq!(sums(&pods), (1, 2000, 0, 3000));
-        ["a", "b", "b"].iter().for_each(|uid| pods.take(uid));
+        assert_eq!((PodView::pods(&pods).len(), pods.active()), (2, 1));
+        ["a", "b", "b"].iter().for_each(|uid| pods.remove(uid));
         assert_eq!(sums(&pods), (0, 0, 0, 0));
         assert!(pods.all().is_empty());
     }

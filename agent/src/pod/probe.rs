@@ -180,7 +180,9 @@ impl Watched {
         mut decide: impl FnMut(bool) -> ControlFlow<T>,
     ) -> T {
         let (mut streak, mut attempt) = (Streak::default(), Attempt::Regular);
-        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
+        if let Some(delay) = initial_delay(probe) {
+            tokio::time::sleep(delay).await;
+        }
         loop {
             let begin = Instant::now();
             let outcome = self.probe(probe).await;
@@ -286,6 +288,11 @@ fn seconds(given: Option<i32>, default: u64) -> Duration {
     Duration::from_secs(given.and_then(|s| u64::try_from(s).ok()).unwrap_or(default))
 }
 
+/// The pause before the first attempt. None without one: a timer of length zero still fires up to a millisecond later.
+fn initial_delay(probe: &Probe) -> Option<Duration> {
+    Some(seconds(probe.initial_delay_seconds, 0)).filter(|delay| !delay.is_zero())
+}
+
 fn period(probe: &Probe) -> Duration {
     seconds(probe.period_seconds, 10).max(Duration::from_secs(1))
 }
@@ -305,6 +312,15 @@ mod tests {
             .map(|good| streak.count(good, &probe))
             .collect();
         assert_eq!(reached, [None, Some(true), None, None, None, None, None, Some(false)]);
+    }
+
+    #[test]
+    fn only_an_initial_delay_of_a_second_or_more_needs_a_timer() {
+        let delay = |given| {
+            let probe = Probe { initial_delay_seconds: given, ..Probe::default() };
+            initial_delay(&probe).map(|delay| delay.as_secs())
+        };
+        assert_eq!([None, Some(0), Some(-1), Some(5)].map(delay), [None, None, None, Some(5)]);
     }
 
     #[test]

@@ -216,8 +216,9 @@ impl Subject<'_> {
                 self.pull_failed(&RuntimeError::NotFound("the pulled image is not in the store".to_owned()))
             );
         };
-        let took =
-            format!("{:?}", std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default());
+        let took = std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default();
+        self.node.metrics.pulled(image.size, took);
+        let took = format!("{took:?}");
         self.event(
             Level::Normal,
             "Pulled",

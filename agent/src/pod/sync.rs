@@ -5,7 +5,7 @@ mod resize;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use futures::StreamExt;
@@ -130,8 +130,8 @@ async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<Wake
 impl Sync {
     fn change(&mut self, change: PodChange) {
         match change {
-            PodChange::Stored(pod) => self.want(&pod, false),
-            PodChange::Applied(pod) => self.want(&pod, true),
+            PodChange::Stored(pod) => self.set_desired(&pod, false),
+            PodChange::Applied(pod) => self.set_desired(&pod, true),
             PodChange::Deleted(pod) => {
                 if let Some(uid) = &pod.metadata.uid {
                     self.finished.remove(uid);
@@ -142,7 +142,8 @@ impl Sync {
         }
     }
 
-    fn want(&mut self, pod: &Arc<Pod>, from_api: bool) {
+    /// Sets the desired version of a pod, from the API server or (`from_api` is false) from the checkpoint.
+    fn set_desired(&mut self, pod: &Arc<Pod>, from_api: bool) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
         if self.finished.contains(&uid) {
             // Late events of an object that is being deleted.
@@ -164,7 +165,7 @@ impl Sync {
             self.node.checkpoint.keep_new(allocated, verdict.is_none().then_some(start_time));
         }
         self.inputs.pods.put(&uid, allocated);
-        self.weigh();
+        self.update_cpu_weight();
         self.start(uid.clone(), DesiredPod::Run(Arc::clone(allocated)), verdict, start_time);
         if from_api && last.is_some() {
             self.follow(&uid, pod);
@@ -181,7 +182,7 @@ impl Sync {
         let node_object = self.inputs.node_object.borrow().clone();
         let facts = admit::Facts {
             pod,
-            taken: self.inputs.pods.used_by_others(uid),
+            used: self.inputs.pods.used_by_others(uid),
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
@@ -214,6 +215,7 @@ impl Sync {
             wake: Arc::clone(&wake),
             verdict,
             start_time,
+            received: (!self.adopted.contains(&uid)).then(Instant::now),
         };
         self.handles.insert(uid.clone(), Handle { desired: sender, wake });
         self.workers.spawn(async move {
@@ -226,7 +228,7 @@ impl Sync {
         match self.handles.get(uid) {
             Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
-                self.inputs.pods.take(uid);
+                self.inputs.pods.remove(uid);
                 self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
                 self.retry_resizes();
@@ -276,7 +278,7 @@ impl Sync {
     }
 
     /// Sets the CPU weight of the burstable class to the sum of its pods' requests.
-    fn weigh(&self) {
+    fn update_cpu_weight(&self) {
         if let Err(error) = self.node.cgroups.update_qos(self.inputs.pods.burstable_millis()) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -288,8 +290,8 @@ impl Sync {
     fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
         match ended {
             Ok(uid) => {
-                self.inputs.pods.take(&uid);
-                self.weigh();
+                self.inputs.pods.remove(&uid);
+                self.update_cpu_weight();
                 self.forget_resize(&uid);
                 self.retry_resizes();
                 let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());

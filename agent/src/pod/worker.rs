@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc;
@@ -49,6 +49,8 @@ pub(crate) struct WorkerStart {
     /// Set when the node rejected the pod at admission.
     pub(crate) verdict: Option<Verdict>,
     pub(crate) start_time: Timestamp,
+    /// When the node received the pod. None for a pod of an earlier agent.
+    pub(crate) received: Option<Instant>,
 }
 
 type JobFuture = Pin<Box<dyn Future<Output = Result<(), Vec<ApplyError>>> + Send>>;
@@ -71,6 +73,8 @@ struct Worker {
     probes: Probes,
     reports: Queue<Report>,
     findings: Queue<Finding>,
+    /// When the node received the pod. None if the pod has run.
+    received: Option<Instant>,
     /// Consecutive errors.
     failures: usize,
     /// No job starts before this time.
@@ -106,6 +110,8 @@ struct StatusChange {
 struct RunningJob {
     future: JobFuture,
     interrupt: CancellationToken,
+    /// The kubelet's name of the sync, and its begin.
+    sync: (&'static str, Instant),
     /// Grace period in seconds that the job was started with, if it ends the pod.
     grace: Option<i64>,
 }
@@ -113,16 +119,20 @@ struct RunningJob {
 /// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
 pub(crate) async fn run(start: WorkerStart) {
     let wake = Arc::clone(&start.wake);
+    if let Some(received) = start.received {
+        start.node.metrics.worker_started(received.elapsed());
+    }
     let mut worker = Worker::new(start);
     let mut job: Option<RunningJob> = None;
     while !worker.finished {
         let due = {
             let desired = worker.desired.borrow_and_update().clone();
+            let begun = Instant::now();
             // On the heap: each pod has a worker, which waits for most of its life.
             let plan = Box::pin(worker.observe_and_plan(&desired, job.is_some())).await;
             match &mut job {
                 Some(job) => job.shorten_grace(desired.ending()),
-                None => job = worker.start_job(&desired, &plan),
+                None => job = worker.sync(&desired, &plan, begun),
             }
             [plan.wake, worker.not_before].into_iter().flatten().min()
         };
@@ -130,7 +140,7 @@ pub(crate) async fn run(start: WorkerStart) {
         // Every arm is cancel-safe: channels and notifications keep what is not taken, and `job` keeps its future.
         tokio::select! {
             result = job_end(&mut job) => {
-                job = None;
+                worker.count_sync(job.take());
                 worker.job_ended(result);
             }
             event = next_event(&mut worker.reports.receiver, &mut worker.findings.receiver, &wake, has_job) => {
@@ -254,6 +264,8 @@ impl Worker {
             resize: ResizeState::of(status),
             ..WorkerState::default()
         };
+        let is_pending =
+            status.and_then(|status| status.phase.as_deref()).is_none_or(|phase| phase == "Pending");
         Self {
             node: start.node,
             uid: start.uid,
@@ -268,6 +280,7 @@ impl Worker {
             probes: Probes::default(),
             reports: Queue::new(),
             findings: Queue::new(),
+            received: start.received.filter(|_| is_pending),
             failures: 0,
             not_before: None,
             finished: false,
@@ -314,8 +327,43 @@ impl Worker {
         self.state.verdict = Some(Verdict { reason: EVICTED.to_owned(), message: evicted.message });
     }
 
+    /// Starts a job for a pass that began at this time. A pass without a job is counted at once.
+    fn sync(&mut self, desired: &DesiredPod, plan: &Plan, begun: Instant) -> Option<RunningJob> {
+        let operation = match (desired.ending(), self.observed.sandbox()) {
+            (Some(_), _) => "kill",
+            (None, None) => "create",
+            (None, Some(_)) => "sync",
+        };
+        let job = self.start_job(desired, plan, (operation, begun));
+        if job.is_none() {
+            self.node.metrics.synced("sync", begun.elapsed());
+        }
+        job
+    }
+
+    /// Counts a pass whose job has ended.
+    fn count_sync(&self, job: Option<RunningJob>) {
+        if let Some(RunningJob { sync: (operation, begun), .. }) = job {
+            self.node.metrics.synced(operation, begun.elapsed());
+        }
+    }
+
+    /// Counts the start of the pod when it runs for the first time.
+    fn count_start(&mut self, status: &PodStatus) {
+        if status.phase.as_deref() == Some("Running")
+            && let Some(received) = self.received.take()
+        {
+            self.node.metrics.pod_runs(received.elapsed());
+        }
+    }
+
     /// Starts a job for the planned actions. None if there are none, or a back-off is running.
-    fn start_job(&mut self, desired: &DesiredPod, plan: &Plan) -> Option<RunningJob> {
+    fn start_job(
+        &mut self,
+        desired: &DesiredPod,
+        plan: &Plan,
+        sync: (&'static str, Instant),
+    ) -> Option<RunningJob> {
         let failure = plan.actions.iter().find_map(|action| match action {
             Action::FailPod(verdict) => Some(verdict),
             _ => None,
@@ -341,7 +389,7 @@ impl Worker {
             interrupt: interrupt.clone(),
         };
         let future = Box::pin(job.run(plan.actions.clone()));
-        Some(RunningJob { future, interrupt, grace: desired.ending() })
+        Some(RunningJob { future, interrupt, sync, grace: desired.ending() })
     }
 
     /// Marks the whole pod as failed (`activeDeadlineSeconds` is over); the next pass stops it.
@@ -398,6 +446,7 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
+        self.count_start(&status);
         let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());
         self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status, is_attached));
         let known =

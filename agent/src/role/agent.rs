@@ -54,7 +54,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
         settings.check_remote_runtime()?;
     }
     super::repair(&node)?;
-    let _lock = Lock::take(&node.dirs.run)?;
+    let _lock = Lock::acquire(&node.dirs.run)?;
     if let Some(kubeconfig) = connection.kubeconfig {
         super::prepare(&node)?;
         let client = client(&kubeconfig).await?;
@@ -107,11 +107,11 @@ async fn membership(node: &Node, connection: ControlPlaneConnection) -> anyhow::
     if let (Some(endpoint), Some(hash)) = (&connection.join, &connection.ca_hash) {
         // A machine that has joined needs no token: the file may have been removed, and the token may have expired.
         match join::resume(state, name) {
-            Ok(Some(membership)) => return Ok(membership.of(hash)?),
+            Ok(Some(membership)) => return Ok(membership.require_cluster(hash)?),
             Ok(None) => {}
-            // The node only has to prove its identity again.
+            // The machine joins the same cluster again, with a new certificate.
             Err(over @ JoinError::Expired { .. }) => {
-                join::may_return(state, hash)?;
+                join::may_rejoin(state, hash)?;
                 tracing::warn!(reason = %over, "joining the cluster again");
             }
             Err(error) => return Err(error.into()),

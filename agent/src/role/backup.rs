@@ -9,13 +9,13 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 
 use super::token::client;
-use crate::settings::{AllFlags, ControlPlaneSettings, Flags, LogSettings, Places, Settings};
+use crate::settings::{AllFlags, ControlPlaneSettings, Flags, LogSettings, PathSettings, Settings};
 
 /// Flags of `coracle backup`.
 #[derive(Args)]
 pub(crate) struct BackupArguments {
     #[command(flatten)]
-    places: Flags<Places>,
+    paths: Flags<PathSettings>,
     /// Kubeconfig of a running control plane [default: admin.kubeconfig in the state directory]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub(crate) struct BackupArguments {
 #[derive(Args)]
 pub(crate) struct RestoreArguments {
     #[command(flatten)]
-    places: Flags<Places>,
+    paths: Flags<PathSettings>,
     #[command(flatten)]
     plane: Flags<ControlPlaneSettings>,
     /// The backup
@@ -38,8 +38,8 @@ pub(crate) struct RestoreArguments {
 
 /// Writes a backup: of the running control plane, or of the store of a stopped one.
 pub(crate) async fn backup(arguments: BackupArguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
-    let BackupArguments { places, kubeconfig, file } = arguments;
-    let settings = Settings::load_for_command(AllFlags { log, places, ..AllFlags::default() })?;
+    let BackupArguments { paths, kubeconfig, file } = arguments;
+    let settings = Settings::load_for_command(AllFlags { log, paths, ..AllFlags::default() })?;
     let state = &settings.dirs().state;
     let is_local = kubeconfig.is_none();
     let stopped = if is_local { offline_backup(state)? } else { None };
@@ -87,8 +87,8 @@ async fn download(kubeconfig: &Path, target: &mut BackupFile) -> anyhow::Result<
 
 /// Replaces the store of the stopped control plane by a backup.
 pub(crate) fn restore(arguments: RestoreArguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
-    let RestoreArguments { places, plane, file } = arguments;
-    let settings = Settings::load_for_command(AllFlags { log, places, plane, ..AllFlags::default() })?;
+    let RestoreArguments { paths, plane, file } = arguments;
+    let settings = Settings::load_for_command(AllFlags { log, paths, plane, ..AllFlags::default() })?;
     let plane = settings.control_plane();
     anyhow::ensure!(
         plane.etcd.is_none(),

@@ -18,18 +18,18 @@ use crate::settings::Node;
 /// older.
 const KERNEL: (u32, u32) = (5, 12);
 
-/// Consequence of a missing feature.
+/// Severity of a missing feature.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Cost {
+enum Severity {
     /// The node cannot start.
     Fatal,
     /// The node works without this ability.
-    Loses(&'static str),
+    Degraded(&'static str),
 }
 
 struct Finding {
     what: String,
-    cost: Cost,
+    severity: Severity,
     /// The reason why it is missing. `None` if it exists.
     missing: Option<String>,
 }
@@ -38,23 +38,23 @@ struct Finding {
 pub(crate) fn run(node: &Node) -> anyhow::Result<ExitCode> {
     let findings = findings(node);
     super::print(&report(&findings))?;
-    let fatal = findings.iter().any(|f| f.cost == Cost::Fatal && f.missing.is_some());
+    let fatal = findings.iter().any(|f| f.severity == Severity::Fatal && f.missing.is_some());
     Ok(if fatal { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn report(findings: &[Finding]) -> String {
     let mut text = String::new();
-    for Finding { what, cost, missing } in findings {
-        text += &match (missing, cost) {
+    for Finding { what, severity, missing } in findings {
+        text += &match (missing, severity) {
             (None, _) => format!("ok       {what}\n"),
-            (Some(why), Cost::Fatal) => {
+            (Some(why), Severity::Fatal) => {
                 format!("MISSING  {what}: {why}. The node cannot start without it.\n")
             }
-            (Some(why), Cost::Loses(loss)) => format!("lacking  {what}: {why}. Without it: {loss}.\n"),
+            (Some(why), Severity::Degraded(loss)) => format!("lacking  {what}: {why}. Without it: {loss}.\n"),
         };
     }
     let count = |fatal: bool| {
-        findings.iter().filter(|f| f.missing.is_some() && (f.cost == Cost::Fatal) == fatal).count()
+        findings.iter().filter(|f| f.missing.is_some() && (f.severity == Severity::Fatal) == fatal).count()
     };
     text + &match (count(true), count(false)) {
         (0, 0) => "This machine has all features that a node uses.\n".to_owned(),
@@ -66,29 +66,29 @@ fn report(findings: &[Finding]) -> String {
 }
 
 fn findings(node: &Node) -> Vec<Finding> {
-    let mut all = vec![finding("root", Cost::Fatal, root())];
+    let mut all = vec![finding("root", Severity::Fatal, root())];
     if all.iter().any(|f| f.missing.is_some()) {
         return all;
     }
     all.push(kernel());
     all.extend(["net", "ipc", "uts", "pid", "mnt"].map(|name| {
-        finding(&format!("{name} namespaces"), Cost::Fatal, exists(&format!("/proc/self/ns/{name}")))
+        finding(&format!("{name} namespaces"), Severity::Fatal, exists(&format!("/proc/self/ns/{name}")))
     }));
-    all.push(finding("overlayfs", Cost::Fatal, file_system("overlay")));
-    all.push(finding("tmpfs", Cost::Fatal, file_system("tmpfs")));
-    all.push(finding("bridge, veth and nftables (nat, maps, fib)", Cost::Fatal, network()));
+    all.push(finding("overlayfs", Severity::Fatal, file_system("overlay")));
+    all.push(finding("tmpfs", Severity::Fatal, file_system("tmpfs")));
+    all.push(finding("bridge, veth and nftables (nat, maps, fib)", Severity::Fatal, network()));
     all.extend(cgroups());
     all.extend(optional());
     for (what, dir) in [("state directory", &node.dirs.state), ("run directory", &node.dirs.run)] {
-        all.push(finding(&format!("{what} {}", dir.display()), Cost::Fatal, writable(dir)));
+        all.push(finding(&format!("{what} {}", dir.display()), Severity::Fatal, writable(dir)));
     }
     let listen = TcpListener::bind(node.kubelet_listen).map(drop).map_err(|e| e.to_string());
-    all.push(finding(&format!("kubelet address {}", node.kubelet_listen), Cost::Fatal, listen));
+    all.push(finding(&format!("kubelet address {}", node.kubelet_listen), Severity::Fatal, listen));
     all
 }
 
-fn finding(what: &str, cost: Cost, result: Result<(), String>) -> Finding {
-    Finding { what: what.to_owned(), cost, missing: result.err() }
+fn finding(what: &str, severity: Severity, result: Result<(), String>) -> Finding {
+    Finding { what: what.to_owned(), severity, missing: result.err() }
 }
 
 fn root() -> Result<(), String> {
@@ -98,7 +98,7 @@ fn root() -> Result<(), String> {
 fn kernel() -> Finding {
     let release = nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned());
     let new_enough = release.map_err(|errno| errno.to_string()).and_then(|release| is_new_enough(&release));
-    finding(&format!("Linux {}.{} or newer", KERNEL.0, KERNEL.1), Cost::Fatal, new_enough)
+    finding(&format!("Linux {}.{} or newer", KERNEL.0, KERNEL.1), Severity::Fatal, new_enough)
 }
 
 fn is_new_enough(release: &str) -> Result<(), String> {
@@ -129,13 +129,13 @@ fn cgroups() -> Vec<Finding> {
         found.then_some(()).ok_or_else(|| "no mounted hierarchy has it".to_owned())
     };
     [
-        ("memory", Cost::Fatal),
-        ("cpu", Cost::Fatal),
-        ("pids", Cost::Loses("the number of a pod's processes is not limited")),
-        ("cpuset", Cost::Loses("containers cannot be bound to processors")),
-        ("hugetlb", Cost::Loses("huge pages are not limited")),
+        ("memory", Severity::Fatal),
+        ("cpu", Severity::Fatal),
+        ("pids", Severity::Degraded("the number of a pod's processes is not limited")),
+        ("cpuset", Severity::Degraded("containers cannot be bound to processors")),
+        ("hugetlb", Severity::Degraded("huge pages are not limited")),
     ]
-    .map(|(name, cost)| finding(&format!("cgroup controller {name}"), cost, has(name)))
+    .map(|(name, severity)| finding(&format!("cgroup controller {name}"), severity, has(name)))
     .into()
 }
 
@@ -148,30 +148,37 @@ fn optional() -> Vec<Finding> {
         capability("capability CAP_SYS_RESOURCE", caps::Capability::CAP_SYS_RESOURCE);
     let apparmor = exists("/sys/kernel/security/apparmor");
     let parser = apparmor.is_ok().then(|| {
-        let cost = Cost::Loses("the default AppArmor profile is not used unless another program loads it");
-        finding("apparmor_parser", cost, exists("/sbin/apparmor_parser"))
+        let severity =
+            Severity::Degraded("the default AppArmor profile is not used unless another program loads it");
+        finding("apparmor_parser", severity, exists("/sbin/apparmor_parser"))
     });
     let selinux = exists("/sys/fs/selinux/enforce").is_ok().then(|| {
-        let cost = Cost::Loses("containers have no SELinux labels");
+        let severity = Severity::Degraded("containers have no SELinux labels");
         let named = labels_containers().then_some(()).ok_or_else(|| "the policy has none".to_owned());
-        finding("SELinux labels of containers", cost, named)
+        finding("SELinux labels of containers", severity, named)
     });
     let all = vec![
         finding(
             resource,
-            Cost::Loses("OOM scores below that of this process and hard limits above its own are clamped"),
+            Severity::Degraded(
+                "OOM scores below that of this process and hard limits above its own are clamped",
+            ),
             has_resource,
         ),
         finding(
             "seccomp filters",
-            Cost::Loses("containers run without a system call filter"),
+            Severity::Degraded("containers run without a system call filter"),
             exists("/proc/sys/kernel/seccomp/actions_avail"),
         ),
-        finding("user namespaces", Cost::Loses("hostUsers: false is refused"), exists("/proc/self/ns/user")),
-        finding("AppArmor", Cost::Loses("AppArmor profiles of pods are refused"), apparmor),
+        finding(
+            "user namespaces",
+            Severity::Degraded("hostUsers: false is refused"),
+            exists("/proc/self/ns/user"),
+        ),
+        finding("AppArmor", Severity::Degraded("AppArmor profiles of pods are refused"), apparmor),
         finding(
             "vxlan or tun",
-            Cost::Loses("pods of several nodes reach each other by routes only"),
+            Severity::Degraded("pods of several nodes reach each other by routes only"),
             exists("/dev/net/tun"),
         ),
     ];
@@ -233,9 +240,9 @@ mod tests {
     #[test]
     fn the_report_names_missing_features_and_consequences() {
         let findings = [
-            finding("a", Cost::Fatal, Ok(())),
-            finding("b", Cost::Loses("b's use"), Err("no b".into())),
-            finding("c", Cost::Fatal, Err("no c".into())),
+            finding("a", Severity::Fatal, Ok(())),
+            finding("b", Severity::Degraded("b's use"), Err("no b".into())),
+            finding("c", Severity::Fatal, Err("no c".into())),
         ];
         let expect = "ok       a\n\
                       lacking  b: no b. Without it: b's use.\n\

@@ -15,14 +15,14 @@ mod image;
 mod kubeconfig;
 mod list;
 mod node;
-mod place;
 mod ready;
+mod record;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use self::place::{Name, Roots};
+use self::record::{Name, Roots};
 use super::output::Format;
 
 /// Flags of `coracle cluster`.
@@ -52,7 +52,7 @@ enum Verb {
     /// Load images from OCI or `docker save` archives into every node
     LoadImage {
         /// Name of the cluster
-        #[arg(default_value = place::DEFAULT)]
+        #[arg(default_value = record::DEFAULT)]
         name: Name,
         /// An archive or OCI layout directory
         #[arg(long = "image", value_name = "FILE", num_args = 1.., required = true)]
@@ -61,13 +61,13 @@ enum Verb {
     /// Print the kubeconfig of a cluster
     Kubeconfig {
         /// Name of the cluster
-        #[arg(default_value = place::DEFAULT)]
+        #[arg(default_value = record::DEFAULT)]
         name: Name,
     },
     /// Stop a cluster and remove all its files and interfaces. An absent cluster is not an error
     Delete {
         /// Name of the cluster
-        #[arg(default_value = place::DEFAULT)]
+        #[arg(default_value = record::DEFAULT)]
         name: Name,
         /// Delete all clusters
         #[arg(long, conflicts_with = "name")]

@@ -10,7 +10,7 @@ use coracle_controlplane::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::places;
+use crate::directories;
 use crate::settings::Settings;
 
 /// Flags to run only controllers and scheduler, for the API server of another program such as kube-apiserver.
@@ -28,7 +28,7 @@ pub(crate) struct External {
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyhow::Result<()> {
     super::raise_open_files();
-    places::prepare(&settings.dirs().state, &[places::PLANE_STATE])?;
+    directories::prepare(&settings.dirs().state, &[directories::PLANE_STATE])?;
     let shutdown = super::until_signalled()?;
     let plane = start(&settings, shutdown.clone()).await?;
     if let Some(name) = issue_node {

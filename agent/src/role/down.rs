@@ -18,7 +18,7 @@ use tonic::Request;
 use super::node::{self, OpenRuntime};
 use super::progress;
 use crate::lock::Lock;
-use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, Places, Settings};
+use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, PathSettings, Settings};
 
 /// Prefixes of the node's cgroups, below its root.
 const OURS: [&str; 2] = ["kubepods", "coracle"];
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    places: Flags<Places>,
+    paths: Flags<PathSettings>,
     #[command(flatten)]
     node: Flags<NodeSettings>,
     /// Also remove the data that is kept across boots: images, volumes, keys and all objects of the cluster
@@ -42,8 +42,8 @@ pub(crate) struct Arguments {
 /// does not stop the removal.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
-    let Arguments { places, node, purge } = arguments;
-    let settings = Settings::load_for_command(AllFlags { log, places, node, ..AllFlags::default() })?;
+    let Arguments { paths, node, purge } = arguments;
+    let settings = Settings::load_for_command(AllFlags { log, paths, node, ..AllFlags::default() })?;
     let node = settings.node();
     // Without a state directory this command makes one only to search for pods.
     let was_there = node.dirs.state.exists();
@@ -70,7 +70,7 @@ async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow:
     let _cleared = progress::ClearAtEnd;
     progress::show("stopping the node");
     stop_holder(&node.dirs.run).await?;
-    let lock = Lock::take(&node.dirs.run)?;
+    let lock = Lock::acquire(&node.dirs.run)?;
     let mut failures = Vec::new();
     let mut note = |what: &str, result: anyhow::Result<()>| {
         if let Err(error) = result {
@@ -282,8 +282,10 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
 /// Unmounts everything below `dir`, the deepest first. `dir` itself may be a mount of the user, such as a disk for the
 /// state, and is kept.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
+    // The table has no symbolic links.
+    let Ok(dir) = dir.canonicalize() else { return Ok(()) };
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    for point in mount_points_below(&table, dir) {
+    for point in mount_points_below(&table, &dir) {
         nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH)
             .with_context(|| format!("cannot unmount {}", point.display()))?;
     }
@@ -343,6 +345,22 @@ mod tests {
                      34 30 0:31 / /a rw - tmpfs x rw\n";
         let found = mount_points_below(table, Path::new("/a b"));
         assert_eq!(found, [Path::new("/a b/c/d"), Path::new("/a b/c")]);
+    }
+
+    #[test]
+    fn mounts_below_a_symbolic_link_are_unmounted() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        let point = real.join("pods");
+        std::fs::create_dir_all(&point).expect("mount point");
+        std::os::unix::fs::symlink(&real, &link).expect("link");
+        let none = None::<&str>;
+        nix::mount::mount(Some("tmpfs"), &point, Some("tmpfs"), nix::mount::MsFlags::empty(), none)
+            .expect("this test needs root");
+        let unmounted = unmount_below(&link);
+        let left = nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH);
+        unmounted.expect("unmounted");
+        assert_eq!(left, Err(nix::errno::Errno::EINVAL), "nothing is mounted any more");
     }
 
     #[test]

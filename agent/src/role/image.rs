@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::output::{self, Format};
 use super::{control, progress};
 use crate::lock::Lock;
-use crate::settings::{AllFlags, Flags, LogSettings, Places, Settings};
+use crate::settings::{AllFlags, Flags, LogSettings, PathSettings, Settings};
 
 /// Columns of the table of images.
 const HEADER: [&str; 3] = ["IMAGE", "ID", "SIZE"];
@@ -24,7 +24,7 @@ const HEADER: [&str; 3] = ["IMAGE", "ID", "SIZE"];
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    places: Flags<Places>,
+    paths: Flags<PathSettings>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -73,7 +73,7 @@ enum Verb {
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
     let settings =
-        Settings::load_for_command(AllFlags { log, places: arguments.places, ..AllFlags::default() })?;
+        Settings::load_for_command(AllFlags { log, paths: arguments.paths, ..AllFlags::default() })?;
     let dirs = settings.dirs();
     let mut store = match Lock::holder(&dirs.run) {
         Some(_) => Store::Running(control::images(&dirs.run).await?),

@@ -5,17 +5,17 @@ use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
 
+use crate::directories;
 use crate::lock::Lock;
-use crate::places;
 use crate::settings;
 
 /// Serves until SIGINT or SIGTERM. Containers keep running.
 pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
-    places::prepare(&settings.root, &[places::RUNTIME_STATE])?;
-    places::prepare(&settings.state, &[places::RUNTIME_RUN])?;
-    let _lock = Lock::take(&settings.state)?;
+    directories::prepare(&settings.root, &[directories::RUNTIME_STATE])?;
+    directories::prepare(&settings.state, &[directories::RUNTIME_RUN])?;
+    let _lock = Lock::acquire(&settings.state)?;
     let mut images = ImagesConfig::new(&settings.root);
     images.registry_config_dir.clone_from(&settings.registry_config_dir);
     images.pinned.clone_from(&settings.pinned_images);

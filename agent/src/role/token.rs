@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::output::{self, Format};
-use crate::settings::{AllFlags, Flags, LogSettings, Places, Settings};
+use crate::settings::{AllFlags, Flags, LogSettings, PathSettings, Settings};
 
 const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
@@ -36,7 +36,7 @@ const SIGNATURE_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    places: Flags<Places>,
+    paths: Flags<PathSettings>,
     /// Kubeconfig of the cluster [default: admin.kubeconfig in the state directory]
     #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
@@ -84,8 +84,8 @@ pub(super) enum UseLimit {
 
 /// Runs one command.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
-    let Arguments { places, kubeconfig, verb } = arguments;
-    let settings = Settings::load_for_command(AllFlags { log, places, ..AllFlags::default() })?;
+    let Arguments { paths, kubeconfig, verb } = arguments;
+    let settings = Settings::load_for_command(AllFlags { log, paths, ..AllFlags::default() })?;
     let path = kubeconfig.unwrap_or_else(|| settings.dirs().state.join("admin.kubeconfig"));
     let client = client(&path).await?;
     match verb {

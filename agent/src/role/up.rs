@@ -2,8 +2,8 @@
 
 use coracle_agent::Identity;
 
+use crate::directories;
 use crate::lock::Lock;
-use crate::places;
 use crate::settings::{Credentials, Settings};
 
 /// Runs until SIGINT or SIGTERM.
@@ -12,8 +12,8 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::raise_open_files();
     let node = settings.node();
     super::prepare(&node)?;
-    places::prepare(&node.dirs.state, &[places::PLANE_STATE])?;
-    let _lock = Lock::take(&node.dirs.run)?;
+    directories::prepare(&node.dirs.state, &[directories::PLANE_STATE])?;
+    let _lock = Lock::acquire(&node.dirs.run)?;
     let shutdown = super::until_signalled()?;
     // The node is stopped first: it sends its last status to the API server.
     let plane_shutdown = tokio_util::sync::CancellationToken::new();

@@ -1,4 +1,4 @@
-//! Limits of the time that calls of a runtime may take.
+//! Timeouts of calls of a runtime.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use tonic::{Response as Answer, Status};
 
 use super::{RuntimeError, answer};
 
-/// Limit of a call without a limit of its own: the kubelet's `runtimeRequestTimeout`.
-pub(super) const CALL_LIMIT: Duration = Duration::from_secs(120);
+/// Timeout of a call without a timeout of its own: the kubelet's `runtimeRequestTimeout`.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Limit of the time that a request may take. None: no limit.
+/// Requests with a timeout. None: no timeout.
 pub(super) trait Limited {
     fn limit(&self) -> Option<Duration> {
-        Some(CALL_LIMIT)
+        Some(CALL_TIMEOUT)
     }
 }
 
 /// The limit of a call that waits `seconds` by itself.
 fn with_wait(seconds: i64) -> Option<Duration> {
-    Some(CALL_LIMIT.saturating_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default())))
+    Some(CALL_TIMEOUT.saturating_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default())))
 }
 
 macro_rules! limited {
@@ -54,7 +54,7 @@ limited!(
 impl Limited for cri::RunPodSandboxRequest {
     /// Twice the limit, as in the kubelet: the runtime may pull the pause image first.
     fn limit(&self) -> Option<Duration> {
-        Some(2 * CALL_LIMIT)
+        Some(2 * CALL_TIMEOUT)
     }
 }
 

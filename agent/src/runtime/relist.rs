@@ -20,8 +20,8 @@ use super::{Events, RuntimeError};
 
 /// Pause between two lists: the kubelet's `genericPlegRelistPeriod`.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Limit of one list.
-const LIST_LIMIT: Duration = Duration::from_secs(30);
+/// Timeout of one list call.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of events that a slow subscriber may fall behind. A subscriber that falls further behind gets an error and
 /// lists everything again.
 const CAPACITY: usize = 1024;
@@ -88,12 +88,11 @@ async fn run(
     mut client: RuntimeServiceClient<Channel>,
     sender: Arc<Mutex<Option<broadcast::Sender<ContainerEventResponse>>>>,
 ) {
-    let mut known: Option<HashMap<String, ListedObject>> = None;
+    let mut known = HashMap::new();
     loop {
         match list(&mut client).await {
             Ok(found) => {
-                let events = known.as_ref().map_or_else(Vec::new, |known| differences(known, &found));
-                known = Some(found);
+                let events = follow(&mut known, found);
                 let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
                 for (sender, event) in
                     sender.iter().flat_map(|sender| events.iter().map(move |e| (sender, e)))
@@ -119,9 +118,9 @@ async fn list(
     client: &mut RuntimeServiceClient<Channel>,
 ) -> Result<HashMap<String, ListedObject>, RuntimeError> {
     let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None });
-    let sandboxes = within(Some(LIST_LIMIT), "list_pod_sandbox", sandboxes).await?.items;
+    let sandboxes = within(Some(LIST_TIMEOUT), "list_pod_sandbox", sandboxes).await?.items;
     let containers = client.list_containers(cri::ListContainersRequest { filter: None });
-    let containers = within(Some(LIST_LIMIT), "list_containers", containers).await?.containers;
+    let containers = within(Some(LIST_TIMEOUT), "list_containers", containers).await?.containers;
     let pods: HashMap<String, String> = sandboxes
         .iter()
         .map(|s| (s.id.clone(), s.metadata.as_ref().map_or_else(String::new, |m| m.uid.clone())))
@@ -134,6 +133,17 @@ async fn list(
         (c.id.clone(), ListedObject { pod: pod(&c.pod_sandbox_id), state: c.state, is_sandbox: false })
     });
     Ok(listed_sandboxes.chain(listed_containers).collect())
+}
+
+/// The events of a new list, which replaces the known one. The first list has an event for each object, as the kubelet's: a
+/// subscriber that has observed a container before this list would not notice its end in between.
+fn follow(
+    known: &mut HashMap<String, ListedObject>,
+    found: HashMap<String, ListedObject>,
+) -> Vec<ContainerEventResponse> {
+    let events = differences(known, &found);
+    *known = found;
+    events
 }
 
 /// An event for each sandbox and container that is new, has another state or was removed.
@@ -176,6 +186,17 @@ mod tests {
 
     fn container(pod: &str, state: cri::ContainerState) -> ListedObject {
         ListedObject { pod: pod.to_owned(), state: state.into(), is_sandbox: false }
+    }
+
+    #[test]
+    fn the_first_list_has_an_event_for_each_object_and_an_equal_one_has_none() {
+        let found =
+            || HashMap::from([("a".to_owned(), container("p", cri::ContainerState::ContainerExited))]);
+        let mut known = HashMap::new();
+        let kinds: Vec<_> =
+            follow(&mut known, found()).iter().map(ContainerEventResponse::container_event_type).collect();
+        assert_eq!(kinds, [ContainerEventType::ContainerStoppedEvent]);
+        assert!(follow(&mut known, found()).is_empty());
     }
 
     #[test]

@@ -18,15 +18,15 @@ use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
-use super::deadline::{CALL_LIMIT, within};
+use super::deadline::{CALL_TIMEOUT, within};
 use super::relist::Relist;
 use super::streams::{Body, Proxy, Streams};
 use super::{Events, Host, ImageChanges, RuntimeError};
 
 /// Maximum size in bytes of a message, as in the kubelet: a list of all containers exceeds gRPC's default.
 const MESSAGE_MAX: usize = 16 << 20;
-/// Limit of connecting, at the start and after the runtime restarted.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of a connection attempt, at the start and after a restart of the runtime.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time within which a runtime that does not support events ends the call. A server in Go sends no response headers
 /// before the first event, so a call that is still pending after this time counts as successful.
 const EVENTS_REFUSED_WITHIN: Duration = Duration::from_millis(500);
@@ -89,7 +89,7 @@ impl Remote {
         let connector = tower::service_fn(move |_: http::Uri| open(socket.clone()));
         // The URL is the authority of the requests only.
         let channel = Endpoint::from_static("http://localhost")
-            .connect_timeout(CONNECT_LIMIT)
+            .connect_timeout(CONNECT_TIMEOUT)
             .connect_with_connector(connector)
             .await
             .map_err(|source| ConnectError::Connect { path: path.clone(), source })?;
@@ -107,18 +107,18 @@ async fn open(socket: impl AsRef<Path>) -> io::Result<TokioIo<UnixStream>> {
 #[tonic::async_trait]
 impl Host for Remote {
     async fn version(&self, request: cri::VersionRequest) -> Result<cri::VersionResponse, RuntimeError> {
-        within(Some(CALL_LIMIT), "version", self.runtime.clone().version(request)).await
+        within(Some(CALL_TIMEOUT), "version", self.runtime.clone().version(request)).await
     }
 
     async fn status(&self, request: cri::StatusRequest) -> Result<cri::StatusResponse, RuntimeError> {
-        within(Some(CALL_LIMIT), "status", self.runtime.clone().status(request)).await
+        within(Some(CALL_TIMEOUT), "status", self.runtime.clone().status(request)).await
     }
 
     async fn runtime_config(
         &self,
         request: cri::RuntimeConfigRequest,
     ) -> Result<cri::RuntimeConfigResponse, RuntimeError> {
-        within(Some(CALL_LIMIT), "runtime_config", self.runtime.clone().runtime_config(request)).await
+        within(Some(CALL_TIMEOUT), "runtime_config", self.runtime.clone().runtime_config(request)).await
     }
 
     async fn update_runtime_config(
@@ -126,7 +126,7 @@ impl Host for Remote {
         request: cri::UpdateRuntimeConfigRequest,
     ) -> Result<cri::UpdateRuntimeConfigResponse, RuntimeError> {
         let mut client = self.runtime.clone();
-        within(Some(CALL_LIMIT), "update_runtime_config", client.update_runtime_config(request)).await
+        within(Some(CALL_TIMEOUT), "update_runtime_config", client.update_runtime_config(request)).await
     }
 
     /// The runtime's events, or, from a runtime that sends none, the differences between lists.

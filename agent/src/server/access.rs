@@ -21,17 +21,17 @@ use tokio::sync::Semaphore;
 use super::respond::Refused;
 use super::route::Route;
 
-/// Lifetime of a positive result in the cache, as in the kubelet.
-const ALLOWED_TTL: Duration = Duration::from_secs(120);
-const ALLOWED: Duration = Duration::from_secs(300);
-/// Lifetime of a negative result in the cache.
-const DENIED_TTL: Duration = Duration::from_secs(10);
-const DENIED: Duration = Duration::from_secs(30);
+/// Time to live in the cache of a valid and of an invalid token.
+const VALID_TOKEN_TTL: Duration = Duration::from_secs(120);
+const INVALID_TOKEN_TTL: Duration = Duration::from_secs(10);
+/// Time to live in the cache of a granted and of a denied permission, as in the kubelet.
+const GRANTED_TTL: Duration = Duration::from_secs(300);
+const DENIED_TTL: Duration = Duration::from_secs(30);
 /// Capacity of each cache.
 const CAPACITY: usize = 1024;
 /// Maximum concurrent reviews: callers without a valid token must not exhaust the API server.
 const REVIEWS: usize = 16;
-/// Limit of one review.
+/// Timeout of one review, with its wait for a permit.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a token in bytes.
 const TOKEN_MAX: usize = 16 << 10;
@@ -58,7 +58,7 @@ pub struct Access {
     node: String,
     tokens: Cache<[u8; 32], Option<User>>,
     decisions: Cache<(User, &'static str, &'static str), bool>,
-    places: Semaphore,
+    permits: Semaphore,
 }
 
 struct Cache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
@@ -81,9 +81,13 @@ impl RequiredPermission {
             Some(Route::Configz) => (verb, &["configz", "proxy"]),
             Some(Route::Pods) => (verb, &["pods", "proxy"]),
             Some(Route::StatsSummary) => (verb, &["stats"]),
-            Some(Route::Metrics | Route::MetricsResource | Route::MetricsCadvisor | Route::MetricsProbes) => {
-                (verb, &["metrics"])
-            }
+            Some(
+                Route::Metrics
+                | Route::MetricsResource
+                | Route::MetricsCadvisor
+                | Route::MetricsProbes
+                | Route::MetricsSlis,
+            ) => (verb, &["metrics"]),
             Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
             Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
         };
@@ -106,7 +110,7 @@ impl Access {
     #[must_use]
     pub fn new(client: kube::Client, node: &str) -> Self {
         let node = node.to_owned();
-        Self { client, node, tokens: Cache::new(), decisions: Cache::new(), places: Semaphore::new(REVIEWS) }
+        Self { client, node, tokens: Cache::new(), decisions: Cache::new(), permits: Semaphore::new(REVIEWS) }
     }
 
     /// The name of this node in the API.
@@ -125,7 +129,8 @@ impl Access {
                     tracing::warn!(error, "cannot review a token for the kubelet API");
                     unauthorized()
                 })?;
-                self.tokens.put(key, found.clone(), if found.is_some() { ALLOWED_TTL } else { DENIED_TTL });
+                let ttl = if found.is_some() { VALID_TOKEN_TTL } else { INVALID_TOKEN_TTL };
+                self.tokens.put(key, found.clone(), ttl);
                 found
             }
         };
@@ -148,7 +153,7 @@ impl Access {
                             let text = format!("Authorization error ({})", of(subresource));
                             Refused(StatusCode::INTERNAL_SERVER_ERROR, text)
                         })?;
-                    self.decisions.put(key, allowed, if allowed { ALLOWED } else { DENIED });
+                    self.decisions.put(key, allowed, if allowed { GRANTED_TTL } else { DENIED_TTL });
                     allowed
                 }
             };
@@ -208,7 +213,7 @@ impl Access {
             + std::fmt::Debug,
     {
         let review = async {
-            let _place = self.places.acquire().await.map_err(|closed| closed.to_string())?;
+            let _permit = self.permits.acquire().await.map_err(|closed| closed.to_string())?;
             let api: Api<K> = Api::all(self.client.clone());
             api.create(&PostParams::default(), review).await.map_err(|error| chain(&error))
         };
@@ -317,7 +322,7 @@ mod tests {
     #[test]
     fn the_cache_is_bounded() {
         let cache = Cache::<usize, ()>::new();
-        (0..3 * CAPACITY).for_each(|key| cache.put(key, (), ALLOWED_TTL));
+        (0..3 * CAPACITY).for_each(|key| cache.put(key, (), GRANTED_TTL));
         assert!(cache.0.lock().expect("lock").len() <= CAPACITY);
         cache.put(1, (), Duration::ZERO);
         assert_eq!(cache.get(&1), None);

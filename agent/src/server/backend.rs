@@ -7,7 +7,11 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use super::access::Access;
 use super::container_ends::ContainerEnds;
 use super::log_watches::LogWatches;
+use crate::config::Identity;
+use crate::kubelet_metrics::KubeletMetrics;
+use crate::node::{NodeFacts, PodNetwork};
 use crate::runtime::{Runtime, Streams};
+use crate::volume::ClaimUsage;
 
 /// The pods of this node, as pod sync has them.
 pub trait PodView: Send + Sync + 'static {
@@ -20,6 +24,11 @@ pub trait PodView: Send + Sync + 'static {
             pod.metadata.namespace.as_deref() == Some(namespace) && pod.metadata.name.as_deref() == Some(name)
         };
         self.pods().into_iter().find(is)
+    }
+
+    /// The number of pods that have not ended.
+    fn active(&self) -> usize {
+        self.pods().len()
     }
 
     /// The pod's status on this node, if the API server does not have it yet.
@@ -50,6 +59,16 @@ pub struct Backend {
     pub logs: Arc<LogWatches>,
     /// Ends of containers whose logs are followed.
     pub ends: Arc<ContainerEnds>,
+    /// Counters and durations of the events on this node.
+    pub metrics: Arc<KubeletMetrics>,
+    /// Usage of the volumes of claims.
+    pub claims: ClaimUsage,
+    /// Source of the node's certificates.
+    pub identity: Identity,
+    /// The network of pods.
+    pub network: Option<PodNetwork>,
+    /// Properties of the machine.
+    pub facts: Arc<NodeFacts>,
     /// Counters of cluster DNS, if this node serves it.
     pub dns: Option<Arc<coracle_dns::Metrics>>,
 }

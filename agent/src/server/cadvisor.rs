@@ -13,6 +13,8 @@ use http::Response;
 use super::backend::Backend;
 use super::respond::Refused;
 use super::stats::exposition;
+use crate::kubelet_metrics::Current;
+use crate::node::NodeFacts;
 use crate::runtime::Body;
 
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
@@ -29,9 +31,30 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     let pods = backend.runtime.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).await;
     let stats = backend.runtime.list_container_stats(ListContainerStatsRequest::default()).await;
     match descriptors.and_then(|descriptors| Ok((descriptors.descriptors, pods?.pod_metrics, stats?.stats))) {
-        Ok((descriptors, pods, stats)) => exposition(render(&descriptors, &pods, &cpu_seconds(&stats))),
+        Ok((descriptors, pods, stats)) => {
+            let mut text = machine(&backend.facts);
+            text.push_str(&render(&descriptors, &pods, &cpu_seconds(&stats)));
+            exposition(text)
+        }
         Err(status) => Refused::by_runtime(&status).answer(),
     }
+}
+
+/// cAdvisor's metrics of the machine.
+fn machine(facts: &NodeFacts) -> String {
+    let info = &facts.info;
+    let values = [&info.boot_id, &info.machine_id, &info.system_uuid].map(String::clone);
+    let swap = info.swap.as_ref().and_then(|swap| swap.capacity).unwrap_or_default();
+    let mut current = Current::default();
+    for (name, help, value) in [
+        ("machine_cpu_cores", "Number of logical CPU cores.", facts.cpu_millis() / 1000),
+        ("machine_memory_bytes", "Amount of memory installed on the machine.", facts.memory()),
+        ("machine_swap_bytes", "Amount of swap memory available on the machine.", swap),
+    ] {
+        let sample = (values.clone(), u64::try_from(value).unwrap_or_default());
+        current.gauge(name, help, ["boot_id", "machine_id", "system_uuid"], [sample]);
+    }
+    current.text()
 }
 
 /// Processor time of containers by their ids, with fractions of seconds.
@@ -143,6 +166,16 @@ mod tests {
             metric_type: kind.into(),
             label_values: values.iter().map(|value| (*value).to_owned()).collect(),
             value: Some(UInt64Value { value }),
+        }
+    }
+
+    #[test]
+    fn the_machine_has_cadvisors_metrics() {
+        let text = machine(&crate::server::tests::facts());
+        let labels = "boot_id=\"b\",machine_id=\"m\",system_uuid=\"s\"";
+        for (name, value) in [("cpu_cores", 2), ("memory_bytes", 1 << 20), ("swap_bytes", 0)] {
+            let line = format!("machine_{name}{{{labels}}} {value}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }
 

@@ -1,9 +1,9 @@
 //! Watches on directories of logs, for all followers by one inotify instance.
 //!
 //! The kernel limits the instances of a user, to 128 by default, and root in a container without a user namespace is the
-//! same user as the node. With an instance for each follower some followers would take all of them. The only instance
+//! same user as the node. If each follower had an instance, a few followers would use up the limit. The only instance
 //! exists from the agent's start on.
-#![allow(unsafe_code, reason = "tokio wants it promised that a descriptor which it polls stays open")]
+#![allow(unsafe_code, reason = "tokio requires the promise that a descriptor which it polls stays open")]
 
 use std::collections::HashMap;
 use std::io;
@@ -78,7 +78,7 @@ impl Queue {
 // === impl LogWatches ===
 
 impl LogWatches {
-    /// Takes the instance.
+    /// Opens the inotify instance.
     #[must_use]
     pub fn open() -> Arc<LogWatches> {
         let queue = Queue::open();

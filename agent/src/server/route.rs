@@ -17,6 +17,7 @@ pub(super) enum Route {
     MetricsResource,
     MetricsCadvisor,
     MetricsProbes,
+    MetricsSlis,
 }
 
 /// A container by its pod's name. If `uid` is set, the pod must have it.
@@ -29,6 +30,30 @@ pub(super) struct Target {
 }
 
 impl Route {
+    /// The first part of the path, for the metrics of requests.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Healthz => "healthz",
+            Self::Configz => "configz",
+            Self::Pods => "pods",
+            Self::Logs { .. } => "containerLogs",
+            Self::Exec(_) => "exec",
+            Self::Attach(_) => "attach",
+            Self::PortForward { .. } => "portForward",
+            Self::StatsSummary => "stats",
+            Self::Metrics => "metrics",
+            Self::MetricsResource => "metrics/resource",
+            Self::MetricsCadvisor => "metrics/cadvisor",
+            Self::MetricsProbes => "metrics/probes",
+            Self::MetricsSlis => "metrics/slis",
+        }
+    }
+
+    /// Whether the request is upgraded to a stream.
+    pub(super) fn is_stream(&self) -> bool {
+        matches!(self, Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. })
+    }
+
     pub(super) fn of(path: &str) -> Option<Route> {
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         let own = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
@@ -64,6 +89,7 @@ impl Route {
             ["metrics", "resource"] => Route::MetricsResource,
             ["metrics", "cadvisor"] => Route::MetricsCadvisor,
             ["metrics", "probes"] => Route::MetricsProbes,
+            ["metrics", "slis"] => Route::MetricsSlis,
             _ => return None,
         })
     }
@@ -117,6 +143,10 @@ mod tests {
         assert_eq!(Route::of("/exec/ns/p/c"), Some(Route::Exec(target(None))));
         assert_eq!(Route::of("/attach/ns/p/u/c"), Some(Route::Attach(target(Some("u")))));
         assert_eq!(Route::of("/pods/"), Some(Route::Pods));
+        let labels = ["/exec/ns/p/c", "/metrics/cadvisor", "/healthz/ping"]
+            .map(|path| Route::of(path).unwrap().label());
+        assert_eq!(labels, ["exec", "metrics/cadvisor", "healthz"]);
+        assert!(Route::of("/portForward/ns/p").unwrap().is_stream() && !Route::Metrics.is_stream());
         for nowhere in ["/", "/containerLogs/ns/p", "/exec//p/c", "/unknown", "/containerLogs/a/b/c/d"] {
             assert_eq!(Route::of(nowhere), None, "{nowhere}");
         }

@@ -83,31 +83,6 @@ fn time(nanos: i64) -> String {
     Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or_default().to_string()
 }
 
-/// `/metrics`: numbers of pods and containers, with upstream's names.
-pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
-    let running = match used(backend).await {
-        Ok(all) => all.len(),
-        Err(refused) => return refused.answer(),
-    };
-    let mut out = String::new();
-    gauge(&mut out, "kubelet_running_pods", "Number of pods that this node has", backend.pods.pods().len());
-    gauge(
-        &mut out,
-        "kubelet_running_containers",
-        "Number of containers that the runtime has figures of",
-        running,
-    );
-    if let Some(dns) = &backend.dns {
-        out.push_str(&dns.render());
-    }
-    exposition(out)
-}
-
-fn gauge(out: &mut String, name: &str, help: &str, value: usize) {
-    // Writing to a string cannot fail.
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
-}
-
 /// `/metrics/resource`: usage in the form that the metrics server scrapes.
 pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
     let all = match used(backend).await {
@@ -117,6 +92,7 @@ pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
     let node = Node::now();
     let mut out = String::new();
     let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
+    // Writing to a string cannot fail.
     let _ = writeln!(
         out,
         "# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total {}",

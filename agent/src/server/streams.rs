@@ -12,24 +12,13 @@ use crate::runtime::Body;
 
 pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<Incoming>) -> Response<Body> {
     let query = request.uri().query().unwrap_or_default().to_owned();
-    let container_id = match running(backend, target).await {
-        Ok(id) => id,
-        Err(refused) => return refused.answer(),
-    };
-    let tty = flag(&query, &["tty"]);
-    let wanted = cri::ExecRequest {
-        container_id,
-        cmd: values(&query, &["command"]).collect(),
-        tty,
-        stdin: flag(&query, &["input", "stdin"]),
-        stdout: flag(&query, &["output", "stdout"]),
-        // A terminal has one output.
-        stderr: flag(&query, &["error", "stderr"]) && !tty,
-    };
-    if !wanted.stdin && !wanted.stdout && !wanted.stderr {
-        return text(StatusCode::BAD_REQUEST, "you must specify at least 1 of stdin, stdout, stderr");
-    }
-    match backend.runtime.exec(wanted).await {
+    let cri::AttachRequest { container_id, stdin, tty, stdout, stderr } =
+        match streams_of(backend, target, &query).await {
+            Ok(streams) => streams,
+            Err(refused) => return refused.answer(),
+        };
+    let cmd = values(&query, &["command"]).collect();
+    match backend.runtime.exec(cri::ExecRequest { container_id, cmd, tty, stdin, stdout, stderr }).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
         Err(error) => Refused::by_runtime(&error).answer(),
     }
@@ -37,25 +26,33 @@ pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<In
 
 pub(super) async fn attach(backend: &Backend, target: &Target, request: Request<Incoming>) -> Response<Body> {
     let query = request.uri().query().unwrap_or_default().to_owned();
-    let container_id = match running(backend, target).await {
-        Ok(id) => id,
+    let streams = match streams_of(backend, target, &query).await {
+        Ok(streams) => streams,
         Err(refused) => return refused.answer(),
     };
-    let tty = flag(&query, &["tty"]);
-    let wanted = cri::AttachRequest {
-        container_id,
-        tty,
-        stdin: flag(&query, &["input", "stdin"]),
-        stdout: flag(&query, &["output", "stdout"]),
-        stderr: flag(&query, &["error", "stderr"]) && !tty,
-    };
-    if !wanted.stdin && !wanted.stdout && !wanted.stderr {
-        return text(StatusCode::BAD_REQUEST, "you must specify at least 1 of stdin, stdout, stderr");
-    }
-    match backend.runtime.attach(wanted).await {
+    match backend.runtime.attach(streams).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
         Err(error) => Refused::by_runtime(&error).answer(),
     }
+}
+
+/// The container of a request and the streams of its query, which exec and attach share.
+async fn streams_of(backend: &Backend, target: &Target, query: &str) -> Result<cri::AttachRequest, Refused> {
+    let container_id = running(backend, target).await?;
+    let tty = flag(query, &["tty"]);
+    let streams = cri::AttachRequest {
+        container_id,
+        tty,
+        stdin: flag(query, &["input", "stdin"]),
+        stdout: flag(query, &["output", "stdout"]),
+        // A terminal has one output.
+        stderr: flag(query, &["error", "stderr"]) && !tty,
+    };
+    if !streams.stdin && !streams.stdout && !streams.stderr {
+        let why = "you must specify at least 1 of stdin, stdout, stderr";
+        return Err(Refused(StatusCode::BAD_REQUEST, why.to_owned()));
+    }
+    Ok(streams)
 }
 
 pub(super) async fn port_forward(

@@ -1,14 +1,19 @@
 //! Tests of the server with TLS connections to a port of its own.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::core::v1::NodeSystemInfo;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
+use crate::node::NodeFacts;
 use crate::runtime::{Proxy, Remote};
+use crate::volume::ClaimUsage;
 
 struct Pods(Vec<Arc<Pod>>);
 
@@ -19,6 +24,24 @@ impl PodView for Pods {
 
     fn probes(&self) -> String {
         "prober_probe_total 1\n".to_owned()
+    }
+}
+
+/// A machine with 2 processors and 1 MiB of memory.
+pub(super) fn facts() -> NodeFacts {
+    let capacity = [("cpu", "2"), ("memory", "1Mi")];
+    NodeFacts {
+        name: "n1".to_owned(),
+        ips: Vec::new(),
+        capacity: capacity.map(|(name, value)| (name.to_owned(), Quantity(value.to_owned()))).into(),
+        allocatable: BTreeMap::new(),
+        local_volume_kib: None,
+        info: NodeSystemInfo {
+            boot_id: "b".to_owned(),
+            machine_id: "m".to_owned(),
+            system_uuid: "s".to_owned(),
+            ..NodeSystemInfo::default()
+        },
     }
 }
 
@@ -117,6 +140,11 @@ impl Running {
             configuration: Arc::new(serde_json::json!({"kind": "KubeletConfiguration", "maxPods": 110})),
             logs: LogWatches::open(),
             ends: Arc::default(),
+            metrics: Arc::default(),
+            claims: ClaimUsage::new(dir.join("pods")),
+            identity: crate::config::Identity::Files(PathBuf::new(), PathBuf::new()),
+            network: None,
+            facts: Arc::new(facts()),
             dns: None,
         };
         let shutdown = CancellationToken::new();
@@ -212,6 +240,27 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(bearer("/metrics/probes", "good").await, "403");
     let probes = server.get("/metrics/probes", Some(server.authority.issue("scraper", "x"))).await;
     assert_eq!(probes.expect("an answer").1, "prober_probe_total 1\n");
+}
+
+#[tokio::test]
+async fn metrics_are_served_while_the_runtime_fails_and_count_all_requests() {
+    let server = Running::start("metrics", Vec::new()).await;
+    assert_eq!(server.status("/pods", None).await.as_deref(), Some("401"));
+    assert_eq!(server.status("/unknown/text", None).await.as_deref(), Some("401"));
+    let scraped = server.get("/metrics", Some(server.authority.issue("scraper", "x"))).await;
+    let text = scraped.expect("an answer").1;
+    let count = |path: &str| {
+        let labels =
+            format!("long_running=\"false\",method=\"GET\",path=\"{path}\",server_type=\"readwrite\"");
+        text.contains(&format!("\nkubelet_http_requests_total{{{labels}}} 1\n"))
+    };
+    assert!(count("pods") && count("other"), "{text}");
+    assert!(text.contains("\nkubelet_node_name{node=\"n1\"} 1\n"), "{text}");
+    assert!(text.contains("\nprocess_start_time_seconds "), "{text}");
+    let checks = server.get("/metrics/slis", Some(server.authority.issue("scraper", "x"))).await;
+    let checks = checks.expect("an answer").1;
+    assert!(checks.ends_with("\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"), "{checks}");
+    assert!(!text.contains("unknown/text") && !text.contains("kubelet_running_pods"), "{text}");
 }
 
 #[tokio::test]

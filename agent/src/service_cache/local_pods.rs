@@ -57,7 +57,7 @@ impl LocalPods {
     pub(super) fn put(&mut self, pod: &LocalPod<'_>) -> Vec<Change> {
         let mut changes = Vec::new();
         if self.addresses.get(pod.uid) != Some(&pod.addresses) {
-            changes = self.take_except(pod.uid, &pod.addresses);
+            changes = self.remove_except(pod.uid, &pod.addresses);
             self.addresses.insert(pod.uid.into(), pod.addresses.clone());
         }
         for address in &pod.addresses {
@@ -74,13 +74,13 @@ impl LocalPods {
     }
 
     /// Removes a pod.
-    pub(super) fn take(&mut self, uid: &str) -> Vec<Change> {
-        let changes = self.take_except(uid, &[]);
+    pub(super) fn remove(&mut self, uid: &str) -> Vec<Change> {
+        let changes = self.remove_except(uid, &[]);
         self.addresses.remove(uid);
         changes
     }
 
-    fn take_except(&mut self, uid: &str, kept: &[IpAddr]) -> Vec<Change> {
+    fn remove_except(&mut self, uid: &str, kept: &[IpAddr]) -> Vec<Change> {
         let before = self.addresses.get(uid).map(Vec::as_slice).unwrap_or_default();
         let mut changes = Vec::new();
         for address in before.iter().filter(|address| !kept.contains(address)) {
@@ -116,8 +116,8 @@ mod tests {
         let unready = [at("10.0.0.1", false), at("fd00::1", false)];
         assert_eq!(pods.put(&pod("a", &["10.0.0.1", "fd00::1"], false)), unready);
         assert_eq!(pods.put(&pod("a", &["10.0.0.1"], false)), [at("fd00::1", true)], "it lost an address");
-        assert_eq!(pods.take("a"), [at("10.0.0.1", true)]);
-        assert_eq!(pods.take("a"), []);
+        assert_eq!(pods.remove("a"), [at("10.0.0.1", true)]);
+        assert_eq!(pods.remove("a"), []);
     }
 
     #[test]
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(pods.put(&former()), [at("10.0.0.1", false)]);
         assert_eq!(pods.put(&pod("b", &["10.0.0.1"], true)), [at("10.0.0.1", true)]);
         assert_eq!(pods.put(&former()), []);
-        assert_eq!(pods.take("a"), []);
+        assert_eq!(pods.remove("a"), []);
         assert_eq!(pods.put(&pod("b", &["10.0.0.1"], false)), [at("10.0.0.1", false)]);
     }
 

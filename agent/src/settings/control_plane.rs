@@ -35,7 +35,7 @@ settings! {
     /// Ranges of service addresses, at most one of each family. The first one has the default family.
     service_cidr: Vec<IpNetwork>
         = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR", also "service-cluster-ip-range";
-    /// Ports from which services get node ports.
+    /// Ports from which services get node ports. Load balancers at the addresses of nodes cannot have them.
     service_node_port_range: PortRange = default "30000-32767", "PORT-PORT";
     /// Prefix length of a node's IPv4 range.
     node_cidr_mask_size_ipv4: u8 = default "24", "LENGTH";

@@ -31,7 +31,7 @@ pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
             value.is_empty() || is_name(value),
             "node-labels: {value:?} of {key} is not a label value: at most 63 letters, digits, '-', '_' and '.'"
         );
-        let is_reserved = ["kubernetes.io", "k8s.io"]
+        let is_reserved = ["kubernetes.io", "k8s.io", "coracle.dev"]
             .iter()
             .any(|reserved| domain == *reserved || domain.ends_with(&format!(".{reserved}")));
         let is_allowed = ALLOWED.contains(&key.as_str())
@@ -40,7 +40,7 @@ pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
                 .any(|allowed| domain == *allowed || domain.ends_with(&format!(".{allowed}")));
         anyhow::ensure!(
             !is_reserved || is_allowed,
-            "node-labels: a node cannot set {key} on itself; use a label outside kubernetes.io, or set it with kubectl label node"
+            "node-labels: a node cannot set {key} on itself; use a label outside kubernetes.io and coracle.dev, or set it with kubectl label node"
         );
     }
     Ok(())
@@ -98,6 +98,7 @@ mod tests {
             ("node-role.kubernetes.io/control-plane", ""),
             ("node-restriction.kubernetes.io/x", "y"),
             ("kubernetes.io/x", "y"),
+            ("coracle.dev/enable-lb", "true"),
         ] {
             assert!(of(key, value).is_err(), "{key}={value}");
         }

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use super::field::{Field, ValueKind, variable};
 use super::kubelet::reference as kubelet_fields;
-use super::{ControlPlaneSettings, FeatureSettings, LogSettings, NodeSettings, Places, RuntimeSettings};
+use super::{
+    ControlPlaneSettings, FeatureSettings, LogSettings, NodeSettings, PathSettings, RuntimeSettings,
+};
 use crate::settings::table::Table as _;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
@@ -54,7 +56,7 @@ the kubelet's file are given by flags and environment variables.
 fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
     let groups: [(&str, &str, &[Field]); 6] = [
-        ("Files and directories", Places::KEY, Places::FIELDS),
+        ("Files and directories", PathSettings::KEY, PathSettings::FIELDS),
         ("Log", LogSettings::KEY, LogSettings::FIELDS),
         ("Feature gates", FeatureSettings::KEY, FeatureSettings::FIELDS),
         ("Node", NodeSettings::KEY, NodeSettings::FIELDS),

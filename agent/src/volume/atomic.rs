@@ -19,18 +19,19 @@ use super::payload::{File, Payload};
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 
-/// Replaces the content of the volume's directory. Does nothing if it has this content.
+/// Replaces the content of the volume's directory. If it has this content, only the rest of an interrupted replacement is
+/// removed.
 pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Result<(), SetUpError> {
     if let Some(bad) = payload.keys().find(|path| !is_inside(path)) {
         return Err(SetUpError::Path(bad.clone()));
     }
     let old = fs::read_link(volume.join(DATA)).ok();
     let tops: BTreeSet<&str> = payload.keys().map(|path| top(path)).collect();
-    let current = old.as_ref().map(|old| volume.join(old));
-    if current.is_some_and(|dir| has_payload(&dir, payload))
+    if let Some(name) = old.as_deref().and_then(Path::to_str)
+        && has_payload(&volume.join(name), payload)
         && tops.iter().all(|top| volume.join(top).is_symlink())
     {
-        return Ok(());
+        return remove_others(volume, name, &tops);
     }
     let name = format!("..{}", jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S.%f"));
     let dir = volume.join(&name);
@@ -216,6 +217,20 @@ mod tests {
         write(&volume.0, &payload(&[("a", "1")]), None).expect("again");
         assert_eq!(volume.shows("a").as_deref(), Some("1"));
         assert_eq!(volume.names(), ["..data", "a"]);
+    }
+
+    #[test]
+    fn content_that_a_crash_left_is_removed_though_the_new_content_is_complete() {
+        let volume = Scratch::new("rest");
+        write(&volume.0, &payload(&[("a", "1")]), None).expect("first");
+        // A crash after the rename: the former content, and the link of a removed key.
+        fs::create_dir(volume.0.join("..2000_01_01")).expect("former content");
+        fs::write(volume.0.join("..2000_01_01/b"), "removed secret").expect("former content");
+        symlink("..data/b", volume.0.join("b")).expect("former link");
+        write(&volume.0, &payload(&[("a", "1")]), None).expect("again");
+        assert_eq!(volume.names(), ["..data", "a"]);
+        assert_eq!(volume.shows("a").as_deref(), Some("1"));
+        assert_eq!(fs::read_dir(&volume.0).expect("volume").count(), 3, "one directory of content");
     }
 
     #[test]

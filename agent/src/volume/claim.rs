@@ -7,11 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use coracle_values::node_selector::term_matches;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Volume};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use kube::Api;
 
 use super::error::{SetUpError, VolumeError};
-use super::{Mounted, Target, host_path, local, nfs};
+use super::{Mounted, Target, host_path, local, mounts, nfs};
 
 /// The claim of a volume.
 struct Claim {
@@ -22,22 +22,41 @@ struct Claim {
 
 /// Mounts a volume that refers to a claim. `None`: the volume has no claim.
 pub(super) async fn mount(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
-    let claim = claim_of(target, volume)?;
+    let claim = claim_of(target.pod, volume)?;
     Some(mount_claim(target, &volume.name, &claim).await)
 }
 
-fn claim_of(target: &Target<'_>, volume: &Volume) -> Option<Claim> {
+fn claim_of(pod: &Pod, volume: &Volume) -> Option<Claim> {
     if let Some(named) = &volume.persistent_volume_claim {
         let read_only = named.read_only == Some(true);
         return Some(Claim { name: named.claim_name.clone(), read_only, is_ephemeral: false });
     }
     volume.ephemeral.as_ref()?;
-    let pod = target.pod.metadata.name.as_deref().unwrap_or_default();
+    let pod = pod.metadata.name.as_deref().unwrap_or_default();
     Some(Claim { name: format!("{pod}-{}", volume.name), read_only: false, is_ephemeral: true })
 }
 
+/// The record of a claim's volume, in the pod's directory.
+fn record_of(pod_dir: &Path, volume: &str) -> PathBuf {
+    pod_dir.join("claims").join(format!("{volume}.json"))
+}
+
+/// The claim of a volume, and the directory of a local volume or of a mounted NFS export. None for others. Does not
+/// access the volume.
+pub(super) fn measured(pods_dir: &Path, pod: &Pod, volume: &Volume) -> Option<(String, PathBuf)> {
+    let claim = claim_of(pod, volume)?;
+    let dir = pods_dir.join(pod.metadata.uid.as_deref()?);
+    let source = read(&record_of(&dir, &volume.name))?.spec?;
+    if let Some(local) = source.local {
+        return Some((claim.name, local.path.into()));
+    }
+    source.nfs.as_ref()?;
+    let path = dir.join("volumes").join(nfs::PLUGIN).join(&volume.name);
+    mounts::is_mount_point(&path).ok()?.then_some((claim.name, path))
+}
+
 async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result<Mounted, VolumeError> {
-    let record = target.ctx.pod_dir(target.uid).join("claims").join(format!("{volume}.json"));
+    let record = record_of(&target.ctx.pod_dir(target.uid), volume);
     let recorded = read(&record);
     let health = &target.ctx.shared.health;
     let found =

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::pod_resources::Side;
 use coracle_values::quantity::{millis_of, value_of};
-use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, Pod, ResourceFieldSelector};
+use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// Why a downward API item has no content.
@@ -87,38 +88,60 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// A resource in units of its divisor, rounded up. The node's resource replaces a missing limit.
 fn resource(
     pod: &Pod,
     node: &BTreeMap<String, Quantity>,
     selector: &ResourceFieldSelector,
 ) -> Result<String, FieldError> {
     let name = selector.container_name.as_deref().unwrap_or_default();
-    let unknown = || FieldError::Resource(selector.resource.clone());
     let spec = pod.spec.as_ref().ok_or_else(|| FieldError::Container(name.to_owned()))?;
     let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let container =
         containers.find(|c| c.name == name).ok_or_else(|| FieldError::Container(name.to_owned()))?;
-    let (side, resource) = selector.resource.split_once('.').ok_or_else(unknown)?;
-    if !matches!(resource, "cpu" | "memory" | "ephemeral-storage") && !resource.starts_with("hugepages-") {
-        return Err(unknown());
+    container_resource(pod, container, node, selector)
+        .ok_or_else(|| FieldError::Resource(selector.resource.clone()))
+}
+
+/// A resource of a container in units of its divisor, rounded up. The pod's limit or the node's allocatable amount
+/// replaces a missing limit, except of huge pages, which are never overcommitted. None if the resource is not available.
+pub(crate) fn container_resource(
+    pod: &Pod,
+    container: &Container,
+    node: &BTreeMap<String, Quantity>,
+    selector: &ResourceFieldSelector,
+) -> Option<String> {
+    let (side, name) = selector.resource.split_once('.')?;
+    let is_overcommitted = matches!(name, "cpu" | "memory" | "ephemeral-storage");
+    if !is_overcommitted && !name.starts_with("hugepages-") {
+        return None;
     }
-    let resources = container.resources.as_ref();
-    let value = match side {
-        "limits" => resources
-            .and_then(|r| r.limits.as_ref())
-            .and_then(|l| l.get(resource))
-            .or_else(|| node.get(resource)),
-        "requests" => resources.and_then(|r| r.requests.as_ref()).and_then(|l| l.get(resource)),
-        _ => return Err(unknown()),
-    };
     // Only CPU has divisors below one.
-    let amount = if resource == "cpu" { millis_of } else { value_of };
-    let whole = if resource == "cpu" { 1000 } else { 1 };
+    let amount = if name == "cpu" { millis_of } else { value_of };
+    let whole = if name == "cpu" { 1000 } else { 1 };
+    let own = |side: Side| side.get(container.resources.as_ref(), name).map_or(0, amount);
+    let of_pod = || {
+        // A pod as a whole has no limit of ephemeral storage.
+        let resources = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+        Side::Limits.get(resources.filter(|_| name != "ephemeral-storage"), name).map(amount)
+    };
+    let value = match side {
+        "limits" => match own(Side::Limits) {
+            0 if is_overcommitted => {
+                let limit = of_pod().filter(|limit| *limit > 0);
+                limit.unwrap_or_else(|| node.get(name).map_or(0, amount))
+            }
+            limit => limit,
+        },
+        // The API server sets a missing request to the limit. A pod of a manifest has no such default.
+        "requests" => match Side::Requests.get(container.resources.as_ref(), name) {
+            Some(request) => amount(request),
+            None => own(Side::Limits),
+        },
+        _ => return None,
+    };
     let divisor = selector.divisor.as_ref().map_or(0, amount);
     let divisor = if divisor > 0 { divisor } else { whole };
-    let value = value.map_or(0, amount);
-    Ok((value / divisor + i64::from(value % divisor != 0)).to_string())
+    Some((value / divisor + i64::from(value % divisor != 0)).to_string())
 }
 
 #[cfg(test)]
@@ -156,7 +179,35 @@ mod tests {
         assert_eq!(resource("limits.cpu", "1m").as_deref(), Ok("250"));
         assert_eq!(resource("requests.memory", "2Mi").as_deref(), Ok("2"));
         assert_eq!(resource("limits.memory", "1Mi").as_deref(), Ok("1024"));
-        assert_eq!(resource("requests.cpu", "1").as_deref(), Ok("0"));
+        assert_eq!(resource("requests.cpu", "1m").as_deref(), Ok("250"), "the limit is the default");
+        assert_eq!(resource("requests.ephemeral-storage", "1").as_deref(), Ok("0"));
         assert_eq!(resource("limits.gpu", "1"), Err(FieldError::Resource("limits.gpu".to_owned())));
+    }
+
+    #[test]
+    fn a_missing_limit_is_that_of_the_pod_or_of_the_node() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "resources": {"limits": {"cpu": "3", "hugepages-2Mi": "8Mi"}},
+            "containers": [{"name": "c", "resources": {"limits": {"memory": "0"}}}]}}))
+        .unwrap();
+        let node = ["cpu", "memory", "ephemeral-storage", "hugepages-2Mi"];
+        let node = node.into_iter().zip(["4", "1Gi", "5Gi", "6Mi"]);
+        let node = node.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).collect();
+        let shown = |resource: &str| {
+            let selector = ResourceFieldSelector { resource: resource.to_owned(), ..Default::default() };
+            container_resource(&pod, &pod.spec.as_ref().unwrap().containers[0], &node, &selector)
+        };
+        for (resource, expected) in [
+            ("limits.cpu", Some("3")),
+            ("limits.memory", Some("1073741824")),
+            ("limits.ephemeral-storage", Some("5368709120")),
+            ("limits.hugepages-2Mi", Some("0")),
+            ("requests.ephemeral-storage", Some("0")),
+            ("limits.pods", None),
+            ("limits", None),
+            ("other.cpu", None),
+        ] {
+            assert_eq!(shown(resource).as_deref(), expected, "{resource}");
+        }
     }
 }

@@ -39,10 +39,15 @@ fn is_shared(mountinfo: &str, path: &Path) -> bool {
     })
 }
 
-/// Mounts a tmpfs on a directory that is not on one: its content must not reach a disk.
+/// Mounts a tmpfs on a directory: its content must not reach a disk. It is a file system of its own, with the kernel's
+/// limit of half of the memory: pods determine its size, and must not fill the `/run` of the machine.
+///
+/// Files that an earlier version has put on another tmpfs stay there: a mount would hide them.
 pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
     super::make_private(dir)?;
-    if !is_tmpfs(dir)? {
+    let canonical = dir.canonicalize()?;
+    let is_mounted = mount_points(&canonical)?.contains(&canonical);
+    if !is_mounted && (!is_tmpfs(dir)? || names(dir).is_empty()) {
         mount_tmpfs(dir, "mode=0750")?;
     }
     super::ownership::chmod(dir, 0o750)
@@ -57,8 +62,11 @@ pub(super) fn ensure_tmpfs(dir: &Path, options: &str) -> io::Result<()> {
     mount_tmpfs(dir, options)
 }
 
+/// Mounts a tmpfs whose files are not written to the swap space. Linux 6.4 has the option. Other kernels refuse it; then
+/// the files may be swapped out.
 fn mount_tmpfs(dir: &Path, options: &str) -> io::Result<()> {
-    mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(options))?;
+    let attempt = |options: &str| mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(options));
+    attempt(&format!("{options},noswap")).or_else(|_unknown| attempt(options))?;
     Ok(())
 }
 
@@ -159,6 +167,50 @@ mod tests {
     fn mount_points_are_unescaped() {
         let line = r"36 35 98:0 /mnt1 /mnt\0402/a\134b rw,noatime master:1 - ext3 /dev/root rw";
         assert_eq!(mount_point(line), Some(PathBuf::from(r"/mnt 2/a\b")));
+    }
+
+    /// Runs in a mount namespace of its own.
+    fn apart<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
+                mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).expect("private mounts");
+                run()
+            });
+            thread.join().expect("the thread")
+        })
+    }
+
+    #[test]
+    fn a_directory_on_a_tmpfs_gets_a_file_system_of_its_own_unless_it_has_files() {
+        let place = tempfile::tempdir().expect("directory");
+        let outcome = apart(|| {
+            mount_tmpfs(place.path(), "mode=0755").expect("mount");
+            let (new, old) = (place.path().join("new"), place.path().join("old"));
+            fs::create_dir_all(old.join("pod")).expect("files of an earlier version");
+            for dir in [&new, &new, &old] {
+                ensure_memory(dir).expect("prepare");
+            }
+            let count = |dir: &Path| mount_points(&dir.canonicalize().expect("path")).expect("mounts").len();
+            (count(&new), count(&old), old.join("pod").exists())
+        });
+        assert_eq!(outcome, (1, 0, true));
+    }
+
+    #[test]
+    fn a_tmpfs_is_not_swapped_out_if_the_kernel_has_the_option() {
+        let place = tempfile::tempdir().expect("directory");
+        let (is_set, has_option, mode) = apart(|| {
+            let dir = place.path().canonicalize().expect("path");
+            ensure_tmpfs(&dir, "mode=0700,size=65536").expect("mount");
+            let table = fs::read_to_string(MOUNTINFO).expect("mounts");
+            let line =
+                table.lines().find(|line| mount_point(line).as_ref() == Some(&dir)).expect("the mount");
+            let attempt = mount(Some("tmpfs"), &dir, Some("tmpfs"), MsFlags::empty(), Some("noswap"));
+            (line.contains("noswap"), attempt.is_ok(), line.contains("size=64k") && line.contains("mode=700"))
+        });
+        assert_eq!(is_set, has_option);
+        assert!(mode, "the other options hold");
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Tokens {
                 self.keep(&key, pod, &issued);
                 Ok(issued.to_token(now))
             }
-            Err(error) => match held.filter(|held| is_unavailable(&error) || !held.is_over(now)) {
+            Err(error) => match held.filter(|held| is_unavailable(&error) || !held.is_expired(now)) {
                 Some(held) => {
                     let (uid, error) = (pod.metadata.uid.as_deref(), chain(&error));
                     tracing::warn!(error, uid, "cannot renew a service-account token, trying again");
@@ -115,7 +115,7 @@ impl Tokens {
     fn reuse_expiring(&self, ctx: &VolumeContext, of: TokenOf<'_>, held: &Issued, now: Timestamp) -> Token {
         let TokenOf { pod, key } = of;
         self.keep(key, pod, held);
-        let is_first_report = held.is_over(now)
+        let is_first_report = held.is_expired(now)
             && lock(&self.held)
                 .get_mut(key)
                 .is_some_and(|held| !std::mem::replace(&mut held.is_expiry_reported, true));
@@ -189,7 +189,7 @@ impl Issued {
         age >= self.lifetime() || age < -60
     }
 
-    fn is_over(&self, now: Timestamp) -> bool {
+    fn is_expired(&self, now: Timestamp) -> bool {
         now.as_second() >= self.ends
     }
 

@@ -1,4 +1,4 @@
-//! Reading the sets whose elements rules add.
+//! Reading the sets whose elements rules add, and the counters of rules.
 
 use std::collections::HashMap;
 use std::io;
@@ -42,6 +42,30 @@ pub fn dynamic_elements(channel: &mut Channel, table: &str) -> io::Result<HashMa
     Ok(all)
 }
 
+/// The number of packets that the counters in the rules of a table have counted together. `None` without a counter.
+///
+/// # Errors
+/// When the socket fails.
+pub fn counted_packets(channel: &mut Channel, table: &str) -> io::Result<Option<u64>> {
+    let mut sum = None;
+    channel.dump(Verb::GetRule, &Attributes::default().text(1, table), |message| {
+        for packets in counters(message, table) {
+            sum = Some(sum.unwrap_or(0_u64).saturating_add(packets));
+        }
+    })?;
+    Ok(sum)
+}
+
+/// The packets of each counter in a rule of the table.
+fn counters(message: &[u8], table: &str) -> impl Iterator<Item = u64> {
+    let rule = body(message, Verb::NewRule).filter(|rule| text(rule, 1) == Some(table));
+    let expressions = rule.and_then(|rule| member(rule, 4)).unwrap_or_default();
+    attributes(expressions).filter_map(|(_, expression)| {
+        let data = member(expression, 2).filter(|_| text(expression, 1) == Some("counter"))?;
+        Some(u64::from_be_bytes(member(data, 2)?.try_into().ok()?))
+    })
+}
+
 fn error_of(message: &[u8]) -> Option<io::Error> {
     let errno = errno_of(message);
     (kind_of(message) == NLMSG_ERROR && errno > 0).then(|| io::Error::from_raw_os_error(errno))
@@ -69,6 +93,10 @@ fn members(message: &[u8]) -> Vec<Element> {
         Some(Element { key: Key::of_bytes(key), value: None, expires: Some(expires) })
     };
     attributes(list).filter_map(|(_, bytes)| element(bytes)).collect()
+}
+
+fn text(of: &[u8], kind: u16) -> Option<&str> {
+    std::str::from_utf8(member(of, kind)?).ok().map(|text| text.trim_end_matches('\0'))
 }
 
 fn member(of: &[u8], kind: u16) -> Option<&[u8]> {

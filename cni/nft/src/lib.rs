@@ -20,7 +20,7 @@ mod transaction;
 mod watch;
 
 pub use data::Verdict;
-pub use dump::dynamic_elements;
+pub use dump::{counted_packets, dynamic_elements};
 pub use element::{Element, Key, Value};
 pub use event::{Change, changes};
 pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::nft::{Mapping, Plan};
 use crate::port_condition::Condition;
-use crate::ports::PortMapping;
+use crate::ports::{HostPorts, PortMapping};
 use crate::spec::request::Request;
 use crate::sysctl;
 
@@ -151,9 +151,9 @@ pub(super) fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
 
 /// Refuses a host port that another attachment holds on an overlapping address.
 pub(super) fn check_ports<'a>(wanted: &Claim, others: impl Iterator<Item = &'a Claim>) -> Result<(), Error> {
+    let ports = HostPorts::of(&wanted.ports);
     for other in others {
-        let clash = wanted.ports.iter().find(|port| other.ports.iter().any(|held| held.conflicts_with(port)));
-        if let Some(port) = clash {
+        if let Some(port) = other.ports.iter().find_map(|held| ports.conflicting(held)) {
             let (protocol, owner) = (port.protocol.name(), other.id.clone());
             return Err(Error::HostPortTaken { port: port.host_port, protocol, owner });
         }

@@ -50,6 +50,19 @@ fn a_port_is_given_once_for_each_address() {
 }
 
 #[test]
+fn very_many_ports_are_compared_in_linear_time() {
+    let all = |ip: &str| -> Vec<PortMapping> { (1..60_000).map(|number| port(Some(ip), number)).collect() };
+    let held = claim("a", all("192.0.2.1"));
+    assert!(check_ports(&claim("b", all("192.0.2.2")), [&held].into_iter()).is_ok());
+    let of_many = |last: u8| -> Vec<PortMapping> {
+        let addresses = (0..60_000).map(|at| format!("10.{}.{}.{last}", at / 256, at % 256));
+        addresses.map(|address| port(Some(address.as_str()), 1)).collect()
+    };
+    let held = claim("a", of_many(1));
+    assert!(check_ports(&claim("b", of_many(2)), [&held].into_iter()).is_ok());
+}
+
+#[test]
 fn networks_are_masqueraded_once_for_all_their_members() {
     let member = |id: &str| Claim {
         id: id.into(),
@@ -57,6 +70,18 @@ fn networks_are_masqueraded_once_for_all_their_members() {
         ..Claim::default()
     };
     assert_eq!(plan([&member("a"), &member("b")].into_iter()).masquerade.len(), 1);
+}
+
+#[test]
+fn a_claim_that_cannot_be_read_is_an_error_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = dir.path().join("firewall");
+    fs::create_dir(&claims).unwrap();
+    // Reading it fails with ELOOP.
+    let path = claims.join("a.json");
+    std::os::unix::fs::symlink("a.json", &path).unwrap();
+    assert!(Firewall::open("t", dir.path(), false).is_err());
+    assert!(fs::symlink_metadata(&path).is_ok());
 }
 
 /// The table as nft lists it, in the network namespace of this thread.
@@ -89,7 +114,7 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         // Killed after it has removed the claim's file: the table still has the port.
         let (state, lock) = killed.lock().unwrap();
         killed.mark().unwrap();
-        remove(&killed.path(&claim("a", Vec::new()).key())).unwrap();
+        remove_file(&killed.path(&claim("a", Vec::new()).key())).unwrap();
         drop((state, lock));
         assert!(listed("t").contains("tcp . 1 : 10.1.0.5 . 80"));
         process().remove(&claim("a", Vec::new())).unwrap();

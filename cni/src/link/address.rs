@@ -35,7 +35,7 @@ impl Links {
             of_link(link.index).map_err(failed("list addresses of", &link.name))?
         } else {
             let request = self.handle.address().get().set_link_index_filter(link.index);
-            let _alone = self.listing.lock().await;
+            let _guard = self.dump_lock.lock().await;
             request.execute().try_collect().await.map_err(failed("list addresses of", &link.name))?
         };
         let present = all.into_iter().filter_map(Present::of);
@@ -116,7 +116,7 @@ impl Links {
         } else {
             RouteMessageBuilder::<Ipv6Addr>::new().build()
         };
-        let _alone = self.listing.lock().await;
+        let _guard = self.dump_lock.lock().await;
         let found: Vec<RouteMessage> = self
             .handle
             .route()

@@ -125,7 +125,7 @@ impl Links {
     /// Rate of the link's bucket in bytes per second. `None` without a bucket.
     pub(crate) async fn bucket_rate(&self, link: &Link) -> Result<Option<u64>, Error> {
         let index = i32::try_from(link.index).unwrap_or_default();
-        let _alone = self.listing.lock().await;
+        let _guard = self.dump_lock.lock().await;
         let all: Vec<TcMessage> = self
             .handle
             .qdisc()

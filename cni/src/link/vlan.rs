@@ -58,8 +58,8 @@ impl Vlans {
         members
     }
 
-    /// Whether a port has the desired memberships.
-    pub(crate) fn are(&self, present: &[Member]) -> bool {
+    /// Whether a port has the desired memberships, and no others.
+    pub(crate) fn match_exactly(&self, present: &[Member]) -> bool {
         let wanted = self.members();
         wanted.iter().all(|member| present.contains(member))
             && (self.keep_default || present.len() == wanted.len())
@@ -112,7 +112,7 @@ impl Links {
     /// The VLANs of a port.
     pub(crate) async fn vlans(&self, port: &Link) -> Result<Vec<Member>, Error> {
         let ports: Vec<LinkMessage> = {
-            let _alone = self.listing.lock().await;
+            let _guard = self.dump_lock.lock().await;
             let list =
                 self.handle.link().get().set_filter_mask(AddressFamily::Bridge, vec![LinkExtentMask::Brvlan]);
             list.execute().try_collect().await.map_err(failed("list the VLANs of", &port.name))?
@@ -171,8 +171,15 @@ mod tests {
         let own = Member { vlan: 100, native: true, untagged: true };
         let default = Member { vlan: 1, native: false, untagged: true };
         let mut wanted = vlans(Some(100), &[]);
-        assert!(wanted.are(&[own]) && !wanted.are(&[own, default]) && !wanted.are(&[default]));
+        assert!(
+            wanted.match_exactly(&[own])
+                && !wanted.match_exactly(&[own, default])
+                && !wanted.match_exactly(&[default])
+        );
         wanted.keep_default = true;
-        assert!(wanted.are(&[default, own]) && !wanted.are(&[Member { native: false, ..own }]));
+        assert!(
+            wanted.match_exactly(&[default, own])
+                && !wanted.match_exactly(&[Member { native: false, ..own }])
+        );
     }
 }

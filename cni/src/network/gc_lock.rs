@@ -51,7 +51,7 @@ impl GcLock {
 
     /// Runs a GC. Returns `None` if it was cancelled for an attachment that waited too long.
     pub(super) async fn run<T>(&self, gc: impl Future<Output = T>) -> Option<T> {
-        let _alone = self.lock.write().await;
+        let _guard = self.lock.write().await;
         // Cancel-safe: dropping a GC kills its plugin, and the next GC starts from the beginning.
         tokio::select! {
             biased;

@@ -1,6 +1,7 @@
 //! Desired tables of the kernel for a set of peers, and the changes that lead to them. Pure.
 
 mod follow;
+mod owners;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -8,6 +9,7 @@ use std::net::IpAddr;
 use foldhash::fast::RandomState;
 pub(crate) use follow::Plan;
 use ipnetwork::IpNetwork;
+use owners::{Owners, PlannedRange};
 
 use super::range::{canonical, overlap, overlapping};
 use super::{Backend, Local, Mac, OverlayConfig, Peer, PeerKind};
@@ -108,8 +110,10 @@ pub(crate) struct DesiredState {
     /// Destination ranges of routes. They do not overlap.
     pub(crate) ranges: BTreeMap<IpNetwork, RangeOwner>,
     pub(crate) refused: Vec<(String, String)>,
-    /// Whether no two peers share a range or a forwarding entry: then the desired entries of one peer do not depend on
-    /// the others.
+    /// Hardware addresses of the forwarding entries.
+    announced: HashSet<(Port, Mac), RandomState>,
+    /// Whether no two peers share a range or a hardware address: then the desired entries of one peer do not depend on the
+    /// others.
     pub(crate) apart: bool,
 }
 
@@ -185,15 +189,6 @@ struct Planner<'a> {
     wanted: DesiredState,
 }
 
-/// The entries for one range of a peer.
-struct PlannedRange {
-    to: IpNetwork,
-    by: IpAddr,
-    answers: bool,
-    route: Route,
-    hop: Option<(Forward, Neighbour)>,
-}
-
 /// The desired entries for these peers, with the devices for all peers. `narrow` has peers with a smaller path MTU.
 pub(crate) fn wanted<'a>(
     node: &Node,
@@ -205,9 +200,14 @@ pub(crate) fn wanted<'a>(
     let mut planner =
         Planner { node, wanted: DesiredState { tables, apart: true, ..DesiredState::default() } };
     planner.reserve(peers.size_hint().1.unwrap_or_default());
-    for (name, peer) in peers {
-        planner.peer(name, peer, narrow.get(name).copied());
+    let plan =
+        |(name, peer): (&'a String, &'a Peer)| (name, planner.plan(name, peer, narrow.get(name).copied()));
+    let planned: Vec<_> = peers.map(plan).collect();
+    let owners = Owners::of(&planned);
+    for (name, ranges) in planned {
+        planner.add(name, ranges, &owners);
     }
+    planner.wanted.refused.sort_by(|(one, _), (other, _)| one.cmp(other));
     planner.wanted
 }
 
@@ -278,9 +278,11 @@ impl Planner<'_> {
         tables.forwards.reserve(ranges);
         tables.neighbours.reserve(ranges);
         tables.routes.reserve(ranges);
+        self.wanted.announced.reserve(ranges);
     }
 
-    fn peer(&mut self, name: &str, peer: &Peer, narrow: Option<u32>) {
+    /// Plans the ranges of a peer, independent of other peers.
+    fn plan(&mut self, name: &str, peer: &Peer, narrow: Option<u32>) -> Vec<PlannedRange> {
         let mut planned = Vec::with_capacity(peer.cidrs.len());
         for range in peer.cidrs.iter().copied().map(canonical) {
             match self.plan_range(peer, range, narrow) {
@@ -289,8 +291,17 @@ impl Planner<'_> {
                 Err(_not_in_use) => {}
             }
         }
-        let is_anothers = |(forward, _)| self.wanted.tables.forwards.contains(&forward);
-        self.wanted.apart &= !planned.iter().filter_map(|range| range.hop).any(is_anothers);
+        planned
+    }
+
+    /// Adds the entries for a peer, unless it announces the hardware address of another one.
+    fn add(&mut self, name: &str, planned: Vec<PlannedRange>, owners: &Owners<'_>) {
+        if let Some(owner) = planned.iter().find_map(|range| owners.another(name, range)) {
+            self.wanted.apart = false;
+            return self.refuse(name, format!("its hardware address is that of {owner}"));
+        }
+        let is_shared = |address| self.wanted.announced.contains(&address);
+        self.wanted.apart &= !planned.iter().filter_map(PlannedRange::announced).any(is_shared);
         planned.into_iter().for_each(|range| self.add_range(name, range));
     }
 
@@ -305,6 +316,7 @@ impl Planner<'_> {
         }
         let tables = &mut self.wanted.tables;
         if let Some((forward, Neighbour { port, ip, mac })) = hop {
+            self.wanted.announced.insert((forward.port, forward.mac));
             tables.forwards.insert(forward);
             tables.neighbours.insert((port, ip), mac);
         }

@@ -1,6 +1,6 @@
 //! Admission: mutating plugins in order, then validating plugins. Each plugin has its own file.
 //!
-//! A plugin returns at once unless it needs another server.
+//! A plugin returns immediately unless it calls another server.
 
 mod bootstrap_token;
 mod certificate;
@@ -66,16 +66,16 @@ pub(crate) struct Attributes<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
-    /// The subresource as the kind declares it.
+    /// The declaration of the subresource.
     pub(crate) declared: Option<&'a Subresource>,
     pub(crate) user: &'a User,
-    /// The stored object; `None` for a new one.
+    /// The stored object. `None` for a new object.
     pub(crate) old: Option<&'a Value>,
     /// Whether the request is a dry run: nothing is stored.
     pub(crate) dry_run: bool,
     /// Warnings for the client.
     pub(crate) warnings: &'a Warnings,
-    /// The cost of the expressions of the request.
+    /// The accumulated cost of the expressions of the request.
     pub(crate) cost: &'a RequestCost,
     /// The audit record, if the request is recorded.
     pub(crate) audit: Option<&'a Record>,
@@ -96,7 +96,7 @@ pub(crate) trait Admit: Send + Sync {
         Ok(())
     }
 
-    /// Accepts or refuses an object. For deletions it is the stored one.
+    /// Accepts or refuses an object. For a deletion this is the stored object.
     async fn validate(
         &self,
         _admission: &Admission,
@@ -106,7 +106,7 @@ pub(crate) trait Admit: Send + Sync {
         Ok(())
     }
 
-    /// Changes an object again, after a webhook has changed it. Local plugins repeat `mutate`.
+    /// Changes an object again after a webhook has changed it. Local plugins run `mutate` again.
     async fn reinvoke(
         &self,
         admission: &Admission,
@@ -116,19 +116,18 @@ pub(crate) trait Admit: Send + Sync {
         if self.is_local() { self.mutate(admission, attributes, object).await } else { Ok(()) }
     }
 
-    /// Whether the plugin is compiled in: it calls no other server and has no configuration in the API.
+    /// Whether the plugin is local: it calls no other server, and its rules are not objects of the API.
     fn is_local(&self) -> bool {
         true
     }
 
-    /// Whether the plugin also handles subresources with an object of their own, as `pods/binding`.
+    /// Whether the plugin also runs for subresources with their own object, such as `pods/binding`.
     fn handles_own_objects(&self) -> bool {
         !self.is_local()
     }
 }
 
-/// Creates missing namespaces by the write pipeline. The pipeline itself uses admission, so admission has only this
-/// trait.
+/// Creates missing namespaces through the write pipeline. A trait, because the write pipeline depends on admission.
 #[async_trait]
 pub(crate) trait CreateNamespace: Send + Sync {
     /// Creates a namespace. It is not an error if the namespace exists.
@@ -137,7 +136,7 @@ pub(crate) trait CreateNamespace: Send + Sync {
 
 /// The plugins that run.
 pub(crate) struct Plugins {
-    /// The chain, in order.
+    /// The plugins in the order of the chain.
     members: Vec<Box<dyn Admit>>,
     /// Whether requests are charged to the quotas of their namespace.
     pub(crate) charges_quota: bool,
@@ -152,16 +151,16 @@ pub(crate) struct Admission {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) namespaces: Box<dyn CreateNamespace>,
-    /// None without the plugin Initializers.
+    /// `None` without the plugin Initializers.
     pub(crate) initialization: Option<Arc<Initialization>>,
-    /// None without the plugin InitialResources.
+    /// `None` without the plugin InitialResources.
     pub(crate) usage_history: Option<Arc<UsageHistory>>,
     /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
     pub(crate) toleration_seconds: [i64; 2],
 }
 
 impl Operation {
-    /// As in rules and in reviews.
+    /// The name in rules and in reviews.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
@@ -173,17 +172,17 @@ impl Operation {
 }
 
 impl<'a> Attributes<'a> {
-    /// The subresource if the object of the request is of its kind, not of the resource's: a Binding, not a Pod.
+    /// The subresource, if the request's object is of the subresource's kind: for example a Binding instead of a Pod.
     pub(crate) fn own_object(&self) -> Option<&'a Subresource> {
         self.declared.filter(|declared| declared.kind != self.kind.kind && declared.name != "scale")
     }
 
-    /// Whether the request changes the resources of a pod by `/resize`.
+    /// Whether the request changes the resources of a pod through `/resize`.
     pub(crate) fn is_resize(&self) -> bool {
         self.operation == Operation::Update && self.subresource == "resize" && self.kind.is("", "Pod")
     }
 
-    /// Whether the request creates a pod, or changes one that is not initialized: its whole spec can change.
+    /// Whether the request creates a pod, or changes an uninitialized pod, whose whole spec can change.
     pub(crate) fn writes_new_pod(&self) -> bool {
         let is_uninitialized = || self.old.is_some_and(is_uninitialized);
         self.is(Operation::Create, "Pod") || (self.is(Operation::Update, "Pod") && is_uninitialized())
@@ -198,7 +197,7 @@ impl<'a> Attributes<'a> {
 
 impl Plugins {
     /// # Errors
-    /// The name of an unknown plugin, or an invalid configuration.
+    /// The name of a plugin is unknown, or a configuration is invalid.
     pub(crate) fn new(
         configs: PluginConfigs,
         selection: &PluginSelection,
@@ -230,7 +229,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs policies, webhooks and a few plugins for a subresource that has an object of its own. Returns the object.
+    /// Runs policies, webhooks and a few plugins for a subresource with its own object. Returns the object.
     pub(crate) async fn admit_subresource(
         &self,
         attributes: &Attributes<'_>,
@@ -245,8 +244,8 @@ impl Admission {
         Ok(object)
     }
 
-    /// Runs the local plugins again after a webhook has changed the object, and policies with
-    /// `reinvocationPolicy: IfNeeded`.
+    /// After a webhook has changed the object: runs the local plugins again, and policies with `reinvocationPolicy:
+    /// IfNeeded`.
     async fn reinvoke(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         for plugin in self.plugins.all() {
             plugin.reinvoke(self, attributes, object).await?;
@@ -254,7 +253,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs the local plugins again, after a policy has changed the object.
+    /// Runs the local plugins again after a policy has changed the object.
     async fn complete(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         for plugin in self.plugins.all().filter(|plugin| plugin.is_local()) {
             plugin.mutate(self, attributes, object).await?;
@@ -262,7 +261,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Whether the user has a permission besides that of the request.
+    /// Checks that the user has a permission in addition to that of the request.
     async fn authorize_also(&self, user: &User, verb: &str, resource: ResourceInfo) -> Result<()> {
         self.authorizers.authorize_also(&self.cache, user, verb, resource).await
     }

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// A request as it arrived.
+/// A request to forward.
 pub(crate) struct ForwardedRequest<'a> {
     pub(crate) user: &'a User,
     pub(crate) info: &'a RequestInfo,
@@ -26,7 +26,7 @@ pub(crate) struct ForwardedRequest<'a> {
     pub(crate) body: bytes::Bytes,
 }
 
-/// Sends a request on, and streams the response back. Upgrades are connected.
+/// Forwards a request, and streams the response to the client. Supports upgrades.
 pub(crate) async fn run(
     state: &State,
     remote: &Remote,
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     Ok(pass(answer))
 }
 
-/// Whether a response is a redirect. The client would follow it with its credentials (CVE-2022-3172).
+/// Whether a response is a redirect, which the client would follow with its credentials (CVE-2022-3172).
 fn is_redirect<T>(answer: &http::Response<T>) -> bool {
     answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION)
 }

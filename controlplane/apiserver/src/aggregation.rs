@@ -2,12 +2,12 @@
 //!
 //! | part | module |
 //! |---|---|
-//! | TLS, with the certificate by which the other server trusts the `X-Remote-*` headers | `client` |
-//! | sends requests on | `forward` |
-//! | group versions of others in discovery | `discovery` |
-//! | OpenAPI documents of others | `openapi`, `v3_conversion` |
-//! | API services of the group versions that this server serves itself | `controllers/api_services.rs` |
-//! | follows the API services of others, checks that they respond | `controllers/aggregation.rs` |
+//! | TLS, with the certificate for which the other server trusts the `X-Remote-*` headers | `client` |
+//! | sends requests | `forward` |
+//! | group versions of other servers in discovery | `discovery` |
+//! | OpenAPI documents of other servers | `openapi`, `v3_conversion` |
+//! | maintains the API services of the group versions that this server serves itself | `controllers/api_services.rs` |
+//! | watches the API services of other servers, checks that they respond | `controllers/aggregation.rs` |
 //! | forwards clients' requests | `aggregated.rs` |
 //!
 //! Only a cluster administrator may create API services. Requests go to endpoints of a Service, never to loopback or
@@ -45,11 +45,11 @@ pub(crate) struct Remote {
     /// Namespace, name and port of the service.
     service: (String, String, u16),
     version_priority: i64,
-    /// The TLS configuration, or why there is none.
+    /// The TLS configuration, or the reason why it is invalid.
     tls: Result<Arc<rustls::ClientConfig>, String>,
-    /// Target of the server: its service and TLS settings as text.
+    /// Identifies the connection: service and TLS settings as text.
     connection: String,
-    /// The APIResourceList of the last check. None: the server does not respond.
+    /// The APIResourceList of the last check. `None` if the server is unavailable.
     resources: Mutex<Option<Arc<Value>>>,
     documents: Arc<openapi::Documents>,
 }
@@ -57,7 +57,8 @@ pub(crate) struct Remote {
 // === impl Remotes ===
 
 impl Remotes {
-    /// The server of `/apis/<group>/<version>`, the paths below, and of the OpenAPI document of the group version.
+    /// The server for a path: `/apis/<group>/<version>`, a path below it, or the OpenAPI v3 document of the group
+    /// version.
     pub(crate) fn find(&self, path: &str) -> Option<Arc<Remote>> {
         let document = path.strip_prefix("/openapi/v3").filter(|path| path.split('/').count() == 4);
         let mut parts = document.unwrap_or(path).trim_start_matches('/').split('/');
@@ -78,7 +79,7 @@ impl Remotes {
         self.current.store(Arc::new(current));
     }
 
-    /// All servers, by group; in a group the highest priority first.
+    /// All servers by group. Within a group the highest priority comes first.
     pub(crate) fn all(&self) -> Vec<Arc<Remote>> {
         let mut all: Vec<Arc<Remote>> = self.current.load().values().cloned().collect();
         all.sort_by(|a, b| (&a.group, -a.version_priority).cmp(&(&b.group, -b.version_priority)));
@@ -112,12 +113,12 @@ impl Remote {
         self.connection == other.connection
     }
 
-    /// The APIResourceList, if the server responds.
+    /// The APIResourceList, if the server is available.
     pub(crate) fn resources(&self) -> Option<Arc<Value>> {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes over resources and documents of the server's former state, after a change of its priorities.
+    /// Keeps resources and documents of the former state, for a change of other fields such as priorities.
     pub(crate) fn after(self, former: &Self) -> Self {
         let resources = Mutex::new(former.resources());
         Self { resources, documents: former.documents.clone(), ..self }

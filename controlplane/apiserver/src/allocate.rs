@@ -1,4 +1,5 @@
-//! Allocation of cluster IPs and node ports: done when a service is created, kept until it is deleted.
+//! Allocation of cluster IPs and node ports. They are allocated when a service is created, and kept until it is
+//! deleted.
 
 mod families;
 
@@ -17,40 +18,40 @@ use crate::{
     service_range::{ServiceRange, ServiceRanges},
 };
 
-/// Number of addresses at the start of a range that are allocated automatically only when all others are taken:
-/// manifests can name them, for example for the cluster's DNS. Source: `calculateRangeOffset` in
+/// Number of addresses at the start of a range that are allocated automatically only after all others. Manifests can
+/// request them, for example for the cluster's DNS. Source: `calculateRangeOffset` in
 /// `pkg/registry/core/service/ipallocator`.
 fn static_addresses(range: ServiceRange) -> u128 {
     if range.size() <= 16 { 0 } else { (range.size() / 16).clamp(16, 256) }
 }
 
-/// Addresses and ports that one service cannot get.
-struct Taken<'a> {
+/// The allocations that limit the choice for one service.
+struct UsedAllocations<'a> {
     services: &'a Allocated,
-    /// IPAddress objects of other managers.
+    /// Addresses of IPAddress objects with other managers.
     addresses: &'a Allocated,
-    /// Key of the service.
+    /// Key of the service that is being allocated.
     own: &'a str,
-    /// Addresses and ports that the service has already.
+    /// Addresses and ports that the service already has.
     old: OldAllocation,
-    /// Ports that this service has chosen already.
+    /// Ports that were chosen for this service in this call.
     chosen: HashSet<u16>,
-    /// Ports that services get.
+    /// Port range for node ports.
     node_ports: &'a RangeInclusive<u16>,
 }
 
-/// Addresses and ports of a service before an update. The service keeps them without a check of the ranges: after a
-/// change of the ranges every update would fail, also the update that removes the finalizers.
+/// Addresses and ports of a service before an update. The service keeps them even if they are outside of the ranges.
+/// Otherwise, after a change of the ranges, every update would fail, including the removal of finalizers.
 #[derive(Default)]
 struct OldAllocation {
     /// The cluster IPs.
     addresses: Vec<String>,
-    /// Node ports, also that of health checks.
+    /// Node ports, including the port of health checks.
     ports: HashSet<u16>,
 }
 
 impl OldAllocation {
-    /// Reads the addresses and ports of a service. Type ExternalName has none: its fields were never allocated.
+    /// Reads the addresses and ports of a service. A service of type ExternalName has no allocated ones.
     fn of(old: &Value) -> Self {
         if old["spec"]["type"] == "ExternalName" {
             return Self::default();
@@ -67,7 +68,7 @@ impl OldAllocation {
     }
 }
 
-impl Taken<'_> {
+impl UsedAllocations<'_> {
     fn has_address(&self, address: IpAddr) -> bool {
         self.services.has_address(address, self.own) || self.addresses.has_address(address, "")
     }
@@ -76,39 +77,40 @@ impl Taken<'_> {
         self.chosen.contains(&port) || self.services.has_port(port, self.own)
     }
 
-    /// Whether the service has this port already, and has not chosen it for another purpose.
+    /// Whether the service already has this port, and has not used it for another purpose in this call.
     fn keeps(&self, port: u16) -> bool {
         self.old.ports.contains(&port) && !self.chosen.contains(&port)
     }
 
-    /// At least the number of taken addresses.
+    /// An upper bound of the number of used addresses.
     fn addresses(&self) -> usize {
         self.services.addresses() + self.addresses.addresses()
     }
 }
 
-/// Permit to allocate addresses and ports. While a copy exists, no other service of this server gets any. The task that
-/// stores the service has a copy. So if the client disconnects, no other service can allocate before the commit.
+/// Permit to allocate addresses and ports. While a clone exists, other services of this server wait. The task that
+/// stores the service holds a clone, so that a disconnect of the client does not release the permit before the commit.
 pub(crate) type Allocating = Option<Arc<Permit>>;
 
-/// The lock of this server, and the guard against others: the commit fails if another server has allocated since.
+/// The lock within this server, and the guard against other servers: the commit fails if another server has allocated
+/// meanwhile.
 pub(crate) struct Permit {
     _lock: OwnedMutexGuard<()>,
-    /// Revision of the guard when the allocation began; 0 if it does not exist.
+    /// Revision of the guard at the start of the allocation; 0 if it does not exist.
     seen: u64,
 }
 
 // === impl Permit ===
 
 impl Permit {
-    /// The guard of the commit that stores what was allocated.
+    /// The guard for the commit that stores the allocation.
     pub(crate) fn guard(&self) -> Guard {
         let expect = if self.seen == 0 { Expect::Absent } else { Expect::Revision(self.seen) };
         Guard { key: ALLOCATIONS.into(), expect }
     }
 }
 
-/// Whether objects of a kind get addresses and ports.
+/// Whether objects of a kind have allocated addresses and ports.
 pub(crate) fn is_allocated(kind: &Resource) -> bool {
     kind.kind == "Service" && kind.group.is_empty()
 }
@@ -118,7 +120,7 @@ pub(crate) struct Allocator {
     pub(crate) cache: Arc<Cache>,
     /// The configured ranges.
     pub(crate) ranges: ServiceRanges,
-    /// Ports that services get.
+    /// Port range for node ports.
     node_ports: RangeInclusive<u16>,
     /// Held while a service's addresses are allocated and stored.
     lock: Arc<Mutex<()>>,
@@ -141,7 +143,7 @@ impl Allocator {
         Ok(Some(Arc::new(permit)))
     }
 
-    /// Keeps allocated values that an update omits, and allocates what a new type needs.
+    /// Keeps allocated values that an update omits, and allocates values that the new type needs.
     pub(crate) async fn for_update(
         &self,
         kind: &Resource,
@@ -184,7 +186,7 @@ impl Allocator {
         let ranges = self.usable_ranges()?;
         let (services, addresses) = (self.cache.of(kind)?, self.cache.of(networking("IPAddress")?)?);
         let (services, addresses) = (services.lock(), addresses.lock());
-        let mut taken = Taken {
+        let mut used = UsedAllocations {
             services: services.allocated(),
             addresses: addresses.allocated(),
             own: &own,
@@ -192,13 +194,13 @@ impl Allocator {
             chosen: HashSet::new(),
             node_ports: &self.node_ports,
         };
-        cluster_ips(object, &ranges, &taken).map_err(|message| refuse("spec.clusterIPs", message))?;
-        ports(object, &mut taken)
+        cluster_ips(object, &ranges, &used).map_err(|message| refuse("spec.clusterIPs", message))?;
+        ports(object, &mut used)
             .map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))?;
-        health_port(object, &taken).map_err(|message| refuse("spec.healthCheckNodePort", message))
+        health_port(object, &used).map_err(|message| refuse("spec.healthCheckNodePort", message))
     }
 
-    /// The ranges from which services get addresses, the configured ones first.
+    /// The ranges for new addresses, the configured ones first.
     fn usable_ranges(&self) -> Result<Vec<ServiceRange>> {
         let cidrs = self.cache.of(networking("ServiceCIDR")?)?;
         let cidrs = cidrs.lock();
@@ -227,11 +229,11 @@ fn networking(kind: &str) -> Result<&'static Arc<Resource>> {
     by_kind("networking.k8s.io/v1", kind).ok_or_else(ApiError::no_resource)
 }
 
-/// Completes the cluster IPs: one of each family of the service.
+/// Sets the cluster IPs: one for each family of the service.
 fn cluster_ips(
     object: &mut Value,
     ranges: &[ServiceRange],
-    taken: &Taken<'_>,
+    used: &UsedAllocations<'_>,
 ) -> std::result::Result<(), String> {
     let spec = &mut object["spec"];
     if spec["clusterIP"] == "None" {
@@ -241,16 +243,16 @@ fn cluster_ips(
     for (index, family) in spec["ipFamilies"].as_array().into_iter().flatten().enumerate() {
         let of_family: Vec<ServiceRange> =
             ranges.iter().filter(|range| *family == range.family()).copied().collect();
-        all.push(address(&of_family, taken, spec["clusterIPs"][index].as_str().unwrap_or_default())?);
+        all.push(address(&of_family, used, spec["clusterIPs"][index].as_str().unwrap_or_default())?);
     }
     spec["clusterIP"] = all.first().cloned().unwrap_or_default().into();
     spec["clusterIPs"] = json!(all);
     Ok(())
 }
 
-/// The configured range and the usable ranges of ServiceCIDRs of its family. The configured range is left out while a
-/// ServiceCIDR with it exists and none is usable, for example because it is being deleted. After a change of the
-/// setting no ServiceCIDR has the configured range, and it is used.
+/// The configured range, and the usable ranges of ServiceCIDRs of its family. The configured range is excluded if a
+/// ServiceCIDR with it exists but none is usable, for example during its deletion. After a change of the setting no
+/// ServiceCIDR has the configured range, and it is included.
 fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<ServiceRange> {
     let mut same = known.iter().filter(|(range, _)| *range == configured).peekable();
     let is_open = same.peek().is_none() || same.any(|(_, is_usable)| *is_usable);
@@ -263,12 +265,16 @@ fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<Servi
     all
 }
 
-fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::result::Result<String, String> {
-    if !wanted.is_empty() && taken.old.addresses.iter().any(|held| held == wanted) {
+fn address(
+    ranges: &[ServiceRange],
+    used: &UsedAllocations<'_>,
+    wanted: &str,
+) -> std::result::Result<String, String> {
+    if !wanted.is_empty() && used.old.addresses.iter().any(|held| held == wanted) {
         return Ok(wanted.to_owned());
     }
     if wanted.is_empty() {
-        let found = ranges.iter().find_map(|range| free_address(*range, taken));
+        let found = ranges.iter().find_map(|range| free_address(*range, used));
         return found
             .map(|address| address.to_string())
             .ok_or_else(|| "Internal error: range is full".to_owned());
@@ -279,31 +285,35 @@ fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::res
         let all: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         return Err(invalid(&format!("the provided IP is not in the valid range {}", all.join(", "))));
     }
-    if taken.has_address(address) {
+    if used.has_address(address) {
         return Err(invalid("provided IP is already allocated"));
     }
     Ok(wanted.to_owned())
 }
 
 /// A random free address of a range.
-fn free_address(range: ServiceRange, taken: &Taken<'_>) -> Option<IpAddr> {
+fn free_address(range: ServiceRange, used: &UsedAllocations<'_>) -> Option<IpAddr> {
     let first = 1 + static_addresses(range);
     let end = range.size().saturating_sub(1);
-    free_in_band(range, first..end, taken).or_else(|| free_in_band(range, 1..first, taken))
+    free_in_band(range, first..end, used).or_else(|| free_in_band(range, 1..first, used))
 }
 
 /// A random free address of a part of a range.
-fn free_in_band(range: ServiceRange, band: std::ops::Range<u128>, taken: &Taken<'_>) -> Option<IpAddr> {
+fn free_in_band(
+    range: ServiceRange,
+    band: std::ops::Range<u128>,
+    used: &UsedAllocations<'_>,
+) -> Option<IpAddr> {
     if band.is_empty() {
         return None;
     }
     let (first, span) = (band.start, band.end - band.start);
     let start = rand::rng().random_range(0..span);
-    // One of (number of used addresses + 1) candidates is free, unless the band is exhausted.
-    let enough = u128::try_from(taken.addresses()).unwrap_or(span).saturating_add(1);
+    // The number of candidates is that of used addresses plus one, so one candidate is free unless the band is full.
+    let enough = u128::try_from(used.addresses()).unwrap_or(span).saturating_add(1);
     (0..span.min(enough))
         .filter_map(|step| range.nth(first + (start + step) % span))
-        .find(|address| !taken.has_address(*address))
+        .find(|address| !used.has_address(*address))
 }
 
 /// Whether the type has node ports.
@@ -311,30 +321,31 @@ fn has_node_ports(object: &Value) -> bool {
     matches!(object["spec"]["type"].as_str(), Some("NodePort" | "LoadBalancer"))
 }
 
-/// Whether ports without a node port get one.
+/// Whether a node port is allocated for ports without one.
 fn allocates_node_ports(object: &Value) -> bool {
     let spec = &object["spec"];
     has_node_ports(object) && (spec["type"] == "NodePort" || spec["allocateLoadBalancerNodePorts"] != false)
 }
 
-/// Checks the requested node ports, and allocates the missing ones. Ports of one number and different protocols share a
-/// node port. The error has the index of the port. Source: `txnAllocNodePorts` in `pkg/registry/core/service/storage/alloc.go`.
-fn ports(object: &mut Value, taken: &mut Taken<'_>) -> std::result::Result<(), (usize, String)> {
+/// Checks the requested node ports, and allocates the missing ones. Ports with the same number and different protocols
+/// share a node port. The error contains the index of the port. Source: `txnAllocNodePorts` in
+/// `pkg/registry/core/service/storage/alloc.go`.
+fn ports(object: &mut Value, used: &mut UsedAllocations<'_>) -> std::result::Result<(), (usize, String)> {
     if !has_node_ports(object) {
         return Ok(());
     }
     let allocates = allocates_node_ports(object);
     let Some(list) = object["spec"].get_mut("ports").and_then(Value::as_array_mut) else { return Ok(()) };
-    // The requested ports come first: no other port of this service gets one of them.
+    // The requested ports come first, so that they are not allocated for other ports of this service.
     let mut own: Vec<(Value, Value, u16)> = Vec::new();
     for (index, port) in list.iter().enumerate() {
         let wanted = port["nodePort"].as_i64().unwrap_or(0);
         if wanted != 0 {
-            let number = requested(wanted, taken).map_err(|message| (index, message))?;
+            let number = requested(wanted, used).map_err(|message| (index, message))?;
             own.push((port["port"].clone(), port["protocol"].clone(), number));
         }
     }
-    taken.chosen.extend(own.iter().map(|(_, _, number)| *number));
+    used.chosen.extend(own.iter().map(|(_, _, number)| *number));
     for (index, port) in list.iter_mut().enumerate() {
         if !allocates || port["nodePort"].as_i64().unwrap_or(0) != 0 {
             continue;
@@ -345,56 +356,56 @@ fn ports(object: &mut Value, taken: &mut Taken<'_>) -> std::result::Result<(), (
         let shared = own.iter().find(|(of, _, number)| *of == port["port"] && is_free(*number));
         let chosen = match shared {
             Some((_, _, number)) => *number,
-            None => any_free(taken).ok_or_else(|| (index, "Internal error: range is full".to_owned()))?,
+            None => any_free(used).ok_or_else(|| (index, "Internal error: range is full".to_owned()))?,
         };
-        taken.chosen.insert(chosen);
+        used.chosen.insert(chosen);
         own.push((port["port"].clone(), port["protocol"].clone(), chosen));
         port["nodePort"] = chosen.into();
     }
     Ok(())
 }
 
-/// Whether load balancers check on each node if it has endpoints of the service.
+/// Whether load balancers check each node for endpoints of the service.
 fn needs_health_check(object: &Value) -> bool {
     object["spec"]["type"] == "LoadBalancer" && object["spec"]["externalTrafficPolicy"] == "Local"
 }
 
-/// Checks the requested port of health checks, or allocates one. It is a node port that no port of the service has.
-fn health_port(object: &mut Value, taken: &Taken<'_>) -> std::result::Result<(), String> {
+/// Checks the requested health check port, or allocates one. It must differ from the node ports of the service.
+fn health_port(object: &mut Value, used: &UsedAllocations<'_>) -> std::result::Result<(), String> {
     if !needs_health_check(object) {
         return Ok(());
     }
     let wanted = object["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0);
     let chosen = match wanted {
-        0 => any_free(taken).ok_or("Internal error: range is full")?,
-        wanted => requested(wanted, taken)?,
+        0 => any_free(used).ok_or("Internal error: range is full")?,
+        wanted => requested(wanted, used)?,
     };
     object["spec"]["healthCheckNodePort"] = chosen.into();
     Ok(())
 }
 
-fn requested(wanted: i64, taken: &Taken<'_>) -> std::result::Result<u16, String> {
+fn requested(wanted: i64, used: &UsedAllocations<'_>) -> std::result::Result<u16, String> {
     let number = u16::try_from(wanted).ok();
-    if let Some(held) = number.filter(|number| taken.keeps(*number)) {
+    if let Some(held) = number.filter(|number| used.keeps(*number)) {
         return Ok(held);
     }
-    let all = taken.node_ports;
+    let all = used.node_ports;
     let number = number.filter(|number| all.contains(number));
     let number = number.ok_or_else(|| {
         let why = "provided port is not in the valid range. The range of valid ports is";
         format!("Invalid value: {wanted}: {why} {}-{}", all.start(), all.end())
     })?;
-    if taken.has_port(number) {
+    if used.has_port(number) {
         return Err(format!("Invalid value: {wanted}: provided port is already allocated"));
     }
     Ok(number)
 }
 
-fn any_free(taken: &Taken<'_>) -> Option<u16> {
-    let (first, last) = (*taken.node_ports.start(), *taken.node_ports.end());
+fn any_free(used: &UsedAllocations<'_>) -> Option<u16> {
+    let (first, last) = (*used.node_ports.start(), *used.node_ports.end());
     let start = rand::rng().random_range(first..=last);
     let mut all = (start..=last).chain(first..start);
-    all.find(|port| !taken.has_port(*port))
+    all.find(|port| !used.has_port(*port))
 }
 
 #[cfg(test)]
@@ -415,13 +426,9 @@ mod tests {
         index
     }
 
-    fn chosen(
-        ranges: &[ServiceRange],
-        taken: &[IpAddr],
-        wanted: &str,
-    ) -> std::result::Result<String, String> {
-        let (services, addresses) = (services(taken, &[]), Allocated::default());
-        let taken = Taken {
+    fn chosen(ranges: &[ServiceRange], used: &[IpAddr], wanted: &str) -> std::result::Result<String, String> {
+        let (services, addresses) = (services(used, &[]), Allocated::default());
+        let used = UsedAllocations {
             services: &services,
             addresses: &addresses,
             own: "own",
@@ -429,7 +436,7 @@ mod tests {
             chosen: HashSet::new(),
             node_ports: &NODE_PORTS,
         };
-        address(ranges, &taken, wanted)
+        address(ranges, &used, wanted)
     }
 
     #[test]
@@ -438,42 +445,42 @@ mod tests {
             [("10.43.0.0/16", "10.43.0.10", "192.168.0.1"), ("fd43::/64", "fd43::a", "10.43.0.1")]
         {
             let range = range(network);
-            let mut taken = Vec::new();
+            let mut used = Vec::new();
             for _ in 0..50 {
-                let chosen: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
+                let chosen: IpAddr = chosen(&[range], &used, "").unwrap().parse().unwrap();
                 assert!(range.contains(chosen) && (0..=256).all(|place| range.nth(place) != Some(chosen)));
-                assert!(!taken.contains(&chosen));
-                taken.push(chosen);
+                assert!(!used.contains(&chosen));
+                used.push(chosen);
             }
-            assert_eq!(chosen(&[range], &taken, by_hand).unwrap(), by_hand);
-            assert!(chosen(&[range], &taken, elsewhere).unwrap_err().contains("not in the valid range"));
-            let held = taken[0].to_string();
-            assert!(chosen(&[range], &taken, &held).unwrap_err().contains("already allocated"));
+            assert_eq!(chosen(&[range], &used, by_hand).unwrap(), by_hand);
+            assert!(chosen(&[range], &used, elsewhere).unwrap_err().contains("not in the valid range"));
+            let held = used[0].to_string();
+            assert!(chosen(&[range], &used, &held).unwrap_err().contains("already allocated"));
         }
     }
 
     #[test]
     fn the_static_addresses_are_allocated_last() {
         let range = range("10.0.0.0/26");
-        let mut taken = Vec::new();
+        let mut used = Vec::new();
         for number in 1..=62 {
-            let address: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
+            let address: IpAddr = chosen(&[range], &used, "").unwrap().parse().unwrap();
             let is_static = (1..=16).any(|place| range.nth(place) == Some(address));
             assert_eq!(is_static, number > 46, "{number}: {address}");
-            taken.push(address);
+            used.push(address);
         }
-        assert!(chosen(&[range], &taken, "").is_err());
+        assert!(chosen(&[range], &used, "").is_err());
     }
 
     #[test]
     fn a_full_range_is_an_error_unless_there_is_another() {
         for (network, more) in [("10.0.0.0/30", "10.0.1.0/24"), ("fd43::/126", "fd44::/64")] {
-            let mut taken = Vec::new();
+            let mut used = Vec::new();
             for _ in 0..2 {
-                taken.push(chosen(&[range(network)], &taken, "").unwrap().parse().unwrap());
+                used.push(chosen(&[range(network)], &used, "").unwrap().parse().unwrap());
             }
-            assert!(chosen(&[range(network)], &taken, "").is_err());
-            let next = chosen(&[range(network), range(more)], &taken, "").unwrap();
+            assert!(chosen(&[range(network)], &used, "").is_err());
+            let next = chosen(&[range(network), range(more)], &used, "").unwrap();
             assert!(range(more).contains(next.parse().unwrap()), "{next}");
         }
     }
@@ -484,7 +491,7 @@ mod tests {
             "ports": [{"port": 80, "nodePort": 22}, {"port": 81, "nodePort": 30001}]}});
         let (services, addresses) =
             (services(&["10.1.0.9".parse().unwrap()], &[30001, 30002]), Allocated::default());
-        let taken = |old: &Value| Taken {
+        let used = |old: &Value| UsedAllocations {
             services: &services,
             addresses: &addresses,
             own: "own",
@@ -493,14 +500,14 @@ mod tests {
             node_ports: &NODE_PORTS,
         };
         let open = [range("10.0.0.0/24")];
-        assert_eq!(address(&open, &taken(&old), "10.1.0.9").unwrap(), "10.1.0.9");
-        assert!(address(&open, &taken(&old), "10.1.0.10").is_err(), "another address of the closed range");
-        assert_eq!([22, 30001].map(|port| requested(port, &taken(&old))), [Ok(22), Ok(30001)]);
-        assert!([23, 30002].iter().all(|port| requested(*port, &taken(&old)).is_err()));
+        assert_eq!(address(&open, &used(&old), "10.1.0.9").unwrap(), "10.1.0.9");
+        assert!(address(&open, &used(&old), "10.1.0.10").is_err(), "another address of the closed range");
+        assert_eq!([22, 30001].map(|port| requested(port, &used(&old))), [Ok(22), Ok(30001)]);
+        assert!([23, 30002].iter().all(|port| requested(*port, &used(&old)).is_err()));
         let mut named = old.clone();
         named["spec"]["type"] = "ExternalName".into();
-        assert!(address(&open, &taken(&named), "10.1.0.9").is_err(), "the address was never allocated");
-        assert!(requested(30001, &taken(&named)).is_err());
+        assert!(address(&open, &used(&named), "10.1.0.9").is_err(), "the address was never allocated");
+        assert!(requested(30001, &used(&named)).is_err());
     }
 
     #[test]
@@ -518,15 +525,15 @@ mod tests {
         assert_eq!(of(&[("10.43.0.0/16", false), ("10.43.0.0/16", true)]), ["10.43.0.0/16"]);
     }
 
-    fn allocated(mut spec: Value, taken: &[u16]) -> std::result::Result<Vec<u64>, (usize, String)> {
+    fn allocated(mut spec: Value, used: &[u16]) -> std::result::Result<Vec<u64>, (usize, String)> {
         if let Some(list) = spec["ports"].as_array_mut() {
             list.iter_mut()
                 .filter(|port| port["protocol"].is_null())
                 .for_each(|port| port["protocol"] = "TCP".into());
         }
         let mut object = json!({"spec": spec});
-        let (services, addresses) = (services(&[], taken), Allocated::default());
-        let mut taken = Taken {
+        let (services, addresses) = (services(&[], used), Allocated::default());
+        let mut used = UsedAllocations {
             services: &services,
             addresses: &addresses,
             own: "own",
@@ -534,7 +541,7 @@ mod tests {
             chosen: HashSet::new(),
             node_ports: &NODE_PORTS,
         };
-        ports(&mut object, &mut taken)?;
+        ports(&mut object, &mut used)?;
         let list = object["spec"]["ports"].as_array().unwrap();
         Ok(list.iter().map(|port| port["nodePort"].as_u64().unwrap_or(0)).collect())
     }
@@ -546,10 +553,10 @@ mod tests {
             json!({"type": "LoadBalancer"}),
             json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false}),
         ] {
-            let with = |number: i64, taken: &[u16]| {
+            let with = |number: i64, used: &[u16]| {
                 let mut spec = more.clone();
                 spec["ports"] = json!([{"port": 79, "nodePort": 30001}, {"port": 80, "nodePort": number}]);
-                allocated(spec, taken)
+                allocated(spec, used)
             };
             for number in [22, 53, 6443, 10250, 29999, 32768, 65536 + 30080, -1, -30080] {
                 let (index, message) = with(number, &[]).unwrap_err();
@@ -582,7 +589,7 @@ mod tests {
     fn a_service_gets_an_address_of_each_family_and_keeps_what_it_has() {
         let (services, addresses) = (services(&[], &[]), Allocated::default());
         let old = json!({"spec": {"type": "ClusterIP", "clusterIPs": ["10.9.9.9"]}});
-        let taken = Taken {
+        let used = UsedAllocations {
             services: &services,
             addresses: &addresses,
             own: "own",
@@ -592,7 +599,7 @@ mod tests {
         };
         let ranges = [range("10.43.0.0/24"), range("fd43::/112")];
         let mut object = json!({"spec": {"clusterIPs": ["10.9.9.9"], "ipFamilies": ["IPv4", "IPv6"]}});
-        cluster_ips(&mut object, &ranges, &taken).unwrap();
+        cluster_ips(&mut object, &ranges, &used).unwrap();
         let second: IpAddr = object["spec"]["clusterIPs"][1].as_str().unwrap().parse().unwrap();
         assert_eq!(
             (&object["spec"]["clusterIPs"][0], &object["spec"]["clusterIP"]),
@@ -601,17 +608,17 @@ mod tests {
         assert!(ranges[1].contains(second));
         let mut headless =
             json!({"spec": {"clusterIP": "None", "clusterIPs": ["None"], "ipFamilies": ["IPv4", "IPv6"]}});
-        cluster_ips(&mut headless, &ranges, &taken).unwrap();
+        cluster_ips(&mut headless, &ranges, &used).unwrap();
         assert_eq!(headless["spec"]["clusterIPs"], json!(["None"]));
     }
 
     #[test]
     fn a_balancer_with_local_traffic_has_a_port_for_health_checks() {
-        let with = |spec: Value, taken: &[u16]| {
-            let (services, addresses) = (services(&[], taken), Allocated::default());
+        let with = |spec: Value, used: &[u16]| {
+            let (services, addresses) = (services(&[], used), Allocated::default());
             let chosen = HashSet::from([30001]);
             let old = OldAllocation::default();
-            let taken = Taken {
+            let used = UsedAllocations {
                 services: &services,
                 addresses: &addresses,
                 own: "own",
@@ -620,7 +627,7 @@ mod tests {
                 node_ports: &NODE_PORTS,
             };
             let mut object = json!({"spec": spec});
-            health_port(&mut object, &taken).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
+            health_port(&mut object, &used).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
         };
         let local = |port: Value| json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port});
         let any = with(local(json!(0)), &[]).unwrap().unwrap();

@@ -1,7 +1,7 @@
-//! Audit of requests: creates the events of a request by the policy, and sends them to the log and the webhook.
+//! Audit of requests: creates events according to the policy, and sends them to the log and the webhook.
 //!
-//! The event of a response is queued before the client gets the response. Only a long-running response is
-//! recorded when it starts, and once more when it ends.
+//! The event of a response is queued before the client gets the response. A long-running response is recorded at its
+//! start and at its end.
 
 mod webhook;
 
@@ -40,14 +40,14 @@ const MAX_ID: usize = 64;
 const MAX_USER_AGENT: usize = 1024;
 /// Maximum number of recorded client addresses.
 const MAX_ADDRESSES: usize = 16;
-/// Maximum bytes of a recorded response object. A larger one is left out, with an annotation.
+/// Maximum bytes of a recorded response object. A larger one is omitted, and the event is annotated.
 const MAX_RESPONSE: usize = 3 << 20;
-/// Maximum time for the last events to be written when the server stops.
+/// Maximum time to write the last events when the server stops.
 const FLUSH_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
-/// Annotation of an event whose object was left out, as upstream's truncating backend.
+/// Annotation of an event with an omitted object, as in upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
-/// Records requests by a policy.
+/// Creates and sends audit events.
 pub(crate) struct Auditor {
     policy: Policy,
     log: Option<Log>,
@@ -65,21 +65,21 @@ pub(crate) struct Record {
     auditor: Arc<Auditor>,
     decision: Decision,
     event: Mutex<Event>,
-    /// Whether the last event is in the queue.
+    /// Whether the last event is queued.
     is_complete: AtomicBool,
 }
 
-/// A request whose user is known, or whose authentication failed.
+/// A received request after its authentication, which may have failed.
 pub(crate) struct Received<'a> {
     pub(crate) user: Option<&'a User>,
     pub(crate) info: &'a RequestInfo,
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
-    /// Address of the connection's other end; `None` for a part of this process.
+    /// Address of the client. `None` for callers in this process.
     pub(crate) peer: Option<IpAddr>,
 }
 
-/// Records the end of a long-running response when it is dropped with the response's body.
+/// Records the end of a long-running response when the body is dropped.
 struct End(Arc<Record>);
 
 // === impl Auditor ===
@@ -98,7 +98,7 @@ impl Auditor {
         Ok(Arc::new(Self { policy, log, webhook, events, lost, lost_by_log }))
     }
 
-    /// Number of events, and numbers of events that the webhook and the log did not receive.
+    /// Numbers of all events, of events that the webhook lost, and of events that the log lost.
     pub(crate) fn counts(&self) -> [u64; 3] {
         [&self.events, &*self.lost, &self.lost_by_log].map(|count| count.load(Ordering::Relaxed))
     }
@@ -114,8 +114,9 @@ impl Auditor {
         }
     }
 
-    /// Sends the event of a request whose client is gone. Such requests are not limited any more. So while the queue of
-    /// the log is full, the event loses its objects, and beyond a second limit it is lost and counted.
+    /// Sends the event of a request whose client has disconnected. The number of these events is not limited by
+    /// requests in flight. While the queue of the log is full, the event is sent without its objects; above a second
+    /// limit it is lost and counted.
     fn write_late(&self, event: &mut Event) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let mut line = event.line();
@@ -137,9 +138,9 @@ impl Auditor {
         }
     }
 
-    /// Waits until all earlier events are in the file, but not longer than [`FLUSH_TIMEOUT`].
+    /// Waits until all earlier events are written, at most [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(&self) {
-        // Tasks that record the end of a response on a connection that was just closed are ready: they run first.
+        // Tasks that record the end of a response on a connection that was just closed are ready: let them run first.
         tokio::task::yield_now().await;
         let all = async {
             if let Some(log) = &self.log {
@@ -154,7 +155,7 @@ impl Auditor {
         }
     }
 
-    /// Begins the record of a request; `None` if the policy records nothing of it.
+    /// Starts the record of a request. `None` if the policy records nothing about it.
     pub(crate) async fn begin(self: &Arc<Self>, request: &Received<'_>) -> Option<Arc<Record>> {
         let resource = request.info.resource.as_ref();
         let decision = self.policy.decide(&Attributes {
@@ -185,7 +186,7 @@ fn event(decision: &Decision, request: &Received<'_>) -> Event {
     let mut event = Event::received(decision.level, id(request.headers));
     event.request_uri = request.uri.path_and_query().map_or("", |all| all.as_str()).to_owned();
     request.info.verb.clone_into(&mut event.verb);
-    event.user = request.user.map(described).unwrap_or_default();
+    event.user = request.user.map(user_info).unwrap_or_default();
     event.source_ips = addresses(request.headers, request.peer);
     event.user_agent = user_agent(request.headers);
     event.object_ref = request.info.resource.as_ref().map(reference);
@@ -209,7 +210,7 @@ fn user_agent(headers: &HeaderMap) -> String {
     }
 }
 
-/// Addresses in `X-Forwarded-For`, then the connection's own.
+/// The addresses in `X-Forwarded-For`, then the address of the connection.
 fn addresses(headers: &HeaderMap, peer: Option<IpAddr>) -> Vec<String> {
     let forwarded = headers.get("x-forwarded-for").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let forwarded = forwarded.split(',').filter_map(|one| one.trim().parse::<IpAddr>().ok());
@@ -220,7 +221,7 @@ fn addresses(headers: &HeaderMap, peer: Option<IpAddr>) -> Vec<String> {
     all.iter().map(IpAddr::to_string).collect()
 }
 
-fn described(user: &User) -> UserInfo {
+fn user_info(user: &User) -> UserInfo {
     UserInfo {
         username: user.name.clone(),
         uid: user.uid.clone(),
@@ -248,14 +249,14 @@ impl Record {
         self.event.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an annotation. The first value of a key stays, as upstream.
+    /// Adds an annotation. As upstream, the first value of a key is kept.
     pub(crate) fn annotate(&self, key: &str, value: impl Into<String>) {
         self.event().annotations.entry(key.to_owned()).or_insert_with(|| value.into());
     }
 
     /// Records the impersonated user.
     pub(crate) fn impersonates(&self, user: &User) {
-        self.event().impersonated_user = Some(described(user));
+        self.event().impersonated_user = Some(user_info(user));
     }
 
     /// Records the decision of the authorizers.
@@ -265,7 +266,7 @@ impl Record {
         self.annotate("authorization.k8s.io/reason", &*decision.reason);
     }
 
-    /// Records the object of the request, and completes the reference to it.
+    /// Records the object of the request, and completes the object reference.
     pub(crate) fn receive_object(&self, info: &RequestInfo, headers: &HeaderMap, body: &Bytes) {
         let is_recorded = self.decision.level >= Level::Request;
         let has_no_name = info.resource.as_ref().is_some_and(|resource| resource.name.is_empty());
@@ -308,14 +309,14 @@ impl Record {
         Reply::from_parts(parts, body)
     }
 
-    /// Whether another server made the response. Its body is not this server's result.
+    /// Whether another server created the response. Its body is then not recorded.
     fn is_proxied(&self) -> bool {
         let event = self.event();
         let subresource = event.object_ref.as_ref().map_or("", |reference| &reference.subresource);
         subresource == "proxy" || subresource.starts_with("proxy/")
     }
 
-    /// Records the body of a response. `None`: the body is too large to be recorded.
+    /// Records the body of a response. `None` if it is too large.
     fn receive_answer(&self, code: u16, bytes: Option<&[u8]>) {
         let Some(bytes) = bytes else { return self.annotate(TRUNCATED, "true") };
         let Ok(mut object) = serde_json::from_slice::<Value>(bytes) else { return };
@@ -325,7 +326,7 @@ impl Record {
             let field = |name: &str| Some((name.to_owned(), object.get(name)?.clone()));
             let status = fields.iter().filter_map(|name| field(name));
             let mut status: Map<String, Value> = status.collect();
-            // The code in the body can differ from the HTTP status that was sent.
+            // The code in the body may differ from the HTTP status.
             status.insert("code".to_owned(), code.into());
             event.response_status = Some(Value::Object(status));
         }
@@ -362,7 +363,7 @@ impl Record {
         }
         let line = {
             let mut event = self.event();
-            // The first stage has the time of the receipt.
+            // The first stage keeps the time at which the request was received.
             if stage != Stage::RequestReceived {
                 event.reach(stage);
             }
@@ -372,7 +373,7 @@ impl Record {
     }
 }
 
-/// The request's body as a tree: an object, or a patch.
+/// The request body as a tree: an object or a patch.
 fn sent(headers: &HeaderMap, body: &Bytes) -> Option<Value> {
     match media::body_type(headers).ok()? {
         BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(body::parse(headers, body).ok()?.value),
@@ -383,7 +384,7 @@ fn sent(headers: &HeaderMap, body: &Bytes) -> Option<Value> {
     }
 }
 
-/// Fills the fields of a reference that the path does not have.
+/// Sets the fields of a reference that the path does not contain.
 fn complete(reference: &mut ObjectReference, object: &Value) {
     let metadata = &object["metadata"];
     for (field, name) in [
@@ -398,7 +399,7 @@ fn complete(reference: &mut ObjectReference, object: &Value) {
     }
 }
 
-/// The bytes of a body, and the body to send. A body that is too large has no bytes here.
+/// The bytes of a body, and the body to send. `None` if the body is too large.
 async fn peek(mut body: Body) -> (Body, Option<Bytes>) {
     let (mut frames, mut length) = (Vec::new(), 0);
     while length <= MAX_RESPONSE {
@@ -442,15 +443,15 @@ fn with_end(body: Body, end: End) -> Body {
 impl Drop for End {
     fn drop(&mut self) {
         let record = self.0.clone();
-        // Bodies are dropped within the runtime, except when the process ends.
+        // Bodies are dropped within the runtime, except when the process exits.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move { record.emit(Stage::ResponseComplete).await });
         }
     }
 }
 
-/// A client that disconnects ends the request, but its write may already be committed. So the event of the response is
-/// written in that case, too.
+/// A client that disconnects ends the request, but its write may already be committed. The event of the response is
+/// therefore also written in this case.
 impl Drop for Record {
     fn drop(&mut self) {
         let stage = Stage::ResponseComplete;

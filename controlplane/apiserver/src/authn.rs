@@ -1,5 +1,5 @@
-//! Authentication: a chain of authenticators (`authn/`). The first one that recognizes the credential decides. A
-//! request without credentials is anonymous.
+//! Authentication: a chain of authenticators (`authn/`). The first one that recognizes the credential determines the
+//! user. A request without credentials is anonymous.
 
 mod bootstrap_token;
 mod credential_file;
@@ -50,17 +50,17 @@ const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 /// An authenticated user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
-    /// Name: `kubernetes-admin`.
+    /// Name, for example `kubernetes-admin`.
     pub name: String,
-    /// Unique id, if the authenticator has one.
+    /// Unique id. Empty if the authenticator provides none.
     pub uid: String,
     /// Groups.
     pub groups: Vec<String>,
-    /// Additional values of the authenticator.
+    /// Additional values from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
-    /// Whether this is a part of the control plane in this process. No credential can claim it.
+    /// Whether this is a component of the control plane in this process. Credentials cannot set it.
     pub(crate) component: bool,
-    /// The Secret whose token the user has presented, if it was such a token.
+    /// The Secret whose token authenticated the request, if it was such a token.
     pub(crate) legacy_token: Option<LegacyToken>,
 }
 
@@ -68,23 +68,23 @@ pub struct User {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LegacyToken {
     pub(crate) secret: String,
-    /// Whether the service account names the Secret, as Kubernetes before 1.24 made it by itself.
+    /// Whether the service account lists the Secret. Kubernetes before 1.24 created such Secrets automatically.
     pub(crate) is_generated: bool,
 }
 
 /// The credentials of a request.
 pub(crate) struct Credential<'a> {
-    /// A client certificate signed by the cluster's certificate authority.
+    /// A client certificate that the cluster's certificate authority signed.
     pub(crate) certificate: Option<&'a CertificateDer<'a>>,
-    /// A client certificate signed by the certificate authority of the authenticating proxy.
+    /// A client certificate that the certificate authority of the authenticating proxy signed.
     pub(crate) proxy: Option<&'a CertificateDer<'a>>,
-    /// The headers of the request; empty for a TokenReview.
+    /// The headers of the request. `None` for a TokenReview.
     pub(crate) headers: Option<&'a HeaderMap>,
     /// The bearer token.
     pub(crate) token: Option<&'a str>,
     /// `user:password` of basic authentication. None for a TokenReview.
     pub(crate) password: Option<&'a [u8]>,
-    /// Audiences for which the token may be.
+    /// Audiences that the token may be intended for.
     pub(crate) audiences: &'a [String],
     /// Path of the request; empty for a review.
     pub(crate) path: &'a str,
@@ -92,7 +92,7 @@ pub(crate) struct Credential<'a> {
 }
 
 /// A running authentication: the user, or `None` if the authenticator does not recognize the credential. A local
-/// authenticator returns a ready result, without an allocation.
+/// authenticator returns a ready result without an allocation.
 pub(crate) type Authenticating<'a> = Either<Ready<Option<User>>, BoxFuture<'a, Option<User>>>;
 
 /// A member of the chain.
@@ -100,7 +100,7 @@ pub(crate) trait Authenticator: Send + Sync {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a>;
 }
 
-/// The configuration of the chain.
+/// The settings of the chain.
 pub(crate) struct Sources<'a> {
     pub(crate) password_file: Option<&'a Path>,
     pub(crate) token_file: Option<&'a Path>,
@@ -112,11 +112,11 @@ pub(crate) struct Sources<'a> {
     pub(crate) authority: &'a str,
 }
 
-/// A client certificate that the TLS layer verified, and which authorities have signed it.
+/// A client certificate that the TLS layer has verified, and the authorities that signed it.
 #[derive(Clone)]
 pub(crate) struct PeerCertificate {
     certificate: Arc<CertificateDer<'static>>,
-    /// End of its validity, in seconds since 1970.
+    /// End of the validity in seconds since 1970.
     expires: Option<i64>,
     is_client: bool,
     is_proxy: bool,
@@ -133,22 +133,22 @@ pub(crate) struct ReceivedRequest<'a> {
 /// The chain of authenticators.
 pub(crate) struct Authenticators {
     chain: Vec<Box<dyn Authenticator>>,
-    /// Limit of wrong passwords. None if basic authentication is off.
+    /// Limit on wrong passwords. `None` if basic authentication is disabled.
     guesses: Option<GuessLimit>,
-    /// Members of the chain that the configuration file determines.
+    /// The issuers of the configuration file, which are also a member of the chain.
     issuers: Arc<ArcSwap<oidc::Issuers>>,
     anonymous: Arc<Anonymous>,
-    /// Set if there is an authenticating proxy.
+    /// Verifies client certificates if there is an authenticating proxy.
     peers: Option<PeerVerifier>,
     /// Issuer of service account tokens.
     pub(crate) tokens: Arc<Tokens>,
 }
 
-/// The authenticator of requests without credentials: they are anonymous if the configuration allows it for their path.
+/// Authenticates requests without credentials as anonymous, if the configuration permits it for their path.
 struct Anonymous(ArcSwap<AnonymousConfig>);
 
-/// An authenticator that does not read the audiences of the request. Its tokens are for this API server, and not for
-/// others that ask by a TokenReview. Source: `WrapAudienceAgnosticToken` of `k8s.io/apiserver`.
+/// An authenticator that ignores the audiences of the request. Its tokens are valid only for this API server, not for
+/// other servers that send a TokenReview. Source: `WrapAudienceAgnosticToken` of `k8s.io/apiserver`.
 struct OwnAudience<A> {
     of: A,
     /// Audiences of this API server.
@@ -181,7 +181,7 @@ impl User {
         Self { name: name.to_owned(), groups, ..Self::default() }
     }
 
-    /// The user of the control plane's controllers, with upstream's name. For callers in this process only.
+    /// The user of the control plane's controllers, with upstream's name. Only for callers in this process.
     #[must_use]
     pub fn controllers() -> Self {
         Self { component: true, ..Self::new("system:kube-controller-manager", &[]) }
@@ -213,7 +213,7 @@ impl User {
 // === impl PeerCertificate ===
 
 impl PeerCertificate {
-    /// Seconds until the end of its validity; negative after it.
+    /// Seconds until the certificate expires; negative after its expiry.
     pub(crate) fn remaining(&self) -> Option<i64> {
         Some(self.expires? - jiff::Timestamp::now().as_second())
     }
@@ -278,7 +278,8 @@ impl Authenticators {
         Ok(Self { chain, guesses, issuers, anonymous, peers, tokens })
     }
 
-    /// Replaces what the configuration file determines. Running authentications use the former configuration.
+    /// Replaces the part of the chain that the configuration file determines. Running authentications use the former
+    /// configuration.
     ///
     /// # Errors
     /// An issuer's authority or URL is invalid. The former configuration stays.
@@ -335,7 +336,7 @@ impl Authenticators {
         user.ok_or_else(ApiError::unauthorized)
     }
 
-    /// Whether basic authentication is on.
+    /// Whether basic authentication is enabled.
     pub(crate) fn has_passwords(&self) -> bool {
         self.guesses.is_some()
     }
@@ -369,14 +370,14 @@ impl Authenticator for Anonymous {
     }
 }
 
-/// A bearer token of a request, in the form that token authenticators read.
+/// Fuzz target: a bearer token.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(token: &str) {
     oidc::fuzz(token);
     service_account::fuzz(token);
 }
 
-/// The issuers of the configuration. None may have the name of an issuer of service account tokens, as upstream.
+/// The issuers of the configuration. As upstream, they must differ from the issuers of service account tokens.
 fn foreign_issuers(
     tokens: &Tokens,
     configs: Vec<IssuerConfig>,
@@ -387,7 +388,7 @@ fn foreign_issuers(
     oidc::Issuers::new(configs)
 }
 
-/// The answer of a local authenticator.
+/// The result of a local authenticator.
 fn known<'a>(user: Option<User>) -> Authenticating<'a> {
     Either::Left(ready(user))
 }

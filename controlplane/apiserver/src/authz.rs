@@ -1,4 +1,5 @@
-//! Authorization: a chain of authorizers (`authz/`). The first one that allows or denies decides; the default is deny.
+//! Authorization: a chain of authorizers (`authz/`). The first verdict other than no opinion decides; the default is
+//! deny.
 
 mod abac;
 mod component;
@@ -30,7 +31,7 @@ use rbac::{Policies, rule::Rule};
 /// The attributes of a request for authorizers.
 pub(crate) struct AccessAttributes<'a> {
     pub(crate) user: &'a User,
-    /// The verb; by default the verb of the request.
+    /// The verb to check. Usually the verb of the request.
     pub(crate) verb: &'a str,
     pub(crate) info: &'a RequestInfo,
     pub(crate) cache: &'a Cache,
@@ -45,32 +46,32 @@ pub(crate) enum Verdict {
     NoOpinion,
 }
 
-/// A verdict with its reason, which is for the client.
+/// A verdict, and the reason that the client receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) verdict: Verdict,
     pub(crate) reason: Cow<'static, str>,
 }
 
-/// A running decision. A local authorizer decides at once, without an allocation.
+/// A running decision. A local authorizer decides immediately and without an allocation.
 pub(crate) type Deciding<'a> = Either<Ready<Decision>, BoxFuture<'a, Decision>>;
 
 /// A member of the chain.
 pub(crate) trait Authorizer: Send + Sync {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a>;
 
-    /// Adds the rules of a user. An authorizer that allows nothing by rules adds none.
+    /// Adds the rules of a user. By default none are added.
     fn add_rules(&self, _of: &RulesScope<'_>, _found: &mut UserRules) {}
 }
 
-/// The user of a rules review, and the namespace.
+/// The user and the namespace of a rules review.
 pub(crate) struct RulesScope<'a> {
     pub(crate) user: &'a User,
     pub(crate) namespace: &'a str,
     pub(crate) cache: &'a Cache,
 }
 
-/// The rules of a user that the members of the chain can list.
+/// The rules of a user, as far as the authorizers can list them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct UserRules {
     pub(crate) rules: Vec<Rule>,
@@ -82,7 +83,7 @@ pub(crate) struct UserRules {
 pub(crate) struct Authorizers {
     /// The RBAC index, built from the watch cache.
     pub(crate) policies: Arc<Policies>,
-    /// Replaced when the file of the configuration has changed.
+    /// Replaced when the configuration file changes.
     chain: ArcSwap<Vec<Box<dyn Authorizer>>>,
     config: AuthorizationConfig,
     allows_all: bool,
@@ -91,7 +92,7 @@ pub(crate) struct Authorizers {
 // === impl Decision ===
 
 impl Decision {
-    /// Allow with a reason, or no opinion.
+    /// Allows with a reason, or has no opinion.
     fn allow_if(allowed: bool, reason: &'static str) -> Self {
         match allowed {
             true => Self { verdict: Verdict::Allow, reason: reason.into() },
@@ -103,7 +104,7 @@ impl Decision {
         Self { verdict: Verdict::NoOpinion, reason: reason.into() }
     }
 
-    /// Fails with the error for the client, unless the decision allows the request.
+    /// Returns the error for the client unless the decision allows the request.
     pub(crate) fn permit(&self, attributes: &AccessAttributes<'_>) -> Result<()> {
         match (self.verdict, &*self.reason) {
             (Verdict::Allow, _) => Ok(()),
@@ -135,21 +136,21 @@ impl Authorizers {
         self.allows_all
     }
 
-    /// Reads the configuration files again. If they are invalid, the current chain is kept.
+    /// Reads the configuration files again. On an error the current chain stays.
     ///
     /// # Errors
     /// A file is invalid, or the new chain allows every request.
     pub(crate) fn reload(&self) -> std::result::Result<(), String> {
         let members = self.config.members(&self.policies)?;
         if members.allows_all && !self.allows_all {
-            // The server accepts anonymous requests, and this is fixed at the start.
+            // Whether anonymous requests are accepted is fixed at the start; here they may be.
             return Err("the authorizer AlwaysAllow cannot be added without a restart".to_owned());
         }
         self.chain.store(Arc::new(members.chain));
         Ok(())
     }
 
-    /// The first verdict that is not [`Verdict::NoOpinion`]; else no opinion with all reasons.
+    /// The first verdict other than [`Verdict::NoOpinion`]. Otherwise no opinion with all reasons.
     pub(crate) async fn decide(&self, attributes: &AccessAttributes<'_>) -> Decision {
         let mut reasons = Vec::new();
         let chain = self.chain.load_full();
@@ -165,7 +166,7 @@ impl Authorizers {
         Decision { verdict: Verdict::NoOpinion, reason: reasons.join(", ").into() }
     }
 
-    /// The rules of a user, of all members of the chain.
+    /// The rules of a user from all authorizers of the chain.
     pub(crate) fn rules(&self, of: &RulesScope<'_>) -> UserRules {
         let mut found = UserRules::default();
         self.chain.load().iter().for_each(|member| member.add_rules(of, &mut found));
@@ -177,7 +178,8 @@ impl Authorizers {
         self.decide(attributes).await.permit(attributes)
     }
 
-    /// Checks that the user has another permission besides that of the request. The error is that for the client.
+    /// Checks that the user has another permission in addition to that of the request. Returns the error for the
+    /// client.
     pub(crate) async fn authorize_also(
         &self,
         cache: &Cache,
@@ -191,7 +193,7 @@ impl Authorizers {
     }
 }
 
-/// Whether a request opens a stream into a pod. It needs the verb `create` for every method.
+/// Whether a request opens a stream into a pod. It needs the verb `create` for every HTTP method.
 pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
     info.resource.as_ref().is_some_and(|resource| {
         resource.group.is_empty()

@@ -1,5 +1,5 @@
-//! `GET /coracle/backup`: the backup of the embedded store, for `coracle backup`. RBAC allows it to users who may get this
-//! path, by default the administrators.
+//! `GET /coracle/backup`: the backup of the embedded store, for `coracle backup`. Requires the permission to get this
+//! path, which only administrators have by default.
 
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -16,10 +16,10 @@ use crate::{
     state::State,
 };
 
-/// Chunks that wait for a slow client.
+/// Maximum number of chunks that wait for a slow client.
 const QUEUED: usize = 4;
 
-/// The backup, if the path is that of backups.
+/// The response, if the path is that of backups.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Result<Option<Reply>> {
     if info.path != BACKUP_PATH || info.verb != "get" {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Request bodies: from JSON, YAML or protobuf to a tree of the right kind.
+//! Decodes request bodies: JSON, YAML or protobuf to a tree of the expected kind.
 
 use bytes::Bytes;
 use coracle_kinds::{
@@ -20,7 +20,7 @@ mod yaml;
 
 pub(crate) use yaml::{first_duplicate, parse as parse_yaml};
 
-/// The beginning of the message about a body that is not JSON.
+/// Prefix of the error about a body that is not JSON.
 const NO_VERSION: &str = "couldn't get version/kind";
 /// Maximum bytes of a request body, as upstream.
 const LIMIT: usize = 3 << 20;
@@ -68,7 +68,7 @@ impl<'a> Expected<'a> {
         Self { initializers: are_known, ..self }
     }
 
-    /// The error of a value that has the wrong type.
+    /// The error of a value with the wrong type.
     fn problem(&self, problem: String) -> ApiError {
         let version = self.api_version.rsplit('/').next().unwrap_or_default();
         let kind = self.kind;
@@ -78,7 +78,7 @@ impl<'a> Expected<'a> {
     }
 }
 
-/// Reads the whole body, up to the limit and as long as there is memory for it.
+/// Reads the whole body, up to the size limit and the memory limit.
 pub(crate) async fn read<B>(body: B, memory: &mut BodyMemory) -> Result<Bytes>
 where
     B: http_body::Body<Data = Bytes>,
@@ -87,7 +87,7 @@ where
     read_up_to(body, LIMIT, memory).await
 }
 
-/// Reads the whole body, up to `limit` bytes and as long as there is memory for it.
+/// Reads the whole body, up to `limit` bytes and the memory limit.
 pub(crate) async fn read_up_to<B>(body: B, limit: usize, memory: &mut BodyMemory) -> Result<Bytes>
 where
     B: http_body::Body<Data = Bytes>,
@@ -113,7 +113,7 @@ where
     Ok(rest.map_or(first, Bytes::from))
 }
 
-/// A body as an object of an expected kind, with warnings.
+/// Decodes a body as an object of an expected kind. Also returns warnings.
 pub(crate) fn decode(
     headers: &HeaderMap,
     bytes: &Bytes,
@@ -123,14 +123,14 @@ pub(crate) fn decode(
     offload::run(bytes.len() > MIN_OFFLOADED_BYTES, || {
         let mut parsed = tree(headers, bytes).map_err(|error| unrecognized(error, expected.kind, bytes))?;
         if parsed.value.is_null() {
-            // Go decodes null as an object without fields.
+            // As in Go, null decodes to an object without fields.
             parsed.value = Value::Object(Map::new());
         }
         check(parsed, expected, validation)
     })
 }
 
-/// The error of a body that is not JSON, with the expected kind and the beginning of the body. Source:
+/// Extends the error of a body that is not JSON by the expected kind and the start of the body. Source:
 /// `transformDecodeError` of the generic API server.
 fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
     /// Maximum bytes of the body in the message.
@@ -151,7 +151,7 @@ fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
     error
 }
 
-/// A body as a tree, without a check of its type.
+/// Parses a body without a check of its type.
 pub(crate) fn parse(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
     offload::run(bytes.len() > MIN_OFFLOADED_BYTES, || tree(headers, bytes))
 }
@@ -174,7 +174,7 @@ fn tree(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
     }
 }
 
-/// Checks a tree against what it must be; absent apiVersion and kind are filled in.
+/// Checks a tree against the expected type. Sets apiVersion and kind if absent.
 pub(crate) fn check(
     mut parsed: Parsed,
     expected: &Expected<'_>,

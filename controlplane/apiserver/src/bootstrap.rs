@@ -1,4 +1,5 @@
-//! The objects that every cluster has from the start: namespaces, roles, and the Service `kubernetes` of this server.
+//! The objects that every cluster contains from the start: namespaces, roles, and the Service `kubernetes` of this
+//! server.
 
 mod addresses;
 mod policy;
@@ -55,9 +56,9 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     Ok(())
 }
 
-/// Creates the ServiceCIDR of the configured ranges, and makes it ready before the first service needs an address. An
-/// existing one gets a new second range. It keeps every other range, because services may have addresses in it. Source:
-/// `pkg/controlplane/controller/defaultservicecidr`.
+/// Creates the ServiceCIDR of the configured ranges, and makes it ready before the first service needs an address. A
+/// second range is added to an existing ServiceCIDR. Other ranges are kept, because services may have addresses in
+/// them. Source: `pkg/controlplane/controller/defaultservicecidr`.
 async fn default_range(state: &Arc<State>) -> Result<()> {
     const NAME: &str = "kubernetes";
     let kind = by_resource("networking.k8s.io", "v1", "servicecidrs").ok_or_else(ApiError::no_resource)?;
@@ -95,13 +96,12 @@ async fn default_range(state: &Arc<State>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the ranges are those of a single-stack ServiceCIDR and a second one.
+/// Whether `ranges` adds a second range to a single-stack ServiceCIDR.
 fn is_extended(stored: &Value, ranges: &[String]) -> bool {
     ranges.len() == 2 && *stored == json!([ranges[0]])
 }
 
-/// The service of cluster DNS. The nodes serve its address themselves; the service reserves it, so that no other
-/// service can get it.
+/// Creates the service of cluster DNS. The nodes serve its address themselves; the service reserves the address.
 async fn cluster_dns(state: &Arc<State>) -> Result<()> {
     /// Number of the address in the service range, as in clusters of kubeadm.
     const DNS_ADDRESS_NUMBER: u128 = 10;
@@ -116,7 +116,7 @@ async fn cluster_dns(state: &Arc<State>) -> Result<()> {
         "spec": {"type": "ClusterIP", "clusterIP": address.to_string(), "ports": ports, "sessionAffinity": "None"},
     });
     match ensure(state, "services", service).await {
-        // A service of an earlier version of this cluster has the address.
+        // A service from an earlier version of the cluster has the address.
         Err(error) if error.reason == "Invalid" => {
             tracing::warn!(%address, error = error.message, "another service has the address of cluster DNS");
             Ok(())
@@ -138,7 +138,7 @@ async fn priority_classes(state: &Arc<State>) -> Result<()> {
     Ok(())
 }
 
-/// Creates the storage class of local volumes as the default one. An existing class is not changed.
+/// Creates the default storage class for local volumes. An existing class is not changed.
 async fn local_class(state: &Arc<State>) -> Result<()> {
     let kind = by_resource("storage.k8s.io", "v1", "storageclasses").ok_or_else(ApiError::no_resource)?;
     let annotations = json!({"storageclass.kubernetes.io/is-default-class": "true"});
@@ -151,8 +151,7 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
     ensure_kind(state, kind, class).await
 }
 
-/// The config map by which aggregated servers authenticate clients and this server. It is written when an authority
-/// changes.
+/// Writes the config map by which aggregated servers authenticate clients and this server, if an authority has changed.
 async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     let proxy = &state.front_proxy;
     if proxy.authority.is_empty() {
@@ -181,7 +180,7 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     written.await.map(|_| ())
 }
 
-/// Creates the config map with the day since which the uses of legacy tokens are recorded. A stock controller manager
+/// Creates the config map with the day since which the uses of legacy tokens are recorded. kube-controller-manager
 /// reads it before it removes unused tokens.
 async fn token_tracking(state: &Arc<State>) -> Result<()> {
     let metadata =

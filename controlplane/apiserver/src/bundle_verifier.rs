@@ -1,7 +1,7 @@
-//! Verification of a server's certificate by a bundle of certificates, such as the `caBundle` of a webhook.
+//! Verification of a server's certificate with a bundle of certificates, such as the `caBundle` of a webhook.
 //!
 //! As in Go, the bundle may contain the server's own certificate, even if it is an authority, which is the default of
-//! `openssl req -x509`. The WebPKI rules refuse such a certificate as a server's.
+//! `openssl req -x509`. The WebPKI rules refuse an authority as a server certificate.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _};
 
-/// Accepts certificates of the bundle, and those that an authority of the bundle signed.
+/// Accepts certificates of the bundle, and certificates that an authority of the bundle signed.
 #[derive(Debug)]
 pub(crate) struct BundleVerifier {
     certificates: Vec<CertificateDer<'static>>,
@@ -31,7 +31,7 @@ impl BundleVerifier {
     /// Reads a `caBundle`: PEM in base64.
     ///
     /// # Errors
-    /// It is not PEM in base64, or has no certificate, or an invalid one.
+    /// The bundle is not PEM in base64, or contains no certificate or an invalid one.
     pub(crate) fn read(bundle: &str, provider: Arc<CryptoProvider>) -> Result<Self, String> {
         let pem =
             BASE64_STANDARD.decode(bundle).map_err(|error| format!("caBundle is not base64: {error}"))?;
@@ -90,7 +90,7 @@ impl ServerCertVerifier for BundleVerifier {
     }
 }
 
-/// Verifies a certificate of the bundle itself: its name, its dates and its purpose.
+/// Verifies a certificate that is itself in the bundle: its name, validity and purpose.
 fn verify_known(
     end_entity: &CertificateDer<'_>,
     name: &ServerName<'_>,

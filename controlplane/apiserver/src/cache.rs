@@ -1,7 +1,8 @@
-//! The watch cache: every object's encoded bytes once, shared by gets, lists and watches.
+//! The watch cache: the encoded bytes of every object once, shared by gets, lists and watches.
 //!
-//! One task watches the store and applies each commit in order. The cache keeps the recent changes of each resource, too.
-//! So a watch can start a little in the past, and a paged list can continue at the revision of its first page.
+//! One task watches the store and applies each commit in order. The cache also keeps the recent changes of each
+//! resource, so that a watch can start at an earlier revision, and a paged list can continue at the revision of its
+//! first page.
 
 mod allocated;
 mod collection;
@@ -31,25 +32,25 @@ pub(crate) use ledger::Ledger;
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
 use progress::Progress;
-pub(crate) use references::{References, Referred};
+pub(crate) use references::{ReferenceKind, References};
 pub(crate) use watchers::{Event, Events, Watcher};
 
-/// The guard of the services' addresses and ports: each write that allocates some touches it. It has no `/`, so no object
-/// has this key.
+/// Store key of the guard for service addresses and ports: each write that allocates some also updates it. It contains
+/// no `/`, so no object has this key.
 pub(crate) const ALLOCATIONS: &str = "allocations";
 
 /// Collections by group and resource name.
 type Collections = HashMap<Box<str>, HashMap<Box<str>, Arc<Shared>>>;
 
 pub(crate) struct Cache {
-    /// Replaced when a resource comes or goes; read without a lock.
+    /// Replaced when a resource is added or removed; read without a lock.
     collections: ArcSwap<Collections>,
     revision: Progress,
-    /// Revision of [`ALLOCATIONS`]; 0 if it does not exist. All allocations up to it are in the collections.
+    /// Revision of [`ALLOCATIONS`]; 0 if it does not exist. The collections contain all allocations up to it.
     allocations: AtomicU64,
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
-    /// The usage of quotas by the objects. Locked before a collection.
+    /// The usage of quotas by the objects. Lock order: before a collection.
     pub(crate) quotas: Ledger,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct Cache {
 pub(crate) struct Shared(Mutex<Collection>);
 
 impl Shared {
-    /// The collection, locked; never held over an await.
+    /// Locks the collection. The guard must not be held over an await.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Collection> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,8 +97,8 @@ impl Cache {
         }
     }
 
-    /// Adds the collection of a resource with its stored objects, or replaces the resource of a known collection. Only
-    /// the registry calls it, one call at a time.
+    /// Adds the collection of a resource with its stored objects, or replaces the resource of an existing collection.
+    /// Only the registry calls it, one call at a time.
     pub(crate) async fn add(
         &self,
         store: &dyn Store,
@@ -107,7 +108,7 @@ impl Cache {
             known.lock().replace(stored.clone());
             return Ok(());
         }
-        // Commits that follow the list are kept until the objects are loaded.
+        // The collection keeps commits until the listed objects are loaded.
         let collection = Collection::loading(stored.clone());
         let mut collections = Collections::clone(&self.collections.load());
         let collection = insert(&mut collections, collection);
@@ -115,7 +116,7 @@ impl Cache {
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
             match store.list(Range { prefix: prefix_of(stored, ""), ..Range::default() }).await {
-                // The commits between this list and the resync are missing.
+                // A resync came during the list: commits between both are missing, so list again.
                 Ok(_) if self.resyncs.load(Ordering::Acquire) != resyncs => {}
                 Ok(page) => {
                     let mut quotas = self.quotas.lock();
@@ -144,7 +145,7 @@ impl Cache {
         }
     }
 
-    /// Applies the events of the store until it is closed.
+    /// Applies the events of the store until the watch ends.
     pub(crate) async fn follow(self: Arc<Self>, mut watch: Watch) {
         while let Some(event) = watch.next().await {
             match event {
@@ -168,14 +169,15 @@ impl Cache {
         } else {
             self.note_guard(&commit.key, commit.revision);
         }
-        // A request that waits for this revision may allocate next: it needs the guard of the same revision.
+        // A waiting request may allocate next and then needs the guard of the same revision, so the guard's commit
+        // advances the revision.
         if !commit.guard_follows {
             self.revision.advance(commit.revision);
         }
     }
 
-    /// Replaces all objects except those with unreadable keys: commits were missed. The watches of clients end, and
-    /// clients list again.
+    /// Replaces all objects except those with unreadable keys, because commits were missed. The watches of clients end,
+    /// and clients list again.
     fn resync(&self, page: Page, unreadable: &[Arc<str>]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
         let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
@@ -233,10 +235,10 @@ impl Cache {
         }
     }
 
-    /// Waits until a condition holds. It is checked at each commit.
+    /// Waits until a condition holds. It is evaluated after each applied revision.
     pub(crate) async fn until(&self, holds: impl Fn() -> bool) {
         let mut seen = self.revision.subscribe();
-        // An error means that the cache itself has ended.
+        // An error means that the cache was dropped.
         let _ = seen.wait_for(|_| holds()).await;
     }
 
@@ -255,7 +257,7 @@ impl Cache {
         found.map_or(0, |objects| u64::try_from(objects.lock().len()).unwrap_or(u64::MAX))
     }
 
-    /// The objects of a namespace, or of all with an empty one, in their stored versions.
+    /// The objects of a namespace in their stored versions. An empty namespace selects all.
     pub(crate) fn list(&self, kind: &Resource, namespace: &str) -> Vec<Arc<Object>> {
         let prefix = prefix_of(kind, namespace);
         self.of(kind).map(|all| all.lock().under(&prefix).cloned().collect()).unwrap_or_default()

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
 use coracle_kinds::{
     Resource,
+    protobuf::encode,
     schema::{FieldValidation, Parsed},
     validate::{Causes, Path},
 };
@@ -26,7 +27,7 @@ use crate::{
     warnings::Warnings,
 };
 
-/// Groups and kinds that controllers of this process create with generated names.
+/// Kinds that controllers of this process create with generated names, as group and kind.
 const GENERATED: [(&str, &str); 3] =
     [("", "Pod"), ("discovery.k8s.io", "EndpointSlice"), ("resource.k8s.io", "ResourceClaim")];
 
@@ -39,7 +40,7 @@ pub(crate) struct Call {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) warnings: Warnings,
-    /// The cost of the expressions of admission policies.
+    /// The accumulated cost of the expressions of admission policies.
     pub(crate) cost: RequestCost,
     /// The audit record, if the request is recorded.
     pub(crate) audit: Option<Arc<Record>>,
@@ -48,7 +49,7 @@ pub(crate) struct Call {
 // === impl Call ===
 
 impl Call {
-    /// A call that the server makes of itself.
+    /// A call that the server makes on its own behalf.
     pub(crate) fn internal(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Self {
         let resource = ResourceInfo {
             group: kind.group.clone().into_owned(),
@@ -77,30 +78,34 @@ impl Call {
         }
     }
 
-    /// The body as an object of the call's own kind, with warnings.
+    /// Decodes the body as an object of the call's own kind. Also returns warnings.
     pub(crate) fn object(&self) -> Result<(Value, Vec<String>)> {
         self.decode(&Expected::of(&self.kind).with_initializers(self.has_initializers()))
     }
 
-    /// Whether objects have `metadata.initializers`: the plugin Initializers runs.
+    /// Whether `metadata.initializers` is supported: the plugin Initializers runs.
     pub(crate) fn has_initializers(&self) -> bool {
         self.state.admission.initialization.is_some()
     }
 
-    /// Whether the request gets uninitialized objects. The controllers of this process count the objects that they have
-    /// created with generated names, and the garbage collector, which reads metadata only, finds all dependents.
+    /// Whether the response includes uninitialized objects. The controllers of this process need them to count the
+    /// objects that they created with generated names. The garbage collector, which reads only metadata, needs them to
+    /// find all dependents.
     pub(crate) fn includes_uninitialized(&self) -> bool {
         let is_generated = || GENERATED.iter().any(|(group, kind)| self.kind.is(group, kind));
-        let is_controller = || is_generated() || self.form().is_ok_and(|form| matches!(form, Form::Partial));
+        let is_controller = || {
+            is_generated()
+                || self.form().is_ok_and(|form| matches!(form, Form::Partial(_) | Form::PartialProtobuf(_)))
+        };
         self.info.query.flag("includeUninitialized") || (self.user.is_component() && is_controller())
     }
 
-    /// The body as an object of an expected kind, with warnings.
+    /// Decodes the body as an object of an expected kind. Also returns warnings.
     pub(crate) fn decode(&self, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
         body::decode(&self.headers, &self.body, expected, self.validation()?)
     }
 
-    /// The body as a tree, without a check of its type.
+    /// Parses the body without a check of its type.
     pub(crate) fn parse(&self) -> Result<Parsed> {
         body::parse(&self.headers, &self.body)
     }
@@ -130,26 +135,29 @@ impl Call {
         }
     }
 
-    /// Runs admission for a subresource that has an object of its own. Returns the object.
+    /// Runs admission for the object of a subresource request. Returns the admitted object.
     pub(crate) async fn admit_subresource(&self, operation: Operation, object: Value) -> Result<Value> {
         let attributes = self.attributes(operation, &self.resource.name, None);
         self.state.admission.admit_subresource(&attributes, object).await
     }
 
-    /// Whether the user has another verb for the resource of the request.
+    /// Checks that the user may also use another verb on the resource of the request.
     pub(crate) async fn authorize_also(&self, verb: &str) -> Result<()> {
         let (state, resource) = (&self.state, self.resource.clone());
         state.authorizers.authorize_also(&state.cache, &self.user, verb, resource).await
     }
 
-    /// Whether work on the body should not run on the async workers.
+    /// Whether work on the body must run outside of the async workers.
     pub(crate) fn has_large_body(&self) -> bool {
         self.body.len() > MIN_OFFLOADED_BYTES
     }
 
     /// The form of the response that the client prefers.
     pub(crate) fn form(&self) -> Result<Form> {
-        let forms = ["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
+        let mut forms = vec!["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
+        if self.kind.is_stored() && encode::is_supported(self.kind.api_version(), &self.kind.kind) {
+            forms.push(media::PROTOBUF);
+        }
         media::negotiate(&self.headers, &self.info.query, &forms)
     }
 
@@ -175,7 +183,7 @@ impl Call {
         }
     }
 
-    /// The error of an invalid parameter of the request. `describe` adds its causes.
+    /// The error of invalid parameters. `describe` adds the causes.
     pub(crate) fn invalid_parameter(&self, describe: impl FnOnce(&mut Causes)) -> ApiError {
         let options = match self.info.verb {
             "create" => "CreateOptions",
@@ -189,7 +197,7 @@ impl Call {
         ApiError::invalid_parameters((options, "meta.k8s.io"), &causes.into_list())
     }
 
-    /// The namespace of this kind's keys.
+    /// The namespace in the keys of this kind's objects.
     pub(crate) fn namespace(&self) -> &str {
         if self.kind.namespaced { &self.resource.namespace } else { "" }
     }

@@ -26,7 +26,7 @@ use crate::{
 /// Minimum bytes of a response that is compressed.
 const MIN_COMPRESSED_BYTES: usize = 128 << 10;
 
-/// A body whose start was read to determine its size: the start, then the rest.
+/// A body whose start was read to determine its size.
 struct Started {
     start: VecDeque<Bytes>,
     rest: Body,
@@ -35,7 +35,7 @@ struct Started {
 /// A body that is compressed chunk by chunk.
 struct Compressed {
     body: Started,
-    /// None after the end.
+    /// `None` after the end of the body.
     encoder: Option<GzEncoder<Vec<u8>>>,
 }
 
@@ -57,8 +57,8 @@ pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
         })
 }
 
-/// Compresses a response if it is large enough. `limit`: maximum wait for the start of the body. The body may come from
-/// another server that sends nothing, and the request holds its seats while it waits.
+/// Compresses a response if it is large enough. `limit` is the maximum wait for the start of the body: the body may
+/// come from another server that sends nothing, and the request holds its seats while it waits.
 pub(crate) async fn compress_within(limit: Duration, reply: Reply) -> Reply {
     tokio::time::timeout(limit, compress(reply)).await.unwrap_or_else(|_elapsed| {
         let error = ApiError::timeout("request did not complete within the allotted timeout", 1);
@@ -79,14 +79,14 @@ async fn compress(reply: Reply) -> Reply {
                 size += data.len();
                 start.push_back(data);
             }
-            // Pass the error on: the connection ends as it would without compression.
+            // Pass the error on, so that the connection ends as it would without compression.
             Some(Err(error)) => {
                 let failed = futures::stream::iter([Err::<Frame<Bytes>, _>(error)]);
                 let body = http_body_util::StreamBody::new(failed).boxed_unsync();
                 return Reply::from_parts(parts, body);
             }
             None => {
-                // A body may panic when it is polled after its end.
+                // Replaced, because a body may panic when it is polled after its end.
                 body = http_body_util::Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync();
                 break;
             }

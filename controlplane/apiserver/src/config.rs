@@ -1,4 +1,4 @@
-//! Configuration of the API server, and the errors of its start.
+//! Configuration of the API server, and errors of its start.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -19,32 +19,33 @@ use crate::error::ApiError;
 use crate::service_range::ServiceRanges;
 use crate::usage_history::InitialResourcesOptions;
 
-/// Maximum bytes of the configuration of authentication.
+/// Maximum bytes of the authentication configuration file.
 const MAX_AUTHENTICATION: u64 = 1 << 20;
 
 /// Configuration of the API server.
 pub struct ApiserverConfig {
-    /// The address by which pods and nodes reach this server.
+    /// The address at which pods and nodes reach this server.
     pub advertise: SocketAddr,
-    /// Address range of services. The first address is this server's own.
+    /// Address ranges of services. The first address of the default range is this server's own.
     pub service_ranges: ServiceRanges,
     /// Key that signs service-account tokens: PKCS#8, P-256.
     pub service_account_key: Vec<u8>,
     /// External signer of service-account tokens, in place of the key.
     pub token_signer: Option<Arc<coracle_token_signer::TokenSigner>>,
-    /// Issuer of tokens: a URL.
+    /// Issuer of service account tokens: a URL.
     pub issuer: String,
-    /// File of passwords for basic authentication.
+    /// File with passwords for basic authentication.
     pub password_file: Option<PathBuf>,
-    /// File of static tokens.
+    /// File with static tokens.
     pub token_file: Option<PathBuf>,
-    /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
+    /// Authentication configuration file: token issuers and the rule for anonymous requests, in upstream's format
+    /// `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
     /// Issuer of OpenID Connect tokens. Excludes the authentication file.
     pub oidc: Option<OidcConfig>,
     /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
-    /// Proxy that sends the user's name in request headers.
+    /// Proxy that authenticates users and sends their names in request headers.
     pub request_header: Option<RequestHeaderConfig>,
     /// Whether requests without credentials are accepted. The authentication file takes precedence.
     pub anonymous_auth: bool,
@@ -52,15 +53,15 @@ pub struct ApiserverConfig {
     pub authorization: AuthorizationConfig,
     /// TLS for requests to kubelets.
     pub kubelet: KubeletTls,
-    /// Configuration of the admission plugins, in upstream's form.
+    /// Admission configuration file, in upstream's format `AdmissionConfiguration`.
     pub admission_file: Option<PathBuf>,
     /// The admission plugins that run.
     pub admission_plugins: PluginSelection,
     /// Options of the admission plugin InitialResources, which is off by default.
     pub initial_resources: InitialResourcesOptions,
-    /// The built-in versions that are served.
+    /// The built-in API versions that are served.
     pub runtime_config: RuntimeConfig,
-    /// Behaviour that feature gates switch.
+    /// Behaviour that feature gates control.
     pub features: ServerFeatures,
     /// Options with kube-apiserver's defaults.
     pub options: ServerOptions,
@@ -68,7 +69,7 @@ pub struct ApiserverConfig {
     pub audit: Option<AuditConfig>,
     /// The identity of this server towards aggregated servers.
     pub front_proxy: FrontProxy,
-    /// Maximum duration of a request that is not long-running, and then of its response.
+    /// Maximum duration of a request that is not long-running, and of the sending of its response.
     pub request_timeout: Duration,
     /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
     /// user gets half of each.
@@ -76,11 +77,11 @@ pub struct ApiserverConfig {
     /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
     /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
-    /// server in this time.
+    /// server during this time.
     pub shutdown_delay: Duration,
 }
 
-/// Behaviour that feature gates of Kubernetes switch.
+/// Behaviour that feature gates of Kubernetes control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerFeatures {
     /// Whether large responses are compressed for clients that accept it. Gate `APIResponseCompression`.
@@ -98,20 +99,20 @@ impl Default for ServerFeatures {
 /// Options of kube-apiserver, with its defaults.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Ports from which services get node ports.
+    /// Port range for node ports of services.
     pub node_ports: RangeInclusive<u16>,
-    /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
+    /// Default toleration in seconds of pods for nodes that are not ready, and for unreachable nodes.
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
-    /// Issuers of service account tokens. The first one issues, tokens of the others are accepted too. If there is none,
-    /// the issuer is [`ApiserverConfig::issuer`].
+    /// Issuers of service account tokens. New tokens are issued by the first one; tokens of all of them are accepted.
+    /// Empty: [`ApiserverConfig::issuer`].
     pub token_issuers: Vec<String>,
-    /// Audiences of this server. If there is none, they are the issuers.
+    /// Audiences of this server. Empty: the issuers.
     pub audiences: Vec<String>,
     /// Maximum validity of service account tokens in seconds.
     pub max_token_seconds: Option<i64>,
-    /// URL of the keys of the tokens in the discovery document; `None` uses this server's address.
+    /// URL of the token keys in the discovery document. `None` uses this server's address.
     pub keys_url: Option<String>,
     /// Whether tokens of pods with the default validity are accepted for a year. Upstream has the default true.
     pub extend_tokens: bool,
@@ -141,14 +142,14 @@ impl Default for ServerOptions {
     }
 }
 
-/// The audit of requests.
+/// Configuration of auditing.
 #[derive(Clone, Debug)]
 pub struct AuditConfig {
     /// File of the policy: a `Policy` of `audit.k8s.io/v1`.
     pub policy_file: PathBuf,
     /// The log.
     pub log: Option<coracle_audit::LogOptions>,
-    /// The webhook that receives the events.
+    /// The webhook that receives the audit events.
     pub webhook: Option<AuditWebhookConfig>,
 }
 
@@ -156,7 +157,7 @@ pub struct AuditConfig {
 #[derive(Clone)]
 pub struct KubeletTls(pub Arc<rustls::ClientConfig>);
 
-/// The API server cannot start.
+/// Reason why the API server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The store failed.
@@ -165,10 +166,10 @@ pub enum OpenError {
     /// The signing key is not a P-256 key.
     #[error("cannot use the service-account signing key: it is not a P-256 key in PKCS#8 form")]
     SigningKey,
-    /// An authenticator cannot be made.
+    /// An authenticator cannot be created.
     #[error("cannot set up authentication: {0}")]
     Authentication(String),
-    /// The configuration of authentication cannot be used.
+    /// The authentication configuration is invalid.
     #[error("cannot use the authentication configuration {path}: {reason}")]
     AuthenticationFile {
         /// Its path.
@@ -176,10 +177,10 @@ pub enum OpenError {
         /// The invalid field, or the read error.
         reason: String,
     },
-    /// The configuration of authorization cannot be used.
+    /// The authorization configuration is invalid.
     #[error("cannot use the authorization configuration: {0}")]
     Authorization(String),
-    /// The configuration of the admission plugins cannot be used.
+    /// The admission configuration is invalid.
     #[error("cannot use the admission configuration {path}: {reason}")]
     AdmissionFile {
         /// Its path.
@@ -228,7 +229,7 @@ pub enum OpenError {
     Bootstrap(#[source] ApiError),
 }
 
-/// Reads the configuration of authentication, and returns its text too. Without a file there are no issuers.
+/// Reads the authentication configuration. Also returns its text. Without a file there are no issuers.
 pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(AuthenticationConfig, String), OpenError> {
     let Some(path) = path else { return Ok((AuthenticationConfig::default(), String::new())) };
     let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };
@@ -242,7 +243,7 @@ pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(Authentication
     Ok((config, text))
 }
 
-/// Reads the policy and opens the backends.
+/// Reads the audit policy and opens the backends.
 pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError> {
     let path = config.policy_file;
     let text = std::fs::read_to_string(&path)

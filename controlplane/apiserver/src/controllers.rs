@@ -1,4 +1,4 @@
-//! The controllers that are parts of the server. They use the write pipeline as clients do.
+//! The controllers that run in the API server. They write through the write pipeline, as clients do.
 
 pub(crate) mod aggregation;
 mod api_services;

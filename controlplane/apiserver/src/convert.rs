@@ -1,7 +1,7 @@
 //! Conversion of objects between the stored version and the version of a request.
 //!
-//! An object in the requested version is not copied. Every other object is parsed and converted. The copies of a list
-//! stay in memory until its response is sent. So all lists together share a limit on the bytes of their copies.
+//! An object that is already in the requested version is not copied. Every other object is parsed and converted. The
+//! copies of a list stay in memory until its response is sent, so all lists share a limit on the bytes of their copies.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,17 +18,17 @@ use crate::{
     offload,
 };
 
-/// Maximum KiB of all converted copies. A list that needs more is served only if no other list has copies.
+/// Maximum KiB of all converted copies. A list that needs more is served only while no other list has copies.
 const MAX_COPIES_KIB: usize = 64 << 10;
-/// Maximum bytes of the copies of a list that needs no reservation.
+/// Maximum bytes of copies that need no reservation.
 const SMALL_COPY_BYTES: usize = 256 << 10;
-/// Bytes of JSON text that are parsed at the same time. The parsed tree takes about ten times the memory of its text.
+/// Bytes of JSON text that are converted at a time. The parsed tree takes about ten times the memory of its text.
 const PART_BYTES: usize = 4 << 20;
 
-/// Reservation of memory for the copies of a list. Dropping it releases the memory.
+/// A reservation of memory for the copies of a list. Dropping it releases the memory.
 pub(crate) type CopyMemory = Option<OwnedSemaphorePermit>;
 
-/// Reserves memory for the copies of a list's objects in another version.
+/// Reserves memory for the converted copies of a list's objects.
 pub(crate) fn copies(to: &Resource, objects: &[Arc<Object>]) -> Result<CopyMemory> {
     static MEMORY: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MAX_COPIES_KIB)));
     let copied = objects.iter().filter(|object| object.api_version() != to.api_version());
@@ -44,7 +44,7 @@ fn take(memory: &Arc<Semaphore>, bytes: usize) -> Result<CopyMemory> {
     taken.map(Some).map_err(|_exhausted| ApiError::too_many_requests())
 }
 
-/// The object in a version.
+/// The object in the version of `to`.
 pub(crate) async fn object(to: &Resource, object: Arc<Object>) -> Result<Arc<Object>> {
     if object.api_version() == to.api_version() {
         return Ok(object);
@@ -53,7 +53,7 @@ pub(crate) async fn object(to: &Resource, object: Arc<Object>) -> Result<Arc<Obj
     Ok(Arc::new(Object::of(to, object.key.clone(), object.revision, &value)))
 }
 
-/// Converts the objects to a version, and keeps their order. At most [`PART_BYTES`] of text are converted at a time.
+/// Converts the objects to the version of `to` and keeps their order. Converts about [`PART_BYTES`] of text at a time.
 pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Result<Vec<Arc<Object>>> {
     let mut next = 0;
     while next < objects.len() {
@@ -69,7 +69,7 @@ pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Res
     Ok(objects)
 }
 
-/// Indexes of the next objects that are not in a version, and the index at which the following part starts.
+/// Indexes of the next objects that need a conversion, and the index at which the following part starts.
 fn part(api_version: &str, objects: &[Arc<Object>], begin: usize) -> (Vec<usize>, usize) {
     let (mut places, mut bytes) = (Vec::new(), 0);
     for (place, object) in objects.iter().enumerate().skip(begin) {
@@ -84,7 +84,7 @@ fn part(api_version: &str, objects: &[Arc<Object>], begin: usize) -> (Vec<usize>
     (places, objects.len())
 }
 
-/// The object in a version, as a tree.
+/// The object in the version of `to`, as a tree.
 pub(crate) async fn value(to: &Resource, value: Value) -> Result<Value> {
     if value["apiVersion"] == to.api_version() {
         return Ok(value);
@@ -92,7 +92,7 @@ pub(crate) async fn value(to: &Resource, value: Value) -> Result<Value> {
     one(to, to.convert.as_deref(), value).await
 }
 
-/// An object of one version of a resource in another version. The stored version itself may have no conversion.
+/// Converts an object between two versions of a resource. The stored version may have no conversion of its own.
 pub(crate) async fn between(from: &Resource, to: &Resource, value: Value) -> Result<Value> {
     if value["apiVersion"] == to.api_version() {
         return Ok(value);

@@ -1,13 +1,13 @@
-//! Custom resources: the resources of a definition.
+//! Custom resources: creates resources from definitions.
 //!
 //! | part | module |
 //! |---|---|
-//! | makes resources of a definition | `resource` |
+//! | creates the resources of a definition | `resource` |
 //! | converts objects by a webhook | `conversion` |
 //! | rules for objects | `strategy` |
 //! | types for field ownership | `ownership` |
 //!
-//! `controllers/custom_resources.rs` follows the definitions.
+//! `controllers/custom_resources.rs` watches the definitions.
 
 mod conversion;
 mod ownership;

@@ -15,14 +15,11 @@ use crate::{
     reply::{self, Reply},
     request::RequestInfo,
     state::State,
+    version::version,
 };
 
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-/// The Kubernetes version of the API.
-const MINOR: &str = "37";
-/// The oldest Kubernetes version of which a server may use the same store.
-const MIN_COMPATIBILITY_MINOR: &str = "36";
-/// Paths that no registry determines.
+/// Paths that are always served.
 const PATHS: [&str; 11] = [
     "/.well-known/openid-configuration",
     "/api",
@@ -37,7 +34,7 @@ const PATHS: [&str; 11] = [
     "/version",
 ];
 
-/// The document with this path, if any.
+/// The document at a path. `None` if there is none.
 pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Option<Reply>> {
     let resources = &**state.registry.load();
     let path: Vec<&str> = info.path.split('/').filter(|part| !part.is_empty()).collect();
@@ -129,7 +126,7 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     Ok(reply)
 }
 
-/// The ETag of a document with this hash.
+/// The ETag for a document hash.
 fn quoted(hash: &str) -> String {
     format!("\"{hash}\"")
 }
@@ -143,7 +140,7 @@ fn openapi_document(info: &RequestInfo, headers: &HeaderMap, document: openapi::
     };
     set(&mut reply, header::ETAG, &tag);
     set(&mut reply, header::VARY, "Accept-Encoding, Accept");
-    // A document with a hash in its URL never changes.
+    // A document that is requested with its hash in the URL never changes.
     if info.query.get("hash") == document.hash {
         set(&mut reply, header::CACHE_CONTROL, "public, immutable");
     }
@@ -151,7 +148,7 @@ fn openapi_document(info: &RequestInfo, headers: &HeaderMap, document: openapi::
 }
 
 fn not_modified() -> Reply {
-    // Without a content type: clients replace the headers of their cached response by these.
+    // Without a content type: clients replace the headers of their cached response with these.
     let mut reply = Reply::new(reply::full(""));
     *reply.status_mut() = StatusCode::NOT_MODIFIED;
     reply
@@ -172,7 +169,8 @@ fn set(reply: &mut Reply, name: header::HeaderName, value: &str) {
 fn index(state: &State, resources: &Resources) -> Value {
     let mut list = discovery::api_group_list(resources);
     remote::add_groups(&state.remotes, resources, &mut list);
-    let mut paths: BTreeSet<String> = PATHS.into_iter().chain([metrics::PATH]).map(str::to_owned).collect();
+    let mut paths: BTreeSet<String> =
+        PATHS.into_iter().chain([metrics::PATH, metrics::SLI_PATH]).map(str::to_owned).collect();
     for group in list["groups"].as_array().into_iter().flatten() {
         let versions = group["versions"].as_array().into_iter().flatten();
         let names = versions.map(|version| &version["groupVersion"]).chain([&group["name"]]);
@@ -181,27 +179,7 @@ fn index(state: &State, resources: &Resources) -> Value {
     json!({"paths": paths})
 }
 
-/// The version of the API, with upstream's fields.
-pub(crate) fn version() -> Value {
-    json!({
-        "major": "1", "minor": MINOR, "emulationMajor": "1", "emulationMinor": MINOR,
-        "minCompatibilityMajor": "1", "minCompatibilityMinor": MIN_COMPATIBILITY_MINOR,
-        "gitVersion": format!("v1.{MINOR}.0+coracle"),
-        "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z",
-        "goVersion": "", "compiler": "rustc", "platform": format!("linux/{}", architecture()),
-    })
-}
-
-/// The architecture's name in Go, which clients compare.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
-/// A document about the issuer of tokens. Clients may keep it for an hour, as upstream, if its keys do not change.
+/// A document about the issuer of tokens. Clients may cache it for an hour, as upstream, if the keys do not change.
 fn of_issuer(state: &State, media: &'static str, document: &Value) -> Reply {
     let mut reply = reply::bytes(200, media, document.to_string());
     if state.authenticators.tokens.keys.are_own() {

@@ -1,4 +1,4 @@
-//! Failures as clients see them: an HTTP code and a `Status` object with reason, message and details.
+//! Errors in the form that clients receive: an HTTP code and a `Status` object with reason, message and details.
 
 use coracle_kinds::{Resource, validate::Cause};
 use serde_json::{Value, json};
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 pub struct ApiError {
     /// HTTP code.
     pub code: u16,
-    /// Machine-readable reason, as `NotFound`.
+    /// Machine-readable reason, for example `NotFound`.
     pub reason: &'static str,
-    /// The sentence that clients print.
+    /// The message that clients print.
     pub message: String,
-    /// `details` of the Status; null for none.
+    /// `details` of the Status. Null omits the field.
     pub details: Value,
-    /// `metadata.continue` of the Status: a token for the rest of an expired list; empty for none.
+    /// `metadata.continue` of the Status: a token for the rest of an expired list. Empty omits the field.
     pub rest: String,
 }
 
@@ -52,7 +52,7 @@ impl ApiError {
         Self::new(403, "Forbidden", message)
     }
 
-    /// An object that admission refuses.
+    /// Admission refuses an object.
     pub(crate) fn forbidden_object(kind: &Resource, name: &str, why: impl std::fmt::Display) -> Self {
         let message = format!("{} \"{name}\" is forbidden: {why}", kind.qualified_resource());
         Self::forbidden(message).of_object(kind, name)
@@ -63,10 +63,10 @@ impl ApiError {
         Self::new(404, "NotFound", message).of_object(kind, name)
     }
 
-    /// A resource, not an object, that is not served.
+    /// The resource is not served.
     pub(crate) fn no_resource() -> Self {
         let error = Self::new(404, "NotFound", "the server could not find the requested resource");
-        // Without fields, as `NewGenericServerResponse` of upstream.
+        // An empty object without fields, as `NewGenericServerResponse` of upstream.
         Self { details: json!({}), ..error }
     }
 
@@ -91,8 +91,8 @@ impl ApiError {
         Self::new(409, "Conflict", message).of_object(kind, name)
     }
 
-    /// Another object or version than the one of a deletion's preconditions. Upstream names the kind here, not the
-    /// resource. Source: `BeforeDelete`.
+    /// The object differs from the preconditions of a deletion. Upstream names the kind here, not the resource. Source:
+    /// `BeforeDelete`.
     pub(crate) fn precondition(kind: &Resource, name: &str, why: &str) -> Self {
         let mut error = Self::conflict(kind, name, why);
         let kind = kind.stored_as();
@@ -114,7 +114,7 @@ impl ApiError {
         Self::new(409, "Conflict", message)
     }
 
-    /// A configuration that server-side apply cannot merge. Upstream has no reason for it either.
+    /// Server-side apply cannot merge a configuration. Upstream has no reason for it either.
     pub(crate) fn of_apply(message: impl Into<String>) -> Self {
         Self::new(500, "", message)
     }
@@ -145,17 +145,17 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", message)
     }
 
-    /// An object that etcd refuses. Source: `etcdserver: request is too large` of etcd.
+    /// etcd refuses an object because of its size. Source: `etcdserver: request is too large` of etcd.
     fn too_large_for_etcd() -> Self {
         Self::new(413, "RequestEntityTooLarge", "etcdserver: request is too large")
     }
 
-    /// A request that exceeds another limit than that of its bytes.
+    /// A request exceeds a limit other than its number of bytes.
     pub(crate) fn entity_too_large(message: impl Into<String>) -> Self {
         Self::new(413, "RequestEntityTooLarge", message)
     }
 
-    /// Too many requests are in flight. The client may retry.
+    /// Too many requests are in flight. The client may retry after a second.
     pub(crate) fn too_many_requests() -> Self {
         let message = "Too many requests, please try again later.";
         let mut error = Self::new(429, "TooManyRequests", message);
@@ -163,14 +163,14 @@ impl ApiError {
         error
     }
 
-    /// A rate that the client exceeds. The client may retry after a second. Source: `NewTooManyRequestsError`.
+    /// The client exceeds a rate. It may retry after a second. Source: `NewTooManyRequestsError`.
     pub(crate) fn rate_limited(why: &str) -> Self {
         let mut error = Self::too_many_requests();
         error.message = format!("Too many requests: {why}");
         error
     }
 
-    /// A refusal by an admission plugin whose error has no code or reason upstream.
+    /// An admission plugin refuses a request. Upstream's error has no reason.
     pub(crate) fn without_reason(message: impl Into<String>) -> Self {
         Self::new(500, "", message)
     }
@@ -184,7 +184,7 @@ impl ApiError {
         let kind = kind.stored_as();
         let message = coracle_kinds::validate::message(kind, name, causes);
         let mut error = Self::new(422, "Invalid", message).of_object(kind, name);
-        // Only in this Status `details.kind` is the kind; in all others it is the resource.
+        // `details.kind` is the kind here. In other errors of this file it is the resource.
         error.details["kind"] = kind.kind.as_ref().into();
         error.details["causes"] = listed(causes);
         error
@@ -198,14 +198,15 @@ impl ApiError {
         error
     }
 
-    /// An object without a name, in a request for the object of this name.
+    /// The object in a request for a named object has no name.
     pub(crate) fn no_name(name: &str) -> Self {
         Self::bad_request(format!(
             "the name of the object ({name} based on URL) was undeterminable: name must be provided"
         ))
     }
 
-    /// Invalid parameters of a request, which are the fields of an object of `meta.k8s.io`; or an invalid TokenRequest.
+    /// Invalid parameters of a request, which upstream reports as fields of an object of `meta.k8s.io`. Also used for
+    /// an invalid TokenRequest.
     pub(crate) fn invalid_parameters((kind, group): (&str, &str), causes: &[Cause]) -> Self {
         let texts: Vec<String> =
             causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
@@ -216,7 +217,7 @@ impl ApiError {
         error
     }
 
-    /// A patch whose result is not a valid object.
+    /// The result of a patch is not a valid object.
     pub(crate) fn invalid_patch(why: &str) -> Self {
         let mut error = Self::new(422, "Invalid", format!(" \"\" is invalid: patch: Invalid value: {why}"));
         error.details = json!({"causes": [
@@ -251,7 +252,7 @@ impl ApiError {
         }
     }
 
-    /// A refusal by a webhook, with its own code and reason. An unknown reason is left out.
+    /// A webhook refuses a request, with its own code and reason. An unknown reason is omitted.
     pub(crate) fn of_webhook(code: u16, reason: &str, message: String) -> Self {
         const REASONS: [&str; 8] = [
             "BadRequest",
@@ -267,7 +268,7 @@ impl ApiError {
         Self::new(code, reason, message)
     }
 
-    /// An eviction that a disruption budget does not allow now. The client may retry, after `seconds` unless that is 0.
+    /// A disruption budget does not allow an eviction now. The client may retry after `seconds`; 0 omits the time.
     pub(crate) fn disruption_budget(why: &str, seconds: u64) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
         let mut error = Self::new(429, "TooManyRequests", message);
@@ -278,7 +279,7 @@ impl ApiError {
         error
     }
 
-    /// An eviction of a pod that several disruption budgets select.
+    /// Several disruption budgets select the pod of an eviction.
     pub(crate) fn several_budgets() -> Self {
         let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         Self::new(500, "", message)
@@ -300,7 +301,7 @@ impl ApiError {
         error
     }
 
-    /// The `v1` Status that goes to the client.
+    /// The `v1` Status that is sent to the client.
     #[must_use]
     pub fn status(&self) -> Value {
         let mut status = json!({

@@ -1,4 +1,4 @@
-//! Field managers of writes: their names, and what they own afterwards (`metadata.managedFields`).
+//! Field managers of writes: their names, and the fields that they own (`metadata.managedFields`).
 
 use std::sync::LazyLock;
 
@@ -21,13 +21,13 @@ const MAX_NAME: usize = 128;
 /// The kind of a write request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
-    /// The writer owns what it changes.
+    /// The writer owns the fields that it changes.
     Update,
-    /// Server-side apply: `managedFields` of the new object are computed already.
+    /// Server-side apply: `managedFields` of the new object are already computed.
     Apply,
 }
 
-/// The name of the manager: the parameter `fieldManager`, else the program in the user agent.
+/// The name of the manager: the parameter `fieldManager`, otherwise the program in the user agent.
 pub(crate) fn name(call: &Call) -> String {
     let given = call.info.query.get("fieldManager");
     if !given.is_empty() {
@@ -65,8 +65,8 @@ pub(crate) fn record_create(call: &Call, object: &mut Value) {
     set(object, &managers);
 }
 
-/// Records the owner of the fields that an update changed. `requested` is `managedFields` of the request. A client may
-/// change it, but not through a subresource. A list with one empty entry clears it.
+/// Records the owner of the fields that an update changed. `requested` is the `managedFields` of the request, which is
+/// ignored for subresources. A list with one empty entry clears the field.
 pub(crate) fn record_update(call: &Call, old: &Value, new: &mut Value, requested: Option<&Value>) {
     let stored = || Managers::from_json(&old["metadata"]["managedFields"]).unwrap_or_default();
     let managers = match requested {

@@ -14,13 +14,13 @@ use sha2::{Digest as _, Sha256};
 use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 
-/// Maximum bytes of a file. Larger files are reported, and not followed.
+/// Maximum bytes of a file. A larger file is logged and ignored.
 const MAX_SIZE: u64 = 16 << 20;
-/// First and longest delay after a failed watch.
+/// First and maximum delay after a failed watch.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
-/// may block: it runs on a blocking thread. A watch that fails is reported and started again after a delay.
+/// may block: it runs on a blocking thread. A watch that fails is logged and restarted after a delay.
 ///
 /// The function watches the directory of `path`, because programs replace the file, or a symbolic link, by a rename.
 pub async fn follow_file(
@@ -44,11 +44,11 @@ pub async fn follow_file(
     }
 }
 
-/// A file that is followed.
+/// A watched file.
 struct Followed<C> {
     path: PathBuf,
     changed: Arc<C>,
-    /// Digest of the content of which `changed` was called last.
+    /// Digest of the content at the last call of `changed`.
     known: Option<[u8; 32]>,
     /// Delay after the next failure.
     delay: Duration,
@@ -57,14 +57,14 @@ struct Followed<C> {
 /// A watch of a directory.
 struct DirectoryWatch {
     events: Inotify,
-    /// Another descriptor of the same events, by which tokio waits for them. Nothing is read from it.
+    /// A duplicate of the descriptor, on which tokio waits for readiness. Events are read from `events`.
     ready: pipe::Receiver,
 }
 
 // === impl Followed ===
 
 impl<C: Fn() + Send + Sync + 'static> Followed<C> {
-    /// Follows the file until the watch fails. Cancel-safe: a change that is found but not reported yet is found again.
+    /// Follows the file until the watch fails. Cancel-safe: a change that is not reported yet is found again.
     async fn follow(&mut self) -> io::Error {
         let watch = DirectoryWatch::start(&self.path);
         // Without a watch the file is compared at each attempt.
@@ -82,7 +82,7 @@ impl<C: Fn() + Send + Sync + 'static> Followed<C> {
         }
     }
 
-    /// Calls `changed` if the content has changed. A missing file is skipped: its creation is an event.
+    /// Calls `changed` if the content has changed. A missing file is skipped: its creation causes an event.
     async fn compare(&mut self) {
         let (path, changed, known) = (self.path.clone(), self.changed.clone(), self.known);
         let compared = tokio::task::spawn_blocking(move || match digest(&path) {
@@ -131,7 +131,7 @@ impl DirectoryWatch {
     /// Waits for events in the directory.
     ///
     /// # Errors
-    /// The kernel failed, or the directory is not at its path any more.
+    /// A system call failed, or the directory was moved or removed.
     async fn wait(&self) -> io::Result<()> {
         const GONE: [AddWatchFlags; 4] = [
             AddWatchFlags::IN_MOVE_SELF,

@@ -1,9 +1,10 @@
 //! Priority and fairness: each request from the network gets seats of its priority level, waits for them, or is
-//! refused.
+//! rejected.
 //!
-//! A flow schema (`schema`) gives a request a priority level and a flow. The levels (`level`) share a fixed number of
-//! seats. Requests of an exempt level need no seats. A watch holds its seats until its first events are collected.
-//! Logs, streams and proxies need no seats, as upstream. `controllers/flow_control.rs` follows the stored objects.
+//! A flow schema (`schema`) selects the priority level and the flow of a request. The levels (`level`) share a fixed
+//! number of seats. Requests of an exempt level need no seats. A watch holds its seats until its first events are
+//! collected. Logs, streams and proxies need no seats, as upstream. `controllers/flow_control.rs` applies the stored
+//! objects.
 
 mod level;
 mod schema;
@@ -39,7 +40,7 @@ use schema::Schema;
 const OBJECTS_PER_SEAT: u64 = 100;
 /// Maximum seats of one request, as upstream.
 const MAX_SEATS: u64 = 10;
-/// Divisor of the request timeout: a request waits for a quarter of it at most, as upstream.
+/// Divisor of the request timeout: a request waits at most for a quarter of it, as upstream.
 const WAIT_PART: u32 = 4;
 
 /// Seats and queues of the requests from the network.
@@ -100,7 +101,7 @@ pub(crate) struct Classified {
 // === impl FlowControl ===
 
 impl FlowControl {
-    /// Has the mandatory objects only, until [`FlowControl::configure`] is called.
+    /// Has only the mandatory objects until [`FlowControl::configure`] is called.
     pub(crate) fn new(seats: u64, request_timeout: Duration) -> Self {
         let made = Self {
             table: ArcSwap::default(),
@@ -144,7 +145,7 @@ impl FlowControl {
     /// Waits for the seats of a request. Long-running requests other than watches need none.
     ///
     /// # Errors
-    /// The request is rejected. The error has the time to wait before a retry; the classification is returned too.
+    /// The request is rejected. The error contains the time before a retry. The classification is also returned then.
     pub(crate) async fn enter(
         &self,
         user: &User,
@@ -209,7 +210,7 @@ fn lock(levels: &Mutex<Levels>) -> MutexGuard<'_, Levels> {
     levels.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The stored objects, and the mandatory objects that are missing.
+/// The stored objects and the missing mandatory objects.
 fn with_mandatory(stored: &[Value], mandatory: Vec<Value>) -> impl Iterator<Item = Value> {
     let name = |object: &Value| object["metadata"]["name"].clone();
     let missing =
@@ -217,7 +218,7 @@ fn with_mandatory(stored: &[Value], mandatory: Vec<Value>) -> impl Iterator<Item
     stored.iter().cloned().chain(missing.collect::<Vec<_>>())
 }
 
-/// Seats that a request needs: for a list they grow with the number of objects.
+/// Seats that a request needs. For a list the number grows with the number of objects.
 fn wanted_seats(info: &RequestInfo, cache: &Cache) -> u64 {
     let lists = info.verb == "list" || (info.verb == "watch" && info.query.flag("sendInitialEvents"));
     let Some(path) = info.resource.as_ref().filter(|_| lists) else { return 1 };

@@ -1,9 +1,9 @@
-//! How current the watch cache must be for a request, if several servers share the store.
+//! Makes the watch cache current for a request, if several servers share the store.
 //!
-//! A server's own commits are in its cache when they are acknowledged; commits of other servers arrive later. So a
-//! request first waits until its cache has all commits that were acknowledged before. A read of `resourceVersion=0` may
-//! be of any age. While the store does not answer, reads are served from the cache as it is, and writes fail at their
-//! commit.
+//! A server's own commits are in its cache when they are acknowledged; commits of other servers arrive later. A request
+//! therefore first waits until the cache contains all commits that were acknowledged before. A read with
+//! `resourceVersion=0` accepts any age. While the store does not respond, reads use the cache without waiting, and
+//! writes fail at their commit.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use crate::{
 
 /// Maximum duration of the query for the store's newest revision.
 const REVISION_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum wait until the cache has that revision. Source: `blockTimeout` of
+/// Maximum wait until the cache contains that revision. Source: `blockTimeout` of
 /// `apiserver/pkg/storage/cacher/watch_cache.go`.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum time that tokens of service accounts and bootstrap tokens are accepted without the store.
+/// Maximum time for which service account tokens and bootstrap tokens are accepted while the store does not respond.
 const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
 /// Waits until the cache is current enough for a request with this `resourceVersion`.
@@ -45,16 +45,19 @@ pub(crate) async fn wait(
     }
     let newest = tokio::time::timeout(REVISION_TIMEOUT, store.revision()).await;
     let Ok(Ok(newest)) = newest else {
-        tracing::debug!(?newest, "cannot read the newest revision: the request uses the cache as it is");
+        tracing::debug!(
+            ?newest,
+            "cannot read the newest revision; the request uses the cache without waiting"
+        );
         return Ok(());
     };
-    // A cache that does not follow in time has lost its watch; the request uses it as it is.
+    // A cache that does not reach the revision in time has lost its watch; the request uses it without waiting longer.
     let _ = tokio::time::timeout(CACHE_TIMEOUT, cache.reach(newest)).await;
     Ok(())
 }
 
-/// Refuses a user whose credential is an object, if the store has not answered for long: the credential may have been
-/// deleted through another server.
+/// Refuses a user whose credential is an object after the store has not responded for a long time: another server may
+/// have deleted the credential.
 pub(crate) fn check_credential(store: &dyn Store, user: &User) -> Result<()> {
     if is_outdated(user, store.unreachable_for()) {
         return Err(ApiError::unavailable("cannot verify the token: the store does not answer"));

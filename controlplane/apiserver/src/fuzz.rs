@@ -5,12 +5,12 @@ use coracle_cel::{Environment, PER_CALL_LIMIT, Program, Type, Value, pattern};
 
 use crate::request::RequestInfo;
 
-/// YAML bodies. A slow input is a failure: the fuzzer limits the time.
+/// YAML bodies. The fuzzer limits the time: a slow input is a failure.
 pub fn yaml(data: &[u8]) {
     let _refused = crate::body::parse_yaml(data);
 }
 
-/// Request lines. The input is a path with a query, and a line of the Accept header.
+/// Request lines. The input is a path with a query, and optionally a line with an Accept header.
 pub fn request(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (target, accept) = text.split_once('\n').unwrap_or((&text, ""));
@@ -61,7 +61,7 @@ pub fn pattern(data: &[u8]) {
     }
 }
 
-/// Files of backups. A damaged or hostile one is refused.
+/// Backup files. A damaged or hostile file is refused.
 pub fn backup(data: &[u8]) {
     let _refused = coracle_store::verify_backup(data);
 }

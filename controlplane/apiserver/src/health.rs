@@ -1,4 +1,4 @@
-//! `/healthz`, `/livez`, `/readyz`, each with its checks as sub-paths and with `?verbose`.
+//! `/healthz`, `/livez` and `/readyz`: each has sub-paths for its checks and the parameter `verbose`.
 
 use coracle_store::Health;
 
@@ -8,10 +8,11 @@ use crate::{
     state::State,
 };
 
-/// A named check: passed, or the error.
+/// A named check. It returns the reason of a failure.
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
-const ALIVE: &[Check] = &[("ping", |_| Ok(())), ("log", |_| Ok(()))];
+/// A store that refuses writes recovers on its own and answers reads, so it does not fail `/livez`.
+const ALIVE: &[Check] = &[("ping", passed), ("log", passed), ("etcd", passed)];
 /// Upstream's names of the steps of the start. The server accepts requests after them, so they have always passed.
 const STARTED: &[&str] = &[
     "poststarthook/start-apiserver-admission-initializer",
@@ -38,18 +39,22 @@ const STARTED: &[&str] = &[
     "autoregister-completion",
     "poststarthook/apiservice-openapi-controller",
     "poststarthook/apiservice-openapiv3-controller",
+    "poststarthook/storage-readiness",
 ];
-/// A store that refuses writes recovers on its own, so it does not fail `/livez`.
 const READY: &[Check] = &[
-    ("ping", |_| Ok(())),
-    ("log", |_| Ok(())),
+    ("ping", passed),
+    ("log", passed),
     ("store", store),
-    // Upstream's names: probes of individual checks use them in paths and exclusions.
+    // Upstream's names: probes use them in paths and exclusions.
     ("etcd", store),
     ("etcd-readiness", store),
-    ("informer-sync", |_| Ok(())),
+    ("informer-sync", passed),
     ("shutdown", shutdown),
 ];
+#[expect(clippy::unnecessary_wraps, reason = "the type of all checks")]
+fn passed(_state: &State) -> Result<(), String> {
+    Ok(())
+}
 
 fn shutdown(state: &State) -> Result<(), String> {
     if state.stopping.is_cancelled() { Err("process is shutting down".to_owned()) } else { Ok(()) }
@@ -73,7 +78,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
         "readyz" => ("readyz", READY),
         _ => return None,
     };
-    let started = STARTED.iter().map(|&step| -> Check { (step, |_| Ok(())) });
+    let started = STARTED.iter().map(|&step| -> Check { (step, passed) });
     let checks: Vec<Check> = own.iter().copied().chain(started).collect();
     if let Some(one) = one {
         let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
@@ -94,7 +99,8 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
         state.metrics.health.observe(check_name, name, result.is_ok());
         match result {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
-            // The reason can have paths of the node, so it is only logged: anonymous clients may read the response.
+            // The reason may contain paths of the node. It is only logged, because anonymous clients may read the
+            // response.
             Err(reason) => {
                 healthy = false;
                 tracing::debug!(check = check_name, reason, "health check failed");

@@ -1,9 +1,8 @@
 //! Limits on the requests of one user, separate for reads and writes, on the bytes of all bodies, and on the connections
 //! to each kubelet and to other servers of the cluster.
 //!
-//! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One user
-//! gets at most half of the server's requests, whichever priority level they have. `flow_control` limits all requests
-//! together.
+//! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One
+//! user gets at most half of the server's requests, whatever their priority level. `flow_control` limits the total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,9 +16,9 @@ use crate::{
     request::{BACKUP_PATH, RequestInfo, is_probe},
 };
 
-/// Default of the maximum duration of a request that is not long-running, and then of its response, as upstream.
+/// Default maximum duration of a request that is not long-running, and of the sending of its response, as upstream.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Default of the maximum read-only and mutating requests in flight, as upstream.
+/// Default maximum read-only and mutating requests in flight, as upstream.
 pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
 /// Index of the read-only requests in a pair of limits such as [`MAX_IN_FLIGHT`].
 const READ: usize = 0;
@@ -29,16 +28,16 @@ const WRITE: usize = 1;
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
-/// Maximum memory of one owner, as a multiple of what is left for others. So one owner gets at most three quarters.
+/// Maximum memory of one owner, as a multiple of the free memory. One owner gets at most three quarters.
 const PER_FREE_BYTE: usize = 3;
-/// Maximum connections to one kubelet, for logs, streams and proxied requests. A kubelet accepts a limited number from the
-/// API server, and one user must not close those of others.
+/// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number from
+/// the API server, and one user must not use up those of other users.
 const MAX_STREAMS_OF_NODE: usize = 512;
-/// Share of the process's descriptors for connections to pods, Services and aggregated servers: one in this many.
+/// Divisor of the process's descriptor limit: the share for connections to pods, Services and aggregated servers.
 const PROXIED_SHARE: u64 = 8;
-/// Maximum of these connections, whatever the descriptor limit.
+/// Maximum of these connections, even if the descriptor limit is higher.
 const MAX_PROXIED: usize = 2 << 10;
-/// Key of these connections among those to kubelets. No node has an empty name.
+/// Key of these connections in the map of kubelet connections. No node has an empty name.
 const PROXIED: &str = "";
 /// Bytes of a body that are always accepted.
 const SMALL_BODY_BYTES: usize = 64 << 10;
@@ -50,34 +49,36 @@ pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
     of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
-    bodies: SharedMemory,
-    responses: SharedMemory,
-    /// The connections to each kubelet that has any, and those to other servers of the cluster.
-    streams: Arc<Mutex<HashMap<String, SharedMemory>>>,
+    bodies: SharedCapacity,
+    responses: SharedCapacity,
+    /// The connections to each kubelet in use, and those to other servers of the cluster.
+    streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
 }
 
-/// A connection to a server of the cluster; it ends when this is dropped. None: the user has no limit.
+/// The permission for a connection to a server of the cluster. Dropping it releases the place. Empty for users without
+/// a limit.
 #[derive(Default)]
 pub(crate) struct StreamPermit {
     _stream: Option<OwnedStream>,
 }
 
 struct OwnedStream {
-    streams: Arc<Mutex<HashMap<String, SharedMemory>>>,
+    streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     node: String,
     owner: String,
 }
 
-/// Memory or connections that users or webhooks share. Owners that hold much leave some for others.
+/// Memory (bytes) or connections (number) that users or webhooks share. An owner with a large part leaves some for
+/// others.
 #[derive(Clone)]
-struct SharedMemory {
+struct SharedCapacity {
     bytes: usize,
-    taken: Arc<Mutex<Taken>>,
+    reserved: Arc<Mutex<Reserved>>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct Reserved {
     total: usize,
     owners: HashMap<String, usize>,
 }
@@ -88,7 +89,7 @@ struct Counts {
     users: HashMap<String, [usize; 2]>,
 }
 
-/// A request in flight; it ends when this is dropped.
+/// A request in flight. Dropping it ends the count.
 pub(crate) struct Permit {
     counts: Arc<Mutex<Counts>>,
     user: String,
@@ -98,13 +99,13 @@ pub(crate) struct Permit {
 /// Memory for the body of one request or response. Dropping it releases the memory.
 #[derive(Default)]
 pub(crate) struct BodyMemory {
-    /// The memory, and its owner.
-    shared: Option<(SharedMemory, String)>,
+    /// The shared memory and the owner of this part.
+    shared: Option<(SharedCapacity, String)>,
     bytes: usize,
 }
 
-/// Whether a request is long-running: a watch, a log, a stream or a backup. Upstream's rule, by verb and subresource;
-/// backups are added.
+/// Whether a request is long-running, by verb and subresource as upstream: a watch, a log or a stream. A backup is also
+/// long-running.
 pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
     let stream = |sub: &str| matches!(sub, "attach" | "exec" | "proxy" | "log" | "portforward");
     info.verb == "watch"
@@ -118,15 +119,16 @@ impl InFlight {
     /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
-        let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedMemory::new);
+        let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         let (counts, streams) = (Arc::default(), Arc::default());
         Self { of_user, of_all: [usize::MAX; 2], counts, bodies, responses, streams, max_proxied }
     }
 
-    /// Counts a request, or refuses it when its user has too many.
+    /// Counts a request, or refuses it if its user has too many. `None` for exempt requests.
     pub(crate) fn enter(&self, user: &User, info: &RequestInfo) -> Result<Option<Permit>> {
-        // Probes have no credentials. If they counted, any anonymous client could use up their limit.
+        // Probes have no credentials. If they counted, an anonymous client could use up the limit of anonymous
+        // requests.
         let is_health_check = info.resource.is_none() && is_probe(&info.path);
         if user.is_in("system:masters") || is_long_running(info) || is_health_check {
             return Ok(None);
@@ -158,12 +160,12 @@ impl InFlight {
         BodyMemory { shared: Some((self.bodies.clone(), owner(user).to_owned())), bytes: 0 }
     }
 
-    /// A connection to the kubelet of a node, unless the user has most of them.
+    /// Reserves a connection to the kubelet of a node.
     pub(crate) fn stream(&self, user: &User, node: &str) -> Result<StreamPermit> {
         self.connection(user, node, MAX_STREAMS_OF_NODE)
     }
 
-    /// A connection to a pod, a Service or an aggregated server, unless the user has most of them.
+    /// Reserves a connection to a pod, a Service or an aggregated server.
     pub(crate) fn proxied(&self, user: &User) -> Result<StreamPermit> {
         self.connection(user, PROXIED, self.max_proxied)
     }
@@ -173,23 +175,24 @@ impl InFlight {
             return Ok(StreamPermit::default());
         }
         let mut nodes = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || SharedMemory::new(most);
+        let new = || SharedCapacity::new(most);
         let owner = owner(&user.name);
-        if !nodes.entry(node.to_owned()).or_insert_with(new).take(owner, 1) {
+        if !nodes.entry(node.to_owned()).or_insert_with(new).reserve(owner, 1) {
             return Err(ApiError::too_many_requests());
         }
         let (streams, node, owner) = (self.streams.clone(), node.to_owned(), owner.to_owned());
         Ok(StreamPermit { _stream: Some(OwnedStream { streams, node, owner }) })
     }
 
-    /// Memory for the response of a webhook at that host. Hostile webhooks cannot take the memory of clients.
+    /// Memory for the response of a webhook on a host. It is separate from the memory of clients, so that hostile
+    /// webhooks cannot use that up.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
     }
 }
 
-/// The owner of what a user takes. The service accounts of a namespace are one owner, because a user who may create one may
-/// create many.
+/// The owner of a user's reservations. All service accounts of a namespace are one owner, because a user who can create
+/// one can create many.
 pub(crate) fn owner(user: &str) -> &str {
     let of_account = user.starts_with("system:serviceaccount:").then(|| user.rsplit_once(':')).flatten();
     of_account.map_or(user, |(namespace, _name)| namespace)
@@ -227,37 +230,37 @@ impl Drop for OwnedStream {
     }
 }
 
-// === impl SharedMemory ===
+// === impl SharedCapacity ===
 
-impl SharedMemory {
+impl SharedCapacity {
     fn new(bytes: usize) -> Self {
-        Self { bytes, taken: Arc::default() }
+        Self { bytes, reserved: Arc::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Reserved> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes memory. Returns false if too little is left for the owner.
-    fn take(&self, owner: &str, bytes: usize) -> bool {
-        let mut taken = self.lock();
-        let own = taken.owners.get(owner).copied().unwrap_or_default() + bytes;
-        let Some(free) = self.bytes.checked_sub(taken.total + bytes) else { return false };
+    /// Reserves memory. Returns false if too little is free for the owner.
+    fn reserve(&self, owner: &str, bytes: usize) -> bool {
+        let mut reserved = self.lock();
+        let own = reserved.owners.get(owner).copied().unwrap_or_default() + bytes;
+        let Some(free) = self.bytes.checked_sub(reserved.total + bytes) else { return false };
         if own > free.saturating_mul(PER_FREE_BYTE) {
             return false;
         }
-        taken.total += bytes;
-        taken.owners.insert(owner.to_owned(), own);
+        reserved.total += bytes;
+        reserved.owners.insert(owner.to_owned(), own);
         true
     }
 
     fn release(&self, owner: &str, bytes: usize) {
-        let mut taken = self.lock();
-        taken.total = taken.total.saturating_sub(bytes);
-        if let Some(own) = taken.owners.get_mut(owner) {
+        let mut reserved = self.lock();
+        reserved.total = reserved.total.saturating_sub(bytes);
+        if let Some(own) = reserved.owners.get_mut(owner) {
             *own = own.saturating_sub(bytes);
             if *own == 0 {
-                taken.owners.remove(owner);
+                reserved.owners.remove(owner);
             }
         }
     }
@@ -266,7 +269,7 @@ impl SharedMemory {
 // === impl BodyMemory ===
 
 impl BodyMemory {
-    /// Takes memory for a body that has grown to that many bytes.
+    /// Reserves memory for a body that has grown to `bytes` bytes.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<()> {
         let Some((memory, owner)) = &self.shared else { return Ok(()) };
         if bytes <= SMALL_BODY_BYTES.max(self.bytes) {
@@ -274,7 +277,7 @@ impl BodyMemory {
         }
         // In steps of a quarter of a megabyte, so that the lock is taken rarely.
         let wanted = bytes.next_multiple_of(256 << 10);
-        if !memory.take(owner, wanted - self.bytes) {
+        if !memory.reserve(owner, wanted - self.bytes) {
             return Err(ApiError::too_many_requests());
         }
         self.bytes = wanted;

@@ -1,4 +1,4 @@
-//! Initialization of new objects: the creates that wait until the initializers of their object are done.
+//! Limits the creates that wait for the initializers of their object.
 //!
 //! | part | module |
 //! |---|---|
@@ -25,7 +25,7 @@ const MAX_WAITS_OF_USER: usize = 16;
 /// Maximum creates of all users that wait at one time.
 const MAX_WAITS: usize = 128;
 
-/// The creates that wait.
+/// The waiting creates.
 #[derive(Default)]
 pub(crate) struct Initialization {
     waits: Mutex<Waits>,
@@ -37,7 +37,7 @@ struct Waits {
     owners: HashMap<String, usize>,
 }
 
-/// The permission of a create to wait; it ends when this is dropped.
+/// The permission of a create to wait. Dropping it releases the place.
 pub(crate) struct WaitPermit {
     initialization: Arc<Initialization>,
     owner: String,
@@ -46,8 +46,9 @@ pub(crate) struct WaitPermit {
 // === impl Initialization ===
 
 impl Initialization {
-    /// Counts a create that will wait, or refuses it when its user has too many. None for the controllers of this process:
-    /// all of them are one user, so initializers of one kind would stop the controllers of all others.
+    /// Reserves a place for a create, or refuses it if its user has too many. `None` for the controllers of this
+    /// process, which do not wait: they share one user, so the initializers of one kind would block the controllers of
+    /// all other kinds.
     pub(crate) fn enter(self: &Arc<Self>, user: &User) -> Result<Option<WaitPermit>> {
         if user.is_component() {
             return Ok(None);

@@ -3,7 +3,7 @@
 //! Start reading at [`Apiserver::handle`] (`server.rs`). Every request, from the network or from inside the process, is
 //! authenticated (`authn`) and authorized (`authz`), then runs one verb (`verb/`) or subresource (`sub/`).
 //! `write.rs` lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes
-//! once. `registry.rs` has the served resources; [`Apiserver::add_resource`] adds a custom one at run time.
+//! once. `registry.rs` has the set of served resources; [`Apiserver::add_resource`] adds a custom one at run time.
 //!
 //! Modules depend downwards only; `integration/tests/tidy/modules.rs` checks that there are no cycles:
 //!
@@ -20,7 +20,7 @@
 //!
 //! Invariants:
 //! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
-//! - A write is answered after the cache has it, so a client always reads its own writes.
+//! - A write is answered after the cache contains it, so a client always reads its own writes.
 //! - A request that no authorizer allows is forbidden.
 
 mod admit;
@@ -42,6 +42,7 @@ mod config;
 mod controllers;
 mod convert;
 mod custom_resources;
+mod deadline;
 mod documents;
 mod error;
 mod field_manager;
@@ -63,6 +64,7 @@ mod object_meta;
 mod offload;
 mod part;
 mod pod_references;
+mod protobuf_list;
 mod quota;
 mod quota_locks;
 mod registry;
@@ -80,6 +82,7 @@ mod usage;
 mod usage_history;
 mod usage_samples;
 mod verb;
+mod version;
 mod waits;
 mod warnings;
 mod web_socket;

@@ -1,6 +1,6 @@
 //! A list as a stream of chunks: the encoded objects of the watch cache with separators.
 //!
-//! For a slow client the server keeps references to the shared objects and one chunk, not a copy of the list.
+//! For a slow client the server holds references to the shared objects and one chunk, not a copy of the list.
 
 use std::{
     convert::Infallible,
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{cache::Object, convert::CopyMemory, media::Form, offload};
 
-/// Minimum bytes of a chunk. Larger objects are sent without a copy.
+/// Minimum bytes of a chunk. Objects of this size are sent without a copy.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
 
 /// The body of a list.
@@ -44,7 +44,7 @@ impl ListBody {
         let now = jiff::Timestamp::now();
         let text = head(form, &kind, meta, now);
         let left = matches!(form, Form::Plain | Form::Discovery).then(|| {
-            // Each item but the first adds a comma; the list has its closing brackets.
+            // Each item except the first is preceded by a comma; the list ends with its closing brackets.
             let length = |object: &Arc<Object>| {
                 let (start, rest) = object.item();
                 start.len() + rest.len()
@@ -67,7 +67,7 @@ impl ListBody {
         }
     }
 
-    /// Keeps a reservation of memory until the list is sent.
+    /// Holds a memory reservation until the list is sent.
     pub(crate) fn holding(self, copies: CopyMemory) -> Self {
         Self { _copies: copies, ..self }
     }
@@ -87,7 +87,7 @@ impl ListBody {
                 text.push(b',');
             }
             match self.form {
-                Form::Plain | Form::Discovery => {
+                Form::Plain | Form::Discovery | Form::Protobuf => {
                     let (start, rest) = object.item();
                     text.extend_from_slice(start.as_bytes());
                     if rest.len() >= MIN_CHUNK_BYTES {
@@ -96,12 +96,12 @@ impl ListBody {
                     }
                     text.extend_from_slice(&rest);
                 }
-                Form::Partial => {
-                    let metadata = || table::partial_metadata(&object.value()).to_string();
+                Form::Partial(version) | Form::PartialProtobuf(version) => {
+                    let metadata = || table::partial_metadata(&object.value(), version).to_string();
                     text.extend_from_slice(offload::run(object.is_large(), metadata).as_bytes());
                 }
-                Form::Table(include) => {
-                    let row = offload::run(object.is_large(), || self.row(include, &object));
+                Form::Table(content) => {
+                    let row = offload::run(object.is_large(), || self.row(content, &object));
                     text.extend_from_slice(row.as_bytes());
                 }
             }
@@ -109,8 +109,8 @@ impl ListBody {
         (!text.is_empty()).then(|| text.into())
     }
 
-    fn row(&self, include: table::Include, object: &Object) -> String {
-        let options = table::Options { include, headers: false, now: self.now };
+    fn row(&self, content: table::Content, object: &Object) -> String {
+        let options = table::Options { content, headers: false, now: self.now };
         table::render(&self.kind, [&object.value()], Value::Null, options)["rows"][0].to_string()
     }
 }
@@ -120,7 +120,7 @@ const END: &[u8] = b"]}";
 /// The start of the list, up to its first item.
 fn head(form: Form, kind: &Resource, meta: Value, now: jiff::Timestamp) -> Vec<u8> {
     let (mut list, items) = match form {
-        Form::Plain | Form::Discovery => {
+        Form::Plain | Form::Discovery | Form::Protobuf => {
             return format!(
                 "{{\"kind\":\"{}\",\"apiVersion\":\"{}\",\"metadata\":{meta},\"items\":[",
                 kind.list_kind,
@@ -128,12 +128,12 @@ fn head(form: Form, kind: &Resource, meta: Value, now: jiff::Timestamp) -> Vec<u
             )
             .into();
         }
-        Form::Table(include) => {
-            (table::render(kind, [], meta, table::Options { include, headers: true, now }), "rows")
+        Form::Table(content) => {
+            (table::render(kind, [], meta, table::Options { content, headers: true, now }), "rows")
         }
-        Form::Partial => {
+        Form::Partial(version) | Form::PartialProtobuf(version) => {
             let kind = "PartialObjectMetadataList";
-            (json!({"kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": meta}), "items")
+            (json!({"kind": kind, "apiVersion": version.api_version(), "metadata": meta}), "items")
         }
     };
     if let Some(list) = list.as_object_mut() {
@@ -211,7 +211,11 @@ mod tests {
     #[tokio::test]
     async fn tables_and_metadata_are_whole_too() {
         let kind = by_kind("v1", "ConfigMap").unwrap();
-        for (form, items) in [(Form::Table(table::Include::Metadata), "rows"), (Form::Partial, "items")] {
+        let forms = [
+            (Form::Table(table::Content::default()), "rows"),
+            (Form::Partial(table::MetaVersion::V1), "items"),
+        ];
+        for (form, items) in forms {
             for count in [0, 1, 300] {
                 let objects = (0..count).map(|at| config_map(&format!("c{at}"), 10)).collect();
                 let body = ListBody::new(form, kind.clone(), objects, json!({"resourceVersion": "9"}));

@@ -34,11 +34,11 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Maximum time from the first byte of an HTTP/1.1 request header to its end, as upstream's read header timeout.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
-/// ALPN name of HTTP/2, whose frames need not belong to a request.
+/// ALPN name of HTTP/2. Its frames are not always part of a request.
 const H2: &[u8] = b"h2";
-/// Divisor of the process's limit of descriptors: connections to the API server use at most this part of it.
+/// Divisor of the process's descriptor limit: the share for connections to the API server.
 const DESCRIPTOR_DIVISOR: u64 = 4;
-/// Maximum connections, also with a larger limit of descriptors.
+/// Maximum connections, even if the descriptor limit is higher.
 const MAX_CONNECTIONS: usize = 16 << 10;
 /// Maximum HTTP/2 streams of one connection, as upstream.
 const MAX_STREAMS: u32 = 250;
@@ -48,7 +48,7 @@ const MAX_HEADER_BYTES: u32 = 64 << 10;
 const MAX_SEND_BUFFER: usize = 64 << 10;
 /// Interval of HTTP/2 pings to a client.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum time for the answer to a ping. Later, the connection is closed.
+/// Maximum time for the response to a ping. After it, the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Apiserver {
@@ -61,7 +61,7 @@ impl Apiserver {
         let (refusals, failures) = (LogLimit::default(), LogLimit::default());
         loop {
             let accepted = tokio::select! {
-                // A connection that is accepted but not taken is closed with the listener.
+                // A connection that is accepted but not taken over is closed with the listener.
                 accepted = listener.accept() => accepted,
                 () = shutdown.cancelled() => break,
             };
@@ -112,7 +112,7 @@ async fn connection(
         }
     };
     tokio::select! {
-        // Both may be dropped: the connection is closed then.
+        // Both futures can be dropped: dropping them closes the connection.
         () = serving => {}
         () = permit.expired() => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
     }
@@ -129,7 +129,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    // Received bytes begin the time of a request header.
+    // The first received bytes start the time limit of a request header.
     let receiving = activity.clone();
     let permitted = PermitStream::of_socket(stream, permit.clone());
     let held = InspectReader::new(permitted, move |received: &[u8]| {

@@ -1,6 +1,6 @@
 //! Content negotiation by parsed media types. Parameters may have any order.
 
-use coracle_kinds::table::Include;
+use coracle_kinds::table::{Content, Include, MetaVersion};
 use http::HeaderMap;
 
 use crate::{
@@ -13,10 +13,14 @@ use crate::{
 pub(crate) enum Form {
     /// Unchanged objects and lists.
     Plain,
-    /// `meta.k8s.io/v1` Table.
-    Table(Include),
-    /// `meta.k8s.io/v1` PartialObjectMetadata or its list.
-    Partial,
+    /// A Table.
+    Table(Content),
+    /// PartialObjectMetadata or its list.
+    Partial(MetaVersion),
+    /// Unchanged objects and lists in protobuf.
+    Protobuf,
+    /// PartialObjectMetadata or its list in protobuf.
+    PartialProtobuf(MetaVersion),
     /// `APIGroupDiscoveryList` of `apidiscovery.k8s.io/v2`.
     Discovery,
 }
@@ -33,12 +37,16 @@ pub(crate) enum BodyType {
     ApplyPatch,
 }
 
+/// Among the forms of a response: unchanged objects may be written in protobuf.
+pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
 struct MediaType<'a> {
     name: String,
     parameters: Vec<(&'a str, &'a str)>,
 }
 
-/// The form of the response: the first one in the client's order of preference that the server supports.
+/// The form of the response: the first one in the client's order of preference that the server supports. Unchanged
+/// objects are written in protobuf only for clients that do not read JSON, because the JSON of stored objects is ready.
 pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> Result<Form> {
     let accept: Vec<&str> =
         headers.get_all(http::header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
@@ -49,25 +57,35 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
     let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
     // A stable sort: equal preferences stay in the client's order.
     wanted.sort_by_key(|media| std::cmp::Reverse(media.quality()));
-    wanted.iter().find_map(|media| form(media, query, forms)).ok_or_else(ApiError::not_acceptable)
+    let found = wanted.iter().find_map(|media| form(media, query, forms));
+    let is_protobuf = |media: &MediaType<'_>| media.name == PROTOBUF && media.parameter("as").is_none();
+    let protobuf = || (forms.contains(&PROTOBUF) && wanted.iter().any(is_protobuf)).then_some(Form::Protobuf);
+    found.or_else(protobuf).ok_or_else(ApiError::not_acceptable)
 }
 
 fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
-    if !matches!(media.name.as_str(), "application/json" | "application/*" | "*/*") {
-        return None;
-    }
-    let Some(wanted) = media.parameter("as") else { return Some(Form::Plain) };
+    let is_json = matches!(media.name.as_str(), "application/json" | "application/*" | "*/*");
+    let Some(wanted) = media.parameter("as") else { return is_json.then_some(Form::Plain) };
     if !forms.contains(&wanted) {
         return None;
     }
-    match (wanted, media.parameter("v")?) {
-        ("Table", "v1") => Some(Form::Table(match query.get("includeObject") {
-            "None" => Include::None,
-            "Object" => Include::Object,
-            _ => Include::Metadata,
-        })),
-        ("PartialObjectMetadata" | "PartialObjectMetadataList", "v1") => Some(Form::Partial),
-        ("APIGroupDiscoveryList", "v2") => Some(Form::Discovery),
+    let version = match media.parameter("v")? {
+        "v1" => MetaVersion::V1,
+        "v1beta1" => MetaVersion::V1Beta1,
+        "v2" if is_json && wanted == "APIGroupDiscoveryList" => return Some(Form::Discovery),
+        _ => return None,
+    };
+    let include = || match query.get("includeObject") {
+        "None" => Include::None,
+        "Object" => Include::Object,
+        _ => Include::Metadata,
+    };
+    match wanted {
+        "Table" if is_json => Some(Form::Table(Content { include: include(), version })),
+        "PartialObjectMetadata" | "PartialObjectMetadataList" if is_json => Some(Form::Partial(version)),
+        "PartialObjectMetadata" | "PartialObjectMetadataList" if media.name == PROTOBUF => {
+            Some(Form::PartialProtobuf(version))
+        }
         _ => None,
     }
 }
@@ -124,13 +142,19 @@ mod tests {
     fn negotiated(accept: &str) -> Option<Form> {
         let mut headers = HeaderMap::new();
         headers.insert(http::header::ACCEPT, accept.parse().unwrap());
-        let forms = ["Table", "PartialObjectMetadata", "PartialObjectMetadataList", "APIGroupDiscoveryList"];
+        let forms = [
+            "Table",
+            "PartialObjectMetadata",
+            "PartialObjectMetadataList",
+            "APIGroupDiscoveryList",
+            PROTOBUF,
+        ];
         negotiate(&headers, &Query::default(), &forms).ok()
     }
 
     #[test]
     fn parameters_may_come_in_any_order() {
-        let table = Some(Form::Table(Include::Metadata));
+        let table = Some(Form::Table(Content::default()));
         assert_eq!(negotiated("application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), table);
         assert_eq!(negotiated("application/json;g=meta.k8s.io;v=v1;as=Table"), table);
         let discovery =
@@ -141,8 +165,23 @@ mod tests {
     #[test]
     fn what_cannot_be_served_is_passed_over() {
         assert_eq!(negotiated("application/vnd.kubernetes.protobuf,application/json"), Some(Form::Plain));
-        assert_eq!(negotiated("application/json;as=Table;v=v1beta1,application/json"), Some(Form::Plain));
+        assert_eq!(negotiated("application/json;as=Table;v=v1alpha1,application/json"), Some(Form::Plain));
         assert_eq!(negotiated("application/json;q=0.5,*/*;q=0.1"), Some(Form::Plain));
         assert_eq!(negotiated("text/html"), None);
+    }
+
+    #[test]
+    fn old_versions_and_protobuf_are_served() {
+        let old = Content { include: Include::Metadata, version: MetaVersion::V1Beta1 };
+        assert_eq!(negotiated("application/json;as=Table;v=v1beta1;g=meta.k8s.io"), Some(Form::Table(old)));
+        assert_eq!(negotiated(PROTOBUF), Some(Form::Protobuf));
+        assert_eq!(negotiated("application/json,application/vnd.kubernetes.protobuf"), Some(Form::Plain));
+        let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let wanted = format!("{metadata},application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
+        assert_eq!(negotiated(&wanted), Some(Form::PartialProtobuf(MetaVersion::V1)));
+        assert_eq!(negotiate(&HeaderMap::new(), &Query::default(), &[]).ok(), Some(Form::Plain));
+        let mut headers = HeaderMap::new();
+        headers.insert(http::header::ACCEPT, PROTOBUF.parse().unwrap());
+        assert!(negotiate(&headers, &Query::default(), &[]).is_err(), "a kind without a protobuf form");
     }
 }

@@ -1,7 +1,7 @@
-//! The OpenAPI v2 document of all served resources, with the parts of aggregated servers.
+//! The OpenAPI v2 document of all served resources, including the parts of aggregated servers.
 //!
-//! A document is built when a client asks for it, and again after a change of the resources or of a part. Its ETag is
-//! kept until then. Its bytes are kept for a short time only: they are large, and clients cache them.
+//! A document is built at the first request after a change of the resources or of a part. Its ETag is kept until the
+//! next change. Its bytes are kept for a short time only: they are large, and clients cache them.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -16,7 +16,7 @@ use crate::{
     offload,
 };
 
-/// Time for which the bytes are kept.
+/// Time for which the bytes of a document are kept.
 const BODY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Encoding of a document.
@@ -37,14 +37,14 @@ pub(crate) struct Merged {
 #[derive(Default)]
 struct CachedDocument {
     built: Mutex<Option<Built>>,
-    /// Held while the document is built: concurrent requests use the first one's document.
+    /// Held while the document is built, so that concurrent requests share the build.
     building: Mutex<()>,
 }
 
 struct Built {
     parts: Parts,
     tag: String,
-    /// None after [`BODY_LIFETIME`].
+    /// `None` after [`BODY_LIFETIME`].
     body: Option<Bytes>,
 }
 
@@ -52,11 +52,11 @@ struct Built {
 #[derive(Clone)]
 struct Parts {
     resources: Weak<Resources>,
-    /// Versions of the parts of other servers, in their order.
+    /// Versions of the parts of other servers, in a fixed order.
     remotes: Vec<u64>,
 }
 
-/// A document for a client. No body: the client has it.
+/// A document for a client. `body` is `None` if the client already has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
     pub(crate) tag: String,
@@ -72,14 +72,15 @@ pub(crate) fn tag(bytes: &[u8]) -> String {
 // === impl Merged ===
 
 impl Merged {
-    /// The document, without its bytes if the client has the one with this tag.
+    /// The document, without its bytes if `is_known` accepts its tag.
     pub(crate) fn find(
         self: &Arc<Self>,
         (resources, remotes): (&Arc<Resources>, &Remotes),
         form: Form,
         is_known: impl Fn(&str) -> bool,
     ) -> Document {
-        // The versions are read before the parts, so that a later part has a later version.
+        // Versions are read before the parts: a part that changes in between leads to another build, not to a stale
+        // document.
         let parts = Parts { resources: Arc::downgrade(resources), remotes: remote::v2_versions(remotes) };
         let cached = self.cached(form);
         if let Some(found) = cached.get(&parts, &is_known) {
@@ -121,7 +122,7 @@ impl CachedDocument {
         self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The document of these parts, if it needs no build.
+    /// The document of these parts, if it can be returned without a build.
     fn get(&self, parts: &Parts, is_known: impl Fn(&str) -> bool) -> Option<Document> {
         let built = self.built();
         let built = built.as_ref().filter(|built| built.parts == *parts)?;

@@ -1,15 +1,19 @@
 //! `/metrics` in the text format of Prometheus, with the names and labels of upstream.
 //!
-//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted as they are answered; all other values
-//! are read when a client gets the metrics. Labels come from the registry, never from the request, so that clients
-//! cannot add values.
+//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted when they are answered; all other values
+//! are read when a client requests the metrics. Labels come from the registry and not from the request, so that clients
+//! cannot create label values.
 
 mod buckets;
 mod health;
 mod reloads;
 mod serving;
 
-use std::time::Duration;
+use std::{
+    collections::HashSet,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use coracle_kinds::{Resource, Resources};
 use http::HeaderMap;
@@ -30,23 +34,23 @@ use crate::{
     audit::Auditor,
     authz::Verdict,
     cache::Cache,
-    documents,
     flow_control::FlowControl,
     in_flight::InFlight,
     media,
     reply::{self, Reply},
     request::RequestInfo,
+    version::version,
 };
 
 /// Path of the metrics.
 pub(crate) const PATH: &str = "/metrics";
 /// Path of the results of health checks.
-const SLI_PATH: &str = "/metrics/slis";
+pub(crate) const SLI_PATH: &str = "/metrics/slis";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
     ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
-/// Labels of the durations without waits. Dry runs have none.
+/// Labels of the SLI durations. Dry runs are not counted there.
 const SLI_LABELS: [&str; 7] = ["verb", "group", "version", "resource", "subresource", "scope", "component"];
 
 /// The metrics of this server.
@@ -63,9 +67,11 @@ pub(crate) struct Metrics {
     webhooks: HistogramVec,
     pub(crate) serving: ServingMetrics,
     pub(crate) health: HealthMetrics,
+    /// Names of webhooks with their own label.
+    webhook_names: Mutex<HashSet<String>>,
 }
 
-/// The services whose current state is among the metrics.
+/// The services whose state is read when a client requests the metrics.
 pub(crate) struct Sources<'a> {
     pub(crate) cache: &'a Cache,
     pub(crate) in_flight: &'a InFlight,
@@ -81,7 +87,7 @@ pub(crate) enum Attempt {
     Failure,
 }
 
-/// Maximum number of webhooks with their own label; others are counted together.
+/// Maximum number of webhooks with their own label. Further webhooks have the label `other`.
 const MAX_WEBHOOKS: usize = 200;
 
 /// The labels of one request.
@@ -146,6 +152,7 @@ impl Metrics {
             ),
             serving: ServingMetrics::new(),
             health: HealthMetrics::new(),
+            webhook_names: Mutex::default(),
         };
         for collector in metrics.collectors().into_iter().chain(metrics.serving.collectors()) {
             valid(metrics.registry.register(collector));
@@ -168,7 +175,7 @@ impl Metrics {
         ]
     }
 
-    /// Counts an answered request. `took` is its duration, `waited` the part in which it waited for others.
+    /// Counts an answered request. `took` is its duration, `waited` its wait for webhooks and seats.
     pub(crate) fn answered(&self, request: &Request, code: u16, (took, waited): (Duration, Duration)) {
         let labels = request.labels();
         let code = code.to_string();
@@ -198,14 +205,14 @@ impl Metrics {
         self.certificates.with_label_values::<&str>(&[]).observe(remaining as f64);
     }
 
-    /// Counts a read of the changed configuration of authentication.
+    /// Counts a reload of the authentication configuration.
     pub(crate) fn reloaded_authentication(&self, is_valid: bool) {
         let status = [if is_valid { "success" } else { "failure" }];
         self.authentication_reloads.count.with_label_values(&status).inc();
         self.authentication_reloads.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
     }
 
-    /// Counts a decision about a request.
+    /// Counts an authorization decision.
     pub(crate) fn authorized(&self, verdict: Verdict) {
         let result = match verdict {
             Verdict::Allow => "allowed",
@@ -215,14 +222,22 @@ impl Metrics {
         self.authorizations.with_label_values(&[result]).inc();
     }
 
-    /// Counts a call to an admission webhook.
+    /// Counts a call of an admission webhook.
     pub(crate) fn called(&self, (name, operation): (&str, &str), rejected: bool, took: Duration) {
-        // Webhooks come and go, so the number of their names has no limit over time.
-        let is_known = self.webhooks.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
-            < MAX_WEBHOOKS;
-        let name = if is_known { name } else { "other" };
-        let labels = [name, operation, if rejected { "true" } else { "false" }];
+        let labels = [self.webhook_label(name), operation, if rejected { "true" } else { "false" }];
         self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs one.
+    fn webhook_label<'a>(&self, name: &'a str) -> &'a str {
+        let mut names = self.webhook_names.lock().unwrap_or_else(PoisonError::into_inner);
+        if !names.contains(name) {
+            if names.len() >= MAX_WEBHOOKS {
+                return "other";
+            }
+            names.insert(name.to_owned());
+        }
+        name
     }
 
     fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
@@ -282,7 +297,7 @@ fn watchers(cache: &Cache) -> IntGaugeVec {
     all
 }
 
-/// The API services of other servers: 1 if the server does not respond.
+/// The API services of other servers: 1 if the server is unavailable.
 fn remotes(remotes: &Remotes) -> IntGaugeVec {
     let all = gauge(
         "aggregator_unavailable_apiservice",
@@ -312,13 +327,13 @@ fn build_info() -> IntGaugeVec {
     let help =
         "A metric with a constant '1' value, whose labels are the version of the API and the platform.";
     let info = gauge("kubernetes_build_info", help, &FIELDS.map(|(label, _)| label));
-    let version = documents::version();
+    let version = version();
     let values = FIELDS.map(|(_, field)| version[field].as_str().unwrap_or_default());
     info.with_label_values(&values).set(1);
     info
 }
 
-/// Priority levels and flow schemas. The labels are the names of present objects.
+/// Priority levels and flow schemas. The labels are names of existing objects.
 fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     let level =
         |name: &str, help: &str| gauge(&format!("apiserver_flowcontrol_{name}"), help, &["priority_level"]);
@@ -366,7 +381,7 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
 }
 
-/// The audit events.
+/// Counters of audit events.
 fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     let [events, lost, lost_by_log] = auditor.counts();
     let all = counter(
@@ -397,7 +412,7 @@ fn gauge(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     valid(IntGaugeVec::new(Opts::new(name, help), labels))
 }
 
-/// Unwraps a result that is an error only if a name in this file is invalid.
+/// Unwraps a result that is an error only if a metric in this file is invalid.
 fn valid<T>(made: prometheus::Result<T>) -> T {
     made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
@@ -478,4 +493,25 @@ pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo)
         _ => return None,
     };
     Some(reply::bytes(200, TEXT, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_webhook_keeps_its_label_when_there_are_too_many_others() {
+        let metrics = Metrics::new();
+        let call = |name: &str, operation| metrics.called((name, operation), false, Duration::from_millis(1));
+        for index in 0..=MAX_WEBHOOKS {
+            call(&format!("hook-{index}"), "CREATE");
+        }
+        call("hook-0", "CREATE");
+        call("hook-0", "UPDATE");
+        let count = |name: &str, operation: &str| {
+            metrics.webhooks.with_label_values(&[name, operation, "false"]).get_sample_count()
+        };
+        assert_eq!([count("hook-0", "CREATE"), count("hook-0", "UPDATE")], [2, 1]);
+        assert_eq!(count("other", "CREATE"), 1);
+    }
 }

@@ -1,4 +1,4 @@
-//! Creates missing namespaces for admission, by the write pipeline.
+//! Creates missing namespaces for admission through the write pipeline.
 
 use std::sync::Weak;
 
@@ -15,7 +15,7 @@ use crate::{
     write,
 };
 
-/// Creates namespaces as this server.
+/// Creates namespaces as a component of this server.
 pub(crate) struct NamespaceCreator(pub(crate) Weak<State>);
 
 #[async_trait]

@@ -3,7 +3,7 @@
 use rand::RngExt as _;
 use serde_json::{Value, json};
 
-/// Letters of generated names: no vowels, so that they form no words, and no letters that look like others.
+/// Letters of generated names: no vowels, so that they form no words, and no letters that are easily confused.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// A field of the metadata as text.
@@ -22,7 +22,7 @@ pub(crate) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// A name from its prefix, which is cut so that five random letters fit.
+/// A name from a prefix, which is truncated so that five random letters fit.
 pub(crate) fn generated(base: &str) -> String {
     let mut base = base.to_owned();
     base.truncate(base.floor_char_boundary(58));

@@ -1,7 +1,7 @@
-//! CPU-heavy work on untrusted bytes, off the async workers and with bounded concurrency.
+//! Runs CPU-heavy work on untrusted bytes outside of the async workers, with bounded concurrency.
 //!
-//! Parsing a request of three megabytes takes tens of milliseconds and many times its size in memory. It runs outside
-//! the async workers, and at most [`CONCURRENCY`] such requests are parsed at a time.
+//! Parsing a request of three megabytes takes tens of milliseconds and many times its size in memory. At most
+//! [`CONCURRENCY`] such functions run at a time.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -26,24 +26,24 @@ struct Gate {
 /// The permit of one offloaded function.
 struct OffloadPermit;
 
-/// Runs a CPU-heavy function. Within another one it runs at once, in the same turn.
+/// Runs a function; a heavy one waits for a permit. A nested call uses the permit of the outer call.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     let threaded = || Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread);
     if !is_heavy || IS_OFFLOADED.get() || !threaded() {
         return work();
     }
     tokio::task::block_in_place(|| {
-        let _turn = GATE.wait();
+        let _permit = GATE.wait();
         work()
     })
 }
 
-/// Whether the JSON text of a tree has about that many bytes or more. The walk ends there.
+/// Whether the JSON text of a tree has approximately `bytes` bytes or more. The traversal stops at that size.
 pub(crate) fn is_longer(value: &Value, bytes: usize) -> bool {
     remaining_bytes(value, bytes).is_none()
 }
 
-/// Subtracts the length of a value's text from `bytes`. None if the text is longer.
+/// Subtracts the length of a value's text from `bytes`. `None` if the text is longer.
 fn remaining_bytes(value: &Value, bytes: usize) -> Option<usize> {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => bytes.checked_sub(4),

@@ -1,4 +1,4 @@
-//! The parts of an object that have a subresource of their own.
+//! The parts of an object that can be updated separately.
 
 /// The part of an object that an update may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
-//! The objects that a pod names in its spec and status.
+//! Names of the objects that a pod's spec and status refer to.
 
 use serde_json::Value;
 
-/// The annotation of mirror pods: a node creates them for the pods of its files.
+/// Annotation of mirror pods. A kubelet creates one for each pod of its static manifests.
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
@@ -14,13 +14,13 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     kinds.into_iter().flat_map(|field| list(&pod["spec"], field))
 }
 
-/// Volumes and the parts of projected volumes.
+/// The volumes, and the sources of projected volumes.
 fn sources(pod: &Value) -> impl Iterator<Item = &Value> {
     list(&pod["spec"], "volumes")
         .flat_map(|volume| std::iter::once(volume).chain(list(&volume["projected"], "sources")))
 }
 
-/// Whether a node has created the pod for a pod of its files.
+/// Whether the pod is a mirror pod.
 pub(crate) fn is_mirror(pod: &Value) -> bool {
     !pod["metadata"]["annotations"][MIRROR].is_null()
 }
@@ -43,7 +43,7 @@ pub(crate) fn config_maps_of(pod: &Value) -> Vec<&str> {
     volumes.chain(environment(pod, "configMapRef", "configMapKeyRef")).filter_map(Value::as_str).collect()
 }
 
-/// Names of the claims of a pod with this name.
+/// Names of the claims of a pod. `pod_name` is part of the names of claims for ephemeral volumes.
 pub(crate) fn claims_of(pod: &Value, pod_name: &str) -> Vec<String> {
     let volumes = list(&pod["spec"], "volumes");
     let claim = |volume: &Value| match volume["persistentVolumeClaim"]["claimName"].as_str() {
@@ -54,7 +54,7 @@ pub(crate) fn claims_of(pod: &Value, pod_name: &str) -> Vec<String> {
     volumes.filter_map(claim).collect()
 }
 
-/// Names of the ResourceClaims of a pod: in its spec, and those that controllers made and its status names.
+/// Names of the ResourceClaims of a pod: in its spec, and those that controllers created and its status names.
 pub(crate) fn resource_claims_of(pod: &Value) -> Vec<&str> {
     let statuses = list(&pod["status"], "resourceClaimStatuses");
     let claims = list(&pod["spec"], "resourceClaims").chain(statuses);
@@ -62,7 +62,7 @@ pub(crate) fn resource_claims_of(pod: &Value) -> Vec<&str> {
     claims.filter_map(|claim| claim["resourceClaimName"].as_str()).collect()
 }
 
-/// Name of the ServiceAccount of a pod; none if it is not set.
+/// Name of the ServiceAccount of a pod. Empty if it is not set.
 pub(crate) fn accounts_of(pod: &Value) -> Vec<&str> {
     pod["spec"]["serviceAccountName"].as_str().into_iter().collect()
 }

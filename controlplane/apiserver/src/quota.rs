@@ -6,9 +6,9 @@
 //! | locks of namespaces | `quota_locks.rs` |
 //! | writes the status of a quota when its use changes | `controllers/quota_status.rs` |
 //!
-//! A request that uses more holds the lock of its namespace from the check to the commit. A commit ends after the cache,
-//! and with it the ledger, has the object. So the ledger is exact while the lock is held, and concurrent requests cannot
-//! exceed a quota.
+//! A request that increases the use of a quota holds the lock of its namespace from the check to the commit. A commit
+//! returns after the cache and its ledger contain the object. The ledger is therefore exact while the lock is held, and
+//! concurrent requests cannot exceed a quota.
 
 use coracle_kinds::{
     Resource,
@@ -24,7 +24,7 @@ use crate::{
     quota_locks::QuotaLock,
 };
 
-/// Checks a create, or an update of the given part, against the quotas of the namespace. `name` is for the error.
+/// Checks a create, or an update of the given part, against the quotas of the namespace. `name` is used in errors.
 pub(crate) async fn charge(
     call: &Call,
     name: &str,
@@ -44,7 +44,7 @@ pub(crate) async fn charge(
     Ok((uses && !call.dry_run()?).then_some(guard))
 }
 
-/// Whether a request can change what is used. An update is given with the old object and the updated part.
+/// Whether a request can change the use of a quota. `old` is set for updates: the old object and the updated part.
 fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> bool {
     let Some((old, part)) = old else { return true };
     match (&*kind.group, &*kind.plural, part) {
@@ -57,7 +57,7 @@ fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> b
     }
 }
 
-/// Checks the request against each quota. Returns whether it uses any.
+/// Checks the request against each quota. Returns whether it increases the use of any quota.
 fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result<bool> {
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));

@@ -1,4 +1,4 @@
-//! Locks of namespaces with quotas: one is held from the check of a request to its commit.
+//! Locks of namespaces with quotas. A request holds one from its check to its commit.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 /// Number of locks that the namespaces share.
 const LOCK_COUNT: usize = 64;
 
-/// Locks by a hash of the namespace.
+/// Locks, selected by a hash of the namespace.
 pub(crate) struct Locks([Arc<Mutex<()>>; LOCK_COUNT]);
 
 /// The lock of the namespace, if the request uses a quota.
@@ -28,7 +28,7 @@ impl Locks {
     pub(crate) async fn lock(&self, namespace: &str) -> OwnedMutexGuard<()> {
         let mut hasher = DefaultHasher::new();
         namespace.hash(&mut hasher);
-        let place = usize::try_from(hasher.finish() % 64).unwrap_or(0);
-        self.0[place % LOCK_COUNT].clone().lock_owned().await
+        let index = usize::try_from(hasher.finish() % LOCK_COUNT as u64).unwrap_or(0);
+        self.0[index].clone().lock_owned().await
     }
 }

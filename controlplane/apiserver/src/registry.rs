@@ -1,7 +1,7 @@
-//! The resources that are served now. Built-in and custom resources are in one set, which is replaced as a whole.
+//! The set of served resources, built-in and custom. A change replaces the whole set.
 //!
-//! A reader loads the current set without a lock. A change first prepares the watch cache, then publishes the set: a
-//! resource that is found can be served.
+//! A reader loads the current set without a lock. A change first prepares the watch cache and then publishes the set,
+//! so every resource in the set can be served.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::cache::Cache;
 
 /// The served resources.
 pub(crate) struct Registry {
-    /// The built-in resources among them.
+    /// The built-in resources of the set.
     built_in: Arc<Resources>,
     current: ArcSwap<Resources>,
     changes: watch::Sender<Arc<Resources>>,
@@ -57,18 +57,17 @@ impl Registry {
         }
     }
 
-    /// The current set.
+    /// The current set. Does not block.
     pub(crate) fn load(&self) -> Guard<Arc<Resources>> {
         self.current.load()
     }
 
-    /// Receives each new set; a slow receiver gets the newest one only.
+    /// Receives each new set. A slow receiver skips to the newest one.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<Resources>> {
         self.changes.subscribe()
     }
 
-    /// Adds all versions of one resource, or replaces its former versions. The stored version may be one that is not
-    /// served.
+    /// Adds all versions of one resource, or replaces its former versions. The stored version need not be served.
     pub(crate) async fn add(
         &self,
         (cache, store): (&Cache, &dyn Store),
@@ -104,7 +103,7 @@ impl Registry {
     }
 }
 
-/// The stored version of one resource's versions. None if they are not of one resource.
+/// The stored version of one resource's versions. `None` if they belong to different resources.
 fn stored_version(versions: &[Arc<Resource>]) -> Option<Arc<Resource>> {
     let first = versions.first()?;
     let stored = |resource: &Arc<Resource>| resource.storage.clone().unwrap_or_else(|| resource.clone());

@@ -1,4 +1,4 @@
-//! Servers that a kubeconfig file names: webhooks of authentication, authorization and audit.
+//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
 //! limited.
@@ -33,12 +33,12 @@ pub(crate) struct Remote {
     pauses: Vec<Duration>,
 }
 
-/// Credential of this API server besides a client certificate.
+/// Credential in the header `Authorization`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Credential {
     None,
     Token(String),
-    /// Token file. It is read at each call, because other programs replace the token.
+    /// Path of a token file. Each call reads it, because other programs replace the token.
     TokenFile(PathBuf),
     Basic(String),
 }
@@ -69,8 +69,8 @@ impl Remote {
         Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout, pauses })
     }
 
-    /// The server with four retries, each after one and a half times the pause of the former, as upstream. The timeout
-    /// stays.
+    /// Uses four retries. Each pause is one and a half times the previous one, as upstream. The total timeout does not
+    /// change.
     pub(crate) fn with_retry_backoff(self, first: Duration) -> Self {
         let pauses = std::iter::successors(Some(first), |pause| Some(*pause * 3 / 2)).take(4).collect();
         Self { pauses, ..self }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use coracle_kinds::{Resource, table};
+use coracle_kinds::{Resource, protobuf::encode, table};
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use serde_json::{Value, json};
@@ -13,7 +13,8 @@ use crate::{
     convert::CopyMemory,
     error::{ApiError, Result},
     list_body::ListBody,
-    media::Form,
+    media::{self, Form},
+    protobuf_list::ProtobufList,
     stored::Stored,
 };
 
@@ -37,11 +38,16 @@ pub(crate) fn json(code: u16, value: &Value) -> Reply {
     bytes(code, "application/json", value.to_string())
 }
 
+fn protobuf(code: u16, message: Vec<u8>) -> Reply {
+    bytes(code, media::PROTOBUF, message)
+}
+
 pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {
     bytes(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// Forbids caches to store a response, unless it has a rule of its own. Source: `WithCacheControl` of `k8s.io/apiserver`.
+/// Sets `Cache-Control` to `no-cache, private`, unless the response has this header. Source: `WithCacheControl` of
+/// `k8s.io/apiserver`.
 pub(crate) fn uncached(mut reply: Reply) -> Reply {
     let rule = HeaderValue::from_static("no-cache, private");
     reply.headers_mut().entry(header::CACHE_CONTROL).or_insert(rule);
@@ -69,20 +75,33 @@ pub(crate) fn failure(error: &ApiError) -> Reply {
 /// One object.
 pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) -> Reply {
     match (form, object) {
-        (Form::Table(include), _) => {
+        (Form::Table(content), _) => {
             let value = object.offloaded_value();
             let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
-            json(code, &table_of(kind, [&value], meta, options(include)))
+            json(code, &table_of(kind, [&value], meta, options(content)))
         }
-        (Form::Partial, _) => json(code, &table::partial_metadata(&object.offloaded_value())),
+        (Form::Partial(version), _) => {
+            json(code, &table::partial_metadata(&object.offloaded_value(), version))
+        }
+        (Form::PartialProtobuf(version), _) => {
+            let item = encode::partial_item(&object.offloaded_value());
+            protobuf(code, encode::envelope(version.api_version(), "PartialObjectMetadata", &item))
+        }
+        (Form::Protobuf, _) => {
+            let value = object.offloaded_value();
+            match encode::encode(&value) {
+                Some(bytes) => protobuf(code, bytes),
+                None => json(code, &value),
+            }
+        }
         (_, Stored::Committed(object)) => bytes(code, "application/json", object.json()),
         (_, Stored::DryRun(value)) => json(code, value),
     }
 }
 
-/// The options of a whole table.
-pub(crate) fn options(include: table::Include) -> table::Options {
-    table::Options { include, headers: true, now: jiff::Timestamp::now() }
+/// The options of a table with column headers.
+pub(crate) fn options(content: table::Content) -> table::Options {
+    table::Options { content, headers: true, now: jiff::Timestamp::now() }
 }
 
 pub(crate) fn table_of<'a>(
@@ -101,9 +120,18 @@ pub(crate) fn list(
     (objects, copies): (Vec<Arc<Object>>, CopyMemory),
     meta: Value,
 ) -> Reply {
-    let body = ListBody::new(form, kind, objects, meta).holding(copies);
-    let mut reply = Response::new(body.map_err(|never| match never {}).boxed_unsync());
-    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let (body, media) = match form {
+        Form::Protobuf | Form::PartialProtobuf(_) => {
+            let body = ProtobufList::new(form, &kind, objects, &meta).holding(copies);
+            (body.map_err(|never| match never {}).boxed_unsync(), media::PROTOBUF)
+        }
+        _ => {
+            let body = ListBody::new(form, kind, objects, meta).holding(copies);
+            (body.map_err(|never| match never {}).boxed_unsync(), "application/json")
+        }
+    };
+    let mut reply = Response::new(body);
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
     reply
 }
 

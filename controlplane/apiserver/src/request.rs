@@ -37,7 +37,7 @@ pub(crate) struct ResourceInfo {
     pub(crate) name: String,
     /// Empty for the object itself.
     pub(crate) subresource: String,
-    /// The path behind `proxy/`, as the client encoded it. None without the slash.
+    /// The path after `proxy/` in the client's encoding. `None` without that slash.
     pub(crate) rest: Option<String>,
 }
 
@@ -84,8 +84,8 @@ impl RequestInfo {
         Self { verb, path, query, resource }
     }
 
-    /// The name of the requested object. Lists and watches of one object have it in their field selector. Empty for
-    /// requests for several objects.
+    /// The name of the requested object. Lists and watches of one object name it in their field selector. Empty for
+    /// requests that select several objects.
     pub(crate) fn object_name(&self) -> Cow<'_, str> {
         let Some(resource) = &self.resource else { return Cow::Borrowed("") };
         if !resource.name.is_empty() || !matches!(self.verb, "list" | "watch" | "deletecollection") {
@@ -101,7 +101,7 @@ impl RequestInfo {
 fn resource_verb(method: &Method, resource: &ResourceInfo, query: &Query) -> &'static str {
     let collection = resource.name.is_empty();
     match *method {
-        // With a name it is a get, whatever the query says, as upstream: it needs the permission to get.
+        // A GET of a named object is a get even with the parameter `watch`, as upstream.
         Method::GET | Method::HEAD if collection && query.flag("watch") => "watch",
         Method::GET | Method::HEAD if collection => "list",
         Method::GET | Method::HEAD => "get",
@@ -169,8 +169,8 @@ impl ResourceInfo {
         Some(Self { group, version, namespace, below_namespace, resource, name, subresource, rest: behind })
     }
 
-    /// Whether the path exists for a kind of this scope. The server does not route other paths: authorization decides by
-    /// the namespace in the path, and that namespace says nothing about a cluster-scoped object.
+    /// Whether the path is valid for a kind of this scope. Other paths are not served: authorization uses the namespace
+    /// in the path, which has no meaning for a cluster-scoped object.
     pub(crate) fn has_path(&self, namespaced: bool) -> bool {
         match (namespaced, self.below_namespace) {
             (true, true) => !self.namespace.is_empty(),

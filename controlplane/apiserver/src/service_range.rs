@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnetwork::IpNetwork;
 
-/// One range of addresses, so one address family.
+/// A range of service addresses of one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRange(IpNetwork);
 
-/// The configured ranges of services: that of the default family, and possibly one of the other family.
+/// The configured ranges of services: one of the default family, and optionally one of the other family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRanges {
     primary: ServiceRange,
@@ -56,7 +56,7 @@ impl ServiceRange {
         self.nth(1)
     }
 
-    /// The number of addresses. For a large IPv6 range only the first 2^64 are used.
+    /// The number of addresses. Only the first 2^64 addresses of a large IPv6 range are used.
     pub(crate) fn size(self) -> u128 {
         let bits = if self.0.is_ipv4() { 32 } else { 128 };
         1 << (bits - u32::from(self.0.prefix())).min(64)

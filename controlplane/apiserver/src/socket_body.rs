@@ -33,7 +33,7 @@ pub(crate) fn accept_key(headers: &HeaderMap) -> Result<HeaderValue> {
     HeaderValue::from_str(&derive_accept_key(key.as_bytes())).map_err(ApiError::internal)
 }
 
-/// The response that accepts the upgrade, with one of the offered protocols; empty for none.
+/// The response that accepts the upgrade. `protocol` is one of the offered protocols, or empty.
 pub(crate) fn switch(accept: HeaderValue, protocol: &str) -> Result<Reply> {
     let mut reply = Response::new(full(""));
     *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -49,13 +49,13 @@ pub(crate) fn switch(accept: HeaderValue, protocol: &str) -> Result<Reply> {
     Ok(reply)
 }
 
-/// Sends the parts of a body as messages, until the body or the connection ends. A message that the client does not read
-/// within the limit ends the connection.
+/// Sends the parts of a body as messages, until the body or the connection ends. If a send takes longer than `limit`,
+/// the connection ends.
 pub(crate) async fn copy<B>(
     connection: Upgraded,
     mut body: B,
     message: impl Fn(Bytes) -> Message,
-    limit: Option<Duration>,
+    limit: Duration,
 ) where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -66,19 +66,15 @@ pub(crate) async fn copy<B>(
     let sending = async {
         while let Some(Ok(frame)) = body.frame().await {
             let Ok(chunk) = frame.into_data() else { continue };
-            let send = sink.send(message(chunk));
-            let sent = match limit {
-                Some(limit) => tokio::time::timeout(limit, send).await.is_ok_and(|sent| sent.is_ok()),
-                None => send.await.is_ok(),
-            };
-            if !sent {
+            let sent = tokio::time::timeout(limit, sink.send(message(chunk))).await;
+            if !sent.is_ok_and(|sent| sent.is_ok()) {
                 return;
             }
         }
         // The client may have disconnected.
         let _ = sink.close().await;
     };
-    // Reads until the client closes, which also answers its pings.
+    // Reads until the client closes; reading also answers pings.
     let receiving = async { while let Some(Ok(_ignored)) = source.next().await {} };
     tokio::select! {
         // Either end of the connection ends the copy.

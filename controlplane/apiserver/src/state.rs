@@ -1,4 +1,4 @@
-//! The services of a server, each with its own state. The requests share them.
+//! The services of a server. All requests share them.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     usage_samples::Samples,
 };
 
-/// The services of a server. Handlers and the write pipeline use them. No service knows this type.
+/// The services of a server. Handlers and the write pipeline use them. No service depends on this type.
 pub(crate) struct State {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) cache: Arc<Cache>,
@@ -45,7 +45,7 @@ pub(crate) struct State {
     pub(crate) front_proxy: FrontProxy,
     pub(crate) remotes: Remotes,
     pub(crate) merged: Arc<Merged>,
-    /// The last usage of each node.
+    /// The last usage samples of each node.
     pub(crate) usage: Samples,
     pub(crate) request_timeout: Duration,
     pub(crate) features: ServerFeatures,

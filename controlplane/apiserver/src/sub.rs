@@ -1,4 +1,4 @@
-//! Subresources that are more than an object's own fields. Each one has its own file.
+//! Subresources with logic of their own. Each has its own file.
 
 pub(crate) mod binding;
 pub(crate) mod eviction;

@@ -24,18 +24,18 @@ use crate::{
 /// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An address to which requests may go.
+/// An address to which requests may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     address: IpAddr,
     port: u16,
 }
 
-/// Accepts each certificate, as upstream: pods have no certificates of the cluster.
+/// Accepts every certificate, as upstream: pods have no certificates of the cluster.
 #[derive(Debug)]
 pub(crate) struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
 
-/// The address of a pod. The default port is the first one of its containers.
+/// The address of a pod. The default port is the first port of its containers.
 pub(crate) fn pod(cache: &Cache, namespace: &str, (name, port): (&str, &str)) -> Result<Endpoint> {
     let kind = by_resource("", "v1", "pods").ok_or_else(ApiError::no_resource)?;
     let pod = cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?.value();
@@ -58,7 +58,8 @@ fn number(port: &Value) -> Option<u16> {
     u16::try_from(port["containerPort"].as_u64()?).ok()
 }
 
-/// A ready endpoint of a service. The port is a number or a name; by default the service has one port.
+/// A ready endpoint of a service. `port` is a number or a name; it may be empty if the service has one port or an
+/// unnamed one.
 pub(crate) fn service(cache: &Cache, (namespace, name): (&str, &str), port: &str) -> Result<Endpoint> {
     let services = by_resource("", "v1", "services").ok_or_else(ApiError::no_resource)?;
     let service = cache.get(services, namespace, name);
@@ -75,7 +76,7 @@ pub(crate) fn service(cache: &Cache, (namespace, name): (&str, &str), port: &str
     ready(cache, (namespace, name), wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default())
 }
 
-/// A ready endpoint of a service's port, among those to which requests may go.
+/// A random ready endpoint of a service's port. Endpoints to which requests must not be sent are excluded.
 pub(crate) fn ready(cache: &Cache, (namespace, name): (&str, &str), port_name: &str) -> Result<Endpoint> {
     let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
     let slices = cache.list(kind, namespace);
@@ -87,7 +88,7 @@ pub(crate) fn ready(cache: &Cache, (namespace, name): (&str, &str), port_name: &
     })
 }
 
-/// The ready endpoints of a service's port, and the error of an endpoint to which no request may go.
+/// The ready endpoints of a service's port, and the error of an endpoint to which requests must not be sent.
 fn ready_in(slices: &[Value], name: &str, port_name: &str) -> (Vec<Endpoint>, Option<ApiError>) {
     let (mut found, mut refused) = (Vec::new(), None);
     for slice in slices {
@@ -114,7 +115,7 @@ fn ready_in(slices: &[Value], name: &str, port_name: &str) -> (Vec<Endpoint>, Op
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// The address, if requests may go to it.
+    /// The endpoint, if requests may be sent to its address.
     fn of(address: &str, port: u16) -> Result<Self> {
         let address: Option<IpAddr> = address.parse().ok();
         let address = address.filter(|address| is_proxyable(*address) && port != 0);
@@ -123,7 +124,7 @@ impl Endpoint {
             .ok_or_else(|| ApiError::bad_request("address not allowed"))
     }
 
-    /// Sends a request. A server with TLS may have any certificate. The connection keeps the permit.
+    /// Sends a request. With TLS, the server may have any certificate. The permit is held as long as the connection.
     pub(crate) async fn send(
         &self,
         is_tls: bool,
@@ -176,7 +177,7 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// A TLS configuration that accepts each certificate.
+/// A TLS configuration that accepts every certificate.
 fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
@@ -231,7 +232,7 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// Sends the request and waits for the head of the response, which may take until `limit`; its body may take longer.
+/// Sends the request and waits up to `limit` for the head of the response. The body may take longer.
 pub(crate) async fn exchange<I>(
     stream: I,
     request: Request<Full<bytes::Bytes>>,
@@ -247,7 +248,7 @@ where
         .await
         .map_err(|error| failed("no HTTP with", &error))?;
     tokio::spawn(async move {
-        // The caller gets the failure as an error of the body.
+        // The caller gets a failure of the connection as an error of the body.
         let _ = connection.with_upgrades().await;
     });
     let answered = tokio::time::timeout(limit, sender.send_request(request)).await;
@@ -257,7 +258,8 @@ where
     answered.map_err(late)?.map_err(|error| failed("request to", &error))
 }
 
-/// Whether requests may go to an address: not to this machine, and to one host only.
+/// Whether requests may be sent to an address. Loopback, link-local, multicast, broadcast and unspecified addresses are
+/// refused.
 fn is_proxyable(address: IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),

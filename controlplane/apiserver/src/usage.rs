@@ -1,7 +1,7 @@
 //! `metrics.k8s.io`: usage of nodes and pods, computed for each request from the kubelets' summaries.
 //!
-//! A CPU rate needs two samples. The samples of the last request are kept for a minute and serve as the first one.
-//! Without them the request takes two samples one second apart. Nothing is sampled without a request.
+//! A CPU rate needs two samples. Samples are kept for a minute, so that the next request needs only one more. Without
+//! earlier samples a request takes two, one second apart. Without requests nothing is sampled.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -31,9 +31,9 @@ use crate::{
 /// API group.
 pub(crate) const GROUP: &str = "metrics.k8s.io";
 
-/// Samples younger than this are served again.
+/// Samples younger than this are reused.
 const MAX_FRESH_AGE: Duration = Duration::from_secs(10);
-/// Time between the samples of a first request.
+/// Time between the two samples if there is no earlier one.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time to get the samples of a node, including the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -59,19 +59,21 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let measured = measure(call, vec![object]).await.pop();
     let measured = measured.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
     Ok(match form {
-        Form::Table(include) => {
-            let table = reply::table_of(&call.kind, [&measured], json!({}), reply::options(include));
+        Form::Table(content) => {
+            let table = reply::table_of(&call.kind, [&measured], json!({}), reply::options(content));
             reply::json(200, &table)
         }
-        Form::Partial => reply::json(200, &coracle_kinds::table::partial_metadata(&measured)),
+        Form::Partial(version) => {
+            reply::json(200, &coracle_kinds::table::partial_metadata(&measured, version))
+        }
         _ => reply::json(200, &measured),
     })
 }
 
 fn list_reply(call: &Call, form: Form, items: Vec<Value>) -> Reply {
     let kind: &Resource = &call.kind;
-    if let Form::Table(include) = form {
-        return reply::json(200, &reply::table_of(kind, &items, json!({}), reply::options(include)));
+    if let Form::Table(content) = form {
+        return reply::json(200, &reply::table_of(kind, &items, json!({}), reply::options(content)));
     }
     reply::json(
         200,
@@ -79,7 +81,7 @@ fn list_reply(call: &Call, form: Form, items: Vec<Value>) -> Reply {
     )
 }
 
-/// The node with the usage of a node or pod. None for a pod that does not run.
+/// The node that reports the usage of a node or pod. `None` for a pod that does not run.
 fn node_of(call: &Call, object: &Value) -> Option<String> {
     let is_pod = call.kind.namespaced;
     if is_pod && object["status"]["phase"] != "Running" {
@@ -89,7 +91,7 @@ fn node_of(call: &Call, object: &Value) -> Option<String> {
     name.as_str().filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
-/// The usage of nodes or pods. Objects without usage are left out: their node does not answer, or they do not run.
+/// The usage of nodes or pods. Omits objects without usage: their node does not respond, or they do not run.
 async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
     let pairs = samples_of(call, &objects).await;
     let measured = objects.iter().filter_map(|object| {
@@ -102,7 +104,7 @@ async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
     measured.collect()
 }
 
-/// Counts the usage of all containers that run in the history.
+/// Records the usage of all running containers in the history.
 pub(crate) async fn record(state: &Arc<State>, history: &UsageHistory) {
     let (Some(pods), Some(usage)) = (by_resource("", "v1", "pods"), by_resource(GROUP, "v1beta1", "pods"))
     else {
@@ -133,12 +135,12 @@ fn images<'a>(object: &'a Value, (earlier, later): &Pair) -> Vec<(&'a str, Rate)
     let rates = later.pod_since(earlier, object["metadata"]["uid"].as_str().unwrap_or_default());
     let containers = object["spec"]["containers"].as_array().into_iter().flatten();
     let named = containers.filter_map(|one| Some((one["name"].as_str()?, one["image"].as_str()?)));
-    // The node and the author of the pod choose the number of containers.
+    // A map, because the node and the author of the pod choose the number of containers.
     let images: HashMap<&str, &str> = named.collect();
     rates.into_iter().filter_map(|(name, rate)| Some((*images.get(name)?, rate))).collect()
 }
 
-/// Two samples of each node with one of the objects. Nodes that do not answer are left out.
+/// Two samples for each node of the objects. Nodes that do not respond are omitted.
 async fn samples_of(call: &Call, objects: &[Value]) -> HashMap<String, Pair> {
     call.state.usage.prune();
     let nodes: BTreeSet<String> = objects.iter().filter_map(|object| node_of(call, object)).collect();
@@ -174,10 +176,10 @@ fn pod(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Opt
     Some(measured.into())
 }
 
-/// The rates of the containers of the pod's own list. The kubelet also reports containers that have ended.
+/// The rates of the containers that the pod declares. The kubelet also reports containers that have ended.
 fn declared<'a>(object: &Value, rates: Vec<(&'a str, Rate)>) -> Vec<(&'a str, Rate)> {
     let lists = ["containers", "initContainers"].map(|field| object["spec"][field].as_array());
-    // The node and the author of the pod choose the number of containers.
+    // A set, because the node and the author of the pod choose the number of containers.
     let names: HashSet<&str> =
         lists.into_iter().flatten().flatten().filter_map(|one| one["name"].as_str()).collect();
     rates.into_iter().filter(|(name, _)| names.contains(*name)).collect()
@@ -210,11 +212,11 @@ fn head(call: &Call, object: &Value, rate: &Rate) -> serde_json::Map<String, Val
 /// Two samples of a node, of which the later one is fresh.
 async fn sampled(call: &Call, node: &str) -> Result<Pair> {
     let place = call.state.usage.of(node);
-    sampled_by(&place, node, || ask(call, node)).await
+    sampled_by(&place, node, || fetch_sample(call, node)).await
 }
 
-/// The two samples of a node, of which the later one is fresh. `ask` takes a sample.
-async fn sampled_by<F, R>(place: &NodeSamples, node: &str, ask: F) -> Result<Pair>
+/// The two samples of a node; the later one is fresh. `fetch` takes a sample.
+async fn sampled_by<F, R>(place: &NodeSamples, node: &str, fetch: F) -> Result<Pair>
 where
     F: Fn() -> R,
     R: Future<Output = Result<Sample>>,
@@ -233,7 +235,7 @@ where
         Some(LastResult::Pair((_, later))) if later.taken.elapsed() <= MAX_WINDOW => Some(later),
         _ => None,
     };
-    let taken = tokio::time::timeout(TIMEOUT, pair_of(earlier, ask)).await;
+    let taken = tokio::time::timeout(TIMEOUT, pair_of(earlier, fetch)).await;
     let taken = taken.unwrap_or_else(|_elapsed| Err(late()));
     *last_result = Some(
         taken
@@ -244,7 +246,7 @@ where
 }
 
 /// Takes the missing samples of a pair.
-async fn pair_of<F, R>(earlier: Option<Arc<Sample>>, ask: F) -> Result<Pair>
+async fn pair_of<F, R>(earlier: Option<Arc<Sample>>, fetch: F) -> Result<Pair>
 where
     F: Fn() -> R,
     R: Future<Output = Result<Sample>>,
@@ -252,16 +254,16 @@ where
     let earlier = match earlier {
         Some(earlier) => earlier,
         None => {
-            let first = Arc::new(ask().await?);
+            let first = Arc::new(fetch().await?);
             tokio::time::sleep(MIN_WINDOW).await;
             first
         }
     };
-    Ok((earlier, Arc::new(ask().await?)))
+    Ok((earlier, Arc::new(fetch().await?)))
 }
 
-/// Asks a node's kubelet for its summary.
-async fn ask(call: &Call, node: &str) -> Result<Sample> {
+/// Fetches the summary of a node's kubelet.
+async fn fetch_sample(call: &Call, node: &str) -> Result<Sample> {
     let request = Request::get("/stats/summary").body(Full::default()).map_err(ApiError::internal)?;
     let taken = Instant::now();
     let answer = kubelet::send(call, node, request).await?;

@@ -1,16 +1,16 @@
 //! Usage of containers by namespace and image, in memory: the source of the admission plugin InitialResources.
 //!
-//! For each pair of namespace and image there is a histogram of each resource and week. A value is counted in a bucket
-//! whose upper bound is at most an eighth above its lower bound; estimates are upper bounds.
+//! For each pair of namespace and image there is one histogram of each resource and week. The upper bound of a bucket
+//! is at most an eighth above its lower bound; estimates are upper bounds.
 
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Maximum pairs of namespace and image. Above, the pair without samples for the longest time is removed.
+/// Maximum pairs of namespace and image. Above it, the pair with the oldest last sample is removed.
 const MAX_SERIES: usize = 256;
-/// Maximum images of one namespace, so that a tenant does not remove the pairs of others.
+/// Maximum images of one namespace, so that a tenant cannot displace the pairs of other tenants.
 const MAX_SERIES_OF_NAMESPACE: usize = 64;
 /// Maximum bytes of an image's name. Usage of images with longer names is not kept.
 const MAX_NAME: usize = 512;
@@ -76,7 +76,7 @@ struct Selection<'a> {
     /// None for all namespaces.
     namespace: Option<&'a str>,
     image: &'a str,
-    /// Whether the tag must be the same, too.
+    /// Whether the tag must match as well.
     with_tag: bool,
     weeks: u64,
 }
@@ -112,9 +112,9 @@ impl UsageHistory {
         memory.add(usage.memory_bytes.clamp(MEMORY_BYTES[0], MEMORY_BYTES[1]));
     }
 
-    /// The estimate of a container's usage; None without samples. Source: `getEstimation` of
-    /// `plugin/pkg/admission/initialresources`: the own namespace before all, this week before the month, the same tag
-    /// before all tags.
+    /// The estimate of a container's usage; `None` without samples. Source: `getEstimation` of
+    /// `plugin/pkg/admission/initialresources`. The order is: own namespace before all namespaces, this week before the
+    /// month, same tag before all tags.
     pub(crate) fn estimate(
         &self,
         resource: Estimated,
@@ -147,7 +147,7 @@ impl UsageHistory {
     }
 }
 
-/// Removes the oldest series of the namespace, or of all, if a new one would exceed a limit.
+/// Removes the oldest series of the namespace, or of all namespaces, if a new series would exceed a limit.
 fn make_room(namespaces: &mut HashMap<String, HashMap<String, Series>>, namespace: &str, image: &str) {
     let own = namespaces.get(namespace);
     if own.is_some_and(|images| images.contains_key(image)) {
@@ -241,7 +241,7 @@ impl Histogram {
     }
 }
 
-/// The bucket of a value: eight for each power of two, the smallest values have their own.
+/// The bucket of a value. Each power of two has eight buckets; values below 8 have buckets of their own.
 fn bucket(value: u64) -> u16 {
     let power = value.max(1).ilog2();
     let part = if power >= 3 { (value >> (power - 3)) & 7 } else { (value.max(1) << (3 - power)) & 7 };

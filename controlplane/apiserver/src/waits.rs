@@ -1,14 +1,13 @@
-//! The time in which a request waits for others: for webhooks, and for seats of its priority level. The metric of the
-//! service level (SLI) does not have this time.
+//! Time that a request waits for webhooks and for seats of its priority level. The SLI metric excludes this time.
 
 use std::{cell::Cell, time::Duration};
 
 tokio::task_local! {
-    /// The waits of the request that the task handles.
+    /// Waiting time so far of the request that the task handles.
     static WAITED: Cell<Duration>;
 }
 
-/// Handles a request. Returns its waits, too.
+/// Runs a request. Returns its output and its total waiting time.
 pub(crate) async fn measure<F: Future>(request: F) -> (F::Output, Duration) {
     let measured = async {
         let output = request.await;
@@ -17,9 +16,9 @@ pub(crate) async fn measure<F: Future>(request: F) -> (F::Output, Duration) {
     WAITED.scope(Cell::default(), measured).await
 }
 
-/// Adds a wait to those of the current request.
+/// Adds to the waiting time of the current request.
 pub(crate) fn add(wait: Duration) {
-    // Work of another task belongs to no request.
+    // Tasks that do not handle a request have no counter.
     let _is_request = WAITED.try_with(|waited| waited.set(waited.get() + wait));
 }
 

@@ -7,14 +7,14 @@ use coracle_kinds::Resource;
 /// Maximum number of warnings of one request. `reply::warned` limits their bytes.
 const MAX_WARNINGS: usize = 100;
 
-/// Warnings for the client that admission collects, each once. More than the maximum are dropped.
+/// Warnings for the client without duplicates. Warnings above the maximum are dropped.
 #[derive(Default)]
 pub(crate) struct Warnings(Mutex<Vec<String>>);
 
 // === impl Warnings ===
 
 impl Warnings {
-    /// The warning that the version is deprecated, if it is.
+    /// Starts with the deprecation warning of the kind's version, if there is one.
     pub(crate) fn about(kind: &Resource) -> Self {
         Self(Mutex::new(kind.deprecation.iter().map(|text| text.clone().into_owned()).collect()))
     }

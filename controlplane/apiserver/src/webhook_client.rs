@@ -21,20 +21,20 @@ use crate::{
     target,
 };
 
-/// Maximum bytes of a response, whatever was sent.
+/// Maximum bytes of the response to an empty request. The limit grows with the request.
 const MAX_RESPONSE: usize = 3 << 20;
 
-/// Bytes by which the limit of a response grows for each byte that was sent, up to the endpoint's own limit.
+/// Bytes by which the limit of a response grows for each request byte, up to the endpoint's own limit.
 const PER_BYTE_SENT: usize = 8;
 
 /// Default port of a service.
 const PORT: u16 = 443;
 
-/// How a webhook is called.
+/// Address, TLS configuration, timeout and response limit of a webhook.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     target: Target,
-    /// The TLS configuration, or why there is none.
+    /// The TLS configuration, or the reason why it is invalid.
     tls: Result<Arc<rustls::ClientConfig>, String>,
     timeout: Duration,
     /// Maximum bytes of a response.
@@ -65,7 +65,7 @@ fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
 
 /// Sends a review to a webhook, within its timeout.
 ///
-/// The response counts to the memory of all webhook responses as long as `memory` lives.
+/// The response is charged to the memory of all webhook responses until `memory` is dropped.
 pub(crate) async fn call(
     cache: &Cache,
     hook: &Endpoint,
@@ -91,7 +91,7 @@ async fn exchange(
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
-    // The sender gets the failure of the connection.
+    // A failure of the connection is returned by the sender.
     tokio::spawn(connection);
     let sent = offload::run(offload::is_longer(review, MIN_OFFLOADED_BYTES), || serde_json::to_vec(review));
     let sent = sent.map_err(|error| error.to_string())?;
@@ -111,7 +111,7 @@ async fn exchange(
     let body = body::read_up_to(response.into_body(), max_response, memory).await;
     let body = body.map_err(|error| match error.code {
         413 => format!("cannot read the response: it has more than {max_response} bytes"),
-        429 => "cannot read the response: other responses of webhooks take the memory; try again".to_owned(),
+        429 => "cannot read the response: other webhook responses use all the memory; try again".to_owned(),
         _ => format!("cannot read the response: {}", error.message),
     })?;
     let parsed = offload::run(body.len() > MIN_OFFLOADED_BYTES, || serde_json::from_slice(&body));
@@ -134,7 +134,7 @@ async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
     }
 }
 
-/// An endpoint of a service, by the same rules as for proxied requests: a tenant may write the endpoints.
+/// A ready endpoint of a service. The rules of proxied requests apply, because tenants can write endpoints.
 fn endpoint(cache: &Cache, (namespace, name): (&str, &str), port: u16) -> Result<target::Endpoint, String> {
     let services = by_resource("", "v1", "services").ok_or("the kind is not served")?;
     let service = cache.get(services, namespace, name);
@@ -155,13 +155,13 @@ impl Endpoint {
         Self { target: Target::read(config), tls, timeout, max_response: MAX_RESPONSE }
     }
 
-    /// The endpoint with another limit on the bytes of a response, for long requests.
+    /// Sets the upper limit of a response in bytes. It is reached only after long requests.
     pub(crate) fn with_max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
         self
     }
 
-    /// The host of the webhook, which shares the memory for responses with other hosts.
+    /// The host of the webhook. The memory for responses is shared fairly among hosts.
     pub(crate) fn host(&self) -> String {
         self.target.host()
     }
@@ -210,7 +210,7 @@ impl Target {
         }
     }
 
-    /// The name of the server's certificate.
+    /// The host name, which the server's certificate must contain.
     fn host(&self) -> String {
         match self {
             Self::Url { host, .. } => host.clone(),

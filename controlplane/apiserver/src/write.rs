@@ -50,7 +50,8 @@ const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
-/// Creates an object. With `generateName`, admission gets the prefix as the name; the full name is generated after it.
+/// Creates an object. With `generateName`, admission gets the prefix as the name; the full name is generated after
+/// admission.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
     call.dry_run()?;
@@ -144,7 +145,8 @@ async fn commit_new(
     }
 }
 
-/// Sets uid and creation time. Removes other fields of the server, but not the resourceVersion, which is refused later.
+/// Sets uid and creation time. Removes the other fields that the server sets, except resourceVersion, which a later
+/// check refuses.
 fn stamp_new(object: &mut Value, writer: Writer) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     for field in
@@ -237,7 +239,7 @@ async fn prepared(
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
     if part != Part::Main {
-        // A right to a subresource is none to initialize.
+        // Permission to update a subresource does not include permission to change the initializers.
         initializers::set(&mut new, old["metadata"].get("initializers").cloned());
     }
     if part == Part::Internal {
@@ -365,9 +367,9 @@ pub(crate) fn is_finished(object: &Value) -> bool {
 
 /// The reason why a commit failed.
 pub(crate) enum Failed {
-    /// Another write changed the entry first. The cache has its version.
+    /// Another write changed the entry first. The cache contains that write.
     Conflict,
-    /// Another server has allocated addresses or ports meanwhile. The cache has them.
+    /// Another server allocated addresses or ports meanwhile. The cache contains them.
     Allocated,
     Other(ApiError),
 }

@@ -5,4 +5,3 @@
 
 pub(crate) mod plan;
 pub(crate) mod run;
-pub(crate) mod signer;

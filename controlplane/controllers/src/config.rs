@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 
-use crate::account_token::signer::AccountTokenSigner;
-use crate::csr_signing::Signer;
+use crate::account_token_signer::AccountTokenSigner;
+use crate::certificate_signer::Signer;
 use crate::selection::ControllerSelection;
 
 /// Settings of the controllers.

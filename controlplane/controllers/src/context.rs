@@ -9,13 +9,12 @@ use serde_json::Value;
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
-use crate::daemon_set::backoff::Backoff;
-use crate::ip_address::index::ServiceAddresses;
-use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
-use crate::pod_group_protection::members::GroupMembers;
-use crate::storage_version_migration::plan::Unfinished;
-use crate::volume_binding::index::VolumeIndex;
+use crate::state::daemon_backoff::Backoff;
+use crate::state::group_members::GroupMembers;
+use crate::state::pod_counts::PodCounts;
+use crate::state::service_addresses::ServiceAddresses;
+use crate::state::volume_index::VolumeIndex;
 use crate::write::Writer;
 use coracle_events::{Event, Recorder};
 
@@ -25,28 +24,18 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     pub(crate) recorder: Recorder,
     pub(crate) config: ControllersConfig,
-    /// Time of the last heartbeat of each node.
-    pub(crate) lifecycle: Arc<Lifecycle>,
     /// The pod CIDRs that were assigned last.
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
     /// Failed pods of daemon sets by node.
     pub(crate) daemon_backoff: Mutex<Backoff>,
     /// Counts of the pods of replica sets.
-    pub(crate) pod_counts: crate::replica_set::counts::PodCounts,
-    /// Earlier decisions of pod autoscalers.
-    pub(crate) autoscaling: crate::pod_autoscaler::State,
+    pub(crate) pod_counts: PodCounts,
     /// Unbound volumes and claims.
     pub(crate) volumes: Arc<VolumeIndex>,
     /// Active pods of groups.
     pub(crate) group_members: Arc<GroupMembers>,
-    /// Migrations of stored objects that have not ended.
-    pub(crate) unfinished_migrations: Arc<Mutex<Unfinished>>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
-    /// The ports that LoadBalancer services claim, and refusals.
-    pub(crate) balancers: Arc<crate::node_balancer::state::State>,
-    /// Addresses of the pool.
-    pub(crate) address_pool: Arc<crate::address_pool::state::State>,
 }
 
 impl Context {
@@ -57,17 +46,12 @@ impl Context {
             caches: Caches::new(),
             recorder,
             config,
-            lifecycle: Arc::new(Lifecycle::new()),
             last_ranges: Mutex::default(),
             daemon_backoff: Mutex::default(),
             pod_counts: Default::default(),
-            autoscaling: Default::default(),
             volumes: Arc::default(),
             group_members: Arc::default(),
-            unfinished_migrations: Arc::default(),
             service_addresses: Arc::default(),
-            balancers: Arc::default(),
-            address_pool: Arc::default(),
         }
     }
 

@@ -1,6 +1,3 @@
 //! Signs approved certificate signing requests of the Kubernetes signers.
 
 pub(crate) mod run;
-mod sign;
-
-pub use sign::{SignError, Signer};

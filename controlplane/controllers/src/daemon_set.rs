@@ -1,6 +1,5 @@
 //! The daemon set controller: one pod on each node that the pod template selects.
 
-pub(crate) mod backoff;
 mod fit;
 mod observed;
 pub(crate) mod plan;

@@ -1,5 +1,4 @@
 //! Keeps one IPAddress for each address of a service.
 
-pub(crate) mod index;
 pub(crate) mod plan;
 pub(crate) mod run;

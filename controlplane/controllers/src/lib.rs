@@ -2,8 +2,8 @@
 //! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption
 //! budgets, volumes, resource claims, migrations of stored objects.
 //!
-//! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
-//! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
+//! Each controller is a directory. `plan` compares the desired with the observed state and returns actions, without
+//! I/O. `run` reads the observed state and applies the actions. All controllers share one set of caches
 //! (`caches`) with one watch for each kind. A write is in the cache before the next reconcile (`cache`), so no plan
 //! uses a state older than the controller's own last write.
 //!
@@ -11,6 +11,7 @@
 //! Controllers write patches of exactly the fields that they own, so that fields newer than this crate survive.
 
 mod account_token;
+mod account_token_signer;
 mod address_pool;
 mod annotation;
 mod api_kind;
@@ -19,6 +20,7 @@ mod bootstrap_signer;
 mod cache;
 mod caches;
 mod certificate;
+mod certificate_signer;
 mod cluster_role_aggregation;
 mod config;
 mod context;
@@ -61,6 +63,7 @@ mod selection;
 mod service_account;
 mod service_cidr;
 mod stale_disruption;
+mod state;
 mod stateful_set;
 mod storage_version_migration;
 mod taint_eviction;
@@ -75,8 +78,8 @@ mod volume_protection;
 mod watch;
 mod write;
 
-pub use account_token::signer::AccountTokenSigner;
+pub use account_token_signer::AccountTokenSigner;
+pub use certificate_signer::{SignError, Signer};
 pub use config::ControllersConfig;
-pub use csr_signing::{SignError, Signer};
 pub use run::run;
 pub use selection::{ControllerSelection, UnknownController};

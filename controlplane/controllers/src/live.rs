@@ -1,4 +1,4 @@
-//! Reads from the API server, for decisions that a stale cache must not make: a cache may lack a new object.
+//! Reads from the API server, for decisions that a stale cache must not make, because a cache may lack a new object.
 
 use kube::api::{ListParams, Request};
 use kube::core::ObjectList;
@@ -10,11 +10,11 @@ use crate::object::{Key, Node, Object};
 /// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// Whether an object of a kind fits, in one namespace or, if `namespace` is empty, in all. Reads the list in pages.
+/// Whether an object of a kind matches, in one namespace, or in all if `namespace` is empty. Reads the list in pages.
 pub(crate) async fn any<K: Object>(
     client: &Client,
     namespace: &str,
-    fits: impl Fn(&K) -> bool,
+    matches: impl Fn(&K) -> bool,
 ) -> Result<bool, Error> {
     let failed = |source| {
         let object = format!("{} {}", K::kind(&()), Key::new(namespace, "*"));
@@ -25,7 +25,7 @@ pub(crate) async fn any<K: Object>(
     loop {
         let request = Request::new(url.clone()).list(&page).map_err(kube::Error::BuildRequest);
         let listed: ObjectList<K> = client.request(request.map_err(failed)?).await.map_err(failed)?;
-        if listed.items.iter().any(&fits) {
+        if listed.items.iter().any(&matches) {
             return Ok(true);
         }
         match listed.metadata.continue_.filter(|token| !token.is_empty()) {

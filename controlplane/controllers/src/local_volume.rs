@@ -1,7 +1,7 @@
 //! The built-in provisioner of local volumes: a directory on the node of the claim's first pod.
 //!
-//! The controller makes only the PersistentVolume. The node's agent makes the directory when it mounts the volume, and
-//! removes it when the volume is being deleted: the volume's finalizer waits for that.
+//! The controller creates only the PersistentVolume. The node's agent creates the directory when it mounts the volume,
+//! and removes it when the volume is being deleted. The volume's finalizer waits for that.
 
 pub(crate) mod plan;
 pub(crate) mod run;

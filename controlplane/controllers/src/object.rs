@@ -1,5 +1,5 @@
-//! Reduced types of the kinds: only the fields that a controller reads, so that cached objects are small. Controllers
-//! write patches, never a whole object of these types.
+//! Reduced types of the API kinds. They contain only the fields that controllers read, so that cached objects are
+//! small. Controllers write patches, never whole objects of these types.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -77,10 +77,10 @@ pub(crate) struct PodSpec {
     /// Only the tolerations of NoExecute taints. Other tolerations have no effect after the pod is bound.
     #[serde(deserialize_with = "tolerations")]
     pub(crate) tolerations: Arc<[Toleration]>,
-    /// The node that the pod's node affinity names, as daemon pods have it before they are bound.
+    /// The node that the pod's node affinity selects. Daemon pods have it before they are bound.
     #[serde(rename = "affinity", deserialize_with = "pinned_node")]
     pub(crate) pinned_node: Option<String>,
-    /// Only containers with named ports: services refer to these.
+    /// Only containers with named ports, because services refer to these.
     pub(crate) containers: Vec<PodContainer>,
     /// Only volumes that use claims.
     #[serde(deserialize_with = "claim_volumes")]
@@ -131,21 +131,21 @@ impl Pod {
         self.status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
     }
 
-    /// Since when the pod is ready; None if it is not ready.
+    /// Time since which the pod is ready. `None` if it is not ready; the inner value is `None` if the time is unknown.
     pub(crate) fn ready_since(&self) -> Option<Option<Time>> {
         self.condition("Ready")
             .filter(|ready| ready.status == "True")
             .map(|ready| ready.last_transition_time.clone())
     }
 
-    /// Since when the pod is on its node: the time of binding, or of its creation if it was created with a node.
+    /// Time since which the pod is on its node: its binding, or its creation if it was created with a node.
     pub(crate) fn bound_since(&self) -> Option<jiff::Timestamp> {
         let bound = self.condition("PodScheduled").filter(|bound| bound.status == "True");
         let bound = bound.and_then(|bound| bound.last_transition_time.as_ref());
         bound.or(self.metadata.creation_timestamp.as_ref()).map(|time| time.0)
     }
 
-    /// The fields on which endpoints depend and that can change while the pod exists.
+    /// The fields that affect endpoints and can change while the pod exists.
     pub(crate) fn endpoint_facts(&self) -> impl PartialEq + '_ {
         let (meta, status) = (&self.metadata, &self.status);
         let state = (self.is_being_deleted(), self.finished(), self.ready_since().is_some());
@@ -388,7 +388,7 @@ impl Object for Pod {
             .containers
             .retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
         self.spec.containers.shrink_to_fit();
-        // A decoded list of few items has room for four or eight.
+        // A decoded list of few items has the capacity for four or eight.
         if let Some(owners) = &mut self.metadata.owner_references {
             owners.shrink_to_fit();
         }

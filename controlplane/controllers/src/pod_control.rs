@@ -18,31 +18,31 @@ use crate::object::{Object, ObjectExt, Pod, controller_of};
 use crate::timestamp::whole_seconds;
 use crate::write::{Part, owners_patch};
 
-/// A workload and the means to write its pods.
+/// A workload whose pods are written.
 pub(crate) struct PodControl<'a, K> {
     pub(crate) context: &'a Context,
     pub(crate) owner: &'a K,
     pub(crate) cache: &'a Cache<K>,
     /// The component in events.
     pub(crate) component: &'static str,
-    /// A finalizer that adopted pods get and released pods lose.
+    /// Finalizer that is added to adopted pods and removed from released pods.
     pub(crate) finalizer: Option<&'static str>,
 }
 
-/// The pods that may belong to a workload, sorted by their owner references and labels.
+/// The pods that may belong to a workload, grouped by owner references and labels.
 #[derive(Debug, Default)]
 pub(crate) struct Claim {
     /// Controlled pods that match the selector.
     pub(crate) own: Vec<Arc<Pod>>,
-    /// Orphans that match the selector.
+    /// Orphaned pods that match the selector.
     pub(crate) adopt: Vec<Arc<Pod>>,
-    /// Controlled pods that do not match the selector any more.
+    /// Controlled pods that no longer match the selector.
     pub(crate) release: Vec<Arc<Pod>>,
 }
 
 impl Claim {
-    /// Sorts the pods that a workload controls and the orphans of its namespace. A workload that is being deleted
-    /// neither adopts nor releases.
+    /// Groups the pods that a workload controls and the orphaned pods of its namespace. A workload that is being
+    /// deleted neither adopts nor releases pods.
     pub(crate) fn of(deleted: bool, selector: &LabelSelector, pods: Vec<Arc<Pod>>) -> Self {
         let mut claim = Self::default();
         for pod in pods {
@@ -60,7 +60,7 @@ impl Claim {
     }
 }
 
-/// The pods that this workload controls, and the orphans of its namespace.
+/// The pods that this workload controls, and the orphaned pods of its namespace.
 pub(crate) fn candidates<K: Object>(context: &Context, owner: &K) -> Vec<Arc<Pod>> {
     let cache = &context.caches.pods;
     let mut pods = cache.owned_by(owner.namespace(), owner.uid());
@@ -68,8 +68,8 @@ pub(crate) fn candidates<K: Object>(context: &Context, owner: &K) -> Vec<Arc<Pod
     pods
 }
 
-/// A pod from a pod template, without a name. A tenant controls the template of a revision, so fields of a wrong type
-/// are left out: writing below them would panic.
+/// A pod from a pod template, without a name. Fields of a wrong type are omitted: a tenant controls the template of a
+/// revision, and writing below such fields would panic.
 pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
     let mut metadata = Map::new();
     for field in ["labels", "annotations", "finalizers"] {
@@ -85,7 +85,7 @@ pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
     json!({"metadata": metadata, "spec": spec})
 }
 
-/// The condition of a pod that a controller deletes: reason and message are those of the controller.
+/// The condition DisruptionTarget of a pod that a controller deletes, with the controller's reason and message.
 pub(crate) fn disruption_target(pod: &Pod, (reason, message): (&str, &str), now: Timestamp) -> Value {
     json!({
         "type": "DisruptionTarget",
@@ -127,7 +127,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         Ok(())
     }
 
-    /// Adds the workload's owner reference and finalizer to orphans.
+    /// Adds the workload's owner reference and finalizer to orphaned pods.
     pub(crate) async fn adopt(&self, pods: &[Arc<Pod>]) -> Result<(), Error> {
         if pods.is_empty() {
             return Ok(());
@@ -150,14 +150,15 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         Ok(())
     }
 
-    /// Whether the workload exists and is not being deleted. Reads it from the API server: the cached workload may have been
-    /// deleted, with its dependents orphaned on purpose.
+    /// Whether the workload exists and is not being deleted, according to the API server: the cached workload may have
+    /// been deleted with its dependents orphaned deliberately.
     pub(crate) async fn may_adopt(&self) -> Result<bool, Error> {
         let live = self.context.writer(self.cache).live(&self.owner.key()).await?;
         Ok(live.is_some_and(|live| live.uid() == self.owner.uid() && !live.is_being_deleted()))
     }
 
-    /// Creates pods in batches of 1, 2, 4 and so on, so that an error of all pods causes only one failed request.
+    /// Creates pods in batches of 1, 2, 4 and so on, so that an error that affects all pods causes only one failed
+    /// request.
     pub(crate) async fn create(&self, pods: &[Value]) -> Result<(), kube::Error> {
         let (mut left, mut size) = (pods, 1);
         while !left.is_empty() {
@@ -170,7 +171,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
                         let message = format!("Created pod: {}", pod.name());
                         self.record(Event::normal("SuccessfulCreate", message));
                     }
-                    // The deletion of the namespace deletes the workload, too.
+                    // The workload is deleted together with the namespace.
                     Err(error) if is_namespace_terminating(&error) => return Ok(()),
                     Err(error) => failure = Some(error),
                 }
@@ -186,7 +187,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         Ok(())
     }
 
-    /// Deletes pods. Returns the last error after all requests.
+    /// Deletes pods. All requests are sent; the last error is returned.
     pub(crate) async fn delete(&self, pods: &[Arc<Pod>]) -> Result<(), kube::Error> {
         let writer = self.context.pods();
         let results = join_all(pods.iter().map(|pod| writer.delete(pod, DeleteParams::default()))).await;
@@ -207,7 +208,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         outcome
     }
 
-    /// A request of this workload that failed.
+    /// The error of a failed request for this workload.
     pub(crate) fn failed(&self, verb: &'static str, source: kube::Error) -> Error {
         Error::Request { verb, object: format!("{} {}", K::kind(&()), self.owner.key()), source }
     }

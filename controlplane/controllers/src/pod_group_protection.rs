@@ -1,5 +1,4 @@
-//! Keeps a group of pods until its last pod has ended or is deleted. The API server adds the finalizer.
+//! Keeps a group of pods until its last pod has finished or is deleted. The API server adds the finalizer.
 
-pub(crate) mod members;
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -1,4 +1,4 @@
-//! Work queue: a key is queued at most once, one worker at a time handles it, and failures are retried with back-off.
+//! Work queue: a key is queued at most once and handled by one worker at a time. Failures are retried with back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::future::Future;
@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// Delay of the first retry after a failed reconcile. It doubles with each further failure, up to [`MAX_DELAY`].
+/// Delay of the first retry after a failed reconcile. Each further failure doubles it, up to [`MAX_DELAY`].
 const FIRST_DELAY: Duration = Duration::from_millis(5);
 const MAX_DELAY: Duration = Duration::from_secs(300);
-/// Maximum time of one reconcile. A request that is never answered must not keep a worker forever. A reconcile of many
-/// objects that is cut off continues at the retry, because it starts from the observed state.
+/// Timeout of one reconcile, so that a request without a response does not block a worker forever. An interrupted
+/// reconcile of many objects continues at the retry, because it starts from the observed state.
 const RECONCILE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A work queue.
@@ -28,12 +28,12 @@ struct State<T> {
     ready: VecDeque<T>,
     queued: HashSet<T>,
     working: HashSet<T>,
-    /// Keys that were added while a worker handles them.
+    /// Keys that were added while a worker handled them.
     again: HashSet<T>,
     later: BTreeMap<(Instant, u64), T>,
-    /// The time of each key in `later`.
+    /// The entry of each key in `later`.
     planned: HashMap<T, (Instant, u64)>,
-    /// Keys that stay in `working` until this time.
+    /// Keys that stay in `working` until the given time.
     resting: BTreeMap<(Instant, u64), T>,
     serial: u64,
     failures: HashMap<T, u32>,
@@ -43,14 +43,14 @@ struct State<T> {
 pub(crate) enum Next {
     /// After the next change.
     Wait,
-    /// After this time, or after the next change if that is earlier.
+    /// After this time, or after the next change if it is earlier.
     After(Duration),
-    /// Reconcile after the next change, but not before this time. Changes until then share one reconcile.
+    /// After the next change, but not before this time. Changes until then share one reconcile.
     Rest(Duration),
 }
 
 /// The result of a reconcile whose cost grows with the number of items, for example endpoints. The delay limits the CPU
-/// time of the reconciles while many items change one after another.
+/// time if many items change one after another.
 pub(crate) fn pause_after(items: usize) -> Next {
     /// Maximum number of items without a delay.
     const SMALL: usize = 100;
@@ -62,7 +62,7 @@ pub(crate) fn pause_after(items: usize) -> Next {
     Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(MAX_REST))
 }
 
-/// The duration until `then`; None if it has passed. Rounded up a little, so that it has passed after the wait.
+/// The duration until `then`, rounded up slightly, so that the time is reached after the wait. `None` if it has passed.
 pub(crate) fn until(then: jiff::Timestamp, now: jiff::Timestamp) -> Option<Duration> {
     let left = Duration::try_from(then.duration_since(now)).ok()?;
     (!left.is_zero()).then(|| left + Duration::from_millis(1))
@@ -96,7 +96,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         }
     }
 
-    /// Adds a key after a delay, unless it is due earlier already.
+    /// Adds a key after a delay, unless it is already due earlier.
     pub(crate) fn add_after(&self, key: T, delay: Duration) {
         let mut state = self.lock();
         state.serial += 1;
@@ -139,7 +139,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         }
     }
 
-    /// As [`Queue::done`], but the key is not ready again before the delay has passed.
+    /// As [`Queue::done`], but the key cannot become ready before the delay has passed.
     fn done_after(&self, key: T, delay: Duration) {
         let mut state = self.lock();
         state.serial += 1;
@@ -156,7 +156,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         backoff(*count)
     }
 
-    /// Reconciles one key after another, forever. The delay of a failed key doubles with each failure.
+    /// Reconciles keys one after another, forever. A failed key is retried with back-off.
     pub(crate) async fn work<F, R>(&self, controller: &'static str, reconcile: F)
     where
         F: Fn(T) -> R,
@@ -206,13 +206,13 @@ impl<T: Clone + Eq + Hash> State<T> {
         new
     }
 
-    /// Ends the work on a key. Returns whether the key was added again meanwhile and is ready.
+    /// Ends the work on a key. Returns whether the key was added again meanwhile, and is ready.
     fn release(&mut self, key: &T) -> bool {
         self.working.remove(key);
         self.again.remove(key) && self.add(key.clone())
     }
 
-    /// The next key that is due, or the time at which one will be.
+    /// The next ready key. Otherwise the time at which a key becomes ready.
     fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
         while let Some(entry) = self.resting.first_entry().filter(|entry| entry.key().0 <= now) {
             let key = entry.remove();

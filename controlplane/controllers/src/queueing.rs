@@ -19,7 +19,7 @@ pub(crate) fn queue_changed<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>
     });
 }
 
-/// For each deleted object queues the pod that controls it: the pod's reconcile creates the object again.
+/// Queues the controlling pod of each deleted object: the pod's reconcile creates the object again.
 pub(crate) fn queue_pod_of_deleted<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     cache.on_change(move |change| {
@@ -36,7 +36,7 @@ fn pod_of_deleted<K: Object>(change: &Change<'_, K>) -> Option<Key> {
     Some(Key::new(old.namespace(), &owner.name))
 }
 
-/// The pods that a workload controls and that its selector matches. Only the workload's pods are read.
+/// The pods that a workload controls and its selector matches. Reads only the workload's pods.
 pub(crate) fn own_pods<K: Object>(context: &Context, owner: &K, selector: &LabelSelector) -> Vec<Arc<Pod>> {
     let pods = context.caches.pods.owned_by(owner.namespace(), owner.uid());
     pods.into_iter().filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect()

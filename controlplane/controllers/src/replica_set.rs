@@ -1,7 +1,6 @@
-//! The replica set controller: creates and deletes pods until each replica set has its number of replicas. The
-//! replication controller shares this code.
+//! The replica set controller: creates and deletes pods until each replica set has its desired number. The replication
+//! controller shares this code.
 
-pub(crate) mod counts;
 pub(crate) mod plan;
 mod rank;
 pub(crate) mod run;
@@ -18,12 +17,12 @@ use crate::object::{Object, ReplicaSet, ReplicaSetSpec, ReplicationController};
 
 pub(crate) use rank::sort_for_deletion;
 
-/// A kind that keeps a number of equal pods.
+/// A kind that maintains a number of identical pods.
 pub(crate) trait Replicas: Object + Resource<Scope = NamespaceResourceScope> {
     /// The component in events.
     const COMPONENT: &'static str;
 
-    /// Whether the status has the number of pods that are being deleted.
+    /// Whether the status contains the number of terminating pods.
     const HAS_TERMINATING: bool;
 
     /// The spec.

@@ -1,3 +1,3 @@
-//! The controller of ReplicationControllers, which are ReplicaSets with a selector of labels only.
+//! The controller of ReplicationControllers: ReplicaSets whose selector has only labels.
 
 pub(crate) mod run;

@@ -1,4 +1,4 @@
-//! Creates resource claims from the templates that pods name, and releases claims that no pod uses.
+//! Creates resource claims from the templates that pods refer to, and releases claims that are no longer used.
 //!
 //! Source: upstream's controller `resourceclaim`. `run` reconciles pods, `release` reconciles claims.
 

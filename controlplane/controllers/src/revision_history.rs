@@ -1,6 +1,6 @@
-//! The revisions of stateful sets and daemon sets: the current revision, and the changes to write.
+//! The revisions of stateful sets and daemon sets: finds the current revision, and plans the changes.
 //!
-//! A revision is a patch of the workload's pod template. `kubectl rollout undo` applies it.
+//! A revision contains a patch of the workload's pod template, which `kubectl rollout undo` applies.
 
 mod run;
 
@@ -15,7 +15,7 @@ use crate::template::Template;
 
 pub(crate) use run::{Current, current, delete};
 
-/// The label with the revision of a pod.
+/// Label of a pod with the name of its revision.
 pub(crate) const POD_REVISION: &str = "controller-revision-hash";
 
 /// A workload with revisions.
@@ -26,9 +26,9 @@ pub(crate) struct Workload<'a> {
     pub(crate) uid: &'a str,
     pub(crate) owner: OwnerReference,
     pub(crate) template: &'a Template,
-    /// The annotations are copied to the revisions, because `kubectl rollout history` shows one of them.
+    /// Copied to the revisions, because `kubectl rollout history` shows one of the annotations.
     pub(crate) annotations: Option<&'a BTreeMap<String, String>>,
-    /// The label that has the hash of a revision.
+    /// Label for the hash of a revision.
     pub(crate) hash_label: &'static str,
     pub(crate) collisions: i32,
 }
@@ -38,13 +38,13 @@ pub(crate) struct Workload<'a> {
 pub(crate) enum Step {
     /// This revision has the current template and the highest number.
     Keep(Arc<ControllerRevision>),
-    /// This revision has the current template. It needs a new number.
+    /// This revision has the current template, but needs a new number.
     Renumber(Arc<ControllerRevision>, i64),
     /// No revision has the current template.
     Create(i64),
 }
 
-/// Plans the step. `revisions` are those of the workload.
+/// Plans the step. `revisions` are all revisions of the workload.
 pub(crate) fn plan(workload: &Workload<'_>, revisions: &[Arc<ControllerRevision>]) -> Step {
     let sorted = sorted(revisions);
     let highest = sorted.last().map_or(0, |last| last.revision);
@@ -57,7 +57,7 @@ pub(crate) fn plan(workload: &Workload<'_>, revisions: &[Arc<ControllerRevision>
     }
 }
 
-/// Revisions by number, then by age and name.
+/// Sorts revisions by number, then by age and name.
 pub(crate) fn sorted(revisions: &[Arc<ControllerRevision>]) -> Vec<Arc<ControllerRevision>> {
     let mut sorted = revisions.to_vec();
     sorted.sort_by(|one, other| {
@@ -71,7 +71,7 @@ pub(crate) fn sorted(revisions: &[Arc<ControllerRevision>]) -> Vec<Arc<Controlle
 
 /// The pod template of a revision.
 pub(crate) fn template_of(revision: &ControllerRevision) -> Template {
-    // The data of a revision is any JSON.
+    // The data of a revision may be any JSON.
     let mut template = revision.data.value().pointer("/spec/template").cloned().unwrap_or_default();
     if let Some(template) = template.as_object_mut() {
         template.remove("$patch");
@@ -79,7 +79,7 @@ pub(crate) fn template_of(revision: &ControllerRevision) -> Template {
     Template::new(&template)
 }
 
-/// Revisions above the limit that no pod uses, oldest first.
+/// The oldest revisions above the limit. Used revisions are excluded.
 pub(crate) fn to_clean(
     revisions: &[Arc<ControllerRevision>],
     limit: Option<i32>,

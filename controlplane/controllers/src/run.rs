@@ -1,7 +1,7 @@
-//! Start of all controllers: watches, queues and workers.
+//! Starts all controllers: watches, queues and workers.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use kube::Client;
 use tokio::task::JoinSet;
@@ -10,8 +10,10 @@ use tokio_util::sync::CancellationToken;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
+use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
+use crate::storage_version_migration::plan::Unfinished;
 use crate::{
     account_token, address_pool, attributes_class_protection, bootstrap_signer, cluster_role_aggregation,
     cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice,
@@ -29,21 +31,22 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
     let context = Arc::new(Context::new(client, recorder, config));
-    // This handler is registered before the others, so that they read counts of the same state.
+    // This handler is registered first, so that the other handlers read up-to-date counts.
     context.pod_counts.follow(&context.caches.pods);
     start(&context, &mut tasks);
-    // Handlers are registered before the watches start, so that they see every object.
+    // Handlers are registered before the watches start, so that they get every object.
     for watch in context.caches.watches(&context.client) {
         tasks.spawn(watch);
     }
-    // Dropping the set ends every task at its next await. Requests that were sent take effect.
+    // Dropping the set ends every task at its next await point. Requests that were sent still take effect.
     tokio::select! {
         () = shutdown.cancelled() => {}
         Some(ended) = tasks.join_next() => tracing::error!(?ended, "a controller's task has ended"),
     }
 }
 
-/// Starts the controllers that have a queue of keys. A macro, because the functions of each controller have their own types.
+/// Starts the controllers that have a queue of keys. A macro, because the functions of each controller have different
+/// types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {
@@ -52,6 +55,21 @@ macro_rules! start {
             let pool = Pool { queue: &queue, controller: $name, workers: $workers };
             workers($tasks, $context, pool, |context, key| async move {
                 $controller::run::reconcile(&context, key).await
+            });
+        }
+    )*};
+}
+
+/// Starts the controllers that keep a state of their own between reconciles, beside the shared [`Context`].
+macro_rules! start_with_state {
+    ($tasks:ident, $context:ident, $($controller:ident<$state:ty> $name:literal $workers:literal,)*) => {$(
+        if $context.config.selection.has($name) {
+            let (queue, state) = (Arc::new(Queue::new()), Arc::<$state>::default());
+            $controller::run::listen($context, &queue, &state);
+            let pool = Pool { queue: &queue, controller: $name, workers: $workers };
+            workers($tasks, $context, pool, move |context, key| {
+                let state = state.clone();
+                async move { $controller::run::reconcile(&context, &state, key).await }
             });
         }
     )*};
@@ -68,7 +86,6 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         job "job" 4,
         job_orphan "job-orphan" 1,
         cron_job "cron-job" 2,
-        pod_autoscaler "horizontal-pod-autoscaler" 2,
         ttl_after_finished "ttl-after-finished" 1,
         service_account "service-account" 1,
         root_ca "root-ca" 1,
@@ -81,8 +98,6 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         endpoint_slice_mirroring "endpoint-slice-mirroring" 1,
         ip_address "ip-address" 2,
         service_cidr "service-cidr" 1,
-        node_balancer "node-balancer" 1,
-        address_pool "address-pool" 1,
         csr_approving "csr-approving" 1,
         csr_signing "csr-signing" 1,
         csr_cleaner "csr-cleaner" 1,
@@ -101,18 +116,38 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         resource_claim "resource-claim" 1,
         claim_release "resource-claim-release" 1,
         pod_group_protection "pod-group-protection" 1,
-        storage_version_migration "storage-version-migrator" 2,
-    }
-    if context.config.selection.has("node-lifecycle") {
-        node_lifecycle::run::listen(context);
-        let queue = context.lifecycle.queue.clone();
-        let pool = Pool { queue: &queue, controller: "node-lifecycle", workers: 1 };
-        workers(tasks, context, pool, |context, key| async move {
-            node_lifecycle::run::reconcile(&context, key).await
-        });
     }
     if context.config.selection.has("garbage") {
         tasks.spawn(garbage::run::run(context.clone()));
+    }
+    start_with_own_state(context, tasks);
+}
+
+fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
+    start_with_state! {
+        tasks, context,
+        node_balancer<node_balancer::state::State> "node-balancer" 1,
+        address_pool<address_pool::state::State> "address-pool" 1,
+        storage_version_migration<Mutex<Unfinished>> "storage-version-migrator" 2,
+    }
+    if context.config.selection.has("horizontal-pod-autoscaler") {
+        let (queue, state) = (Arc::new(Queue::new()), Arc::<pod_autoscaler::State>::default());
+        pod_autoscaler::run::listen(context, &queue);
+        let pool = Pool { queue: &queue, controller: "horizontal-pod-autoscaler", workers: 2 };
+        workers(tasks, context, pool, move |context, key| {
+            let state = state.clone();
+            async move { pod_autoscaler::run::reconcile(&context, &state, key).await }
+        });
+    }
+    if context.config.selection.has("node-lifecycle") {
+        let lifecycle = Arc::new(Lifecycle::new());
+        node_lifecycle::run::listen(context, &lifecycle);
+        let queue = lifecycle.queue.clone();
+        let pool = Pool { queue: &queue, controller: "node-lifecycle", workers: 1 };
+        workers(tasks, context, pool, move |context, key| {
+            let lifecycle = lifecycle.clone();
+            async move { node_lifecycle::run::reconcile(&context, &lifecycle, key).await }
+        });
     }
 }
 
@@ -123,7 +158,7 @@ struct Pool<'a> {
     workers: usize,
 }
 
-/// Spawns the workers of one queue. They start once every cache has its first list.
+/// Spawns the workers of one queue. They start after the first list of every cache.
 fn workers<F, R>(tasks: &mut JoinSet<()>, context: &Arc<Context>, pool: Pool<'_>, reconcile: F)
 where
     F: Fn(Arc<Context>, Key) -> R + Clone + Send + Sync + 'static,

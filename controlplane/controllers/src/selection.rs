@@ -1,6 +1,6 @@
-//! Selection of the controllers that run, by upstream's names.
+//! Selection of the controllers to run, by upstream's names.
 
-/// Names of all queues, and of their controllers: upstream's name if upstream has the controller.
+/// The name of each queue and of its controller. Controllers that exist upstream have upstream's name.
 const NAMES: &[(&str, &str)] = &[
     ("deployment", "deployment-controller"),
     ("replica-set", "replicaset-controller"),
@@ -48,14 +48,15 @@ const NAMES: &[(&str, &str)] = &[
     ("garbage", "garbage-collector-controller"),
 ];
 
-/// The controllers that run. The default is all.
+/// The controllers to run. By default all of them.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerSelection {
-    /// Values as in upstream's flag `--controllers`: `*` for all, `-*` for none, a name, or `-` and a name. Empty: all.
+    /// Values as in upstream's flag `--controllers`: `*` for all, `-*` for none, a name, or `-` and a name. Empty means
+    /// all.
     entries: Vec<String>,
 }
 
-/// A name that is not a controller's.
+/// A name does not belong to a controller.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a controller; the controllers are {all}", all = known().join(", "))]
 pub struct UnknownController(String);
@@ -69,10 +70,10 @@ fn known() -> Vec<&'static str> {
 // === impl ControllerSelection ===
 
 impl ControllerSelection {
-    /// Reads the values of `--controllers`.
+    /// Parses the values of `--controllers`.
     ///
     /// # Errors
-    /// [`UnknownController`] for a name that is not a controller's.
+    /// [`UnknownController`] if a name is unknown.
     pub fn parse(entries: Vec<String>) -> Result<Self, UnknownController> {
         let is_known = |entry: &&String| {
             let name = entry.strip_prefix('-').unwrap_or(entry);
@@ -84,7 +85,7 @@ impl ControllerSelection {
         }
     }
 
-    /// The selection without a controller, unless an entry is exactly its name.
+    /// Removes a controller from the selection, unless an entry is exactly its name.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         if self.entries.is_empty() {
@@ -102,7 +103,7 @@ impl ControllerSelection {
         !NAMES.iter().any(|(queue, _)| self.has(queue))
     }
 
-    /// Whether the controller with this queue runs. A name takes precedence over `*`, as upstream.
+    /// Whether the controller of this queue runs. As upstream, a name takes precedence over `*`.
     pub(crate) fn has(&self, queue: &str) -> bool {
         let name = NAMES.iter().find(|(known, _)| *known == queue).map_or(queue, |(_, name)| name);
         let listed = |wanted: &str| self.entries.iter().any(|entry| entry == wanted);
@@ -145,7 +146,8 @@ mod tests {
     #[test]
     fn every_controller_that_is_started_has_a_name() {
         let source = include_str!("run.rs");
-        let rows = source.split("tasks, context,").nth(1).and_then(|rest| rest.split("}").next()).unwrap();
+        let rows =
+            source.split("fn start(").nth(1).and_then(|rest| rest.split("struct Pool").next()).unwrap();
         let names: Vec<_> = rows.lines().filter_map(|line| line.split('"').nth(1)).collect();
         assert!(names.len() > 30, "{names:?}");
         for name in names {

@@ -1,4 +1,4 @@
-//! Marks ServiceCIDRs as ready, and keeps those with addresses from being deleted.
+//! Marks ServiceCIDRs as ready, and prevents the deletion of those with used addresses.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -1,5 +1,5 @@
-//! Resets the condition DisruptionTarget of pods that were not deleted after all, for example because the client that
-//! set it crashed.
+//! Resets the condition DisruptionTarget of pods that were not deleted within a time limit, for example because the
+//! client that set the condition crashed.
 
 pub(crate) mod plan;
 pub(crate) mod run;

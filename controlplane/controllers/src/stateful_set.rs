@@ -1,4 +1,4 @@
-//! The stateful set controller: pods with an ordinal, a stable name and claims of their own.
+//! The stateful set controller: pods with an ordinal, a stable name and their own claims.
 
 mod claims;
 pub(crate) mod plan;

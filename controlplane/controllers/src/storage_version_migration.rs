@@ -1,5 +1,5 @@
-//! Writes the stored objects of a resource again, in the current stored version and with the current encryption key. One
-//! migration of a resource runs at a time.
+//! Rewrites the stored objects of a resource in the current stored version and with the current encryption key.
+//! Migrations of the same resource run one after another.
 
 mod definition;
 pub(crate) mod plan;

@@ -1,4 +1,4 @@
-//! Evicts pods from nodes whose NoExecute taints they do not tolerate, or not any longer.
+//! Evicts pods from nodes whose NoExecute taints they do not, or no longer, tolerate.
 
 pub(crate) mod plan;
 pub(crate) mod run;

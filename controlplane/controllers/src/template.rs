@@ -1,4 +1,4 @@
-//! Pod templates, kept as the JSON that the API server sent. A typed round trip would drop fields of newer API
+//! Pod templates as the JSON that the API server sent. Decoding into typed structs would drop fields of newer API
 //! versions, and so change the pods.
 
 use std::sync::Arc;
@@ -58,14 +58,14 @@ impl<'de> Deserialize<'de> for Template {
 }
 
 impl Template {
-    /// A template from its JSON. JSON that is not an object counts as an empty object.
+    /// Creates a template from JSON. JSON that is not an object counts as an empty object.
     pub(crate) fn new(value: &Value) -> Self {
         if value.is_object() { Self(value.to_string().into()) } else { Self::default() }
     }
 
-    /// The template's JSON: an object.
+    /// The template as a JSON object.
     pub(crate) fn value(&self) -> Value {
-        // The text was printed from an object, so it parses.
+        // The text was created from an object, so it is valid.
         Value::Object(serde_json::from_str(&self.0).unwrap_or_default())
     }
 
@@ -80,13 +80,13 @@ impl Template {
             .collect()
     }
 
-    /// Whether two templates make the same pods, apart from the hash label. Absent and empty values are equal, because
-    /// clients with typed structs write one for the other.
+    /// Whether two templates create the same pods, apart from the hash label. Absent and empty values are equal,
+    /// because clients with typed structs replace one by the other.
     pub(crate) fn equals_ignoring_hash(&self, other: &Self) -> bool {
         self.0 == other.0 || self.canonical() == other.canonical()
     }
 
-    /// The template without hash label, nulls and values that mean absent.
+    /// The template without hash label, nulls, and values that mean absent.
     fn canonical(&self) -> Value {
         let mut value = self.value();
         if let Some(labels) = value.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
@@ -98,8 +98,8 @@ impl Template {
         value
     }
 
-    /// The hash of this template for labels and names: FNV-1a over the canonical form and the number of collisions so
-    /// far, in an alphabet without vowels.
+    /// The hash of this template for labels and names: FNV-1a over the canonical form and the collision count, encoded
+    /// in an alphabet without vowels.
     pub(crate) fn hash(&self, collisions: Option<i32>) -> String {
         let mut hash = fnv(0x811c_9dc5, sorted(&self.canonical()).as_bytes());
         if let Some(count) = collisions {
@@ -113,7 +113,7 @@ fn fnv(start: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(start, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Encodes a text with letters and digits that cannot form a word.
+/// Encodes a text in letters and digits that cannot form words.
 fn safe_encode(text: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     text.bytes().map(|byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()])).collect()

@@ -1,4 +1,4 @@
-//! A simulated API for tests of controllers: fixed objects, and a log of the writes.
+//! A simulated API server for tests of controllers: fixed objects, and a log of the writes.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::config::ControllersConfig;
 use crate::context::Context;
 
-/// A request that writes.
+/// A write request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Write {
     pub(crate) method: String,
@@ -25,8 +25,8 @@ pub(crate) struct TestApi {
 }
 
 impl TestApi {
-    /// An API with these objects by path. A further page of a list has the path `LIST?continue=TOKEN`. Reads of other paths
-    /// are answered with 404. A write is logged and answered with the object of its path, which it does not change.
+    /// An API with these objects by path. Further pages of a list have the path `LIST?continue=TOKEN`. Reads of other
+    /// paths return 404. A write is logged, does not change any object, and returns the object of its path.
     pub(crate) fn new(objects: &[(&str, Value)]) -> Self {
         let objects: BTreeMap<String, Value> =
             objects.iter().map(|(path, object)| ((*path).to_owned(), object.clone())).collect();
@@ -52,7 +52,7 @@ impl TestApi {
         Self { context, writes }
     }
 
-    /// The writes until now.
+    /// The writes so far.
     pub(crate) fn writes(&self) -> Vec<Write> {
         self.writes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

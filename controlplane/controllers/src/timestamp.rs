@@ -1,8 +1,8 @@
-//! Timestamps as the API writes them.
+//! Timestamps in the format of the API.
 
 use jiff::Timestamp;
 
-/// A time as metav1.Time has it: RFC 3339 with whole seconds.
+/// A time in the format of metav1.Time: RFC 3339 with whole seconds.
 pub(crate) fn whole_seconds(time: Timestamp) -> String {
     Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
 }

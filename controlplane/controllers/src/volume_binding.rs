@@ -5,11 +5,10 @@
 //! volume:  Available ──► Bound ──► Released ──► deleted (Delete) or kept (Retain)
 //!                                     └──► Failed (the volume cannot be deleted or recycled)
 //! ```
-//! A binding is four writes: the volume's claimRef, its phase, the claim's volumeName, its status. The first one names
-//! the version of the volume, so that two claims never get one volume. Each write can be repeated: after a crash the
-//! next reconcile continues.
+//! A binding consists of four writes: the volume's claimRef, its phase, the claim's volumeName, its status. The first
+//! write has the version of the volume as a precondition, so that two claims never get the same volume. Each write can
+//! be repeated: after a crash the next reconcile continues.
 
-pub(crate) mod index;
 pub(crate) mod matching;
 pub(crate) mod plan;
 pub(crate) mod run;
@@ -18,11 +17,7 @@ pub(crate) mod run;
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 /// Set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by the user.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
-/// Name of the provisioner that made a volume.
-pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// The node that the scheduler selected for a claim's first pod.
-pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// Name of the provisioner that is to make a claim's volume.
+/// Name of the provisioner that must create the volume of a claim.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-/// The annotation of the default storage class.
+/// Annotation of the default storage class.
 pub(crate) const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";

@@ -1,4 +1,4 @@
-//! The watch that updates a cache.
+//! Watches a kind and updates its cache.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use crate::cache::{Cache, Unverified};
 use crate::object::Object;
 
-/// Timeout of a watch request: long, so that an idle machine rarely wakes up.
+/// Timeout of a watch request in seconds. It is long, so that an idle machine rarely wakes up.
 const WATCH_TIMEOUT_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ pub(crate) fn config() -> watcher::Config {
 pub(crate) struct Retry(Duration);
 
 impl Retry {
-    /// No failures yet.
+    /// Starts without failures.
     pub(crate) fn new() -> Self {
         Self(FIRST_DELAY)
     }
@@ -48,18 +48,18 @@ impl Retry {
     }
 }
 
-/// Updates the cache, forever.
+/// Watches a kind and updates the cache, forever.
 pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config: watcher::Config) {
     follow(client, cache, config, |_| {}).await;
 }
 
-/// As [`feed`], for a kind that the API server may not serve. The cache counts as listed then, without objects.
+/// As [`feed`], for a kind that the API server may not serve. The cache then counts as listed and empty.
 pub(crate) async fn feed_if_served<K: Object>(client: Client, cache: Arc<Cache<K>>, config: watcher::Config) {
     follow(client, cache, config, Cache::set_unserved).await;
 }
 
-/// As [`feed`], for a kind that is off by default. Whether the API server serves it is asked once: a server begins to serve
-/// a built-in kind with its start.
+/// As [`feed`], for a built-in kind that is disabled by default. The API server is asked once whether it serves the
+/// kind: that is fixed at the start of the server.
 pub(crate) async fn feed_if_enabled<K: Object>(
     client: Client,
     cache: Arc<Cache<K>>,
@@ -89,7 +89,7 @@ async fn follow<K: Object>(
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
-                // `Init` comes before the request.
+                // `Init` precedes the request.
                 if !matches!(event, watcher::Event::Init) {
                     retry.reset();
                 }

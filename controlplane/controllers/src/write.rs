@@ -1,4 +1,4 @@
-//! Writes of single objects. Each response goes into the cache of its kind.
+//! Writes of single objects. The cache of the kind is updated with each response.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(crate) struct Writer<'a, K> {
     pub(crate) cache: &'a Cache<K>,
 }
 
-/// The subresource that a patch goes to.
+/// The part of an object that a patch changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The object without its status.
@@ -46,7 +46,7 @@ impl<K: Object> Writer<'_, K> {
         Ok(self.cache.written(created))
     }
 
-    /// Applies a merge patch to an object. A patch with `metadata.resourceVersion` applies to that version only.
+    /// Applies a merge patch to an object. A patch with `metadata.resourceVersion` applies only to that version.
     pub(crate) async fn merge(&self, key: &Key, part: Part, patch: Value) -> Result<Arc<K>, Error> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let url = Request::new(K::url_path(&(), (!key.namespace.is_empty()).then_some(&key.namespace)));
@@ -60,8 +60,8 @@ impl<K: Object> Writer<'_, K> {
         Ok(self.cache.written(patched))
     }
 
-    /// Deletes the object with this uid, and with the resource version of the parameters if they have one. An object that
-    /// does not exist is not an error.
+    /// Deletes the object with this uid. A resource version in the parameters is a further precondition. A missing
+    /// object is not an error.
     pub(crate) async fn delete(&self, object: &K, mut params: DeleteParams) -> Result<(), kube::Error> {
         let key = object.key();
         let resource_version = params.preconditions.take().and_then(|given| given.resource_version);
@@ -80,7 +80,7 @@ impl<K: Object> Writer<'_, K> {
         Ok(())
     }
 
-    /// Reads the object from the API server.
+    /// Reads the object from the API server, not from the cache.
     pub(crate) async fn live(&self, key: &Key) -> Result<Option<K>, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -90,14 +90,14 @@ impl<K: Object> Writer<'_, K> {
     }
 }
 
-/// Parameters that delete only this version of an object. The reason for the deletion may not apply to a newer version.
+/// Parameters that delete only this version of an object: the reason for the deletion may not apply to a newer version.
 pub(crate) fn if_unchanged<K: Object>(object: &K) -> DeleteParams {
     let resource_version = object.meta().resource_version.clone();
     let preconditions = Preconditions { uid: Some(object.uid().to_owned()), resource_version };
     DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }
 }
 
-/// A patch that replaces the owner references, for this version of the object only.
+/// A patch that replaces the owner references. It applies only to this version of the object.
 pub(crate) fn owners_patch<K: Object>(
     object: &K,
     owners: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference],
@@ -109,13 +109,13 @@ pub(crate) fn owners_patch<K: Object>(
     }})
 }
 
-/// The merge patch that turns a status into another one. None if they are equal.
+/// The merge patch between two statuses. `None` if they are equal.
 pub(crate) fn status_patch<K: Object>(object: &K, old: &Value, new: &Value) -> Option<Value> {
     let difference = difference(old, new)?;
     Some(json!({"metadata": {"uid": object.uid()}, "status": difference}))
 }
 
-/// The merge patch between two values. Absent fields are named with null.
+/// The merge patch between two values. Removed fields are set to null.
 fn difference(old: &Value, new: &Value) -> Option<Value> {
     let (Value::Object(old), Value::Object(new)) = (old, new) else {
         return (old != new).then(|| new.clone());

@@ -90,10 +90,13 @@ fn created(text: &[u8]) -> Option<(&'static Resource, Value)> {
     defaults::apply(kind, &mut object);
     strategy::prepare_named(kind, &mut object);
     let causes = validate::create(kind, &object);
-    let options =
-        table::Options { include: table::Include::Metadata, headers: true, now: jiff::Timestamp::UNIX_EPOCH };
+    let options = table::Options {
+        content: table::Content::default(),
+        headers: true,
+        now: jiff::Timestamp::UNIX_EPOCH,
+    };
     let _shown = table::render(kind, [&object], Value::Null, options);
-    let _metadata = table::partial_metadata(&object);
+    let _metadata = table::partial_metadata(&object, table::MetaVersion::V1);
     let _attributes = SelectorAttributes::read(kind, object.to_string().as_bytes());
     causes.is_empty().then_some((kind, object))
 }

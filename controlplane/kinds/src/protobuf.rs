@@ -1,8 +1,9 @@
-//! Decodes Kubernetes' protobuf bodies into JSON trees, by a generated table of fields.
+//! Kubernetes' protobuf bodies as JSON trees, and JSON trees as protobuf, by a generated table of fields.
 //!
 //! The envelope is four magic bytes and an `Unknown` message with apiVersion, kind and the object's bytes. Go writes
 //! scalars that are not pointers even if they are zero; [`crate::schema::decode`] removes zeros that mean absent.
 
+pub mod encode;
 mod table;
 pub(crate) mod wire;
 

@@ -55,11 +55,30 @@ pub enum Include {
     Object,
 }
 
+/// The version of `meta.k8s.io` in which tables and partial metadata are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MetaVersion {
+    /// `v1`.
+    #[default]
+    V1,
+    /// `v1beta1`, which old clients request.
+    V1Beta1,
+}
+
+/// The content of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Content {
+    /// The objects of the rows.
+    pub include: Include,
+    /// The version.
+    pub version: MetaVersion,
+}
+
 /// Options of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// `includeObject`.
-    pub include: Include,
+    /// The content.
+    pub content: Content,
     /// Whether the table has column definitions. In a watch only the first event has them.
     pub headers: bool,
     /// The current time, for ages.
@@ -71,7 +90,7 @@ pub fn age_of(at: Timestamp, now: Timestamp) -> String {
     age::span(now.as_second() - at.as_second())
 }
 
-/// A `meta.k8s.io/v1` Table. `list_meta` is its metadata (resourceVersion, continue, remainingItemCount).
+/// A Table. `list_meta` is its metadata (resourceVersion, continue, remainingItemCount).
 pub fn render<'a>(
     kind: &Resource,
     objects: impl IntoIterator<Item = &'a Value>,
@@ -82,9 +101,11 @@ pub fn render<'a>(
         .into_iter()
         .map(|object| {
             let cells = kind.strategy().cells(object, options.now);
-            match options.include {
+            match options.content.include {
                 Include::None => json!({"cells": cells}),
-                Include::Metadata => json!({"cells": cells, "object": partial_metadata(object)}),
+                Include::Metadata => {
+                    json!({"cells": cells, "object": partial_metadata(object, options.content.version)})
+                }
                 Include::Object => {
                     let mut whole = object.clone();
                     whole["kind"] = kind.kind.as_ref().into();
@@ -97,20 +118,32 @@ pub fn render<'a>(
     let columns = if options.headers { kind.columns.clone() } else { Value::Null };
     json!({
         "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
+        "apiVersion": options.content.version.api_version(),
         "metadata": if list_meta.is_null() { json!({}) } else { list_meta },
         "columnDefinitions": columns,
         "rows": rows,
     })
 }
 
-/// `meta.k8s.io/v1` PartialObjectMetadata of an object.
-pub fn partial_metadata(object: &Value) -> Value {
+/// PartialObjectMetadata of an object.
+pub fn partial_metadata(object: &Value, version: MetaVersion) -> Value {
     json!({
         "kind": "PartialObjectMetadata",
-        "apiVersion": "meta.k8s.io/v1",
+        "apiVersion": version.api_version(),
         "metadata": object.get("metadata").cloned().unwrap_or_else(|| Map::new().into()),
     })
+}
+
+// === impl MetaVersion ===
+
+impl MetaVersion {
+    /// `meta.k8s.io/v1`.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::V1 => "meta.k8s.io/v1",
+            Self::V1Beta1 => "meta.k8s.io/v1beta1",
+        }
+    }
 }
 
 // === impl Column ===

@@ -8,10 +8,11 @@ use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
 use crate::memo::{NodeInput, NodeOutcome};
+use crate::node_score::NodeScores;
 use crate::object::Pod;
 use crate::refusal::Refused;
 use crate::request::PodRequirements;
-use crate::score::{self, NodeScores};
+use crate::score;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 use crate::volumes::PodClaims;
@@ -146,7 +147,7 @@ pub(crate) fn filter<'a>(
         };
         let outcome = match known {
             Some(refusal) => Err(refusal),
-            None => outcomes.get(node, || node_outcome(pod, profile, needs, node)).clone(),
+            None => outcomes.get(node.info.version(), || node_outcome(pod, profile, needs, node)).clone(),
         };
         let by_others = |found| refuse_by_others(profile, &prepared, (node, snapshot)).map_or(Ok(found), Err);
         match outcome.and_then(by_others) {
@@ -165,7 +166,7 @@ pub(crate) fn filter<'a>(
 fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> NodeOutcome {
     match filter::refuse(pod, needs, profile, node) {
         Some(refused) => Err(refused),
-        None => Ok(NodeScores::of(pod, profile, needs, node)),
+        None => Ok(score::of_node(pod, profile, needs, node)),
     }
 }
 

@@ -7,11 +7,10 @@
 use k8s_openapi::api::core::v1::{NodeAffinity, Toleration};
 
 use crate::config::Profile;
+use crate::node_score::NodeScores;
 use crate::object::Pod;
 use crate::refusal::Refused;
 use crate::request::PodRequirements;
-use crate::score::NodeScores;
-use crate::snapshot::Candidate;
 use coracle_values::label_selector::LabelSelector;
 
 /// Maximum number of keys with results. Each needs about 50 bytes for a node.
@@ -76,9 +75,8 @@ impl<K, V> Memo<K, V> {
 // === impl Table ===
 
 impl<V> Table<V> {
-    /// The result for a node. It is computed if the node has changed since the last call.
-    pub(crate) fn get(&mut self, node: Candidate<'_>, compute: impl FnOnce() -> V) -> &V {
-        let (slot, generation) = node.info.version();
+    /// The result for a node with this slot and generation. It is computed if the node has changed since the last call.
+    pub(crate) fn get(&mut self, (slot, generation): (usize, u64), compute: impl FnOnce() -> V) -> &V {
         if self.by_slot.len() <= slot {
             self.by_slot.resize_with(slot + 1, || None);
         }
@@ -142,7 +140,7 @@ mod tests {
             let table = memo.table(|known| *known == key, || key);
             let nodes = snapshot.candidates();
             let results = nodes.map(|node| {
-                *table.get(node, || {
+                *table.get(node.info.version(), || {
                     computed += 1;
                     computed
                 })

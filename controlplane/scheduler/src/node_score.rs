@@ -1,7 +1,18 @@
-//! The scale of a node's score, from 0 to [`MAX_NODE_SCORE`].
+//! The scores of a node, and their scale from 0 to [`MAX_NODE_SCORE`].
 
 /// The best score. Source: `MaxNodeScore` of upstream's framework.
 pub(crate) const MAX_NODE_SCORE: i64 = 100;
+
+/// The scores of a node that depend on the pod and the node only, without weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeScores {
+    /// Number of taints, not normalized.
+    pub(crate) taints: i64,
+    /// Sum of the weights of terms, not normalized.
+    pub(crate) node_affinity: i64,
+    pub(crate) fit: i64,
+    pub(crate) balanced: i64,
+}
 
 /// `part` of `whole` on the scale from 0 to [`MAX_NODE_SCORE`], rounded down; `whole` is above 0.
 pub(crate) fn share(part: i128, whole: i128) -> i64 {

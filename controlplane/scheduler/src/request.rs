@@ -8,7 +8,6 @@ use coracle_values::pod_resources::{
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::filter::declared_features::restarts_all;
 use crate::object::{Container, ContainerStatus, Pod, PodSpec};
 
 /// Assumed requests of a container without requests, in scores only, so that such pods spread too.
@@ -42,6 +41,13 @@ impl PodRequirements {
             restarts_all: restarts_all(&pod.spec),
         }
     }
+}
+
+/// Whether a container has a rule that restarts all containers of the pod.
+fn restarts_all(spec: &PodSpec) -> bool {
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
+    rules.any(|rule| rule.action == "RestartAllContainers")
 }
 
 /// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual ones.

@@ -7,7 +7,7 @@ mod node_affinity;
 mod taints;
 
 use crate::config::Profile;
-use crate::node_score::normalize;
+use crate::node_score::{NodeScores, normalize};
 use crate::object::Pod;
 use crate::request::PodRequirements;
 use crate::snapshot::{Candidate, Snapshot};
@@ -16,25 +16,18 @@ use crate::topology::Topology;
 /// The weighted scores of one plugin, one for each node.
 pub(crate) type Scores = (&'static str, Vec<i64>);
 
-/// The scores of a node that depend on the pod and the node only, without weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodeScores {
-    /// Number of taints, not normalized.
-    taints: i64,
-    /// Sum of the weights of terms, not normalized.
-    node_affinity: i64,
-    fit: i64,
-    balanced: i64,
-}
-
-impl NodeScores {
-    pub(crate) fn of(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> Self {
-        Self {
-            taints: taints::count(pod, node),
-            node_affinity: node_affinity::weight(pod, profile.added_affinity.as_ref(), node),
-            fit: fit::mark(needs, &profile.fit, node),
-            balanced: balanced::mark(needs, &profile.balanced, node),
-        }
+/// The scores of a node for a pod, without those that depend on other nodes. `needs`: the requirements of the pod.
+pub(crate) fn of_node(
+    pod: &Pod,
+    profile: &Profile,
+    needs: &PodRequirements,
+    node: Candidate<'_>,
+) -> NodeScores {
+    NodeScores {
+        taints: taints::count(pod, node),
+        node_affinity: node_affinity::weight(pod, profile.added_affinity.as_ref(), node),
+        fit: fit::mark(needs, &profile.fit, node),
+        balanced: balanced::mark(needs, &profile.balanced, node),
     }
 }
 
@@ -109,7 +102,7 @@ mod tests {
             let name = {
                 let nodes: Vec<_> = snapshot.candidates().collect();
                 let needs = PodRequirements::of(&pod);
-                let own = nodes.iter().map(|node| NodeScores::of(&pod, &profile, &needs, *node));
+                let own = nodes.iter().map(|node| of_node(&pod, &profile, &needs, *node));
                 let own: Vec<_> = own.collect();
                 let place = best(&pod, &profile, (&Topology::default(), &snapshot), (&nodes, &own));
                 nodes[place.unwrap()].properties.name.clone()

@@ -4,7 +4,7 @@
 
 pub(crate) mod feed;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use coracle_values::label_selector::{LabelSelector, Requirement, has_all};
 use coracle_values::object::{Key, ObjectExt, controller_of};
@@ -20,8 +20,10 @@ pub(crate) struct Selectors {
     services: HashMap<String, BTreeMap<String, Labels>>,
     /// Workloads of each kind.
     workloads: HashMap<&'static str, HashMap<Key, LabelSelector>>,
-    /// Number of complete lists.
-    listed: usize,
+    /// The objects in the current list of a kind, until it is complete.
+    listing: HashMap<&'static str, HashSet<Key>>,
+    /// Kinds that were listed once.
+    listed: HashSet<&'static str>,
 }
 
 impl Selectors {
@@ -55,14 +57,16 @@ impl Selectors {
         }
     }
 
-    /// Removes the services.
-    pub(crate) fn clear_services(&mut self) {
-        self.services.clear();
-    }
-
-    /// Removes the workloads of a kind.
-    pub(crate) fn clear_workloads(&mut self, kind: &'static str) {
-        self.workloads.remove(kind);
+    /// Removes the objects of a kind that a complete list does not have.
+    fn retain(&mut self, kind: &'static str, listed: &HashSet<Key>) {
+        if kind == feed::SERVICE {
+            for (namespace, services) in &mut self.services {
+                services.retain(|name, _| listed.contains(&Key::new(namespace, name)));
+            }
+            self.services.retain(|_, services| !services.is_empty());
+        } else if let Some(workloads) = self.workloads.get_mut(kind) {
+            workloads.retain(|key, _| listed.contains(key));
+        }
     }
 
     /// The combined selector of all services that select the pod and of its workload. `None` if it has no requirement.

@@ -17,7 +17,7 @@ pub struct Schedule(Form);
 enum Form {
     /// The five fields, in the form of the parser.
     Fields(String),
-    /// A constant interval.
+    /// A constant interval of whole seconds.
     Every(SignedDuration),
 }
 
@@ -116,8 +116,9 @@ impl FromStr for Schedule {
             _ => text,
         };
         if let Some(interval) = fields.strip_prefix("@every ") {
-            let interval = duration(interval).ok_or_else(|| ScheduleError::Duration(interval.to_owned()))?;
-            return Ok(Self(Form::Every(interval.max(SignedDuration::from_secs(1)))));
+            let nanos = duration(interval).ok_or_else(|| ScheduleError::Duration(interval.to_owned()))?;
+            // As upstream: without the fraction of a second, and at least a second.
+            return Ok(Self(Form::Every(SignedDuration::from_secs((nanos / 1_000_000_000).max(1)))));
         }
         if fields.starts_with('@') {
             return Err(ScheduleError::Descriptor(text.to_owned()));
@@ -146,29 +147,57 @@ fn is_plain(part: &str) -> bool {
         || NAMES.contains(&part.to_ascii_lowercase().as_str())
 }
 
-/// Parses a duration such as `1h30m` or `90s`.
-fn duration(text: &str) -> Option<SignedDuration> {
-    let mut rest = text.trim();
-    let mut total = SignedDuration::ZERO;
+/// Parses a duration in the form of Go's `time.ParseDuration`, such as `1h30m`, `1.5h` or `90s`: nanoseconds.
+fn duration(text: &str) -> Option<i64> {
+    let is_negative = text.starts_with('-');
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if rest == "0" {
+        return Some(0);
+    }
     if rest.is_empty() {
         return None;
     }
+    let mut total = 0_u128;
     while !rest.is_empty() {
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        let number: i64 = rest.get(..digits)?.parse().ok()?;
-        rest = rest.get(digits..)?;
-        let unit: usize = rest.bytes().take_while(u8::is_ascii_alphabetic).count();
-        let part = match rest.get(..unit)? {
-            "h" => SignedDuration::from_secs(number.checked_mul(3600)?),
-            "m" => SignedDuration::from_secs(number.checked_mul(60)?),
-            "s" => SignedDuration::from_secs(number),
-            "ms" => SignedDuration::from_millis(number),
-            _ => return None,
-        };
+        let part;
+        (part, rest) = first_part(rest)?;
         total = total.checked_add(part)?;
-        rest = rest.get(unit..)?;
     }
-    Some(total)
+    let total = i64::try_from(total).ok()?;
+    Some(if is_negative { -total } else { total })
+}
+
+/// The first number with its unit in nanoseconds, and the rest of the text.
+fn first_part(text: &str) -> Option<(u128, &str)> {
+    /// Maximum digits of a fraction that count. Further ones are less than a nanosecond also in hours.
+    const FRACTION_MAX: usize = 15;
+    let (whole, rest) = digits(text);
+    let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), digits);
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let end = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
+    let (unit, rest) = rest.split_at(end);
+    let unit: u128 = match unit {
+        "h" => 3_600_000_000_000,
+        "m" => 60_000_000_000,
+        "s" => 1_000_000_000,
+        "ms" => 1_000_000,
+        // The micro sign, and the Greek letter.
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+        "ns" => 1,
+        _ => return None,
+    };
+    let number = |digits: &str| if digits.is_empty() { Some(0) } else { digits.parse::<u64>().ok() };
+    let fraction = fraction.get(..FRACTION_MAX).unwrap_or(fraction);
+    let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    let whole = u128::from(number(whole)?) * unit;
+    Some((whole + u128::from(number(fraction)?) * unit / scale, rest))
+}
+
+/// The digits at the start of a text, and the rest.
+fn digits(text: &str) -> (&str, &str) {
+    text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
 #[cfg(test)]
@@ -189,12 +218,21 @@ mod tests {
             ("0 0 13 * 5", "UTC", "2026-01-02T00:00:00Z"),
             ("@hourly", "UTC", "2026-01-01T13:00:00Z"),
             ("@every 1h30m", "UTC", "2026-01-01T13:30:00Z"),
+            ("@every 1h30m10.5s", "UTC", "2026-01-01T13:30:10Z"),
+            ("@every 1.5h", "UTC", "2026-01-01T13:30:00Z"),
+            ("@every .5m", "UTC", "2026-01-01T12:00:30Z"),
+            ("@every 1.m1500000us500000µs", "UTC", "2026-01-01T12:01:02Z"),
+            ("@every 0.0000000000000000000001h", "UTC", "2026-01-01T12:00:01Z"),
+            ("@every -1h", "UTC", "2026-01-01T12:00:01Z"),
+            ("@every 0", "UTC", "2026-01-01T12:00:01Z"),
             ("0 0 * * *", "Asia/Tokyo", "2026-01-01T15:00:00Z"),
             ("0 0 29 2 *", "UTC", "2028-02-29T00:00:00Z"),
         ] {
             assert_eq!(next(schedule, noon, zone).as_deref(), Some(expect), "for {schedule}");
         }
         assert_eq!(next("0 0 30 2 *", noon, "UTC"), None);
+        let late = next("@every 1.9s", "2026-01-01T12:00:00.7Z", "UTC");
+        assert_eq!(late.as_deref(), Some("2026-01-01T12:00:01Z"), "fractions do not add up");
     }
 
     #[test]
@@ -203,6 +241,11 @@ mod tests {
         assert_eq!(error("* * *"), "expected exactly 5 fields, found 3: [* * *]");
         assert_eq!(error("@noon"), "unrecognized descriptor: @noon");
         assert_eq!(error("@every soon"), "failed to parse duration soon");
+        for text in
+            ["", " ", "1", ".s", "1..5s", "1h 30m", "1d", "--1s", "+", "3000000h", "99999999999999999999s"]
+        {
+            assert_eq!(error(&format!("@every {text}")), format!("failed to parse duration {text}"));
+        }
         for text in ["60 * * * *", "* * L * *", "* * * * 5#2", "H * * * *", "5-1 * * * *", "TZ=UTC * * * *"] {
             assert!(text.parse::<Schedule>().is_err(), "for {text}");
         }

@@ -1,28 +1,33 @@
 //! Streams whose client has closed the connection while nothing reads the data that the client sent before.
 //!
-//! The end of a connection is behind its data. A stream that waits for a slow receiver reads neither, and would hold its
-//! memory and descriptors for as long as the receiver does. The kernel knows the end, and is asked only while a stream
-//! does not read.
+//! A stream sees the end of a connection only after it has read all data before the end. A stream that waits for a slow
+//! receiver does not read, so it would hold its memory and descriptors until the receiver continues. So while a stream does
+//! not read, the end is polled: every [`INTERVAL`] the kernel is asked whether the client has closed its side.
+//!
+//! The kernel distinguishes two ends. A client that has closed its side for writing (`POLLRDHUP`) may still read: after a
+//! stream has read this end and passed it on, it says nothing more. If both sides are closed, or the client has sent a
+//! reset (`POLLHUP`, `POLLERR`), no output can arrive any more. The kernel learns of a client that has closed both sides by
+//! the reset that answers the next output or keepalive probe. Neither ends a stream at once: what the client has sent
+//! before can still be in buffers, and a stream that reads delivers it.
 #![allow(unsafe_code, reason = "poll(2) with POLLRDHUP, which nix does not have")]
 
 use std::io;
 use std::os::fd::RawFd;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use nix::libc;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
 use crate::ConnectionPermit;
+use crate::observed::{Observe, Observed};
 
 /// Interval of the checks of a stream that does not read.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Intervals without a read after which a stream is abandoned if its client has closed its side. A client that only closed
-/// its side for writing still waits for the answer, so its data gets some time to be read.
+/// Intervals without a read after which a stream is abandoned if its client is gone. A client that only closed its side for
+/// writing still waits for the answer, so its data gets some time to be read.
 const IDLE_INTERVALS: u32 = 3;
 
 /// The socket of a connection; none before its stream exists, and after it.
@@ -37,10 +42,22 @@ pub(crate) struct SocketOwner {
     permit: Arc<ConnectionPermit>,
 }
 
+/// What the kernel knows of the client of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClientState {
+    Connected,
+    /// The client has closed its side for writing, or all of it. Data before that may not have been read.
+    Closing,
+    /// Both sides are closed, or the connection is broken.
+    Closed,
+}
+
 /// A stream that records its reads.
+pub type ReadWatch<I> = Observed<I, ReadObserver>;
+
+/// Records the reads of a stream.
 #[derive(Debug)]
-pub struct ReadWatch<I> {
-    io: I,
+pub struct ReadObserver {
     reads: Arc<Reads>,
 }
 
@@ -50,6 +67,8 @@ pub struct Abandonment {
     reads: Arc<Reads>,
     /// None for a connection whose socket is not known.
     permit: Option<Arc<ConnectionPermit>>,
+    /// The protocol has half-closed connections.
+    has_half_close: bool,
 }
 
 #[derive(Debug, Default)]
@@ -58,13 +77,16 @@ struct Reads {
     count: AtomicU64,
     /// The stream waits for data, and so notices the end by itself.
     is_waiting: AtomicBool,
+    /// The stream has read the end of the client's data.
+    is_ended: AtomicBool,
     completed: Notify,
 }
 
 /// Watches the reads of a stream on the connection of a permit.
 pub fn watch_reads<I>(io: I, permit: Option<Arc<ConnectionPermit>>) -> (ReadWatch<I>, Abandonment) {
     let reads = Arc::<Reads>::default();
-    (ReadWatch { io, reads: reads.clone() }, Abandonment { reads, permit })
+    let watch = Observed::with_observer(io, ReadObserver { reads: reads.clone() });
+    (watch, Abandonment { reads, permit, has_half_close: true })
 }
 
 // === impl Socket ===
@@ -74,15 +96,20 @@ impl Socket {
         self.descriptor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the client has closed its side. The data before that may not have been read.
-    fn is_closed_by_client(&self) -> bool {
+    /// The state of the client; connected while there is no socket.
+    fn client(&self) -> ClientState {
         // The owner removes the descriptor before it is closed, and waits for this lock.
         let descriptor = self.descriptor();
-        let Some(fd) = *descriptor else { return false };
+        let Some(fd) = *descriptor else { return ClientState::Connected };
         let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
         // SAFETY: the call reads and writes one `pollfd`, which outlives it. It does not wait.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        ready == 1 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+        match poll.revents {
+            _ if ready != 1 => ClientState::Connected,
+            events if events & (libc::POLLHUP | libc::POLLERR) != 0 => ClientState::Closed,
+            events if events & libc::POLLRDHUP != 0 => ClientState::Closing,
+            _ => ClientState::Connected,
+        }
     }
 }
 
@@ -104,9 +131,16 @@ impl Drop for SocketOwner {
 // === impl Abandonment ===
 
 impl Abandonment {
-    /// Returns when the client has closed the connection and the stream has not read for some time. Does not wake while
-    /// the stream waits for data. Returns also when the connection is evicted, because after an upgrade nothing else
-    /// closes it.
+    /// For the end of the connection's way, and a protocol in which the end of the client's data is the end of the client.
+    /// A stream that forwards bytes leaves that to the other end.
+    #[must_use]
+    pub fn without_half_close(self) -> Self {
+        Self { has_half_close: false, ..self }
+    }
+
+    /// Returns when the client has closed the connection and the stream has not read for some time. After the stream has
+    /// read the end of the data, both sides must be closed. Does not wake while the stream waits for data. Returns also
+    /// when the connection is evicted, because after an upgrade nothing else closes it.
     pub async fn happened(self) {
         let Some(permit) = &self.permit else { return std::future::pending().await };
         tokio::select! {
@@ -130,55 +164,41 @@ impl Abandonment {
                 let now = self.reads.count.load(Ordering::Relaxed);
                 idle = if now == before { idle + 1 } else { 0 };
                 before = now;
-                if idle >= IDLE_INTERVALS && permit.socket.is_closed_by_client() {
+                if idle >= IDLE_INTERVALS && self.is_gone(permit.socket.client()) {
                     return;
                 }
             }
         }
     }
+
+    /// Whether a client in this state, whose data is not read, is gone.
+    fn is_gone(&self, client: ClientState) -> bool {
+        match client {
+            ClientState::Connected => false,
+            ClientState::Closing => !self.has_half_close || !self.reads.is_ended.load(Ordering::Relaxed),
+            ClientState::Closed => true,
+        }
+    }
 }
 
-// === impl ReadWatch ===
+// === impl ReadObserver ===
 
-impl<I: AsyncRead + Unpin> AsyncRead for ReadWatch<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
+impl Observe for ReadObserver {
+    fn on_read(
+        &mut self,
+        _cx: &mut Context<'_>,
+        read: Poll<io::Result<()>>,
+        is_end: bool,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(cx, buf);
         self.reads.is_waiting.store(read.is_pending(), Ordering::Relaxed);
+        if is_end {
+            self.reads.is_ended.store(true, Ordering::Relaxed);
+        }
         if read.is_ready() {
             self.reads.count.fetch_add(1, Ordering::Relaxed);
             self.reads.completed.notify_one();
         }
         read
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for ReadWatch<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
@@ -215,9 +235,47 @@ mod tests {
         assert!(timeout(LONG, &mut happened).await.is_err(), "the client is connected");
         drop(client);
         assert!(timeout(LONG, happened).await.is_ok());
-        assert!(permit.socket.is_closed_by_client());
+        assert_ne!(permit.socket.client(), ClientState::Connected);
         drop(stream);
-        assert!(!permit.socket.is_closed_by_client(), "there is no socket any more");
+        assert_eq!(permit.socket.client(), ClientState::Connected, "there is no socket any more");
+    }
+
+    /// Returns when the kernel has seen the client in this state.
+    async fn until(permit: &ConnectionPermit, state: ClientState) {
+        while permit.socket.client() != state {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_closed_only_its_side_for_writing_gets_the_rest_of_the_output() {
+        let (mut client, mut stream, abandonment) = connected().await;
+        let permit = abandonment.permit.clone().expect("a permit");
+        client.shutdown().await.expect("shutdown");
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.expect("read");
+        assert_eq!(rest, b"ello");
+        until(&permit, ClientState::Closing).await;
+        let mut happened = std::pin::pin!(abandonment.happened());
+        assert!(timeout(LONG, &mut happened).await.is_err(), "the client may still read");
+        stream.write_all(b"output").await.expect("write");
+        let mut output = [0; 6];
+        client.read_exact(&mut output).await.expect("read");
+        assert_eq!(&output, b"output");
+        // The close of a socket with unread data sends a reset.
+        stream.write_all(b"more").await.expect("write");
+        client.peek(&mut [0]).await.expect("unread data");
+        drop(client);
+        until(&permit, ClientState::Closed).await;
+        assert!(timeout(LONG, happened).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_protocol_without_half_closed_connections_ends_with_its_data() {
+        let (mut client, mut stream, abandonment) = connected().await;
+        client.shutdown().await.expect("shutdown");
+        stream.read_to_end(&mut Vec::new()).await.expect("read");
+        assert!(timeout(LONG, abandonment.without_half_close().happened()).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,6 +10,7 @@
 
 mod abandoned;
 mod log_limit;
+mod observed;
 mod permit_stream;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,9 +23,10 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-pub use abandoned::{Abandonment, ReadWatch, watch_reads};
+pub use abandoned::{Abandonment, ReadObserver, ReadWatch, watch_reads};
 pub use log_limit::LogLimit;
-pub use permit_stream::PermitStream;
+pub use observed::{Observe, Observed};
+pub use permit_stream::{HeldPermit, PermitStream};
 
 /// Maximum lifetime of a connection whose client has not authenticated.
 pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);
@@ -244,6 +246,11 @@ impl ConnectionPermit {
         }
     }
 
+    /// Returns when the connection is evicted. After an upgrade, its task has to close it.
+    pub async fn evicted(&self) {
+        self.evicted.cancelled().await;
+    }
+
     /// Returns when the connection must be closed: evicted, or unauthenticated for its maximum lifetime.
     pub async fn expired(&self) {
         tokio::select! {
@@ -278,7 +285,8 @@ const KEEPALIVE_IDLE: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
 const PROBES: u32 = 4;
 
-/// Enables keepalive: the kernel ends a connection whose peer has disappeared without closing it.
+/// Enables keepalive: the kernel ends a connection whose peer has disappeared without closing it, in minutes. There is no
+/// limit for unread data: a user can read a long output page by page for hours.
 pub fn keep_alive(connection: &TcpStream) {
     // Without keepalive the connection is served too.
     let _set = setsockopt(connection, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE);

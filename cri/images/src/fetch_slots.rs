@@ -124,7 +124,7 @@ impl FetchSlots {
 impl State {
     /// Takes a free slot for the waiting owner with the fewest slots.
     fn grant(&mut self, max: usize, max_of_owner: usize) -> Option<(String, Waiter)> {
-        self.forget_cancelled();
+        self.remove_cancelled();
         if self.held >= max {
             return None;
         }
@@ -140,16 +140,16 @@ impl State {
         Some((name.clone(), waiter))
     }
 
-    fn forget_cancelled(&mut self) {
+    fn remove_cancelled(&mut self) {
         self.owners.retain(|_, owner| {
             owner.waiting.retain(|waiter| !waiter.slot.is_closed());
             owner.held > 0 || !owner.waiting.is_empty()
         });
     }
 
-    /// Whether a slot of this owner must go to another one.
-    fn gives_way(&mut self, owner: &str) -> bool {
-        self.forget_cancelled();
+    /// Whether one slot of this owner must go to another owner, and if so, counts the slot as yielding.
+    fn must_yield(&mut self, owner: &str) -> bool {
+        self.remove_cancelled();
         let Some(mine) = self.owners.get(owner).map(|owner| owner.held.saturating_sub(owner.yielding)) else {
             return false;
         };
@@ -184,17 +184,18 @@ impl FetchSlot {
         loop {
             let mut changed = std::pin::pin!(self.slots.0.changed.notified());
             changed.as_mut().enable();
-            if self.gives_way() {
+            if self.must_yield() {
                 return;
             }
             changed.await;
         }
     }
 
-    fn gives_way(&self) -> bool {
-        let gives_way = self.is_yielding.load(Ordering::Relaxed) || self.slots.state().gives_way(&self.owner);
-        self.is_yielding.store(gives_way, Ordering::Relaxed);
-        gives_way
+    fn must_yield(&self) -> bool {
+        let must_yield =
+            self.is_yielding.load(Ordering::Relaxed) || self.slots.state().must_yield(&self.owner);
+        self.is_yielding.store(must_yield, Ordering::Relaxed);
+        must_yield
     }
 }
 
@@ -274,21 +275,21 @@ mod tests {
     fn each_waiting_owner_gets_one_slot_of_another_at_a_time() {
         let slots = FetchSlots::new(3, 3, Duration::ZERO);
         let mut held: Vec<_> = (0..3).map(|_| acquire_now(&slots, "first").expect("a slot")).collect();
-        assert!(!held[0].gives_way(), "no other owner waits");
+        assert!(!held[0].must_yield(), "no other owner waits");
         let mut second = std::pin::pin!(slots.acquire("second"));
         assert!(second.as_mut().now_or_never().is_none());
-        assert!(held[0].gives_way() && held[0].gives_way());
-        assert!(!held[1].gives_way(), "one slot suffices");
+        assert!(held[0].must_yield() && held[0].must_yield());
+        assert!(!held[1].must_yield(), "one slot suffices");
         held.remove(0);
         let second = second.now_or_never().expect("the slot was passed on").unwrap();
         let mut again = std::pin::pin!(slots.acquire("second"));
         assert!(again.as_mut().now_or_never().is_none());
-        assert!(held[0].gives_way() && !second.gives_way());
+        assert!(held[0].must_yield() && !second.must_yield());
         held.remove(0);
         let again = again.now_or_never().expect("a second slot").unwrap();
         let mut first = std::pin::pin!(slots.acquire("first"));
         assert!(first.as_mut().now_or_never().is_none());
-        assert!(again.gives_way(), "two against one");
+        assert!(again.must_yield(), "two against one");
         drop(again);
         assert!(first.now_or_never().is_some());
     }

@@ -1,6 +1,7 @@
 //! The image store: the images, their names and their users.
 
 mod held;
+mod weight;
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -18,6 +19,7 @@ use crate::fetch_slots::FetchSlots;
 use crate::image::{Image, ImageGcInfo, Usage};
 use crate::layers::{LayerError, Layers, Lease};
 use crate::manifest::{self, ParsedConfig};
+use crate::owner_limits::OwnerLimits;
 use crate::pulls_in_progress::PullsInProgress;
 use crate::records::{self, Record, RecordError};
 use crate::table::{self, Table};
@@ -34,6 +36,7 @@ pub(crate) struct Inner {
     pub(crate) config: ImagesConfig,
     pub(crate) layers: Arc<Layers>,
     pub(crate) pulls: PullsInProgress,
+    pub(crate) owner_limits: OwnerLimits,
     pub(crate) fetch_slots: FetchSlots,
     /// The slot of the only layer that may have a large zstd window.
     pub(crate) large_window: FetchSlots,
@@ -66,6 +69,8 @@ pub(crate) enum StoreError {
     },
     #[error("this kernel cannot resolve paths within a directory (openat2, Linux 5.6)")]
     Kernel,
+    #[error("the large configurations of images take too much memory; remove images that have one")]
+    Configurations,
     #[error("the process is shutting down")]
     Stopped,
 }
@@ -96,6 +101,7 @@ impl StoreError {
             StoreError::Locked { .. } => ErrorKind::Locked,
             StoreError::Lock { source, .. } => io_kind(source),
             StoreError::Kernel => ErrorKind::Unsupported,
+            StoreError::Configurations => ErrorKind::NoSpace,
             StoreError::Stopped => ErrorKind::Io,
         }
     }
@@ -268,6 +274,9 @@ impl Images {
         let (records, known) = {
             let mut table = self.table_mut();
             let known = table.entry(&record.id).is_some();
+            if !known && !weight::fits(&table, &record.config, &new.parsed.config) {
+                return Err(StoreError::Configurations);
+            }
             (table.plan_put(record), known)
         };
         self.write(records.clone()).await?;
@@ -379,6 +388,7 @@ impl Inner {
             config,
             layers,
             pulls: PullsInProgress::default(),
+            owner_limits: OwnerLimits::default(),
             fetch_slots: FetchSlots::all(turn),
             large_window: FetchSlots::single(turn),
             directory,

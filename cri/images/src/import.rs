@@ -14,8 +14,8 @@ use crate::image::Image;
 use crate::images::{Images, NewImage, StoreError};
 use crate::layers::{LayerError, Lease, Source as Origin, UnpackDir};
 use crate::manifest::{
-    self, CONFIG_MAX, Chosen, Descriptor, Document, Fitting, MANIFEST_MAX, ManifestError, Search, Step,
-    choose, fits,
+    self, CONFIG_MAX, CONTAINERD_NAME, Chosen, Descriptor, Document, Fitting, MANIFEST_MAX, ManifestError,
+    REF_NAME, Search, Step, choose, fits,
 };
 use crate::reference::{InvalidReference, Reference};
 use crate::table;
@@ -24,9 +24,6 @@ use crate::unpack::{UnpackError, Unpacked, unpack_with_recipe};
 mod source;
 
 use source::Source;
-
-const CONTAINERD_NAME: &str = "io.containerd.image.name";
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// Errors of an import.
 #[derive(Debug, thiserror::Error)]

@@ -32,6 +32,7 @@ mod images;
 mod import;
 mod layers;
 mod manifest;
+mod owner_limits;
 mod pin;
 mod pull;
 mod pulls_in_progress;

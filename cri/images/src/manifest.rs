@@ -5,21 +5,27 @@ use std::sync::Arc;
 
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use crate::config::Platform;
 use crate::digest::Digest;
 use crate::error::{ErrorKind, Malformed};
 
+mod fields;
 mod platform;
 mod search;
 
+use fields::ConfigFields;
+pub(crate) use fields::{CONTAINERD_NAME, REF_NAME};
 pub(crate) use platform::{Chosen, Fitting, choose, fits};
 pub(crate) use search::{Found, Search, Step};
 
 /// Maximum bytes of a manifest or index. Registries must accept 4 MiB; few accept more.
 pub(crate) const MANIFEST_MAX: u64 = 4 << 20;
-/// Maximum bytes of a configuration.
-pub(crate) const CONFIG_MAX: u64 = 8 << 20;
+/// Maximum bytes of a configuration, which stays in memory as long as the image. Large ones have some hundred KiB.
+pub(crate) const CONFIG_MAX: u64 = 2 << 20;
+/// Maximum number of elements and fields in a configuration, not counting its history.
+const CONFIG_VALUES_MAX: usize = 20_000;
 /// Maximum number of layers of an image; overlayfs supports 500.
 const LAYERS_MAX: usize = 500;
 
@@ -53,10 +59,11 @@ pub(crate) struct Descriptor {
     pub(crate) size: u64,
     #[serde(default)]
     pub(crate) platform: Option<PlatformField>,
-    #[serde(default, deserialize_with = "or_default")]
+    /// Annotations with names of the image.
+    #[serde(default, deserialize_with = "fields::names")]
     pub(crate) annotations: HashMap<String, String>,
-    /// Additional URLs of the content.
-    #[serde(default, deserialize_with = "or_default")]
+    /// The first additional URLs of the content.
+    #[serde(default, deserialize_with = "fields::first_urls")]
     pub(crate) urls: Vec<String>,
 }
 
@@ -95,6 +102,8 @@ pub(crate) enum ManifestError {
     Platform { wanted: String, available: String },
     #[error("the image configuration is damaged")]
     Config(#[source] Malformed),
+    #[error("the image configuration has {0} values, which exceeds the limit")]
+    ConfigValues(usize),
     #[error("the manifest has {layers} layers, but its configuration lists {diff_ids}")]
     Count { layers: usize, diff_ids: usize },
     #[error("the image has {0} layers; overlayfs supports 500")]
@@ -115,6 +124,7 @@ impl ManifestError {
                 ErrorKind::Corrupt
             }
             ManifestError::Ambiguous
+            | ManifestError::ConfigValues(_)
             | ManifestError::Layers(_)
             | ManifestError::Size { .. }
             | ManifestError::Nesting => ErrorKind::Rejected,
@@ -174,9 +184,11 @@ pub(crate) fn parse_config(
     wanted: &Platform,
     chosen: Chosen,
 ) -> Result<ParsedConfig, ManifestError> {
-    let mut value: serde_json::Value =
-        serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?;
-    strip_nulls(&mut value);
+    let mut value = config_value(bytes)?;
+    let values = fields::count(&value);
+    if values > CONFIG_VALUES_MAX {
+        return Err(ManifestError::ConfigValues(values));
+    }
     let field = platform_of(&value);
     if !platform::may_be(wanted, &field, chosen) {
         return Err(ManifestError::Platform {
@@ -193,35 +205,39 @@ pub(crate) fn parse_config(
     Ok(ParsedConfig { config: Arc::new(config), diff_ids })
 }
 
-/// The platform of a configuration.
-fn config_platform(bytes: &[u8]) -> Result<PlatformField, ManifestError> {
-    serde_json::from_slice(bytes)
-        .map(|value| platform_of(&value))
-        .map_err(|e| ManifestError::Config(e.into()))
+/// The used fields of a configuration, without nulls.
+fn config_value(bytes: &[u8]) -> Result<Value, ManifestError> {
+    let parsed = serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()));
+    let mut value = parsed.map(|ConfigFields(fields)| Value::Object(fields))?;
+    strip_nulls(&mut value);
+    Ok(value)
 }
 
-fn platform_of(config: &serde_json::Value) -> PlatformField {
+/// The platform of a configuration.
+fn config_platform(bytes: &[u8]) -> Result<PlatformField, ManifestError> {
+    config_value(bytes).map(|value| platform_of(&value))
+}
+
+fn platform_of(config: &Value) -> PlatformField {
     let text = |key: &str| config.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
     PlatformField { os: text("os"), architecture: text("architecture"), variant: text("variant") }
 }
 
 /// The diff ids of a configuration, lowest first.
 pub(crate) fn diff_ids(bytes: &[u8]) -> Result<Vec<Digest>, ManifestError> {
-    diff_ids_of(&serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?)
+    diff_ids_of(&config_value(bytes)?)
 }
 
-fn diff_ids_of(config: &serde_json::Value) -> Result<Vec<Digest>, ManifestError> {
+fn diff_ids_of(config: &Value) -> Result<Vec<Digest>, ManifestError> {
     match config.pointer("/rootfs/diff_ids") {
-        Some(serde_json::Value::Null) | None => Ok(Vec::new()),
+        Some(Value::Null) | None => Ok(Vec::new()),
         Some(list) => serde_json::from_value(list.clone()).map_err(|e| ManifestError::Config(e.into())),
     }
 }
 
 /// Parses a configuration that was accepted before.
 pub(crate) fn read_config(bytes: &[u8]) -> Result<Arc<ImageConfiguration>, ManifestError> {
-    let mut value: serde_json::Value =
-        serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?;
-    strip_nulls(&mut value);
+    let mut value = config_value(bytes)?;
     complete(&mut value, &Platform::host());
     serde_json::from_value(value).map(Arc::new).map_err(|e| ManifestError::Config(e.into()))
 }
@@ -271,19 +287,19 @@ pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de
 }
 
 /// Removes nulls: Go writes null for empty values, which the strict types do not accept.
-fn strip_nulls(value: &mut serde_json::Value) {
+fn strip_nulls(value: &mut Value) {
     match value {
-        serde_json::Value::Object(map) => {
+        Value::Object(map) => {
             map.retain(|_, v| !v.is_null());
             map.values_mut().for_each(strip_nulls);
         }
-        serde_json::Value::Array(list) => list.iter_mut().for_each(strip_nulls),
+        Value::Array(list) => list.iter_mut().for_each(strip_nulls),
         _ => {}
     }
 }
 
 /// Adds fields that some builders omit and the strict types require.
-fn complete(value: &mut serde_json::Value, wanted: &Platform) {
+fn complete(value: &mut Value, wanted: &Platform) {
     let Some(map) = value.as_object_mut() else { return };
     for (key, default) in [("architecture", &wanted.architecture), ("os", &wanted.os)] {
         let entry = map.entry(key).or_insert_with(|| default.as_str().into());

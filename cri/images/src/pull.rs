@@ -99,6 +99,7 @@ impl Images {
         let images = self.clone();
         let task = tokio::spawn(async move {
             let PullKey { owner, reference, login } = key;
+            let _permit = images.inner.owner_limits.acquire(&owner).await;
             let pulled = pull(&images, owner, (&reference, login.as_ref()), progress).await;
             if let Err(error) = &pulled {
                 if error.kind() == ErrorKind::NoSpace {

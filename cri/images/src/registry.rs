@@ -19,8 +19,8 @@ mod client_certificate;
 mod detail;
 mod endpoint;
 mod foreign;
+mod host_match;
 mod hosts;
-mod place;
 mod retry;
 mod tls;
 mod token;
@@ -227,11 +227,11 @@ impl Registry {
 /// Whether credentials are for a host: the host that they name, or, if they name none, the registry of the
 /// image. A mirror gets only credentials that name it.
 fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
-    let name = match place::host_of(&login.address) {
+    let name = match host_match::host_of(&login.address) {
         "" => reference.domain(),
         name => name,
     };
-    place::is_address_of(&host.base, name)
+    host_match::is_address_of(&host.base, name)
 }
 
 /// Joins errors in order. Repeated errors are listed once with their count.

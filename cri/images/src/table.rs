@@ -70,6 +70,11 @@ impl Table {
         self.entries.get_mut(id)
     }
 
+    /// All images, also those that were removed while held.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
     /// All images that were not removed.
     pub(crate) fn list(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values().filter(|entry| !entry.record.removed)

@@ -33,7 +33,7 @@ mod states;
 pub mod ttrpc;
 
 pub use hooks::{JoinGuard, Nri, PodAndContainer};
-pub use settings::{REGISTRATION_TIME, REQUEST_TIME, Settings};
+pub use settings::{REGISTRATION_TIMEOUT, REQUEST_TIMEOUT, Settings};
 pub use snapshot::{PodState, Snapshot};
 
 use std::sync::Arc;

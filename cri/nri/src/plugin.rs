@@ -48,8 +48,8 @@ pub(crate) struct Plugin {
     pub(crate) connection: Arc<Connection>,
     /// Mask of events that the plugin receives only as StateChange, because it is older than NRI 0.10.
     state_change_events: AtomicU32,
-    request_time: Duration,
-    registration_time: Duration,
+    request_timeout: Duration,
+    registration_timeout: Duration,
     /// The process of a pre-installed plugin. It is killed when the plugin is dropped.
     _child: Option<Child>,
 }
@@ -196,7 +196,7 @@ impl Plugin {
         let (register, registered) = oneshot::channel();
         let service = RuntimeService { host, registered: Mutex::new(Some(register)) };
         let connection = Connection::open(candidate.stream, mux::PLUGIN, Arc::new(service));
-        let limit = settings.registration_time;
+        let limit = settings.registration_timeout;
         let asked = tokio::select! {
             asked = timeout(limit, registered) => match asked {
                 Ok(asked) => asked.map_err(|_dropped| JoinError::Gone)?,
@@ -213,12 +213,12 @@ impl Plugin {
             config: candidate.config,
             runtime_name: settings.runtime_name.clone(),
             runtime_version: settings.runtime_version.clone(),
-            registration_timeout: millis(settings.registration_time),
-            request_timeout: millis(settings.request_time),
+            registration_timeout: millis(settings.registration_timeout),
+            request_timeout: millis(settings.request_timeout),
             nri_version: NRI_VERSION.to_owned(),
         };
         let answer: ConfigureResponse = connection
-            .call(PLUGIN_SERVICE, "Configure", &request, settings.request_time)
+            .call(PLUGIN_SERVICE, "Configure", &request, settings.request_timeout)
             .await
             .map_err(|source| JoinError::Call { doing: "configure the plugin", source })?;
         Ok(Self {
@@ -226,8 +226,8 @@ impl Plugin {
             events: events::subscription(answer.events).map_err(JoinError::Events)?,
             connection,
             state_change_events: AtomicU32::new(0),
-            request_time: settings.request_time,
-            registration_time: settings.registration_time,
+            request_timeout: settings.request_timeout,
+            registration_timeout: settings.registration_timeout,
             _child: candidate.child,
         })
     }
@@ -243,7 +243,7 @@ impl Plugin {
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
     ) -> Result<Vec<ContainerUpdate>, JoinError> {
-        let limit = self.registration_time;
+        let limit = self.registration_timeout;
         let all = async {
             let mut parts = parts(pods, containers, MAX_CONTENT).into_iter().peekable();
             while let Some(mut part) = parts.next() {
@@ -272,7 +272,7 @@ impl Plugin {
         method: &str,
         request: &impl Message,
     ) -> Result<A, CallError> {
-        self.call_for(method, request, self.request_time).await
+        self.call_for(method, request, self.request_timeout).await
     }
 
     async fn call_for<A: Message + Default>(
@@ -291,8 +291,7 @@ impl Plugin {
         pod: &PodSandbox,
         container: Option<&Container>,
     ) -> Result<(), CallError> {
-        let room = MAX_CONTENT.saturating_sub(framed(pod.encoded_len()));
-        let container = container.cloned().map(|container| fitted(container, room));
+        let container = container.map(|container| fitted_beside(container, &[pod.encoded_len()]));
         if self.state_change_events.load(Ordering::Relaxed) & events::bit(event) == 0 {
             // The requests of all these events have the same fields with the same numbers.
             let request = StartContainerRequest { pod: Some(pod.clone()), container: container.clone() };
@@ -315,6 +314,12 @@ fn millis(duration: Duration) -> i64 {
 /// Bytes of a field with its tag and length.
 fn framed(length: usize) -> usize {
     length + 6
+}
+
+/// A copy of the container that a message has room for, beside other fields of these lengths in bytes.
+pub(crate) fn fitted_beside(container: &Container, fields: &[usize]) -> Container {
+    let used: usize = fields.iter().map(|length| framed(*length)).sum();
+    fitted(container.clone(), MAX_CONTENT.saturating_sub(used))
 }
 
 /// The container, without its longest fields if a message has no room for them. A user can create a container that no

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Default timeout of a registration with its first synchronization, as in upstream.
-pub const REGISTRATION_TIME: Duration = Duration::from_secs(5);
+pub const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Default timeout of a request, as in upstream.
-pub const REQUEST_TIME: Duration = Duration::from_secs(2);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Settings of NRI.
 #[derive(Clone, Debug)]
@@ -19,9 +19,9 @@ pub struct Settings {
     /// Directory of their configurations; default `/etc/nri/conf.d`.
     pub configs: PathBuf,
     /// Timeout of a registration and synchronization.
-    pub registration_time: Duration,
+    pub registration_timeout: Duration,
     /// Timeout of any other request.
-    pub request_time: Duration,
+    pub request_timeout: Duration,
     /// Name of the runtime, as sent to plugins.
     pub runtime_name: String,
     /// Version of the runtime, as sent to plugins.
@@ -36,8 +36,8 @@ impl Default for Settings {
             socket: None,
             plugins: None,
             configs: PathBuf::from("/etc/nri/conf.d"),
-            registration_time: REGISTRATION_TIME,
-            request_time: REQUEST_TIME,
+            registration_timeout: REGISTRATION_TIMEOUT,
+            request_timeout: REQUEST_TIMEOUT,
             runtime_name: "coracle".to_owned(),
             runtime_version: format!("v{}", env!("CARGO_PKG_VERSION")),
         }

@@ -56,9 +56,9 @@ pub(crate) enum Phase {
     },
 }
 
-/// How the first process is started: where it waits for the start signal.
+/// Where the first process waits for the start signal.
 #[derive(Debug)]
-pub(crate) enum Gate {
+pub(crate) enum StartChannel {
     /// At a pipe, for one byte.
     Pipe(OwnedFd),
     /// At the container library's own socket.
@@ -73,8 +73,8 @@ pub(crate) struct Container {
     /// Pid of its first process, once that is ready. The process is a child of the shim, so its pid is not
     /// reused before the shim reaps it.
     pub(crate) pid: i32,
-    /// How it is started.
-    pub(crate) gate: Gate,
+    /// Where its first process waits for the start signal.
+    pub(crate) start_channel: StartChannel,
     /// Cgroup path below each hierarchy's mount. Empty until the creator reports it.
     pub(crate) cgroup: String,
     /// Whether the container shares a pid namespace, so that the kernel does not kill its other processes when the

@@ -87,7 +87,7 @@ pub(crate) struct CreateRequest<'a> {
     /// processes.
     pub(crate) pid_namespaces: &'a [&'a PidNamespace],
     /// The start pipe: one byte starts the container.
-    pub(crate) gate: &'a OwnedFd,
+    pub(crate) start_pipe: &'a OwnedFd,
 }
 
 /// How the container is made.
@@ -149,7 +149,7 @@ pub(crate) fn run(request: &CreateRequest<'_>, reporter: Reporter) -> ! {
     let _ = kernel::set_name(c"coracle-create");
     let ends = [&request.ends.stdin, &request.ends.stdout, &request.ends.stderr];
     let mut keep: Vec<RawFd> = ends.into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
-    keep.extend([reporter.fd(), request.gate.as_raw_fd(), request.host_mounts.as_raw_fd()]);
+    keep.extend([reporter.fd(), request.start_pipe.as_raw_fd(), request.host_mounts.as_raw_fd()]);
     keep.extend(request.user.map(|user| user.fd.as_raw_fd()));
     keep.extend(request.pid_namespaces.iter().map(|namespace| namespace.fd.as_raw_fd()));
     let closed = kernel::close_all_but(&keep).map_err(CreateError::Close);

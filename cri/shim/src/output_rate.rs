@@ -1,7 +1,8 @@
 //! The speed at which a container's output is read. Pure.
 //!
-//! A container that writes faster waits. Without a limit a container that writes all the time takes the disk from the node's store,
-//! and the processor from the shims of other pods: copying and formatting costs the shim more than writing costs the container.
+//! A container that writes faster blocks in write(2). Without the limit, a container that writes all the time would occupy
+//! the disk of the node's store and the processor time of other pods' shims: copying and formatting the output costs the
+//! shim more than writing it costs the container.
 
 use std::time::{Duration, Instant};
 

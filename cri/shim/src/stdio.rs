@@ -22,7 +22,7 @@ use crate::report::{note, set_nonblocking};
 
 /// Maximum reads from one output per event, so that a busy output does not starve the others.
 const MAX_READS: usize = 4;
-/// Bytes that a client may fall behind before it is disconnected.
+/// Maximum bytes that a client may fall behind before it is disconnected.
 const ATTACH_BUFFER: i32 = 1 << 20;
 
 /// The shim's ends of a container's streams, and its attached clients.
@@ -260,6 +260,10 @@ impl Stdio {
     fn attach_pipes(&mut self, attach: &Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
         let mut attached = Attached::default();
         let mut fds = Vec::new();
+        let capacity = match i32::try_from(attach.output_capacity) {
+            Ok(wanted @ 1..ATTACH_BUFFER) => wanted,
+            _ => ATTACH_BUFFER,
+        };
         if attach.stdin {
             let stdin = match self.stdin.as_ref() {
                 Some(stdin) if !self.stdin_once => Some(stdin.try_clone()?),
@@ -274,7 +278,7 @@ impl Stdio {
             }
             let (theirs, pipe) = pipe2(OFlag::O_CLOEXEC)?;
             // A larger buffer is optional; the system's limit may forbid it.
-            let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(ATTACH_BUFFER));
+            let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(capacity));
             set_nonblocking(&pipe)?;
             self.readers.push(Reader { output, pipe });
             fds.push(theirs);

@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::{Cgroups, below, processes};
 
 /// Timeout for the freeze of all processes: a process may be in uninterruptible sleep.
-const LIMIT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which the state is polled on v1.
 const STEP: Duration = Duration::from_millis(2);
 
@@ -42,7 +42,7 @@ impl Freezer {
     /// The kernel's; `TimedOut` after the timeout; `Interrupted` if the cgroup is thawed meanwhile.
     pub(crate) fn freeze(&self) -> io::Result<()> {
         self.write("1", "FROZEN")?;
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + TIMEOUT;
         if self.unified { self.wait_for_event(until) } else { self.poll_state(until) }
     }
 

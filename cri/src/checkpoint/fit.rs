@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use coracle_proto::cri;
 
 use super::manifest::{Manifest, Saved, name_of};
-use crate::namespaces::{self, Pids};
+use crate::namespaces::{self, PidNamespace};
 use crate::sandbox::user_namespace::Mapping;
 
 /// Pairs each container of a checkpoint with its requested configuration.
@@ -93,10 +93,10 @@ fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) ->
     let options = security.and_then(|security| security.namespace_options.as_ref());
     let of_pod = namespaces::options(sandbox);
     match namespaces::pids(&of_pod, options) {
-        Pids::Own => {}
-        Pids::Pods => return Err("its pid namespace is shared by the pod".to_owned()),
-        Pids::Nodes => return Err("its pid namespace is the node's".to_owned()),
-        Pids::Targets => return Err("its pid namespace is another container's".to_owned()),
+        PidNamespace::Container => {}
+        PidNamespace::Pod => return Err("its pid namespace is shared by the pod".to_owned()),
+        PidNamespace::Node => return Err("its pid namespace is the node's".to_owned()),
+        PidNamespace::Target => return Err("its pid namespace is another container's".to_owned()),
     }
     if !matches!(Mapping::of(Some(&of_pod)), Ok(None)) {
         return Err("the pod has a user namespace".to_owned());

@@ -13,7 +13,7 @@ use super::devices::{self, Node};
 use super::inputs::SpecInputs;
 use super::{args, capabilities, mounts, resources};
 use crate::error::Error;
-use crate::namespaces::{self, Pids};
+use crate::namespaces::{self, PidNamespace};
 use crate::security_profile::seccomp;
 use crate::user::User;
 
@@ -143,10 +143,10 @@ fn namespaces_of(inputs: &SpecInputs<'_>) -> Vec<LinuxNamespace> {
     }
     let options = inputs.security().and_then(|security| security.namespace_options.as_ref());
     let path = match namespaces::pids(&namespaces::options(sandbox.config), options) {
-        Pids::Nodes => None,
-        Pids::Own => Some(None),
-        Pids::Targets => Some(of_pid(sandbox.target_pid)),
-        Pids::Pods => Some(of_pid(sandbox.init_pid)),
+        PidNamespace::Node => None,
+        PidNamespace::Container => Some(None),
+        PidNamespace::Target => Some(of_pid(sandbox.target_pid)),
+        PidNamespace::Pod => Some(of_pid(sandbox.init_pid)),
     };
     list.extend(path.map(|path| namespace(LinuxNamespaceType::Pid, path)));
     if inputs.host.unified {

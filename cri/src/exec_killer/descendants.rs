@@ -16,7 +16,7 @@ use crate::pidfd;
 /// Interval at which remaining descendants are searched.
 const STEP: Duration = Duration::from_millis(3);
 /// Timeout of the search: a process may be in uninterruptible sleep.
-const LIMIT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A process, from its `stat` (proc(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
     let _ended = pidfd::send(&process, libc::SIGSTOP);
     let stopped = Stopped { leader: Some(process) };
     let (mut killed, mut known) = (HashSet::new(), HashSet::new());
-    while begun.elapsed() < LIMIT {
+    while begun.elapsed() < TIMEOUT {
         let listed = cgroups.processes(group);
         let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::read(*pid)).collect();
         let found = descendants(&processes, leader);

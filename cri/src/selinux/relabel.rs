@@ -1,18 +1,18 @@
 //! Relabelling of volumes, with all files below them.
 //!
-//! Files are opened by descriptors: a container that can write to the volume must not redirect the walk by a link.
+//! Files are opened by descriptors: a container that can write to the volume must not redirect the walk by a link. The
+//! walk takes the same memory for every tree: a container can make directories of any depth and with any number of files.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use coracle_tree::Found;
 use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::{Mode, fstat};
+use nix::sys::stat::Mode;
 
 const ATTRIBUTE: &str = "security.selinux";
-/// Maximum depth of directories. A deeper tree could exhaust the stack.
-const DEPTH_MAX: usize = 200;
 
 /// Directories of the node that are never relabelled. The list is that of go-selinux, which all runtimes use.
 const NEVER_RELABELLED: [&str; 24] = [
@@ -42,8 +42,8 @@ const NEVER_RELABELLED: [&str; 24] = [
     "/var/log",
 ];
 
-/// Labels `path`, which must contain no links, and everything below it. File systems without labels are skipped. Files that
-/// disappear meanwhile are skipped.
+/// Labels `path`, which must contain no links, and everything below it, without mounts. File systems without labels are
+/// skipped. Files that disappear meanwhile are skipped.
 ///
 /// # Errors
 /// Also for a system directory of the node.
@@ -55,7 +55,11 @@ pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
     let flags = libc::O_PATH | libc::O_NOFOLLOW;
     let top =
         std::os::unix::fs::OpenOptionsExt::custom_flags(File::options().read(true), flags).open(path)?;
-    walk(&top.into(), label, 0)
+    if top.metadata()?.is_dir() {
+        label_below(path, label)?;
+    }
+    // The top is labelled last: a labelled directory is completely labelled.
+    set(&by_number(&top), label)
 }
 
 fn is_the_nodes(path: &Path) -> bool {
@@ -65,26 +69,29 @@ fn is_the_nodes(path: &Path) -> bool {
         || std::env::var_os("HOME").is_some_and(|home| !home.is_empty() && clean == Path::new(&home))
 }
 
-fn walk(place: &OwnedFd, label: &str, depth: usize) -> io::Result<()> {
-    if depth > DEPTH_MAX {
-        return Err(io::Error::other(format!("directories are nested deeper than {DEPTH_MAX}")));
-    }
-    let by_number = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
-    if fstat(place)?.st_mode & libc::S_IFMT != libc::S_IFDIR {
-        return set(&by_number, label);
-    }
-    // All names are read first, so that the list is closed during the recursion.
-    let names: Vec<_> = fs::read_dir(&by_number)?.flatten().map(|entry| entry.file_name()).collect();
-    for name in names {
-        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        match openat(place, name.as_os_str(), flags, Mode::empty()) {
-            Ok(below) => walk(&below, label, depth + 1)?,
-            Err(nix::Error::ENOENT) => {}
-            Err(error) => return Err(error.into()),
+fn label_below(path: &Path, label: &str) -> io::Result<()> {
+    let mut labelled = Ok(());
+    coracle_tree::walk(path, |found| {
+        if labelled.is_ok() {
+            labelled = label_entry(&found, label);
         }
+    })?;
+    labelled
+}
+
+/// Opens the entry first and labels the opened file, because the name may refer to another file in the meantime.
+fn label_entry(found: &Found<'_>, label: &str) -> io::Result<()> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    match openat(found.dir, found.name, flags, Mode::empty()) {
+        Ok(entry) => set(&by_number(&entry), label),
+        Err(nix::Error::ENOENT) => Ok(()),
+        Err(error) => Err(error.into()),
     }
-    // The directory is labelled last: a labelled directory is completely labelled.
-    set(&by_number, label)
+}
+
+/// The path of an open file in /proc.
+fn by_number(file: &impl AsRawFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Whether the file has exactly this label.
@@ -107,6 +114,8 @@ fn set(by_number: &Path, label: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -116,6 +125,16 @@ mod tests {
             assert!(relabel(Path::new(path), "u:r:t").is_err(), "{path}");
         }
         assert!(!is_the_nodes(Path::new("/var/lib/coracle/pods/x")));
+    }
+
+    #[test]
+    fn a_tree_of_any_depth_is_labelled() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        let deepest = dir.path().join(["d"; 300].join("/"));
+        fs::create_dir_all(&deepest).expect("directories");
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        relabel(dir.path(), label).expect("relabel");
+        assert!(has(&deepest, label) && has(dir.path(), label));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tokio::sync::{OwnedRwLockReadGuard, RwLock, oneshot, watch};
 use tokio::time::timeout;
 
 use super::error::{Error, ErrorKind};
-use super::times::Times;
+use super::timeouts::Timeouts;
 use crate::pidfd;
 
 /// File name of the configuration in a shim's directory.
@@ -117,12 +117,12 @@ pub(super) async fn spawn(
     binary: &Path,
     dir: &Path,
     config: &SandboxConfig,
-    times: Times,
+    timeouts: Timeouts,
 ) -> Result<Process, Error> {
     let (begun, begins) = oneshot::channel();
     let (binary, of, config) = (binary.to_owned(), dir.to_owned(), config.encode_to_vec());
     let mut starting = tokio::task::spawn_blocking(move || spawn_blocking(&binary, &of, &config, begun));
-    if let Ok(pid) = timeout(times.work, &mut starting).await {
+    if let Ok(pid) = timeout(timeouts.work, &mut starting).await {
         let pid =
             pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("cannot start a shim: {error}")))??;
         return Process::open(pid);
@@ -131,20 +131,20 @@ pub(super) async fn spawn(
     if !starting.is_finished()
         && let Ok(process) = begins.await.map(Process::open)
     {
-        let _asleep = timeout(times.death, process?.kill_and_reap()).await;
+        let _asleep = timeout(timeouts.death, process?.kill_and_reap()).await;
     }
-    kill_unreachable(dir, times).await;
+    kill_unreachable(dir, timeouts).await;
     // The shim may have become ready at the last moment.
-    if let Ok(Ok(Ok(pid))) = timeout(times.death, starting).await
+    if let Ok(Ok(Ok(pid))) = timeout(timeouts.death, starting).await
         && let Ok(process) = Process::open(pid)
     {
-        let _asleep = timeout(times.death, process.kill_and_reap()).await;
+        let _asleep = timeout(timeouts.death, process.kill_and_reap()).await;
     }
-    Err(Error::new(ErrorKind::Spawn, format!("start the shim: not ready within {:?}", times.work)))
+    Err(Error::new(ErrorKind::Spawn, format!("start the shim: not ready within {:?}", timeouts.work)))
 }
 
 /// Ends the shim of a directory to which no client can connect, see [`super::Shim::kill_unreachable`].
-pub(super) async fn kill_unreachable(dir: &Path, times: Times) {
+pub(super) async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
     let wanted = dir.to_owned();
     let strays = tokio::task::spawn_blocking(move || of_directory(&wanted)).await;
     for pid in strays.unwrap_or_default() {
@@ -152,7 +152,7 @@ pub(super) async fn kill_unreachable(dir: &Path, times: Times) {
         // The pid may have been reused before it was opened. From here on it is not reused.
         if is_of_directory(pid, dir) {
             tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
-            if timeout(times.death, process.kill_and_reap()).await.is_err() {
+            if timeout(timeouts.death, process.kill_and_reap()).await.is_err() {
                 tracing::warn!(pid, "a killed shim is in uninterruptible sleep");
             }
         }

@@ -48,7 +48,7 @@ impl ShimMonitor {
     }
 
     async fn shim_woke(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) {
-        let _alone = sandbox.ending.lock().await;
+        let _guard = sandbox.ending.lock().await;
         if !self.apply_state(sandbox, shim, state).await {
             return;
         }
@@ -104,7 +104,7 @@ impl ShimMonitor {
 
     /// Applies the transitions of a container that happened meanwhile.
     async fn apply_container(&self, container: &Container, found: &ContainerState) -> Result<(), Error> {
-        let _alone = container.starting.lock().await;
+        let _guard = container.starting.lock().await;
         if found.pid > 0 {
             container.restored(found.pid);
         }

@@ -74,7 +74,7 @@ async fn exec_until_end(
         }
         Err(error) => return Err(error),
     };
-    let (terminal, streams) = match host_ends(exec.started.terminal.as_ref(), ours) {
+    let (terminal, streams) = match host_ends(exec.started.terminal.as_ref(), ours, request.stdin) {
         Ok(ends) => ends,
         Err(error) => {
             execs.kill(&container, &exec).await;
@@ -83,12 +83,18 @@ async fn exec_until_end(
     };
     let Exec { id, started, exit } = exec;
     drop(started.terminal);
-    let target = Target { tables: &execs.tables, container_id: &container.id, terminal, stdin_once: false };
+    let target = Target {
+        tables: &execs.tables,
+        container_id: &container.id,
+        terminal,
+        stdin_once: false,
+        detaches: false,
+    };
     let exit = async { exit.await.ok().map(|exit| exit.code) };
     let session = Session { target, streams, client, early };
     // The shim does not drop an exec's client: the pipes belong to this exec alone.
     match session.pump(exit, async { false }).await {
-        End::ClientGone | End::TooSlow => {
+        End::ClientGone | End::Detached | End::TooSlow => {
             execs.remove(&container, &id);
             Ok(None)
         }
@@ -173,11 +179,15 @@ fn pipe(requested: bool) -> Result<Pipe, Error> {
 }
 
 /// Our ends of a command's streams. With a terminal also a second descriptor of its master, to resize it.
-fn host_ends(terminal: Option<&OwnedFd>, pipes: Pipes) -> Result<(Option<OwnedFd>, Streams), Error> {
+fn host_ends(
+    terminal: Option<&OwnedFd>,
+    pipes: Pipes,
+    has_stdin: bool,
+) -> Result<(Option<OwnedFd>, Streams), Error> {
     let Some(terminal) = terminal else { return Ok((None, Streams::of_pipes(pipes)?)) };
     let copy = || {
         let copied = terminal.try_clone();
         copied.map_err(|source| Error::Kernel { doing: "duplicate the terminal's descriptor", source })
     };
-    Ok((Some(copy()?), Streams::of_terminal(copy()?)?))
+    Ok((Some(copy()?), Streams::of_terminal(copy()?, has_stdin)?))
 }

@@ -4,17 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use coracle_connections::Limits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::sleep;
 
-use super::forward_limit::{ForwardLimit, ForwardPermit};
+use super::namespace_limit::{NamespaceLimit, NamespacePermit};
 use super::queue::{QueueMemory, QueueReceiver, QueueSender, queue};
 use crate::error::Error;
 use crate::tables::Tables;
 
 const READ_SIZE: usize = 16 << 10;
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections of all clients, each of
+/// which needs a descriptor of this process.
+const SHARE: u64 = 8;
+/// Maximum connections of all clients, even if the descriptor limit permits more.
+const MAX_CONNECTIONS: usize = 4 << 10;
 /// Memory in bytes of the data of one client that waits for ports, for all of its connections. One user can have hundreds
 /// of clients.
 pub(super) const FORWARD_MEMORY: u32 = 128 << 10;
@@ -25,7 +31,7 @@ const LINGER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarder {
     tables: Arc<Tables>,
-    limit: ForwardLimit,
+    limit: NamespaceLimit,
 }
 
 /// Messages from a pod's port.
@@ -56,15 +62,13 @@ pub(super) struct Forward<K> {
 
 impl Forwarder {
     pub(crate) fn new(tables: Arc<Tables>) -> Self {
-        Self { tables, limit: ForwardLimit::default() }
+        Self { tables, limit: NamespaceLimit::new(Limits::share(SHARE, MAX_CONNECTIONS).total) }
     }
 
     /// Connects to a TCP port in a pod.
-    async fn connect(&self, sandbox_id: &str, port: u16) -> Result<(TcpStream, ForwardPermit), Error> {
+    async fn connect(&self, sandbox_id: &str, port: u16) -> Result<(TcpStream, NamespacePermit), Error> {
         let sandbox = self.tables.sandbox(sandbox_id)?;
-        let metadata = sandbox.config().metadata.as_ref();
-        let namespace = metadata.map(|metadata| metadata.namespace.as_str()).unwrap_or_default();
-        let permit = self.limit.take(namespace).ok_or(Error::ForwardLimit)?;
+        let permit = self.limit.take(sandbox.namespace()).ok_or(Error::ForwardLimit)?;
         let shim = sandbox.shim()?;
         let connection = shim.connect_port(port).await.map_err(Error::shim("connect inside the pod"))?;
         let kernel = |source| Error::Kernel { doing: "register a connection", source };

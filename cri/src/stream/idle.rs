@@ -7,17 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use coracle_connections::ReadWatch;
+use coracle_connections::{Observe, Observed, ReadWatch};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// A connection that records its last traffic. After the limit, reads and writes fail.
+/// A connection that records its last traffic. After the limit, all operations fail.
+pub(super) type Watched<I> = Observed<I, IdleObserver>;
+
+/// Records the last traffic of a connection, and fails its operations after the limit.
 #[derive(Debug)]
-pub(crate) struct Watched<I> {
-    io: I,
+pub(super) struct IdleObserver {
     activity: Arc<Activity>,
     expired: [Pin<Box<WaitForCancellationFutureOwned>>; 2],
 }
@@ -48,14 +49,15 @@ pub(super) fn watch<I>(io: I) -> (Watched<I>, Idle) {
     let activity = Arc::new(Activity { begun: Instant::now(), last: AtomicU64::new(0) });
     let over = CancellationToken::new();
     let expired = [(); 2].map(|()| Box::pin(over.clone().cancelled_owned()));
-    (Watched { io, activity: activity.clone(), expired }, Idle { activity, over })
+    let observer = IdleObserver { activity: activity.clone(), expired };
+    (Observed::with_observer(io, observer), Idle { activity, over })
 }
 
 // === impl Idle ===
 
 impl Idle {
-    /// Returns when there was no traffic for `limit`, or when `is_abandoned` returns. Reads and writes of the connection fail
-    /// from then on.
+    /// Returns when there was no traffic for `limit`, or when `is_abandoned` returns. All operations of the connection fail
+    /// from then on, also those that wait.
     pub(super) async fn expired(self, limit: Option<Duration>, is_abandoned: impl Future<Output = ()>) {
         tokio::select! {
             // The other arm is dropped: the connection is over.
@@ -94,9 +96,9 @@ impl Activity {
     }
 }
 
-// === impl Watched ===
+// === impl IdleObserver ===
 
-impl<I> Watched<I> {
+impl IdleObserver {
     /// Records the traffic of a result, or fails if the limit has expired.
     fn check<T>(
         &mut self,
@@ -104,53 +106,48 @@ impl<I> Watched<I> {
         cx: &mut Context<'_>,
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        if self.expired[side].as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(ErrorKind::TimedOut.into()));
-        }
-        if result.is_ready() {
+        let result = self.unless_expired(side, cx, result);
+        if matches!(result, Poll::Ready(Ok(_))) {
             self.activity.note();
         }
         result
     }
+
+    /// The result, or a failure if the limit has expired. A task that waits is woken then.
+    fn unless_expired<T>(
+        &mut self,
+        side: usize,
+        cx: &mut Context<'_>,
+        result: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        match self.expired[side].as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(ErrorKind::TimedOut.into())),
+            Poll::Pending => result,
+        }
+    }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl Observe for IdleObserver {
+    fn on_read(
+        &mut self,
         cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
+        read: Poll<io::Result<()>>,
+        _is_end: bool,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(cx, buf);
         self.check(READER, cx, read)
     }
-}
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.check(WRITER, cx, written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+    fn on_write(
+        &mut self,
         cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
+        written: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
         self.check(WRITER, cx, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
     }
 
     // A flush is not traffic.
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+    fn on_flush(&mut self, cx: &mut Context<'_>, flushed: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
+        self.unless_expired(WRITER, cx, flushed)
     }
 }
 
@@ -158,7 +155,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
 mod tests {
     use std::future::pending;
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter};
     use tokio::time::sleep;
 
     use super::*;
@@ -177,6 +174,18 @@ mod tests {
         assert_eq!((read, write), (ErrorKind::TimedOut, ErrorKind::TimedOut));
         assert_eq!(begun.elapsed().as_secs(), LIMIT.as_secs());
         assert!(writer.write_all(b"x").await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flush_that_waits_for_a_client_fails_too() {
+        let (ours, _theirs) = tokio::io::duplex(8);
+        // As TLS, it takes more data than the client reads.
+        let (mut connection, idle) = watch(BufWriter::new(ours));
+        connection.write_all(&[0; 9]).await.expect("buffered");
+        let flush = async { connection.flush().await.expect_err("expired").kind() };
+        let (flushed, ()) = tokio::join!(flush, idle.expired(Some(LIMIT), pending()));
+        assert_eq!(flushed, ErrorKind::TimedOut);
+        assert!(connection.shutdown().await.is_err());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! Copies bytes between a client and a command until the command has ended or the client has disconnected.
 
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::time::Duration;
@@ -50,8 +51,11 @@ pub(super) struct Target<'a> {
     /// An exec's terminal. No other process of the runtime holds its master, so the terminal hangs up when this
     /// descriptor is closed.
     pub(super) terminal: Option<OwnedFd>,
-    /// The container's standard input closes with the input of the first client.
+    /// The container's standard input closes with the input of this client, the first one that has input.
     pub(super) stdin_once: bool,
+    /// The session ends when the client closes its input, as with containerd: the container's standard input stays open
+    /// for the next client.
+    pub(super) detaches: bool,
 }
 
 /// A session of a client with a command.
@@ -68,6 +72,8 @@ pub(super) struct Session<'a> {
 pub(super) enum End {
     /// The client disconnected.
     ClientGone,
+    /// The client has closed its input, and the session with it.
+    Detached,
     /// The command ended and its output is delivered. None without an exit code.
     Command(Option<i32>),
     /// The shim dropped the client because it read too slowly.
@@ -78,7 +84,7 @@ pub(super) enum End {
 
 impl Session<'_> {
     /// Copies in both directions until the command has ended and its output is delivered, or the client has
-    /// disconnected. If the outputs end before the command, `is_too_slow` tells whether the shim dropped the client.
+    /// disconnected. If the outputs end before the command, `is_too_slow` returns whether the shim dropped the client.
     pub(super) async fn pump(
         self,
         exit: impl Future<Output = Option<i32>>,
@@ -115,7 +121,7 @@ impl Session<'_> {
         };
         tokio::select! {
             // Both arms may be dropped: the session is over.
-            () = target.feed(early, client.input, stdin) => End::ClientGone,
+            end = target.feed(early, client.input, stdin) => end,
             end = command => end,
         }
     }
@@ -124,19 +130,30 @@ impl Session<'_> {
 // === impl Target ===
 
 impl Target<'_> {
-    /// Handles the client's messages until the client disconnects.
-    async fn feed(&self, early: Vec<Input>, mut later: QueueReceiver<Input>, mut stdin: Option<Writer>) {
+    /// Handles the client's messages until the client detaches or disconnects.
+    async fn feed(
+        &self,
+        early: Vec<Input>,
+        mut later: QueueReceiver<Input>,
+        mut stdin: Option<Writer>,
+    ) -> End {
         for input in early {
-            self.handle(input, &mut stdin).await;
+            if self.handle(input, &mut stdin).await.is_break() {
+                return End::Detached;
+            }
         }
         while let Some(input) = later.recv().await {
-            self.handle(input, &mut stdin).await;
+            if self.handle(input, &mut stdin).await.is_break() {
+                return End::Detached;
+            }
         }
         drop(stdin);
         self.close_stdin().await;
+        End::ClientGone
     }
 
-    async fn handle(&self, input: Input, stdin: &mut Option<Writer>) {
+    /// Handles a message. Breaks if the client detaches.
+    async fn handle(&self, input: Input, stdin: &mut Option<Writer>) -> ControlFlow<()> {
         match input {
             Input::Stdin(bytes) => {
                 if let Some(open) = stdin
@@ -146,12 +163,14 @@ impl Target<'_> {
                     *stdin = None;
                 }
             }
+            Input::StdinClosed if self.detaches => return ControlFlow::Break(()),
             Input::StdinClosed => {
                 *stdin = None;
                 self.close_stdin().await;
             }
             Input::Resize { width, height } => self.resize(width, height).await,
         }
+        ControlFlow::Continue(())
     }
 
     async fn resize(&self, width: u16, height: u16) {
@@ -224,10 +243,12 @@ impl Streams {
         })
     }
 
-    /// The streams of a terminal, by its master.
-    pub(super) fn of_terminal(terminal: OwnedFd) -> Result<Self, Error> {
+    /// The streams of a terminal, by its master. Without `has_stdin`, input of the client is dropped: admission of the
+    /// request may depend on it.
+    pub(super) fn of_terminal(terminal: OwnedFd, has_stdin: bool) -> Result<Self, Error> {
         let (read, write) = tokio::io::split(descriptor(terminal)?);
-        Ok(Self { stdin: Some(Box::new(write)), stdout: Some(Box::new(read)), stderr: None })
+        let stdin = has_stdin.then(|| Box::new(write) as Writer);
+        Ok(Self { stdin, stdout: Some(Box::new(read)), stderr: None })
     }
 }
 
@@ -274,6 +295,15 @@ mod tests {
         };
         let (received, ()) = tokio::join!(received, copied);
         assert!((PIPE_CAPACITY..PIPE_CAPACITY + READ_SIZE).contains(&received), "{received}");
+    }
+
+    #[tokio::test]
+    async fn a_terminal_gets_input_only_if_standard_input_was_requested() {
+        for has_stdin in [false, true] {
+            let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+            let streams = Streams::of_terminal(ours.into(), has_stdin).expect("registered");
+            assert_eq!((streams.stdin.is_some(), streams.stdout.is_some()), (has_stdin, true));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,8 +1,9 @@
 //! A queue of a client's data that is bounded by messages and by bytes, because the command or port that should read the
 //! data may never do so.
 //!
-//! Each client has a small memory of its own. What it gets beyond that is taken from a budget that all clients of the
-//! process share. Without a budget left, streams are slower, and none of them has to wait for another one.
+//! Each client has a small memory of its own ([`OWN_MEMORY`]), and more from a budget that all clients of the process
+//! share ([`SHARED_MEMORY`]). If the budget is used up, new clients have only their own memory: their streams are slower,
+//! but no stream waits for another.
 
 use std::sync::{Arc, LazyLock};
 

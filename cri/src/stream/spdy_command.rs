@@ -14,7 +14,7 @@ use super::spdy::{Event, Session, Writer, header};
 use super::token::StreamRequest;
 
 /// Timeout for the client to open all of its streams.
-const OPEN_TIME: Duration = Duration::from_secs(30);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const BACKLOG: usize = 2;
 /// Maximum bytes that a client may send before all streams are open. Real clients open them first.
 const MAX_EARLY_BYTES: usize = 64 << 10;
@@ -72,7 +72,9 @@ impl Opened {
 /// Serves the client of a command.
 pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl AsyncFnOnce(Client)) {
     let mut early = Vec::new();
-    let Ok(Some(opened)) = timeout(OPEN_TIME, open(&mut session, wanted, &mut early)).await else { return };
+    let Ok(Some(opened)) = timeout(OPEN_TIMEOUT, open(&mut session, wanted, &mut early)).await else {
+        return;
+    };
     let Session { events, writer } = session;
     let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
@@ -236,7 +238,7 @@ mod tests {
             });
             let served = command(session, &["stdin"], async |_client| panic!("its streams are not open"));
             // Long before the timeout.
-            timeout(OPEN_TIME / 2, served).await.expect("the client is dropped");
+            timeout(OPEN_TIMEOUT / 2, served).await.expect("the client is dropped");
             writing.abort();
             drop(from);
         }

@@ -22,7 +22,7 @@ const MAX_REQUEST_ID: usize = 128;
 #[derive(Debug)]
 struct Connections {
     /// A permit for each connection, from its first stream until both sides are closed.
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Error streams that wait for their data stream, by request id.
     errors: HashMap<String, (u32, OwnedSemaphorePermit)>,
     /// The senders for the client's data, by data stream.
@@ -38,7 +38,7 @@ enum Opened {
     /// The first stream of a connection.
     Half,
     /// The second stream of a connection, with the port.
-    Whole { pair: Pair, port: u16, place: OwnedSemaphorePermit },
+    Whole { pair: Pair, port: u16, permit: OwnedSemaphorePermit },
     /// Above a limit, or invalid.
     Refused,
 }
@@ -59,10 +59,10 @@ pub(super) async fn forward(forwarder: &Forwarder, request: &cri::PortForwardReq
             match event {
                 Event::Opened { id, headers } => match connections.opened(id, &headers) {
                     Opened::Half => {}
-                    Opened::Whole { pair, port, place } => {
+                    Opened::Whole { pair, port, permit } => {
                         let sandbox_id = request.pod_sandbox_id.clone();
                         let back = back.clone();
-                        let forward = Forward { sandbox_id, port, key: pair, back, _permit: Some(place) };
+                        let forward = Forward { sandbox_id, port, key: pair, back, _permit: Some(permit) };
                         connections.inputs.insert(pair.0, forward.open(forwarder, &memory));
                     }
                     Opened::Refused => drop(session.writer.refuse(id).await),
@@ -95,8 +95,8 @@ async fn answer(writer: &Writer, (data, error): Pair, what: PortMessage) {
 
 impl Connections {
     fn new(most: usize) -> Self {
-        let places = Arc::new(Semaphore::new(most));
-        Self { places, errors: HashMap::new(), inputs: HashMap::new() }
+        let permits = Arc::new(Semaphore::new(most));
+        Self { permits, errors: HashMap::new(), inputs: HashMap::new() }
     }
 
     /// Adds a stream. Both streams of a request id make a connection.
@@ -108,13 +108,13 @@ impl Connections {
             return Opened::Refused;
         }
         if header(headers, "streamtype") == "error" {
-            let Ok(place) = self.places.clone().try_acquire_owned() else { return Opened::Refused };
-            self.errors.insert(request, (id, place));
+            let Ok(permit) = self.permits.clone().try_acquire_owned() else { return Opened::Refused };
+            self.errors.insert(request, (id, permit));
             return Opened::Half;
         }
-        let Some((error, place)) = self.errors.remove(&request) else { return Opened::Refused };
+        let Some((error, permit)) = self.errors.remove(&request) else { return Opened::Refused };
         let Ok(port) = header(headers, "port").parse() else { return Opened::Refused };
-        Opened::Whole { pair: (id, error), port, place }
+        Opened::Whole { pair: (id, error), port, permit }
     }
 
     fn reset(&mut self, id: u32) {

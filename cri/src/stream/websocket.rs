@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use coracle_proto::cri;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -29,10 +29,10 @@ const BUFFER: usize = 16 << 10;
 /// Time for the client to close the connection after the last message.
 const LINGER: Duration = Duration::from_secs(5);
 
-type Reader = frames::Reader<ReadHalf<Connection>>;
-type Writer = frames::Writer<WriteHalf<Connection>>;
+type Reader<I = Connection> = frames::Reader<ReadHalf<I>>;
+type Writer<I = Connection> = frames::Writer<WriteHalf<I>>;
 
-fn split(connection: Connection) -> (Reader, Writer) {
+fn split<I: AsyncRead + AsyncWrite>(connection: I) -> (Reader<I>, Writer<I>) {
     let (input, output) = tokio::io::split(connection);
     frames::split(input, output)
 }
@@ -75,7 +75,11 @@ pub(crate) const MAX_PORTS: usize = 128;
 
 /// Forwards the requested ports, which were validated. Port n has channels 2n (data) and 2n + 1 (errors). Each channel begins
 /// with the port number as two bytes, little-endian.
-pub(super) async fn forward(forwarder: &Forwarder, request: cri::PortForwardRequest, connection: Connection) {
+pub(super) async fn forward(
+    forwarder: &Forwarder,
+    request: cri::PortForwardRequest,
+    connection: impl AsyncRead + AsyncWrite,
+) {
     let (mut reader, mut writer) = split(connection);
     let (back, mut answers) = mpsc::channel(BACKLOG);
     let memory = QueueMemory::new(FORWARD_MEMORY);
@@ -116,10 +120,16 @@ pub(super) async fn forward(forwarder: &Forwarder, request: cri::PortForwardRequ
         _sent = sending => false,
         () = receiving => true,
     };
-    if is_closed_by_client {
-        // Some clients wait for it. Others are gone.
-        let _sent = timeout(LINGER, writer.close()).await;
-    }
+    let end = async {
+        if is_closed_by_client {
+            // Some clients wait for it. Others are gone.
+            let _sent = writer.close().await;
+        } else {
+            // A close with unread data would discard what the client has not received yet.
+            while let Ok(Some(_rest)) = reader.next().await {}
+        }
+    };
+    let _ended = timeout(LINGER, end).await;
 }
 
 /// The number of a port and its data in a piece of a message. `channel` is the one of the current message.
@@ -150,14 +160,14 @@ pub(super) fn tunnel(connection: Connection) -> DuplexStream {
     ours
 }
 
-async fn receive_input(mut reader: Reader, mut to: impl tokio::io::AsyncWrite + Unpin) -> io::Result<()> {
+async fn receive_input(mut reader: Reader, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
     while let Some(piece) = reader.next().await? {
         to.write_all(&piece.bytes).await?;
     }
     to.shutdown().await
 }
 
-async fn send_output(mut from: impl tokio::io::AsyncRead + Unpin, mut writer: Writer) -> io::Result<()> {
+async fn send_output(mut from: impl AsyncRead + Unpin, mut writer: Writer) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(BUFFER);
@@ -195,6 +205,25 @@ pub(crate) fn fuzz(data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_client_closes_the_connection_after_the_end_of_all_ports() {
+        let forwarder = Forwarder::new(std::sync::Arc::default());
+        // The port fails, because there is no sandbox.
+        let request = cri::PortForwardRequest { pod_sandbox_id: "absent".into(), port: vec![80] };
+        let (server, mut client) = tokio::io::duplex(1 << 10);
+        let closing = async {
+            let mut received = Vec::new();
+            // The frame of a normal closure.
+            while !received.ends_with(&[0x88, 2, 3, 0xe8]) {
+                received.push(client.read_u8().await.expect("the last frame"));
+            }
+            assert!(timeout(LINGER / 2, client.read_u8()).await.is_err(), "the connection is open");
+            client.shutdown().await.expect("shutdown");
+            client.read_u8().await.expect_err("the end");
+        };
+        tokio::join!(forward(&forwarder, request, server), closing);
+    }
 
     #[test]
     fn data_for_a_port_is_passed_on_before_its_message_ends() {

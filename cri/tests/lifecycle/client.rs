@@ -57,3 +57,9 @@ pub(crate) async fn exchange(mut socket: WebSocketStream<TcpStream>, say: &[&[u8
     }
     channels.map(|bytes| bytes.into_iter().map(char::from).collect())
 }
+
+/// Closes the connection, and waits until the server has ended the stream.
+pub(crate) async fn leave(mut socket: WebSocketStream<TcpStream>) {
+    socket.close(None).await.expect("close");
+    while let Some(Ok(_)) = socket.next().await {}
+}

@@ -551,8 +551,8 @@ fn config(dir: &Path, cgroup_root: &str) -> RuntimeConfig {
         plugins: Some(dir.join("plugins")),
         configs: dir.join("plugins.d"),
         // Long enough for a slow machine: a plugin that responds is never dropped.
-        request_time: Duration::from_secs(30),
-        registration_time: Duration::from_secs(120),
+        request_timeout: Duration::from_secs(30),
+        registration_timeout: Duration::from_secs(120),
         ..NriSettings::default()
     };
     RuntimeConfig {

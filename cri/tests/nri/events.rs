@@ -106,7 +106,7 @@ pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machi
     // Long enough for a plugin that answers, also on a machine that stalls.
     const SHORT: Duration = Duration::from_secs(3);
     machine.close_runtime().await;
-    machine.open_runtime_with(|config| config.nri.request_time = SHORT).await;
+    machine.open_runtime_with(|config| config.nri.request_timeout = SHORT).await;
     let silent = Plugin::join(&machine.path("nri.sock"), "10", |_| PluginReply::Silence).await;
     let well = Plugin::join(&machine.path("nri.sock"), "20", |_| PluginReply::Yes).await;
     let before = Instant::now();

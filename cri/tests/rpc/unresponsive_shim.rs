@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
-use coracle_cri::ShimTimes;
+use coracle_cri::ShimTimeouts;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use nix::sys::signal::{Signal, kill};
@@ -19,14 +19,14 @@ use crate::fixture::{Machine, alive, ends, has_memory};
 const LONG: Duration = Duration::from_secs(120);
 
 /// Short timeouts, but long enough for a healthy shim.
-fn times() -> ShimTimes {
+fn timeouts() -> ShimTimeouts {
     let short = Duration::from_secs(3);
-    ShimTimes { answer: short, work: short, end: short, ..ShimTimes::default() }
+    ShimTimeouts { answer: short, work: short, end: short, ..ShimTimeouts::default() }
 }
 
 async fn restart(machine: &mut Machine) {
     machine.close_runtime().await;
-    let opened = machine.open_runtime_with(|config| config.shim_times = times());
+    let opened = machine.open_runtime_with(|config| config.shim_timeouts = timeouts());
     timeout(LONG, opened).await.expect("the runtime starts");
 }
 
@@ -285,7 +285,7 @@ pub(crate) async fn a_shim_that_does_not_become_ready_is_killed(machine: &mut Ma
     std::fs::set_permissions(&hangs, PermissionsExt::from_mode(0o755)).expect("executable");
     machine.close_runtime().await;
     machine
-        .open_runtime_with(|config| (config.shim_times, config.shim_binary) = (times(), hangs.clone()))
+        .open_runtime_with(|config| (config.shim_timeouts, config.shim_binary) = (timeouts(), hangs.clone()))
         .await;
     let refused = timeout(LONG, machine.try_pod("never", |_| {})).await.expect("it returns");
     let refused = refused.expect_err("it is not ready");

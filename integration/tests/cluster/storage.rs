@@ -51,6 +51,14 @@ fn a_stateful_set_keeps_its_data_until_its_claim_is_deleted() {
         cluster.apply(&database());
         let first = starts(&cluster, 1);
         let (name, path) = volume(&cluster);
+        let metrics = cluster.kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics"]);
+        for name in
+            ["capacity_bytes", "available_bytes", "used_bytes", "inodes", "inodes_free", "inodes_used"]
+        {
+            let labels = "namespace=\"default\",persistentvolumeclaim=\"data-db-0\"";
+            let sample = format!("kubelet_volume_stats_{name}{{{labels}}} ");
+            assert!(metrics.lines().any(|line| line.starts_with(&sample)), "no {sample} in\n{metrics}");
+        }
         cluster.kubectl(&["delete", "pod", "db-0"]);
         assert_eq!(starts(&cluster, 2)[0], first[0]);
 

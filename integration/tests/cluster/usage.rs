@@ -31,7 +31,39 @@ fn kubectl_top_shows_nodes_and_pods() {
         assert_eq!((&raw["kind"], &raw["containers"][0]["name"]), (&json!("PodMetrics"), &json!("busy")));
         let absent = cluster.try_kubectl(&["get", "--raw", "/apis/metrics.k8s.io/v1beta1/nodes/none"]);
         assert!(!absent.status.success());
+        the_kubelet_has_its_own_metrics(&cluster);
     });
+}
+
+/// The metrics that dashboards and alerts of kubernetes-mixin use, on a node with a pod that runs.
+fn the_kubelet_has_its_own_metrics(cluster: &Cluster) {
+    let read = |path: &str| cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/node-1/proxy/{path}")]);
+    let text = read("metrics");
+    let value = |text: &str, sample: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {sample} in\n{text}")).parse().unwrap()
+    };
+    assert!(value(&text, "kubelet_node_name{node=\"node-1\"}") > 0.0);
+    for sample in [
+        "kubelet_running_pods",
+        "kubelet_running_containers{container_state=\"running\"}",
+        "kubelet_desired_pods{static=\"\"}",
+        "kubelet_active_pods{static=\"\"}",
+        "kubelet_started_pods_total",
+        "kubelet_started_containers_total{container_type=\"container\"}",
+        "kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"}",
+        "kubelet_runtime_operations_duration_seconds_count{operation_type=\"start_container\"}",
+        "kubelet_pod_start_duration_seconds_count",
+        "kubelet_pod_worker_start_duration_seconds_count",
+        "kubelet_pod_worker_duration_seconds_count{operation_type=\"create\"}",
+        "process_resident_memory_bytes",
+    ] {
+        assert!(value(&text, sample) >= 1.0, "{sample} in\n{text}");
+    }
+    let scrapes = "kubelet_http_requests_total{long_running=\"false\",method=\"GET\",path=\"metrics\",server_type=\"readwrite\"}";
+    assert!(value(&read("metrics"), scrapes) >= 1.0);
+    let machine = read("metrics/cadvisor");
+    assert!(machine.lines().any(|line| line.starts_with("machine_memory_bytes{")), "{machine}");
 }
 
 #[test]

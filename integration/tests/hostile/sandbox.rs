@@ -41,6 +41,10 @@ fn is_ready(cluster: &Cluster, pod: &str) -> bool {
     statuses.len() == 2 && statuses.iter().all(|status| status["ready"] == true)
 }
 
+fn has_apparmor() -> bool {
+    fs::read_to_string("/sys/module/apparmor/parameters/enabled").is_ok_and(|text| text.trim() == "Y")
+}
+
 fn sh(cluster: &Cluster, pod: &str, script: &str) -> String {
     cluster.kubectl(&["exec", pod, "-c", "one", "--", "sh", "-c", script])
 }
@@ -75,6 +79,20 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
             // AppArmor denies the way out of the container before the kernel looks for the file.
             let is_denied = ["No such file", "Permission denied"].iter().any(|text| read.contains(text));
             assert!(is_denied, "{place}: {read}");
+        }
+        if has_apparmor() {
+            // The profile of the container denies each look into a process with another profile.
+            for name in ["root/", "cwd/", "fd/", "map_files/", "exe", "environ", "maps", "mountinfo"] {
+                // A directory is listed, a file is read.
+                let look = format!(
+                    "if [ -d /proc/1/{name} ]; then ls /proc/1/{name}; else cat /proc/1/{name}; fi 2>&1; true"
+                );
+                let seen = sh(cluster, "tracer", &look);
+                assert!(seen.contains("Permission denied"), "{name}: {seen}");
+            }
+            return;
+        }
+        for place in ["root", "root/..", "root/../..", "cwd", "cwd/..", "cwd/../..", "task/1/root/../.."] {
             let listed = sh(cluster, "tracer", &format!("ls -A /proc/1/{place}/"));
             assert_eq!(listed.trim(), "coracle-init", "{place}");
         }

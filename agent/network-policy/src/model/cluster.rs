@@ -46,7 +46,7 @@ impl Model {
         // All versions of a policy have one tier, so a policy that changes its tier is removed and added.
         let old = match known.is_some_and(|version| version.tier() != tier) {
             true => {
-                self.take_cluster_policy(key.0, &key.1);
+                self.remove_cluster_policy(key.0, &key.1);
                 None
             }
             false => old,
@@ -59,7 +59,7 @@ impl Model {
     }
 
     /// Removes a policy of the whole cluster.
-    pub fn take_cluster_policy(&mut self, kind: ClusterKind, name: &str) {
+    pub fn remove_cluster_policy(&mut self, kind: ClusterKind, name: &str) {
         let Some(old) = self.cluster_policies.remove(&(kind, name.to_owned())) else { return };
         let Some(tier) = self.versions.get(&old).map(Version::tier) else { return };
         self.replace_policy(tier, Some(old), None);
@@ -93,8 +93,8 @@ impl Model {
     }
 
     /// Removes a node.
-    pub fn take_node(&mut self, name: &str) {
-        self.take_pod(&node_uid(name));
+    pub fn remove_node(&mut self, name: &str) {
+        self.remove_pod(&node_uid(name));
     }
 }
 

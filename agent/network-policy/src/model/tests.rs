@@ -543,7 +543,7 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
             cluster.nodes.insert(format!("n{number}"), node(number, team));
         }
         Change::NoNode(number) => {
-            model.take_node(&format!("n{number}"));
+            model.remove_node(&format!("n{number}"));
             cluster.nodes.remove(&format!("n{number}"));
         }
         Change::ClusterPolicy(kind, name, specification) => {
@@ -551,7 +551,7 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
             cluster.cluster_policies.insert((kind, name.to_string()), specification);
         }
         Change::NoClusterPolicy(kind, name) => {
-            model.take_cluster_policy(kind, &name.to_string());
+            model.remove_cluster_policy(kind, &name.to_string());
             cluster.cluster_policies.remove(&(kind, name.to_string()));
         }
         Change::Pod(number, namespace, app, node, port) => {
@@ -559,13 +559,13 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
             // A pod's namespace never changes: another pod has another uid.
             let uid = format!("u{number}");
             if cluster.pods.get(&uid).is_some_and(|old| old.metadata.namespace != pod.metadata.namespace) {
-                model.take_pod(&uid);
+                model.remove_pod(&uid);
             }
             model.put_pod(PodFacts::of(&pod, "here").unwrap());
             cluster.pods.insert(uid, pod);
         }
         Change::NoPod(number) => {
-            model.take_pod(&format!("u{number}"));
+            model.remove_pod(&format!("u{number}"));
             cluster.pods.remove(&format!("u{number}"));
         }
         Change::Namespace(name, team) => {
@@ -574,7 +574,7 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
             cluster.namespaces.insert(name.to_owned(), labels);
         }
         Change::NoNamespace(name) => {
-            model.take_namespace(name);
+            model.remove_namespace(name);
             cluster.namespaces.remove(name);
         }
         Change::Policy(namespace, name, spec) => {
@@ -584,7 +584,7 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
         }
         Change::NoPolicy(namespace, name) => {
             let key = Key::new(namespace, &name.to_string());
-            model.take_policy(&key);
+            model.remove_policy(&key);
             cluster.policies.remove(&key);
         }
     }
@@ -623,10 +623,10 @@ proptest! {
         prop_assert_eq!(&fresh.elements, &kernel.elements);
         // Without policies the table is empty.
         for key in cluster.policies.keys() {
-            model.take_policy(key);
+            model.remove_policy(key);
         }
         for (kind, name) in cluster.cluster_policies.keys() {
-            model.take_cluster_policy(*kind, name);
+            model.remove_cluster_policy(*kind, name);
         }
         prop_assert!(model.is_empty() && !model.needs_nodes());
         let changes = model.program.changes();
@@ -666,7 +666,7 @@ fn the_latest_pod_has_an_address_that_two_pods_claim() {
     let mut next = PodFacts::of(&pod(2, "red", "a", "here", 80), "here").unwrap();
     next.ips = vec!["10.42.0.1".parse().unwrap()];
     model.put_pod(next);
-    model.take_pod("u1");
+    model.remove_pod("u1");
     let isolated =
         (Set::Isolated(Tier::Namespaced, Direction::Ingress, true), element("10.42.0.1".parse().unwrap()));
     assert!(model.program.element(&isolated).is_some(), "the second pod stays isolated");
@@ -719,7 +719,7 @@ fn a_policy_whose_only_pod_is_replaced_gets_new_chains() {
     ));
     for (old, new) in [(0, 1), (1, 2)] {
         // Both changes are in one transaction.
-        model.take_pod(&format!("u{old}"));
+        model.remove_pod(&format!("u{old}"));
         model.put_pod(PodFacts::of(&pod(new, "red", "a", "here", 80), "here").unwrap());
         let changes = model.program.changes();
         kernel.apply(&model.program, changes);

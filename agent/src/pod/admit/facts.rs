@@ -9,7 +9,7 @@ use crate::pod::state::Verdict;
 pub(crate) struct Facts<'a> {
     pub(crate) pod: &'a Pod,
     /// Resources that other pods hold.
-    pub(crate) taken: Taken,
+    pub(crate) used: UsedResources,
     /// The Node object, once known.
     pub(crate) node: Option<&'a Node>,
     pub(crate) max_pods: usize,
@@ -19,9 +19,9 @@ pub(crate) struct Facts<'a> {
 
 /// Resources of a node that pods hold.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct UsedResources {
     /// Number of the pods.
-    pub(crate) places: usize,
+    pub(crate) pods: usize,
     pub(crate) requested: Amount,
     pub(crate) ports: Vec<HostPort>,
 }

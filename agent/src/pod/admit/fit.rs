@@ -5,9 +5,9 @@ use crate::cgroup::resources::pod_requests;
 use crate::pod::state::Verdict;
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let used = facts.taken.requested;
+    let used = facts.used.requested;
     let wanted = pod_requests(facts.pod);
-    let pods = i64::try_from(facts.taken.places).unwrap_or(i64::MAX);
+    let pods = i64::try_from(facts.used.pods).unwrap_or(i64::MAX);
     let max_pods = i64::try_from(facts.max_pods).unwrap_or(i64::MAX);
     for (name, requested, used, capacity) in [
         ("pods", 1, pods, max_pods),

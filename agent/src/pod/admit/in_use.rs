@@ -3,7 +3,7 @@
 //! A host port is a firewall rule that takes precedence over sockets. Upstream's portmap shadows a listening process
 //! silently, so that the pod receives connections for the node.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -97,12 +97,10 @@ impl Sockets {
     }
 }
 
-/// Whether a port of one of these addresses is a host port of a pod.
-pub(crate) fn is_host_port(taken: &[HostPort], (protocol, port): (&str, u16), addresses: &[IpAddr]) -> bool {
+/// Protocols and numbers of the host ports at one of these addresses.
+pub(crate) fn host_ports_at<'a>(all: &'a [HostPort], addresses: &[IpAddr]) -> HashSet<(&'a str, i32)> {
     let is_ours = |ip: &str| ip.is_empty() || ip.parse().is_ok_and(|ip: IpAddr| addresses.contains(&ip));
-    taken
-        .iter()
-        .any(|taken| taken.port == i32::from(port) && taken.protocol == protocol && is_ours(&taken.ip))
+    all.iter().filter(|port| is_ours(&port.ip)).map(|port| (&*port.protocol, port.port)).collect()
 }
 
 /// UDP port of the overlay, if it encapsulates packets.
@@ -267,7 +265,7 @@ mod tests {
 
     #[test]
     fn host_ports_of_pods_are_used() {
-        let taken = |ip: &str| [HostPort { ip: ip.to_owned(), port: 80, protocol: "TCP".to_owned() }];
+        let used = |ip: &str| [HostPort { ip: ip.to_owned(), port: 80, protocol: "TCP".to_owned() }];
         let own: [IpAddr; 1] = ["192.0.2.1".parse().unwrap()];
         for (ip, port, expected) in [
             ("", ("TCP", 80), true),
@@ -276,7 +274,7 @@ mod tests {
             ("", ("UDP", 80), false),
             ("", ("TCP", 81), false),
         ] {
-            assert_eq!(is_host_port(&taken(ip), port, &own), expected, "{ip} {port:?}");
+            assert_eq!(host_ports_at(&used(ip), &own).contains(&port), expected, "{ip} {port:?}");
         }
     }
 

@@ -1,14 +1,15 @@
 //! Check of host ports against those of other pods.
 
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 
 use super::facts::{Facts, HostPort, refuse};
 use crate::pod::state::{Verdict, is_sidecar};
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let clash =
-        host_ports(facts.pod).any(|wanted| facts.taken.ports.iter().any(|taken| overlap(&wanted, taken)));
-    if clash {
+    let wanted: Vec<HostPort> = host_ports(facts.pod).collect();
+    if have_common_port(&wanted, &facts.used.ports) {
         let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
         return Err(refuse("NodePorts", message));
     }
@@ -32,7 +33,19 @@ fn host_port(port: &ContainerPort) -> Option<HostPort> {
     })
 }
 
-fn overlap(a: &HostPort, b: &HostPort) -> bool {
-    let same_address = a.ip == b.ip || a.ip.is_empty() || b.ip.is_empty();
-    a.port == b.port && a.protocol == b.protocol && same_address
+/// Whether two lists have the same port of a common address. In linear time: a pod can have very many ports.
+fn have_common_port(wanted: &[HostPort], used: &[HostPort]) -> bool {
+    if wanted.is_empty() {
+        return false;
+    }
+    let numbers: HashSet<(i32, &str)> = used.iter().map(|port| (port.port, &*port.protocol)).collect();
+    let sockets: HashSet<(i32, &str, &str)> =
+        used.iter().map(|port| (port.port, &*port.protocol, &*port.ip)).collect();
+    wanted.iter().any(|port| {
+        let (number, protocol) = (port.port, &*port.protocol);
+        match &*port.ip {
+            "" => numbers.contains(&(number, protocol)),
+            ip => sockets.contains(&(number, protocol, ip)) || sockets.contains(&(number, protocol, "")),
+        }
+    })
 }

@@ -13,16 +13,16 @@ fn plain() -> serde_json::Value {
 }
 
 fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_json::Value) -> String {
-    let mut taken = Taken { places: others.len(), ..Taken::default() };
+    let mut used = UsedResources { pods: others.len(), ..UsedResources::default() };
     for other in others.iter().map(|other| pod(other.clone())) {
         let amount = pod_requests(&other);
-        taken.requested.cpu_millis += amount.cpu_millis;
-        taken.requested.memory += amount.memory;
-        taken.ports.extend(host_ports(&other));
+        used.requested.cpu_millis += amount.cpu_millis;
+        used.requested.memory += amount.memory;
+        used.ports.extend(host_ports(&other));
     }
     let node: Node = serde_json::from_value(node).unwrap();
     let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
-    let facts = Facts { pod: &pod(wanted), taken, node: Some(&node), max_pods: 2, allocatable };
+    let facts = Facts { pod: &pod(wanted), used, node: Some(&node), max_pods: 2, allocatable };
     admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 
@@ -45,6 +45,17 @@ fn host_ports_are_taken_by_address_and_protocol() {
     assert_eq!(decide(port("", "TCP"), &[port("1.1.1.1", "TCP")], json!({})), "NodePorts");
     assert_eq!(decide(port("2.2.2.2", "TCP"), &[port("1.1.1.1", "TCP")], json!({})), "admitted");
     assert_eq!(decide(port("", "UDP"), &[port("", "TCP")], json!({})), "admitted");
+}
+
+#[test]
+fn very_many_host_ports_are_compared_in_linear_time() {
+    let all = |ip: &str| {
+        let ports: Vec<_> = (1..60_000)
+            .map(|port| json!({"containerPort": 80, "hostPort": port, "hostIP": ip, "protocol": "TCP"}))
+            .collect();
+        json!({"containers": [{"name": "c", "ports": ports}]})
+    };
+    assert_eq!(decide(all("2.2.2.2"), &[all("1.1.1.1")], json!({})), "admitted");
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Job {
             return Err(errors);
         }
         self.node.policies.release(&self.uid);
-        self.node.user_ids.take_back(&self.uid);
+        self.node.user_ids.release(&self.uid);
         self.node.checkpoint.remove_durably(&self.uid).await;
         self.report(Report::Finished);
         Ok(())

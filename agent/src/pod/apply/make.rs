@@ -62,7 +62,7 @@ impl Job {
         let parent = self.node.cgroups.ensure_pod(&self.pod).await;
         let parent = parent.map_err(|error| vec![ApplyError::Cgroup(error)])?;
         if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
-            self.node.user_ids.give(&self.uid).map_err(|error| vec![ApplyError::UserIds(error)])?;
+            self.node.user_ids.allocate(&self.uid).map_err(|error| vec![ApplyError::UserIds(error)])?;
         }
         let (config, no_cluster_dns) = self.sandbox_config(attempt, &parent.0);
         if no_cluster_dns {
@@ -85,7 +85,9 @@ impl Job {
         let runtime_handler =
             self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };
-        match self.node.runtime.run_pod_sandbox(request).await {
+        let ran = self.node.runtime.run_pod_sandbox(request).await;
+        self.node.metrics.pod_started(ran.is_ok());
+        match ran {
             Ok(_) => self.report(Report::SandboxMade),
             Err(status) => {
                 let message = format!("Failed to create pod sandbox: {}", status.message());

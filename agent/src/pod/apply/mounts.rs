@@ -1,5 +1,6 @@
 //! A container's volume mounts.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -166,9 +167,15 @@ fn sub_path_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<S
         if expression.len() > PATH_MAX {
             return Err(MountError::TooLong);
         }
-        let value = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
+        // As upstream: an empty value counts as missing. Otherwise the container would get the whole volume.
+        let is_missing = Cell::new(false);
+        let value = |name: &str| {
+            let found = env.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, v)| v.as_str());
+            is_missing.set(is_missing.get() || found.is_none());
+            found
+        };
         let expanded = expand(expression, PATH_MAX, value).map_err(|_long: EnvError| MountError::TooLong)?;
-        if expanded.contains("$(") {
+        if is_missing.get() {
             return Err(MountError::Expression(expression.to_owned()));
         }
         return Ok(Some(expanded));
@@ -179,6 +186,20 @@ fn sub_path_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_or_empty_variable_refuses_the_sub_path_and_an_escaped_one_is_a_name() {
+        let env = [("POD", "p"), ("EMPTY", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let expanded = |expression: &str| {
+            let mount = VolumeMount { sub_path_expr: Some(expression.to_owned()), ..VolumeMount::default() };
+            sub_path_of(&mount, &env).ok().flatten()
+        };
+        assert_eq!(expanded("logs/$(POD)").as_deref(), Some("logs/p"));
+        assert_eq!(expanded("$$(POD)").as_deref(), Some("$(POD)"));
+        for expression in ["$(EMPTY)", "logs/$(EMPTY)", "$(OTHER)", "$(POD)/$(OTHER)"] {
+            assert_eq!(expanded(expression), None, "{expression}");
+        }
+    }
 
     #[test]
     fn recursive_read_only_is_enabled_if_possible_and_refused_in_contradictions() {

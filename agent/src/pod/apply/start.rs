@@ -35,6 +35,16 @@ impl NotStarted {
     }
 }
 
+/// The kind of a container for the metrics.
+fn kind_of(shape: &Shape<'_>, name: &str) -> &'static str {
+    let has = |containers: &[Container]| containers.iter().any(|container| container.name == name);
+    match (has(shape.mains()), has(shape.inits())) {
+        (true, _) => "container",
+        (false, true) => "init_container",
+        (false, false) => "ephemeral_container",
+    }
+}
+
 impl Job {
     /// Starts each container when its image is available. Those with available images start in the order of the spec,
     /// because postStart hooks may rely on it. A failure does not delay the others.
@@ -63,6 +73,8 @@ impl Job {
                 Ok(image) => self.start(&shape, &container, &start, image).await,
                 Err(missing) => Err(NotStarted { waiting: missing.waiting, failed: missing.failed }),
             };
+            let failure = started.as_ref().err().map(|not| not.waiting.reason.as_str());
+            self.node.metrics.container_started(kind_of(&shape, &start.name), failure);
             match started {
                 Ok(()) => self.report(Report::Started { container: start.name, crashed: start.crashed }),
                 Err(not) => self.report(Report::NotStarted {
@@ -164,7 +176,7 @@ impl Job {
         }
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
-        let users = self.node.user_ids.of(&self.uid);
+        let users = self.node.user_ids.mapping(&self.uid);
         let mut security =
             security::container(shape.spec, container, &image.user, &self.node.seccomp_dir(), users)
                 .map_err(NotStarted::config)?;
@@ -288,7 +300,7 @@ impl Job {
                 pod_ips: sandbox_ips.unwrap_or_else(|| self.node.host_ips()),
                 host_ips: self.node.host_ips(),
             },
-            node: self.node.allocatable,
+            node: self.node.volumes.allocatable().clone(),
         })
     }
 

@@ -30,12 +30,12 @@ pub(crate) fn config(
     pod: &Pod,
     spec: &PodSpec,
     attempt: u32,
-    place: SandboxInputs<'_>,
+    inputs: SandboxInputs<'_>,
 ) -> cri::PodSandboxConfig {
     let meta = &pod.metadata;
     let mut labels = identity(pod);
     labels.extend(meta.labels.iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
-    let (short, domain) = hostname(pod, place.cluster_domain);
+    let (short, domain) = hostname(pod, inputs.cluster_domain);
     let full = match domain {
         Some(domain) if spec.set_hostname_as_fqdn == Some(true) => format!("{short}.{domain}"),
         _ => short,
@@ -50,14 +50,14 @@ pub(crate) fn config(
             attempt,
         }),
         hostname: if host_network { String::new() } else { full },
-        log_directory: place.log_dir.join(log_dir_name(pod)).to_string_lossy().into_owned(),
-        dns_config: Some(place.dns),
+        log_directory: inputs.log_dir.join(log_dir_name(pod)).to_string_lossy().into_owned(),
+        dns_config: Some(inputs.dns),
         port_mappings: if host_network { Vec::new() } else { port_mappings(spec) },
         labels,
         annotations: meta.annotations.iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect(),
         linux: Some(cri::LinuxPodSandboxConfig {
-            cgroup_parent: place.cgroup_parent.to_owned(),
-            security_context: Some(security::sandbox(spec, place.users)),
+            cgroup_parent: inputs.cgroup_parent.to_owned(),
+            security_context: Some(security::sandbox(spec, inputs.users)),
             sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
             ..cri::LinuxPodSandboxConfig::default()
         }),

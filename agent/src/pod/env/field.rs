@@ -1,9 +1,12 @@
 //! Values of `fieldRef` and `resourceFieldRef`.
 
-use coracle_values::quantity::{millis_of, value_of};
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
+use std::collections::BTreeMap;
 
-use crate::cgroup::resources::Amount;
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::pod::state::Shape;
+use crate::volume::downward::container_resource;
 
 /// Addresses for the downward API.
 #[derive(Clone, Debug, Default)]
@@ -48,40 +51,11 @@ pub(super) fn resource(
     pod: &Pod,
     container: &Container,
     selector: &ResourceFieldSelector,
-    node: Amount,
+    node: &BTreeMap<String, Quantity>,
 ) -> Option<String> {
     let container = match selector.container_name.as_deref() {
         None | Some("") => container,
-        Some(name) => crate::pod::state::Shape::of(pod.spec.as_ref()?).container(name)?,
+        Some(name) => Shape::of(pod.spec.as_ref()?).container(name)?,
     };
-    let (list, name) = selector.resource.split_once('.')?;
-    let resources = container.resources.as_ref();
-    let limit = resources.and_then(|r| r.limits.as_ref()).and_then(|l| l.get(name));
-    let request = resources.and_then(|r| r.requests.as_ref()).and_then(|l| l.get(name));
-    let (given, fallback_to_node) = match list {
-        "limits" => (limit, true),
-        "requests" => (request.or(limit), false),
-        _ => return None,
-    };
-    let in_millis = name == "cpu";
-    let amount = match (given, in_millis) {
-        (Some(q), true) => millis_of(q),
-        (Some(q), false) => value_of(q),
-        (None, true) => i64::from(fallback_to_node) * node.cpu_millis,
-        (None, false) if name == "memory" => i64::from(fallback_to_node) * node.memory,
-        (None, false) => 0,
-    };
-    let divisor = match selector.divisor.as_ref() {
-        Some(q) if in_millis => millis_of(q),
-        Some(q) => value_of(q),
-        None => 0,
-    };
-    let divisor = if divisor > 0 {
-        divisor
-    } else if in_millis {
-        1000
-    } else {
-        1
-    };
-    Some((amount / divisor + i64::from(amount % divisor != 0)).to_string())
+    container_resource(pod, container, node, selector)
 }

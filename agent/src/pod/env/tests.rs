@@ -38,7 +38,9 @@ fn references_expand_to_variables_set_before() {
 fn fields_and_resources_of_the_pod_itself() {
     let sources = Sources {
         addresses: Addresses { pod_ips: vec!["10.0.0.2".into()], host_ips: vec!["1.2.3.4".into()] },
-        node: Amount { cpu_millis: 2000, memory: 1 << 30 },
+        node: [("cpu", "2"), ("memory", "1Gi"), ("ephemeral-storage", "5Gi")]
+            .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
+            .into(),
         ..Sources::default()
     };
     let field = |path: &str| json!({"name": path, "valueFrom": {"fieldRef": {"fieldPath": path}}});
@@ -46,12 +48,13 @@ fn fields_and_resources_of_the_pod_itself() {
     let env = env_of(
         json!({"name": "c", "resources": {"requests": {"cpu": "1500m"}},
                "env": [field("metadata.name"), field("metadata.labels['app']"), field("status.podIP"),
-                       resource("requests.cpu"), resource("limits.cpu"), resource("limits.memory")]}),
+                       resource("requests.cpu"), resource("limits.cpu"), resource("limits.memory"),
+                       resource("limits.ephemeral-storage")]}),
         &sources,
     )
     .unwrap();
     let values: Vec<&str> = env.iter().map(|(_, v)| v.as_str()).collect();
-    assert_eq!(values, ["p", "x", "10.0.0.2", "2", "2", "1073741824"]);
+    assert_eq!(values, ["p", "x", "10.0.0.2", "2", "2", "1073741824", "5368709120"]);
 }
 
 #[test]
@@ -91,6 +94,14 @@ fn variables_are_set_for_the_api_server_and_for_services_of_the_namespace() {
     assert_eq!(value(&env, "KUBERNETES_PORT_443_TCP"), Some("tcp://10.43.0.1:443"));
     assert_eq!(value(&env, "MY_WEB_SERVICE_PORT_HTTPS"), Some("443"));
     assert_eq!(value(&env, "FAR_SERVICE_HOST"), None);
+}
+
+#[test]
+fn references_without_an_end_take_linear_time() {
+    let text = "$(".repeat(3 << 19);
+    assert_eq!(expand(&text, BYTES_MAX, |_| None).as_ref(), Ok(&text));
+    let text = format!("$(A){text}");
+    assert_eq!(expand(&text, BYTES_MAX, |name| (name == "A").then_some("")).as_deref(), Ok(&text[4..]));
 }
 
 #[test]

@@ -81,8 +81,8 @@ pub(crate) fn is_critical(pod: &Pod) -> bool {
     priority(pod) >= CRITICAL_PRIORITY
 }
 
-/// The message of the eviction, if the pod exceeds one of its own limits. None otherwise.
-pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
+/// The message and the signal of the eviction, if the pod exceeds one of its own limits. None otherwise.
+pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<(String, &'static str)> {
     let spec = pod.spec.as_ref()?;
     for volume in spec.volumes.iter().flatten() {
         let limit = volume.empty_dir.as_ref().and_then(|empty| empty.size_limit.as_ref());
@@ -90,16 +90,17 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
         if let (Some(limit), Some((name, used))) = (limit, used)
             && exceeds(used.bytes, value_of(limit))
         {
-            return Some(format!("Usage of EmptyDir volume \"{name}\" exceeds the limit \"{}\". ", limit.0));
+            let message = format!("Usage of EmptyDir volume \"{name}\" exceeds the limit \"{}\". ", limit.0);
+            return Some((message, "emptydirfs.limit"));
         }
     }
     if let Some(limit) = pod_limit(pod)
         && exceeds(usage.total().bytes, limit)
     {
         let limit = quantity(limit.unsigned_abs());
-        return Some(format!(
-            "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
-        ));
+        let message =
+            format!("Pod ephemeral local storage usage exceeds the total limit of containers {limit}. ");
+        return Some((message, "ephemeralpodfs.limit"));
     }
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     for container in containers {
@@ -107,9 +108,9 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
         if let (Some(limit), Some((name, used))) = (limit_of(container), used)
             && exceeds(used.bytes, Quantity::parse(limit).map_or(i64::MAX, Quantity::value))
         {
-            return Some(format!(
-                "Container {name} exceeded its local ephemeral storage limit \"{limit}\". "
-            ));
+            let message =
+                format!("Container {name} exceeded its local ephemeral storage limit \"{limit}\". ");
+            return Some((message, "ephemeralcontainerfs.limit"));
         }
     }
     None
@@ -164,6 +165,14 @@ pub(crate) fn name_of(resource: Resource) -> &'static str {
     match resource {
         Resource::Bytes => EPHEMERAL_STORAGE,
         Resource::Inodes => "inodes",
+    }
+}
+
+/// The kubelet's signal of a shortage.
+pub(crate) fn signal_of(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Bytes => "nodefs.available",
+        Resource::Inodes => "nodefs.inodesFree",
     }
 }
 
@@ -255,20 +264,23 @@ mod tests {
         let volume = json!([{"name": "cache", "emptyDir": {"sizeLimit": "5Mi"}}]);
         let volumes = pod(json!({"containers": [{"name": "a"}], "volumes": volume}));
         let message = "Usage of EmptyDir volume \"cache\" exceeds the limit \"5Mi\". ";
-        assert_eq!(exceeded(&volumes, &usage(&[], &[("cache", 6)])).as_deref(), Some(message));
+        let evicted = |message: &str, signal| Some((message.to_owned(), signal));
+        assert_eq!(exceeded(&volumes, &usage(&[], &[("cache", 6)])), evicted(message, "emptydirfs.limit"));
         assert_eq!(exceeded(&volumes, &usage(&[("a", 900)], &[("cache", 5)])), None);
 
         let two =
             json!([{"name": "a", "resources": limited("10Mi")}, {"name": "b", "resources": limited("20Mi")}]);
         let two = pod(json!({"containers": two}));
         let message = "Container a exceeded its local ephemeral storage limit \"10Mi\". ";
-        assert_eq!(exceeded(&two, &usage(&[("a", 11), ("b", 1)], &[])).as_deref(), Some(message));
+        let container = evicted(message, "ephemeralcontainerfs.limit");
+        assert_eq!(exceeded(&two, &usage(&[("a", 11), ("b", 1)], &[])), container);
         let message = "Pod ephemeral local storage usage exceeds the total limit of containers 30Mi. ";
-        assert_eq!(exceeded(&two, &usage(&[("a", 10), ("b", 20)], &[("v", 1)])).as_deref(), Some(message));
+        let whole = evicted(message, "ephemeralpodfs.limit");
+        assert_eq!(exceeded(&two, &usage(&[("a", 10), ("b", 20)], &[("v", 1)])), whole);
         assert_eq!(exceeded(&two, &usage(&[("a", 10), ("b", 20)], &[])), None);
         let mut hosts = usage(&[("a", 1)], &[]);
         hosts.own_files = disk(40);
-        assert_eq!(exceeded(&two, &hosts).as_deref(), Some(message), "/etc/hosts counts");
+        assert_eq!(exceeded(&two, &hosts), whole, "/etc/hosts counts");
         assert!(is_limited(&two) && is_limited(&volumes));
     }
 

@@ -14,7 +14,7 @@ use crate::pod::config::POD_UID;
 use crate::pod::config::sandbox::log_dir_name;
 
 /// The directories of one pod.
-struct Places {
+struct PodDirectories {
     logs: PathBuf,
     empty_dirs: Vec<(String, PathBuf)>,
     hosts: PathBuf,
@@ -25,9 +25,9 @@ struct Places {
 pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     let layers = layers(node, &uid).await;
-    let places = Places::of(node, pod, &uid);
+    let directories = PodDirectories::of(node, pod, &uid);
     // The duration depends on the number of files, so the walk runs in a blocking thread.
-    let walked = tokio::task::spawn_blocking(move || places.measure(layers)).await;
+    let walked = tokio::task::spawn_blocking(move || directories.measure(layers)).await;
     walked.unwrap_or_default()
 }
 
@@ -51,16 +51,16 @@ async fn layers(node: &NodeContext, uid: &str) -> Vec<(String, Disk)> {
     named.collect()
 }
 
-// === impl Places ===
+// === impl PodDirectories ===
 
-impl Places {
+impl PodDirectories {
     fn of(node: &NodeContext, pod: &Pod, uid: &str) -> Self {
         let dir = node.volumes.pod_dir(uid);
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let empty_dirs = volumes.filter_map(|volume| {
             let empty = volume.empty_dir.as_ref()?;
-            let place = node.volumes.empty_dir(uid, &volume.name);
-            is_on_disk(empty.medium.as_deref()).then(|| (volume.name.clone(), place))
+            let path = node.volumes.empty_dir(uid, &volume.name);
+            is_on_disk(empty.medium.as_deref()).then(|| (volume.name.clone(), path))
         });
         Self {
             logs: node.config.pod_log_dir.join(log_dir_name(pod)),
@@ -133,7 +133,7 @@ mod tests {
         write("volume/file", 2 << 20);
         write("etc-hosts", 3 << 20);
         write("containers/a/0.message", 4 << 20);
-        let places = Places {
+        let directories = PodDirectories {
             logs: dir.path().join("logs"),
             empty_dirs: vec![
                 ("v".to_owned(), dir.path().join("volume")),
@@ -142,7 +142,7 @@ mod tests {
             hosts: dir.path().join("etc-hosts"),
             messages: dir.path().join("containers"),
         };
-        let usage = places.measure(vec![("a".to_owned(), Disk { bytes: 5 << 20, inodes: 1 })]);
+        let usage = directories.measure(vec![("a".to_owned(), Disk { bytes: 5 << 20, inodes: 1 })]);
         let mebibytes = |disk: Disk| disk.bytes >> 20;
         assert_eq!(mebibytes(usage.containers[0].1), 6);
         assert_eq!(mebibytes(usage.empty_dirs[0].1), 2);

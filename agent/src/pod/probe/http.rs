@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
@@ -20,6 +21,19 @@ use super::target::USER_AGENT;
 const BODY_BYTES: usize = 10 * 1024;
 /// Maximum requests of one probe, redirects included.
 const REQUESTS_MAX: usize = 10;
+/// Characters that a request's path and query cannot have. They are escaped as by the kubelet, like all characters
+/// outside of ASCII.
+const ESCAPED: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'<')
+    .add(b'>')
+    .add(b'\\')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
 
 /// A GET request.
 #[derive(Clone, Debug)]
@@ -74,12 +88,12 @@ impl HttpError {
 impl Request {
     /// The request of a handler, to a container of the pod with this address.
     pub(crate) fn new(get: &HTTPGetAction, container: &Container, ip: &str) -> Result<Self, HttpError> {
-        let path = get.path.as_deref().unwrap_or("/");
+        let path = utf8_percent_encode(get.path.as_deref().unwrap_or("/"), ESCAPED).to_string();
         Ok(Self {
             tls: get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https")),
             host: get.host.clone().filter(|h| !h.is_empty()).unwrap_or_else(|| ip.to_owned()),
             port: super::target::port(&get.port, container).ok_or(HttpError::Port)?,
-            path: if path.starts_with('/') { path.to_owned() } else { format!("/{path}") },
+            path: if path.starts_with('/') { path } else { format!("/{path}") },
             headers: get
                 .http_headers
                 .iter()
@@ -326,6 +340,12 @@ mod tests {
             while stream.write_all(&[b'x'; 4096]).await.is_ok() {}
         });
         assert_eq!(outcome(port, "/").await, Outcome::Success);
+    }
+
+    #[tokio::test]
+    async fn a_path_is_escaped_where_http_requires_it() {
+        let port = serve(&[("/a%20b/%C3%A9?c=%3Cd%20%2F", "200 OK\r\n")]).await;
+        assert_eq!(outcome(port, "a b/\u{e9}?c=<d %2F").await, Outcome::Success);
     }
 
     #[tokio::test]

@@ -5,11 +5,11 @@
 //! costs a commit and an event in every watch of pods. So these statuses wait for a second, and most of them are
 //! replaced by the status of the running pod.
 
+mod retries;
 mod waiting;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
+use retries::{Failure, Retries};
 use waiting::Waiting;
 
 /// Maximum concurrent requests.
@@ -111,23 +112,23 @@ async fn until(due: Option<Instant>) {
 
 /// Sends one status until it is accepted, rejected for good, or replaced by a newer one.
 async fn deliver(shared: &Shared, mut update: Update) -> String {
-    let mut pause = Duration::from_millis(200);
+    let mut retries = Retries::default();
     loop {
         let tried = {
             let Ok(_permit) = shared.permits.acquire().await else { break };
             update = newest(shared, update);
             attempt(&shared.client, &update).await
         };
-        match tried {
-            Ok(()) => break,
-            Err(error) if refused(&error) => break,
-            Err(error) => tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "cannot write a pod status, retrying"
-            ),
-        }
+        let Err(error) = tried else { break };
+        let failure = failure(&error);
+        let Some(pause) = retries.after(failure) else {
+            if failure != Failure::Gone {
+                tracing::warn!(%error, "the API server rejected a pod status");
+            }
+            break;
+        };
+        tracing::debug!(error = &error as &dyn std::error::Error, "cannot write a pod status, retrying");
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(10));
     }
     update.uid
 }
@@ -158,15 +159,11 @@ async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
     Ok(())
 }
 
-/// Whether a retry is useless: the object is deleted or replaced by another one of the same name, or the API server
-/// rejects the status.
-fn refused(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    let done = matches!(status.code, 404 | 409);
-    if !done && matches!(status.code, 400 | 403 | 422) {
-        tracing::warn!(%error, "the API server rejected a pod status");
+fn failure(error: &kube::Error) -> Failure {
+    match error {
+        kube::Error::Api(status) => Failure::of_code(status.code),
+        _ => Failure::Temporary,
     }
-    done || matches!(status.code, 400 | 403 | 422)
 }
 
 /// The merge patch between two statuses. None if they are equal.

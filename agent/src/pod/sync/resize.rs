@@ -83,7 +83,7 @@ impl Sync {
             return;
         }
         while self.evaluate_all() {}
-        self.weigh();
+        self.update_cpu_weight();
     }
 
     /// Evaluates each pending resize once. Returns whether an accepted one has freed resources.

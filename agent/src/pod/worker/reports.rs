@@ -126,7 +126,7 @@ impl Worker {
         let observed = &self.observed;
         self.state.waiting.retain(|name, _| !observed.current(name).is_some_and(|c| c.running()));
         if self.state.waiting.is_empty() {
-            // A map whose entries were removed keeps a node, of 800 bytes here.
+            // An emptied `BTreeMap` keeps one node, which has 800 bytes for this type.
             self.state.waiting = BTreeMap::new();
         }
     }

@@ -10,12 +10,12 @@ use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::node::{Role, Started};
-use super::place::{self, Cluster, Name, Roots, Settings};
+use super::record::{self, Cluster, Name, Roots, Settings};
 use super::{delete, image, kubeconfig, ready};
 use crate::role::{progress, token};
 
 /// Maximum wait until a cluster is ready.
-const LIMIT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Validity of the token with which nodes join. It is deleted when they have joined.
 const TOKEN_TTL: Duration = Duration::from_secs(600);
 
@@ -23,7 +23,7 @@ const TOKEN_TTL: Duration = Duration::from_secs(600);
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name of the cluster; its context for kubectl is coracle-NAME
-    #[arg(default_value = place::DEFAULT)]
+    #[arg(default_value = record::DEFAULT)]
     name: Name,
     /// Number of nodes [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
@@ -69,8 +69,8 @@ pub(super) async fn run(roots: &Roots, arguments: Arguments) -> anyhow::Result<(
         made = make(&cluster, &arguments.images) => made,
         _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
         _ = terminate.recv() => Err(anyhow::anyhow!("terminated")),
-        () = tokio::time::sleep(LIMIT) => {
-            Err(anyhow::anyhow!("not ready after {} s; use --retain to examine it", LIMIT.as_secs()))
+        () = tokio::time::sleep(TIMEOUT) => {
+            Err(anyhow::anyhow!("not ready after {} s; use --retain to examine it", TIMEOUT.as_secs()))
         }
     };
     progress::clear();

@@ -1,7 +1,7 @@
 //! Removing clusters, also incomplete ones.
 
 use super::kubeconfig;
-use super::place::{Cluster, Name, Roots};
+use super::record::{Cluster, Name, Roots};
 use crate::role::progress;
 
 /// Removes the cluster, and everything that was made for it.

@@ -6,7 +6,7 @@ use anyhow::Context;
 use coracle_proto::node::ImportRequest;
 
 use super::super::control;
-use super::place::Cluster;
+use super::record::Cluster;
 
 /// Imports the archives into every node.
 pub(super) async fn load(cluster: &Cluster, files: &[PathBuf]) -> anyhow::Result<()> {

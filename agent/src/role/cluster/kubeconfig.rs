@@ -18,7 +18,7 @@ use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
 use self::rights::Rights;
-use super::place::Cluster;
+use super::record::Cluster;
 
 /// Maximum size of a kubeconfig in bytes.
 const MAX_KUBECONFIG: u64 = 16 << 20;
@@ -160,7 +160,7 @@ fn edit(
         None => failed(),
     };
     make_dir(directory(&target)).with_context(context)?;
-    let _lock = Lock::take(&target).with_context(context)?;
+    let _lock = Lock::acquire(&target).with_context(context)?;
     let present = match coracle_agent::read_text(&target, MAX_KUBECONFIG) {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         text => Some(parse(&text.with_context(context)?).with_context(context)?),
@@ -224,7 +224,7 @@ struct Lock {
 }
 
 impl Lock {
-    fn take(file: &Path) -> anyhow::Result<Self> {
+    fn acquire(file: &Path) -> anyhow::Result<Self> {
         let mut path = file.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
@@ -367,7 +367,7 @@ mod tests {
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
         fs::write(dir.path().join("config.lock"), format!("coracle {}", ended.id())).unwrap();
-        drop(Lock::take(&file).unwrap());
+        drop(Lock::acquire(&file).unwrap());
         fs::write(dir.path().join("config.lock"), "").unwrap();
         assert!(!is_stale_lock(&dir.path().join("config.lock")), "one of kubectl");
     }

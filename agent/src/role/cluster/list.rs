@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::output::{self, Format};
-use super::place::{Cluster, Roots};
+use super::record::{Cluster, Roots};
 
 /// A row of the list.
 #[derive(Serialize)]

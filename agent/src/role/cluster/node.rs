@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::place::Cluster;
+use super::record::Cluster;
 use crate::lock::Lock;
 
 /// Path of this program. It is valid even after the file was replaced or removed.
@@ -281,7 +281,7 @@ fn resolver<'a>(files: &[(&'a str, String)]) -> &'a str {
 mod tests {
     use std::fs;
 
-    use super::super::place::{Name, Roots, Settings};
+    use super::super::record::{Name, Roots, Settings};
     use super::{is_complete, program, resolver};
 
     #[test]

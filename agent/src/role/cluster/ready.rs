@@ -11,7 +11,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 
 use super::kubeconfig;
-use super::place::Cluster;
+use super::record::Cluster;
 
 /// Interval between two requests to an API server that does not answer yet.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -1,6 +1,6 @@
 //! Incremental plan: follows added, changed and removed peers. Pure.
 //!
-//! As long as no two peers share a range or a forwarding entry (`DesiredState::apart`), the plan is the union of the plans
+//! As long as no two peers share a range or a hardware address (`DesiredState::apart`), the plan is the union of the plans
 //! of single peers. Then a change is planned from the old and new state of the changed peers only, independent of the
 //! number of others. Otherwise, and when anything but peers changes, everything is planned again.
 
@@ -81,15 +81,15 @@ impl Plan {
         Some(changes)
     }
 
-    /// Whether no two peers share ranges or forwarding entries after one part is replaced by the other.
+    /// Whether no two peers share ranges or hardware addresses after one part is replaced by the other.
     fn remains_disjoint(&self, was: &DesiredState, is: &DesiredState) -> bool {
         let free = |range: &IpNetwork| {
             overlapping(&self.wanted.ranges, *range).all(|(other, _)| was.ranges.contains_key(other))
         };
-        let (all, old) = (&self.wanted.tables.forwards, &was.tables.forwards);
+        let (all, old) = (&self.wanted.announced, &was.announced);
         is.apart
             && is.ranges.keys().all(free)
-            && is.tables.forwards.iter().all(|forward| !all.contains(forward) || old.contains(forward))
+            && is.announced.iter().all(|address| !all.contains(address) || old.contains(address))
     }
 
     pub(crate) fn tables(&self) -> &Tables {
@@ -162,12 +162,16 @@ impl DesiredState {
         for forward in &was.tables.forwards {
             tables.forwards.remove(forward);
         }
+        for address in &was.announced {
+            self.announced.remove(address);
+        }
         for neighbour in was.tables.neighbours.keys() {
             tables.neighbours.remove(neighbour);
         }
         tables.routes.extend(is.tables.routes);
         tables.forwards.extend(is.tables.forwards);
         tables.neighbours.extend(is.tables.neighbours);
+        self.announced.extend(is.announced);
         self.ranges.extend(is.ranges);
         self.refused.retain(|(name, _)| !peers.contains(name));
         self.refused.extend(is.refused);

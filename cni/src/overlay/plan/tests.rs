@@ -117,6 +117,26 @@ fn unreachable_peers_are_refused_by_name_and_the_others_are_reached() {
 }
 
 #[test]
+fn no_peer_gets_the_packets_for_another_one_by_its_hardware_address() {
+    let with = |number: u8, mac: Mac| {
+        let (name, mut one) = peer(number, PeerKind::Vxlan, &[4]);
+        one.ends[0].vtep = Some((1, mac));
+        (name, one)
+    };
+    let made = |mac: Mac| {
+        let made = plan(VXLAN, &BOTH[..1], &[with(1, mac), with(2, mac)]);
+        let to: Vec<String> = made.tables().forwards.iter().map(|forward| forward.to.to_string()).collect();
+        (to, made.refused().to_vec(), made.tables().routes.len())
+    };
+    let refused =
+        |name: &str, owner: &str| vec![(name.to_owned(), format!("its hardware address is that of {owner}"))];
+    let derived = hardware_address("n2", false);
+    assert_eq!(made(derived), (vec!["192.0.2.2".to_owned()], refused("n1", "n2"), 2));
+    // Of two others, the first one.
+    assert_eq!(made([2; 6]), (vec!["192.0.2.1".to_owned()], refused("n2", "n1"), 2));
+}
+
+#[test]
 fn a_peer_is_tested_and_refused_by_the_families_that_it_announced() {
     let only = |of: &str| {
         let mut one = peer(3, PeerKind::Vxlan, &[4]);

@@ -98,6 +98,18 @@ fn a_budget_limits_all_validations() {
 }
 
 #[test]
+fn one_expression_has_a_limit_below_the_budget() {
+    let expression = "object.l.all(a, object.l.all(b, a == b))";
+    let policy = ValidatingPolicy::read(&json!({"validations": [{"expression": expression}]}));
+    with_input(&json!({"l": vec![1; 1200]}), &Value::Null, |input| {
+        let denials = policy.evaluate(input).denials;
+        assert!(denials[0].message.contains("running out of cost budget"), "{}", denials[0].message);
+        assert!(input.cost.spent() < 2_000_000, "{}", input.cost.spent());
+        assert!(!input.cost.is_exhausted(), "the limit of the request is not reached");
+    });
+}
+
+#[test]
 fn a_budget_limits_all_policies_of_a_request() {
     let policy = ValidatingPolicy::read(&json!({"validations": [{"expression": "object.l.all(a, a > 0)"}]}));
     with_input(&json!({"l": vec![1; 300]}), &Value::Null, |input| {

@@ -24,7 +24,7 @@ const GROUP: &str = "certificates.k8s.io";
 pub(super) const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub(super) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 
-/// Sets the fields of requests that the server owns.
+/// Sets the server-owned fields of requests.
 pub(super) struct Requests;
 
 /// The plugin CertificateApproval.
@@ -36,7 +36,7 @@ pub(super) struct Signing;
 /// The plugin CertificateSubjectRestriction.
 pub(super) struct SubjectRestriction;
 
-/// Certificates of signers of this domain are valid for this API server.
+/// Domain of the signers whose certificates this API server accepts.
 const OUR_DOMAIN: &str = "kubernetes.io/";
 
 /// The subject of a request.
@@ -58,7 +58,7 @@ impl Admit for Requests {
             return Ok(());
         }
         match attributes.operation {
-            Operation::Create => sign_by(attributes, object),
+            Operation::Create => set_requester(attributes, object),
             Operation::Update => set_times(object, attributes.old.unwrap_or(&Value::Null), &now()),
             Operation::Delete | Operation::Connect => {}
         }
@@ -129,8 +129,8 @@ pub(super) fn is_request(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP && attributes.kind.kind == "CertificateSigningRequest"
 }
 
-/// Sets the requester from the authenticated user. What the client wrote is ignored.
-fn sign_by(attributes: &Attributes<'_>, object: &mut Value) {
+/// Sets the requester to the authenticated user. Values of the client are ignored.
+fn set_requester(attributes: &Attributes<'_>, object: &mut Value) {
     let user = attributes.user;
     let Some(spec) = object["spec"].as_object_mut() else { return };
     spec.retain(|name, _| !matches!(name.as_str(), "username" | "uid" | "groups" | "extra"));
@@ -161,7 +161,7 @@ fn set_times(object: &mut Value, old: &Value, now: &str) {
     }
 }
 
-/// Refuses the group of administrators: a signed certificate with it would give every permission.
+/// Refuses a subject in the group `system:masters`: a certificate for it would give every permission.
 fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<()> {
     let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
     if !signer.starts_with(OUR_DOMAIN) {
@@ -177,7 +177,7 @@ fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<
     Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
 }
 
-/// The subject of a request. None for requests that validation refuses.
+/// The subject of a request. `None` if the request is malformed; validation refuses it.
 ///
 /// # Errors
 /// The subject is ambiguous.
@@ -191,7 +191,7 @@ pub(super) fn subject(object: &Value) -> std::result::Result<Option<Subject>, St
     read_subject(&request.certification_request_info.subject).map(Some)
 }
 
-/// The same rules as in the signing controller (`controllers/src/certificate.rs`).
+/// Applies the same rules as the signing controller (`controllers/src/certificate.rs`).
 fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
     let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
     for part in name.iter() {
@@ -216,7 +216,7 @@ fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
     }
 }
 
-/// A UTF-8 or printable string without control characters: all programs read these two types alike.
+/// A UTF-8 or printable string without control characters. All programs interpret these two types in the same way.
 fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<String, String> {
     let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
     let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));

@@ -1,13 +1,13 @@
-//! Refuses changes of the status of a ResourceClaim without the right to the changed part. The right to
-//! `resourceclaims/status` alone is not enough.
+//! Refuses changes of the status of a ResourceClaim without the permission for the changed part. The permission for
+//! `resourceclaims/status` alone is not sufficient.
 //!
-//! | part | resource of the right |
+//! | part | resource of the permission |
 //! |---|---|
 //! | allocation and reservations | `resourceclaims/binding`, in all namespaces |
 //! | devices of a driver | `resourceclaims/driver` with the driver's name; the verb has a prefix |
 //!
-//! A service account with a token of the claim's node needs the prefix `associated-node:` or `arbitrary-node:`, other
-//! users need the second one. Source: `AuthorizedForBinding` and `AuthorizedForDeviceStatus` of upstream's
+//! A service account with a token of the claim's node needs the prefix `associated-node:` or `arbitrary-node:`. Other
+//! users need `arbitrary-node:`. Source: `AuthorizedForBinding` and `AuthorizedForDeviceStatus` of upstream's
 //! `pkg/registry/resource`, v1.36.
 
 use std::collections::{BTreeSet, HashMap};
@@ -27,7 +27,7 @@ use crate::{
 const GROUP: &str = "resource.k8s.io";
 /// Extra value with the node of a service account's token.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// Maximum number of refused drivers that an error names.
+/// Maximum number of refused drivers in an error.
 const MAX_REFUSED: usize = 32;
 
 pub(super) struct ClaimStatus;
@@ -104,7 +104,7 @@ async fn devices(
     }
 }
 
-/// Whether the user has one of the verbs for a driver. The error is that of the first verb.
+/// Checks that the user has one of the verbs for a driver. Returns the error of the first verb.
 async fn may_change(
     admission: &Admission,
     attributes: &Attributes<'_>,
@@ -127,7 +127,7 @@ async fn may_change(
     first
 }
 
-/// A part of all claims' status, as a resource in rules.
+/// The resource for a part of the status, as in RBAC rules, without a namespace.
 fn part(attributes: &Attributes<'_>, subresource: &str) -> ResourceInfo {
     ResourceInfo {
         group: GROUP.to_owned(),
@@ -138,7 +138,7 @@ fn part(attributes: &Attributes<'_>, subresource: &str) -> ResourceInfo {
     }
 }
 
-/// The elements of a list; none if it is absent.
+/// The elements of a list. Empty if it is absent.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[][..], Vec::as_slice)
 }
@@ -161,7 +161,7 @@ fn changed_drivers<'a>(old: &'a Value, new: &'a Value) -> BTreeSet<&'a str> {
     changed
 }
 
-/// The node to which an allocation is restricted, if it is one named node.
+/// The node to which an allocation is restricted. `None` unless it is restricted to one named node.
 fn allocated_node(status: &Value) -> Option<&str> {
     let [term] = list(&status["allocation"]["nodeSelector"]["nodeSelectorTerms"]) else { return None };
     let ([], [field]) = (list(&term["matchExpressions"]), list(&term["matchFields"])) else { return None };

@@ -11,10 +11,10 @@ use serde_yaml_ng::{Mapping, Value};
 const LIMIT: u64 = 1 << 20;
 /// API versions of the file.
 const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
-/// The plugins that have a configuration.
+/// The plugins that can have a configuration.
 const CONFIGURABLE: [&str; 5] =
     ["EventRateLimit", "ImagePolicyWebhook", "PodNodeSelector", "PodSecurity", "PodTolerationRestriction"];
-/// Files without a kind, as before AdmissionConfiguration: their fields, each with its plugin.
+/// Fields of files without a kind, which precede AdmissionConfiguration, and their plugins.
 const LEGACY: [(&str, &str); 2] =
     [("imagePolicy", "ImagePolicyWebhook"), ("podNodeSelectorPluginConfig", "PodNodeSelector")];
 
@@ -45,7 +45,7 @@ struct Plugin {
 // === impl PluginConfigs ===
 
 impl PluginConfigs {
-    /// Reads the file, and the files that it names. Their paths are relative to its directory.
+    /// Reads the file and the files that it refers to. Relative paths are relative to its directory.
     ///
     /// # Errors
     /// A file cannot be read, or is invalid.
@@ -95,11 +95,11 @@ impl PluginConfigs {
             Some((plugin.to_owned(), Value::Mapping(config)))
         });
         let by_plugin: BTreeMap<String, Value> = found.collect();
-        // A field of neither plugin is an error of the whole file.
+        // A field of another plugin makes the whole file invalid.
         (!by_plugin.is_empty() && by_plugin.len() == fields.len()).then_some(Self { by_plugin })
     }
 
-    /// The configuration of a plugin. None if the file does not have it.
+    /// Removes and returns the configuration of a plugin. `None` if the file does not contain it.
     ///
     /// # Errors
     /// The configuration has an unknown field or a wrong type.
@@ -108,8 +108,8 @@ impl PluginConfigs {
         config.map(serde_yaml_ng::from_value).transpose().map_err(|error| error.to_string())
     }
 
-    /// The plugins whose configuration was not taken: they do not run.
-    pub(super) fn left(&self) -> impl Iterator<Item = &str> {
+    /// The plugins whose configuration was not taken, because they do not run.
+    pub(super) fn unused(&self) -> impl Iterator<Item = &str> {
         self.by_plugin.keys().map(String::as_str)
     }
 }
@@ -125,7 +125,7 @@ fn text(path: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// Checks the type of a configuration.
+/// Checks a type field of a configuration.
 pub(super) fn expect(field: &str, found: &str, expected: &str) -> Result<(), String> {
     if found == expected { Ok(()) } else { Err(format!("{field}: {found:?} is not {expected:?}")) }
 }
@@ -150,14 +150,14 @@ mod tests {
         let one = |name: &str, value: u32| Some(BTreeMap::from([(name.to_owned(), value)]));
         assert_eq!(configs.take("EventRateLimit").unwrap(), one("a", 1));
         assert_eq!(configs.take::<Value>("PodSecurity").unwrap(), None);
-        assert_eq!(configs.left().collect::<Vec<_>>(), ["PodNodeSelector"]);
+        assert_eq!(configs.unused().collect::<Vec<_>>(), ["PodNodeSelector"]);
         assert!(configs.take::<u32>("PodNodeSelector").is_err());
     }
 
     #[test]
     fn a_file_without_a_kind_is_of_the_plugins_that_it_names() {
         let mut configs = PluginConfigs::parse("imagePolicy: {allowTTL: 5}\n", Path::new("")).unwrap();
-        assert_eq!(configs.left().collect::<Vec<_>>(), ["ImagePolicyWebhook"]);
+        assert_eq!(configs.unused().collect::<Vec<_>>(), ["ImagePolicyWebhook"]);
         let config = configs.take::<Value>("ImagePolicyWebhook").unwrap().unwrap();
         assert_eq!(config["imagePolicy"]["allowTTL"], 5);
         for other in

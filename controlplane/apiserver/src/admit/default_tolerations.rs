@@ -1,4 +1,4 @@
-//! Adds the default tolerations: a pod stays on a failed node for some time, by default five minutes.
+//! Adds the default tolerations: a pod stays on a failed node for some time, five minutes by default.
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ impl Admit for DefaultTolerations {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        // Also on update: a client that sends its original pod would remove them.
+        // Also for updates: a client that sends its original manifest would remove them.
         if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
             add(&mut object["spec"], admission.toleration_seconds);
         }
@@ -26,7 +26,7 @@ impl Admit for DefaultTolerations {
     }
 }
 
-/// Adds tolerations with these seconds for the keys that the pod does not tolerate.
+/// Adds tolerations with these seconds for the keys that the pod does not tolerate yet.
 fn add(spec: &mut Value, seconds: [i64; 2]) {
     let Some(spec) = spec.as_object_mut() else { return };
     let Some(list) = spec.entry("tolerations").or_insert_with(|| json!([])).as_array_mut() else { return };

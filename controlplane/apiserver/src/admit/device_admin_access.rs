@@ -1,4 +1,4 @@
-//! Refuses claims and claim templates with `adminAccess` in namespaces without a label: such a claim gets devices that
+//! Refuses claims and claim templates with `adminAccess` in namespaces without a label. Such a claim gets devices that
 //! other claims use.
 //!
 //! Source: `AuthorizedForAdmin` and `AuthorizedForAdminStatus` in upstream's `pkg/registry/resource`. No flag disables
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{Admission, Admit, Attributes, Operation};
 use crate::error::{ApiError, Result};
 
-/// The label of namespaces whose claims may have admin access. Its value is `true`.
+/// Label of namespaces that permit admin access. Its value must be `true`.
 const LABEL: &str = "resource.kubernetes.io/admin-access";
 
 pub(super) struct DeviceAdminAccess;
@@ -52,8 +52,8 @@ fn is_labelled(admission: &Admission, name: &str) -> bool {
     })
 }
 
-/// The path of the first `adminAccess` of a new object, or of one whose stored form has none. Requests and allocations
-/// are immutable, so an update keeps the admin access that it finds.
+/// The path of the first `adminAccess` of a new object, or of an update of an object without any. Requests and
+/// allocations are immutable, so an update keeps existing admin access.
 fn added(what: (&str, &str), old: Option<&Value>, object: &Value) -> Option<Path> {
     let before = old.and_then(|old| devices(what, old)).and_then(|(_, list)| first(list));
     let (path, list) = devices(what, object)?;
@@ -63,9 +63,10 @@ fn added(what: (&str, &str), old: Option<&Value>, object: &Value) -> Option<Path
     Some(path.index(first(list)?).field("adminAccess"))
 }
 
-/// The requests of a claim or a template, or the results in the status of a claim. `what` is a kind and a subresource.
+/// The requests of a claim or a template, or the results in the status of a claim, with their path. `what` is the kind
+/// and the subresource.
 fn devices<'a>(what: (&str, &str), object: &'a Value) -> Option<(Path, &'a Value)> {
-    // The path of upstream: it is the same for claims and templates, and has no `exactly`.
+    // As upstream, the path is the same for claims and templates, and does not contain `exactly`.
     let requests = || Path::root("spec").field("devices").field("requests");
     match what {
         ("ResourceClaim", "") => Some((requests(), &object["spec"]["devices"]["requests"])),
@@ -78,7 +79,7 @@ fn devices<'a>(what: (&str, &str), object: &'a Value) -> Option<(Path, &'a Value
     }
 }
 
-/// The index of the first request or result with admin access. Subrequests (`firstAvailable`) have no such field.
+/// The index of the first request or result with admin access. Subrequests (`firstAvailable`) do not have the field.
 fn first(list: &Value) -> Option<usize> {
     let is_admin = |one: &Value| one["adminAccess"] == true || one["exactly"]["adminAccess"] == true;
     list.as_array()?.iter().position(is_admin)

@@ -1,5 +1,5 @@
-//! Privilege escalation: a user can write a role only with rules that the user has, or with the verb `escalate`. A user
-//! can bind a role only with rules that the user has, or with the verb `bind`.
+//! Prevents privilege escalation. Writing a role requires all rules of the role, or the verb `escalate`. Binding a role
+//! requires all rules of the role, or the verb `bind`.
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
@@ -37,8 +37,8 @@ impl Admit for Escalation {
     }
 }
 
-/// Whether an update changes at most owners and finalizers. Source: `IsOnlyMutatingGCFields` of `registry/rbac`. Every
-/// other change is checked: a label can add the rules of a role to an aggregated role.
+/// Whether an update changes only owners and finalizers. Source: `IsOnlyMutatingGCFields` of `registry/rbac`. Other
+/// changes are checked, including labels: a label can add the rules of a role to an aggregated role.
 fn is_garbage_collection(old: &Value, new: &Value) -> bool {
     let rest = |object: &Value| {
         let mut object = object.clone();
@@ -57,8 +57,8 @@ async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value)
     }
     let mut wanted = Rule::list(role);
     if [role, attributes.old.unwrap_or(role)].iter().any(|role| role["aggregationRule"].is_object()) {
-        // A controller fills in the rules of an aggregated role later, so the user must have all rules. The same holds
-        // for an update that removes the aggregation rule: the role then keeps rules that the controller would remove.
+        // A controller sets the rules of an aggregated role later, so the user must have all rules. The same applies to
+        // an update that removes the aggregation rule: the role then keeps rules that the controller would remove.
         wanted.extend(Rule::all());
     }
     holds(admission, attributes, &wanted)

@@ -1,4 +1,4 @@
-//! The input of CEL expressions in policies and webhooks, made from a request.
+//! Creates the input of CEL expressions in policies and webhooks from a request.
 
 use coracle_admission_policies::{Input, RequestCost};
 use coracle_cel::access::{Access, AccessDecision, AccessQuestion, Authorize};
@@ -16,11 +16,11 @@ use crate::{
 
 static NULL: Value = Value::Null;
 
-/// Cost of an evaluation, and of all evaluations of a request, above which expressions are evaluated off the async
-/// workers. It takes some milliseconds.
+/// Cost of an evaluation, or of all evaluations of a request, above which expressions run outside of the async workers.
+/// It corresponds to some milliseconds.
 pub(super) const LIGHT: u64 = 100_000;
 
-/// The parts of an [`Input`] that it borrows.
+/// The data that an [`Input`] borrows.
 pub(super) struct Subject<'a> {
     request: Value,
     namespace: Value,
@@ -29,14 +29,14 @@ pub(super) struct Subject<'a> {
     cost: &'a RequestCost,
 }
 
-/// Asks the authorizers for an expression.
+/// Checks permissions for expressions.
 struct Host<'a> {
     admission: &'a Admission,
     user: &'a User,
 }
 
-/// Evaluates expressions, off the async workers if that may take long. If they cost more than was expected, they are
-/// evaluated again from the beginning.
+/// Evaluates expressions. A long evaluation runs outside of the async workers. If the cost exceeds the expectation, the
+/// evaluation is repeated there from the beginning.
 pub(super) async fn evaluate<T>(cost: &RequestCost, is_heavy: bool, mut work: impl FnMut() -> T) -> T {
     let is_heavy = is_heavy || cost.spent() > LIGHT;
     let light = if is_heavy { None } else { cost.attempt(LIGHT, &mut work) };
@@ -44,7 +44,7 @@ pub(super) async fn evaluate<T>(cost: &RequestCost, is_heavy: bool, mut work: im
         Some(result) => result,
         None => {
             let result = offload::run(true, work);
-            // The request can reach its timeout here.
+            // An await point, so that the request's timeout can take effect.
             tokio::task::yield_now().await;
             result
         }
@@ -52,7 +52,7 @@ pub(super) async fn evaluate<T>(cost: &RequestCost, is_heavy: bool, mut work: im
 }
 
 impl<'a> Subject<'a> {
-    /// Reads the request, in the version of the resource that a rule names.
+    /// Prepares the request. `kind` is the version of the resource that a rule names.
     pub(super) fn new(admission: &'a Admission, attributes: &Attributes<'a>, kind: &Resource) -> Self {
         let namespace = match attributes.namespace {
             "" => Value::Null,
@@ -80,7 +80,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// The input with an object and a parameter, which may be null.
+    /// The input for an object and a parameter. Without a parameter `params` is null.
     pub(super) fn input<'s>(&'s self, objects: &'s review::Objects, params: Option<&'s Value>) -> Input<'s> {
         Input {
             request: &self.request,
@@ -105,7 +105,8 @@ impl Authorize for Host<'_> {
         let failed =
             |error: &str| AccessDecision { error: Some(error.to_owned()), ..AccessDecision::default() };
         if !question.field_selector.is_empty() || !question.label_selector.is_empty() {
-            // Without selectors the question is broader, so a permission for it suffices, and a refusal is safe.
+            // Without selectors the check covers more objects: a permission is sufficient for it, and a refusal is
+            // safe.
             tracing::debug!("selectors of an authorization check are ignored");
         }
         let resource = question.path.is_none().then(|| ResourceInfo {
@@ -122,9 +123,9 @@ impl Authorize for Host<'_> {
         let info = RequestInfo { verb: "", path, query: Query::default(), resource };
         let asked =
             AccessAttributes { user, verb: &question.verb, info: &info, cache: &self.admission.cache };
-        // The expression cannot wait. The authorizers of this server decide at once.
+        // An expression cannot wait. Local authorizers decide immediately.
         let Some(decision) = self.admission.authorizers.decide(&asked).now_or_never() else {
-            return failed("the authorizer did not decide at once");
+            return failed("the authorizer did not decide immediately");
         };
         AccessDecision {
             allowed: decision.verdict == Verdict::Allow,

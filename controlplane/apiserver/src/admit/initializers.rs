@@ -1,5 +1,5 @@
-//! Initializers: new objects get the initializers of the InitializerConfigurations, and only users with the verb
-//! `initialize` change `metadata.initializers` and uninitialized objects.
+//! Initializers: adds the initializers of the InitializerConfigurations to new objects. Only users with the verb
+//! `initialize` can change `metadata.initializers` and uninitialized objects.
 //!
 //! Source: `admission/plugin/initialization`, v1.9 to v1.13.
 
@@ -19,7 +19,7 @@ use crate::{
     request::ResourceInfo,
 };
 
-/// The annotation of pods that a node has made itself.
+/// Annotation of mirror pods.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The subresources that change the spec.
@@ -27,10 +27,10 @@ const OF_SPEC: [&str; 3] = ["scale", "resize", "ephemeralcontainers"];
 /// The message for users without the verb.
 const UPDATE_DENIED: &str = "update to uninitialized resource denied";
 
-/// Adds and protects initializers.
+/// Adds initializers to objects and protects them.
 #[derive(Default)]
 pub(super) struct Initializers {
-    /// The initializers of all configurations, parsed at a revision.
+    /// The initializers of all configurations, as of a revision.
     parsed: RwLock<(u64, Arc<[Initializer]>)>,
 }
 
@@ -40,7 +40,7 @@ struct Initializer {
     rules: Vec<Rule>,
 }
 
-/// The resources that an initializer gets.
+/// The resources to which an initializer applies.
 struct Rule {
     groups: Vec<String>,
     versions: Vec<String>,
@@ -67,7 +67,7 @@ impl Admit for Initializers {
         }
     }
 
-    /// The plugin runs after the webhooks. A second run would take the initializers that it has added for the user's.
+    /// The plugin runs after the webhooks. A second run would regard the initializers that it has added as the user's.
     fn is_local(&self) -> bool {
         false
     }
@@ -93,7 +93,7 @@ impl Initializers {
             }
             return Ok(());
         }
-        // Only of nodes: any author of a pod could set the annotation.
+        // Only for nodes: any author of a pod could set the annotation.
         let is_mirror = attributes.kind.is("", "Pod")
             && attributes.user.node().is_some()
             && !object["metadata"]["annotations"][MIRROR].is_null();
@@ -109,7 +109,7 @@ impl Initializers {
         Ok(())
     }
 
-    /// The initializers, parsed again if a configuration changed.
+    /// The initializers. They are parsed again if a configuration changed.
     fn current(&self, admission: &Admission) -> Arc<[Initializer]> {
         let resources = admission.registry.load();
         let kind = resources.find(initializers::GROUP, initializers::VERSION, initializers::PLURAL);
@@ -119,7 +119,8 @@ impl Initializers {
         if of == newest {
             return known;
         }
-        // The objects may be newer than this revision; then they are parsed once more. The order is that of the names.
+        // The objects may be newer than this revision. They are then parsed once more. The configurations are ordered
+        // by name.
         let configurations = admission.cache.list(kind, "");
         let parsed: Arc<[Initializer]> = configurations
             .iter()
@@ -140,7 +141,7 @@ async fn update(
     (new, old): (&mut Value, &Value),
 ) -> Result<()> {
     if is_uninitialized(new) && is_empty(new) {
-        // The last initializer has removed its name. Also the manifest of an object that was never initialized.
+        // The last initializer has removed its entry, or the client sends empty initializers for an initialized object.
         initializers::set(new, None);
     }
     if !is_uninitialized(new) && !is_uninitialized(old) {
@@ -158,7 +159,7 @@ fn is_empty(object: &Value) -> bool {
     !initializers::is_pending(object) && initializers::failure(object).is_none()
 }
 
-/// Whether the server itself makes the request. If its own objects waited for initializers, it could not start.
+/// Whether the request is the server's own. The server could not start if its objects waited for initializers.
 fn is_of_server(attributes: &Attributes<'_>) -> bool {
     attributes.user.name == "system:apiserver" && attributes.user.is_in("system:masters")
 }
@@ -185,7 +186,7 @@ async fn may_initialize(admission: &Admission, attributes: &Attributes<'_>, why:
 // === impl Initializer ===
 
 impl Initializer {
-    /// Reads an initializer of a configuration, which is validated.
+    /// Parses an initializer of a validated configuration.
     fn read(initializer: &Value) -> Self {
         let texts = |rule: &Value, field: &str| {
             let list = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
@@ -199,7 +200,7 @@ impl Initializer {
         Self { name: initializer["name"].as_str().unwrap_or_default().to_owned(), rules: rules.collect() }
     }
 
-    /// Whether all rules match the resource. An initializer without rules gets no object.
+    /// Whether all rules match the resource. An initializer without rules applies to no object.
     fn selects(&self, kind: &Resource) -> bool {
         !self.rules.is_empty() && self.rules.iter().all(|rule| rule.matches(kind))
     }

@@ -52,7 +52,7 @@ impl Admit for LimitRanger {
     }
 }
 
-/// Whether the request creates a pod, or changes the resources of one.
+/// Whether the request creates a pod or changes a pod's resources.
 fn is_checked_pod(attributes: &Attributes<'_>) -> bool {
     attributes.writes_new_pod() || attributes.is_resize()
 }

@@ -1,4 +1,4 @@
-//! Match rules: the requests to which a webhook, a policy or a binding applies.
+//! Match rules: determine to which requests a webhook, a policy or a binding applies.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use serde_json::Value;
 
 use super::{Admission, Attributes, Operation};
 
-/// Rules, selectors and `matchPolicy`, parsed.
+/// Parsed rules, selectors and `matchPolicy`.
 #[derive(Debug, Default)]
 pub(super) struct Matching {
     rules: Vec<Rule>,
     excluded: Vec<Rule>,
-    /// Whether a request for another version of the resource matches, too.
+    /// Whether requests for other versions of the resource also match.
     equivalent: bool,
     namespaces: LabelSelector,
     objects: LabelSelector,
-    /// Whether all resources match if there is no rule.
+    /// Whether all resources match if there are no rules.
     all_without_rules: bool,
 }
 
-/// One rule.
+/// A parsed rule.
 #[derive(Debug)]
 struct Rule {
     operations: Vec<String>,
@@ -46,17 +46,17 @@ struct Subject<'a> {
 // === impl Matching ===
 
 impl Matching {
-    /// Reads a webhook of a configuration.
+    /// Parses a webhook of a configuration.
     pub(super) fn of_webhook(hook: &Value) -> Self {
         Self::read(hook, "rules")
     }
 
-    /// Reads `matchConstraints` of a policy.
+    /// Parses `matchConstraints` of a policy.
     pub(super) fn of_policy(constraints: &Value) -> Self {
         Self::read(constraints, "resourceRules")
     }
 
-    /// Reads `matchResources` of a binding, which may be absent.
+    /// Parses `matchResources` of a binding, which may be absent.
     pub(super) fn of_binding(resources: &Value) -> Self {
         Self { all_without_rules: true, ..Self::read(resources, "resourceRules") }
     }
@@ -74,7 +74,7 @@ impl Matching {
         }
     }
 
-    /// The version of the resource that the rules name; None if the request does not match.
+    /// The version of the resource that the rules select. `None` if the request does not match.
     pub(super) fn find(
         &self,
         admission: &Admission,

@@ -1,8 +1,8 @@
-//! Secrets that a pod may use: a service account with the annotation `kubernetes.io/enforce-mountable-secrets`
-//! limits its pods to the secrets and pull secrets that it lists.
+//! Limits the secrets that a pod may use. A service account with the annotation
+//! `kubernetes.io/enforce-mountable-secrets` limits its pods to the secrets and pull secrets that it lists.
 //!
-//! The rule is that of upstream's ServiceAccount admission plugin (`limitSecretReferences`), with ephemeral
-//! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177).
+//! The rule is the rule of upstream's ServiceAccount admission plugin (`limitSecretReferences`), including ephemeral
+//! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177). A mirror pod references no account and no secret.
 
 use std::collections::HashSet;
 
@@ -11,12 +11,15 @@ use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
 use super::{Admission, Admit, Attributes};
-use crate::error::{ApiError, Result};
+use crate::{
+    error::{ApiError, Result},
+    pod_references,
+};
 
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 /// The values that Go's `strconv.ParseBool` reads as true.
 const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
-/// The container lists of a pod, with the texts of upstream's messages.
+/// The container lists of a pod, with their names in upstream's messages.
 const CONTAINERS: [(&str, &str); 3] = [
     ("initContainers", "init container"),
     ("containers", "container"),
@@ -38,19 +41,34 @@ impl Admit for MountableSecrets {
         if !is_pod || !(attributes.writes_new_pod() || adds_containers) {
             return Ok(());
         }
-        if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {
-            return Ok(());
+        let refused = |why: String| Err(ApiError::forbidden_object(attributes.kind, attributes.name, why));
+        if pod_references::is_mirror(object) {
+            return mirror_violation(object).map_or(Ok(()), |why| refused(why.to_owned()));
         }
         let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return Ok(()) };
         let name = object["spec"]["serviceAccountName"].as_str().unwrap_or("default");
         let Some(account) = admission.cache.get(kind, attributes.namespace, name) else { return Ok(()) };
         let fields: &[&[&str]] = &[&["metadata", "annotations"], &["secrets"], &["imagePullSecrets"]];
-        violation(&object["spec"], name, &account.part(fields))
-            .map_or(Ok(()), |why| Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)))
+        violation(&object["spec"], name, &account.part(fields)).map_or(Ok(()), refused)
     }
 }
 
-/// The first secret of the pod that its account does not list, as upstream's message.
+/// Why a mirror pod is refused. Any author of a pod can set the annotation, and the ServiceAccount plugin does not
+/// complete such a pod.
+fn mirror_violation(pod: &Value) -> Option<&'static str> {
+    let spec = &pod["spec"];
+    if spec["serviceAccountName"].as_str().is_some_and(|name| !name.is_empty()) {
+        return Some("a mirror pod may not reference service accounts");
+    }
+    if !pod_references::secrets_of(pod).is_empty() {
+        return Some("a mirror pod may not reference secrets");
+    }
+    let mut sources = items(&spec["volumes"]).flat_map(|volume| items(&volume["projected"]["sources"]));
+    let has_token = sources.any(|source| !source["serviceAccountToken"].is_null());
+    has_token.then_some("a mirror pod may not use ServiceAccountToken volume projections")
+}
+
+/// The message about the first secret of the pod that its account does not list. `None` if all are listed.
 fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String> {
     let enforced = account["metadata"]["annotations"][ENFORCE].as_str().unwrap_or_default();
     if !TRUE.contains(&enforced) {
@@ -79,7 +97,7 @@ fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String
         })
 }
 
-/// The secrets of volumes, each with the prefix of its message.
+/// The secrets in volumes, each with the prefix of its message.
 fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     items(&spec["volumes"]).flat_map(|volume| {
         let projected = items(&volume["projected"]["sources"]).map(|source| &source["secret"]["name"]);
@@ -90,7 +108,7 @@ fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     })
 }
 
-/// The secrets of environment variables of all containers, each with the prefix of its message.
+/// The secrets in environment variables of all containers, each with the prefix of its message.
 fn environments(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     CONTAINERS.into_iter().flat_map(|(field, word)| {
         items(&spec[field]).flat_map(move |container| {
@@ -150,6 +168,27 @@ mod tests {
         ] {
             let found = violation(&spec, "a", &account("true")).unwrap();
             assert!(found.starts_with(words), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_pod_references_no_account_and_no_secret() {
+        let of = |spec: Value| mirror_violation(&json!({"spec": spec}));
+        let projected = |source: Value| json!({"volumes": [{"projected": {"sources": [source]}}]});
+        for allowed in [
+            json!({"containers": [{"name": "c"}], "serviceAccountName": ""}),
+            projected(json!({"configMap": {"name": "c"}})),
+        ] {
+            assert_eq!(of(allowed.clone()), None, "{allowed}");
+        }
+        for (spec, what) in [
+            (json!({"serviceAccountName": "a"}), "service accounts"),
+            (json!({"volumes": [{"secret": {"secretName": "s"}}]}), "secrets"),
+            (json!({"imagePullSecrets": [{"name": "s"}]}), "secrets"),
+            (json!({"ephemeralContainers": [{"envFrom": [{"secretRef": {"name": "s"}}]}]}), "secrets"),
+            (projected(json!({"serviceAccountToken": {"path": "t"}})), "ServiceAccountToken"),
+        ] {
+            assert!(of(spec.clone()).is_some_and(|why| why.contains(what)), "{spec}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Node restriction: a node can write only its own Node and the pods that are bound to it.
 //!
-//! Upstream has a plugin with the same name. The node authorizer decides what a node can read.
+//! Upstream has a plugin with the same name. The node authorizer determines what a node can read.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -31,6 +31,8 @@ const OWN_LABELS: &[&str] = &[
 const LOCAL_NODE: &str = crate::authz::node::LOCAL_NODE;
 const LOCAL_FINALIZER: &str = "coracle.dev/local-volume";
 const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
+/// Domain of labels by which controllers select nodes, for example those that serve load balancers.
+const PRODUCT_DOMAIN: &str = "coracle.dev";
 
 #[async_trait]
 impl Admit for NodeRestriction {
@@ -64,9 +66,12 @@ fn ensure(right: bool, why: impl FnOnce() -> String) -> Checked {
 }
 
 fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
-    // The whole name of the object is compared: a generated name could begin with the name of this node.
+    // Compare the name in the object: a generated name could begin with the name of this node.
     ensure(object["metadata"]["name"] == node, || {
         format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
+    })?;
+    ensure(!sets_pod_ranges(attributes.old, object), || {
+        format!("node \"{node}\" is not allowed to set podCIDR and podCIDRs")
     })?;
     if let (Operation::Update, Some(old)) = (attributes.operation, attributes.old) {
         ensure(same(&old["spec"]["taints"], &object["spec"]["taints"]), || {
@@ -82,6 +87,15 @@ fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Check
     ensure(labels.is_empty(), || {
         format!("node \"{node}\" is not allowed to {verb} labels: {}", labels.join(", "))
     })
+}
+
+/// Whether a node changes the ranges of its pods. All nodes send what is for these ranges to it, so it must not choose
+/// them: it would get the packets of other nodes' pods. Upstream's plugin allows that.
+fn sets_pod_ranges(old: Option<&Value>, new: &Value) -> bool {
+    let before = old.map_or(&Value::Null, |old| &old["spec"]);
+    let after = &new["spec"];
+    let range = |spec: &Value| spec["podCIDR"].as_str().unwrap_or_default().to_owned();
+    range(before) != range(after) || !same(&before["podCIDRs"], &after["podCIDRs"])
 }
 
 /// Whether two lists are equal. An absent list equals an empty one.
@@ -110,8 +124,8 @@ fn forbidden_labels(old: Option<&Value>, new: &Value) -> Vec<String> {
 fn is_own_label(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     let within = |of: &str| domain == of || domain.strip_suffix(of).is_some_and(|rest| rest.ends_with('.'));
-    let kubernetes = within("kubernetes.io") || within("k8s.io");
-    !kubernetes || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.iter().any(|own| within(own))
+    let reserved = ["kubernetes.io", "k8s.io", PRODUCT_DOMAIN].into_iter().any(within);
+    !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.iter().any(|own| within(own))
 }
 
 fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
@@ -125,7 +139,7 @@ fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &
             ensure(labels(old) == labels(object), || {
                 format!("node \"{node}\" cannot update labels through pod status")
             })?;
-            // CVE-2025-4563: the node could read a claim that the pod's status names.
+            // CVE-2025-4563: the node could otherwise get access to a claim that the pod's status names.
             let claims = ["resourceClaimStatuses", "extendedResourceClaimStatus"];
             ensure(claims.iter().all(|claim| old["status"][claim] == object["status"][claim]), || {
                 format!("node \"{node}\" cannot update resource claim statuses")
@@ -135,7 +149,7 @@ fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &
     }
 }
 
-/// Checks a mirror pod: it must not use objects of the cluster.
+/// Checks a mirror pod. It must not refer to objects of the cluster.
 fn mirror_pod(admission: &Admission, node: &str, pod: &Value) -> Checked {
     ensure(pod["metadata"]["annotations"][MIRROR].is_string(), || {
         format!("pod does not have \"{MIRROR}\" annotation, node \"{node}\" can only create mirror pods")
@@ -162,7 +176,8 @@ fn mirror_pod(admission: &Admission, node: &str, pod: &Value) -> Checked {
     referred_by_volumes(pod).map_or(Ok(()), |what| uses(what, true))
 }
 
-/// The resource that a volume of a pod refers to. Source: `HasAPIObjectReference` in upstream's `pkg/api/pod`.
+/// The first reference to another resource in a pod's volumes. Source: `HasAPIObjectReference` in upstream's
+/// `pkg/api/pod`.
 fn referred_by_volumes(pod: &Value) -> Option<&'static str> {
     const VOLUMES: [(&str, &str); 7] = [
         ("persistentVolumeClaim", "persistentvolumeclaims"),
@@ -201,7 +216,7 @@ fn lease(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     ensure(own, || "can only access node lease with the same name as the requesting node".to_owned())
 }
 
-/// Checks that a node only removes its finalizer from a volume that is being deleted and that it has.
+/// Checks that the node only removes its finalizer, from one of its volumes that is being deleted.
 fn local_volume(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     let released = |old: &Value| {
         let mut new = object.clone();
@@ -231,7 +246,7 @@ fn csi_node(node: &str, object: &Value) -> Checked {
     })
 }
 
-/// Checks that a node writes only slices of its own devices, and does not hand them to another node.
+/// Checks that a node writes only slices of its own devices, and does not assign them to another node.
 fn slice(node: &str, (operation, old): (Operation, Option<&Value>), object: &Value) -> Checked {
     let written = matches!(operation, Operation::Create | Operation::Update).then_some(object);
     let own = |slice: &Value| slice["spec"]["nodeName"] == node;
@@ -277,6 +292,26 @@ mod tests {
     }
 
     #[test]
+    fn a_node_does_not_choose_the_ranges_of_its_pods() {
+        let of = |spec: Value| json!({"spec": spec});
+        let (none, empty) = (of(json!({})), of(json!({"podCIDR": "", "podCIDRs": []})));
+        let assigned = of(json!({"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}));
+        for (old, new, expect) in [
+            (None, &none, false),
+            (None, &empty, false),
+            (None, &assigned, true),
+            (None, &of(json!({"podCIDR": "0.0.0.0/1"})), true),
+            (None, &of(json!({"podCIDRs": ["0.0.0.0/1"]})), true),
+            (Some(&none), &empty, false),
+            (Some(&none), &assigned, true),
+            (Some(&assigned), &assigned, false),
+            (Some(&assigned), &none, true),
+        ] {
+            assert_eq!(sets_pod_ranges(old, new), expect, "{old:?} {new}");
+        }
+    }
+
+    #[test]
     fn a_mirror_pod_has_no_volume_of_an_object() {
         let of = |volumes: Value| referred_by_volumes(&json!({"spec": {"volumes": volumes}}));
         let projected = |source: Value| json!([{"name": "v", "projected": {"sources": [source]}}]);
@@ -312,6 +347,7 @@ mod tests {
             "node-restriction.kubernetes.io/secret",
             "x.node-restriction.kubernetes.io/secret",
             "foo.k8s.io/bar",
+            "coracle.dev/enable-lb",
         ] {
             let set = object(json!({label: "1"}));
             assert_eq!(forbidden_labels(None, &set), [label]);

@@ -29,7 +29,7 @@ impl Admit for NodeTaints {
     }
 }
 
-/// The node lifecycle controller removes this taint.
+/// Adds the taint not-ready, which the node lifecycle controller removes.
 fn add_not_ready(node: &mut Value) {
     let taint = json!({"key": NOT_READY, "effect": "NoSchedule"});
     let Some(node) = node.as_object_mut() else { return };
@@ -45,7 +45,7 @@ fn add_not_ready(node: &mut Value) {
     }
 }
 
-/// tolerationSeconds count from this time, also after a restart of the controller.
+/// Sets `timeAdded` of NoExecute taints. tolerationSeconds are counted from it, even after a restart of the controller.
 fn set_time_added(node: &mut Value, now: &str) {
     let list = node["spec"].get_mut("taints").and_then(Value::as_array_mut);
     for taint in list.into_iter().flatten() {

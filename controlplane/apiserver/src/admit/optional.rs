@@ -1,4 +1,4 @@
-//! Small admission plugins, most of which are off by default. Each plugin has its own file.
+//! Small admission plugins, most of which are disabled by default. Each plugin has its own file.
 
 mod always;
 mod always_pull_images;
@@ -39,10 +39,10 @@ use serde_json::Value;
 use super::{Attributes, Operation};
 use crate::error::ApiError;
 
-/// Fields of a pod's spec with containers.
+/// Fields of a pod's spec that contain containers.
 const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// All containers of a pod's spec, with the field that has them and their position.
+/// All containers of a pod's spec, with their field and index.
 fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, usize, &Value)> {
     CONTAINERS.into_iter().flat_map(move |field| {
         let list = spec[field].as_array().into_iter().flatten();

@@ -10,26 +10,26 @@ use super::{
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginSelection {
-    /// Plugins that run besides the default ones.
+    /// Plugins that run in addition to the default ones.
     pub enabled: Vec<String>,
     /// Plugins that do not run.
     pub disabled: Vec<String>,
 }
 
-/// A member of the chain with the plugin's name and whether it runs by default. A member without a name always runs: it
-/// belongs to a kind and is not a plugin. A plugin may have several members.
+/// A member of the chain: the name of its plugin, whether it runs by default, and the implementation. A member without
+/// a name always runs: it implements rules of a kind. A plugin may have several members.
 type Row = (&'static str, bool, Box<dyn Admit>);
 
 /// The plugin that charges quotas. It is a stage of the write pipeline (`quota.rs`), not a member of the chain.
 const QUOTA: &str = "ResourceQuota";
 
-/// Plugins of kube-apiserver 1.36 that do not exist here, and why. They cannot be enabled.
+/// Plugins of kube-apiserver 1.36 that are not supported, and the reason. They cannot be enabled.
 const ABSENT: [(&str, &str); 1] = [("ClusterTrustBundleAttest", "the kind ClusterTrustBundle is not served")];
 
 /// Plugins that upstream keeps for old command lines.
 const DEPRECATED: [&str; 2] = ["AlwaysAdmit", "AlwaysDeny"];
 
-/// The plugins with a configuration.
+/// The plugins that have a configuration.
 struct Configured {
     pod_security: pod_security::PodSecurity,
     node_selector: optional::PodNodeSelector,
@@ -38,14 +38,13 @@ struct Configured {
     image_policy: optional::ImagePolicyWebhook,
 }
 
-/// The plugins that run, in order.
+/// Creates the chain of the plugins that run, in order.
 ///
 /// # Errors
-/// The name of an unknown or absent plugin, or of one that is both enabled and disabled; or a configuration that the
-/// plugin cannot use.
+/// A name is unknown or not supported, a plugin is both enabled and disabled, or a configuration is invalid.
 pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> Result<Plugins, String> {
     let rows = rows(Configured::read(&mut configs, selection)?);
-    for plugin in configs.left() {
+    for plugin in configs.unused() {
         tracing::warn!(plugin, "the configuration of an admission plugin that does not run is ignored");
     }
     selection.check(&rows)?;
@@ -56,7 +55,7 @@ pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> 
 // === impl PluginSelection ===
 
 impl PluginSelection {
-    /// Whether a plugin that is off by default runs.
+    /// Whether a plugin that is disabled by default is enabled.
     pub(crate) fn enables(&self, name: &str) -> bool {
         self.enabled.iter().any(|enabled| enabled == name)
     }
@@ -66,7 +65,7 @@ impl PluginSelection {
         name.is_empty() || has(&self.enabled) || (by_default && !has(&self.disabled))
     }
 
-    /// Checks the names.
+    /// Checks the names of the plugins.
     fn check(&self, rows: &[Row]) -> Result<(), String> {
         let named = rows.iter().map(|row| row.0).filter(|name| !name.is_empty());
         let known: std::collections::BTreeSet<&str> = named.chain([QUOTA]).collect();
@@ -119,7 +118,7 @@ impl Configured {
     }
 }
 
-/// A plugin with its configuration, if it runs.
+/// Reads a plugin with its configuration if it runs. Otherwise returns the default.
 fn configured<P: Default>(
     (name, by_default): (&str, bool),
     selection: &PluginSelection,

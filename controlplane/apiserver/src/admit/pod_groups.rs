@@ -1,8 +1,8 @@
-//! Rules for PodGroups: a group in use is protected from deletion, the Workload that it comes from exists, and a Job keeps
-//! the parallelism of its group.
+//! Rules for PodGroups: protects groups in use from deletion, checks that the Workload of a group exists, and forbids
+//! changes of a Job's parallelism while it has a gang-scheduled group.
 //!
-//! These plugins run by default, as upstream. They do nothing while the kinds of `scheduling.k8s.io` are not served,
-//! although the cache has the objects that were created while they were served.
+//! As upstream, these plugins run by default. They do nothing while the kinds of `scheduling.k8s.io` are not served,
+//! although the cache then still contains objects that were created before.
 //!
 //! Source: `plugin/pkg/admission/podgroup`, `plugin/pkg/admission/job`.
 
@@ -17,7 +17,7 @@ use crate::error::{ApiError, Result};
 const GROUP: &str = "scheduling.k8s.io";
 const VERSION: &str = "v1alpha2";
 
-/// The controller `podgroup-protection-controller` removes it.
+/// Finalizer that `podgroup-protection-controller` removes.
 const FINALIZER: &str = "scheduling.k8s.io/podgroup-protection";
 
 /// The plugin PodGroupProtection.
@@ -103,7 +103,7 @@ impl Admit for JobValidation {
     }
 }
 
-/// Whether the request creates a PodGroup. A custom resource may have the name while PodGroups are not served.
+/// Whether the request creates a PodGroup. While PodGroups are not served, a custom resource may have the same name.
 fn is_new_group(attributes: &Attributes<'_>) -> bool {
     attributes.operation == Operation::Create
         && attributes.subresource.is_empty()
@@ -111,7 +111,7 @@ fn is_new_group(attributes: &Attributes<'_>) -> bool {
         && attributes.kind.is_built_in()
 }
 
-/// Why a PodGroup cannot come from a Workload.
+/// The reason why a PodGroup cannot refer to a Workload.
 fn missing(workload: Option<&Value>, wanted: &Value) -> Option<String> {
     let text = |field: &str| wanted[field].as_str().unwrap_or_default();
     let (name, template) = (text("workloadName"), text("podGroupTemplateName"));

@@ -1,4 +1,4 @@
-//! Pod Security admission: the labels of a namespace decide which pods it accepts.
+//! Pod Security admission: the labels of a namespace determine which pods it accepts.
 //!
 //! Source: `k8s.io/pod-security-admission/admission`. The checks themselves are in `coracle_kinds::pod_security`.
 
@@ -16,7 +16,7 @@ use super::{Admission, Admit, Attributes, Operation};
 use crate::error::{ApiError, Result};
 pub(super) use config::PodSecurityConfig;
 
-/// Subresources of pods that do not change fields of the checks. All others are checked.
+/// Subresources of pods that do not change checked fields. All other subresources are checked.
 const IGNORED: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
 #[derive(Default)]
@@ -58,7 +58,8 @@ impl PodSecurity {
         self.evaluate(admission, attributes, (&pod["metadata"], &pod["spec"]), true)
     }
 
-    /// Checks a pod or a template. Only pods are rejected. A template causes a warning, because its pods are checked.
+    /// Checks a pod or a template. Only pods are rejected. A template causes only a warning, because its pods are
+    /// checked later.
     fn evaluate(
         &self,
         admission: &Admission,
@@ -120,12 +121,12 @@ impl PodSecurity {
     }
 }
 
-/// `violates PodSecurity "restricted:latest": privileged (…)`.
+/// For example `violates PodSecurity "restricted:latest": privileged (…)`.
 fn violates(verb: &str, at: LevelVersion, violations: &[Violation]) -> String {
     format!("{verb} PodSecurity \"{at}\": {}", pod_security::details(violations))
 }
 
-/// Annotates the audit record. A request without one is logged instead.
+/// Annotates the audit record. Without an audit record the violation is logged.
 fn record_audit(attributes: &Attributes<'_>, violation: String) {
     let annotation = format!("{}audit-violations", pod_security::PREFIX);
     if let Some(record) = attributes.audit {

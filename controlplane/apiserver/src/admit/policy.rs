@@ -1,6 +1,6 @@
-//! Admission policies in CEL: the compiled policies with their bindings, and the parameters of a request.
+//! Admission policies in CEL: compiled policies with their bindings, and the parameters of a request.
 //!
-//! A policy is compiled once after it changed; a binding is read once. Requests share the compiled form.
+//! A policy is compiled once after each change, and a binding is parsed once. Requests share the compiled form.
 
 mod merge;
 mod mutating;
@@ -38,11 +38,11 @@ struct Policy<P> {
     matching: Matching,
     params: Option<params::ParamKind>,
     rules: P,
-    /// Whether an evaluation cost more than [`LIGHT`]: then all are off the async workers.
+    /// Whether an evaluation cost more than [`LIGHT`]. All further evaluations then run outside of the async workers.
     is_costly: AtomicBool,
 }
 
-/// A policy with the bindings that name it.
+/// A policy and its bindings.
 struct Bound<P> {
     policy: Arc<Policy<P>>,
     bindings: Vec<Binding>,
@@ -57,7 +57,7 @@ struct Binding {
     actions: Vec<String>,
 }
 
-/// The policies of one kind, compiled at these revisions of policies and bindings.
+/// The policies of one kind, compiled at a revision of policies and a revision of bindings.
 struct Policies<P> {
     policies: &'static str,
     bindings: &'static str,
@@ -70,8 +70,8 @@ struct Current<P> {
     bound: Arc<[Bound<P>]>,
 }
 
-/// Whether a request is for a policy or a webhook configuration. No policy applies to it, so that a broken policy can
-/// be repaired.
+/// Whether a request is for a policy or a webhook configuration. Policies do not apply to it, so that a broken policy
+/// can be repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }
@@ -84,7 +84,7 @@ impl<P> Policies<P> {
         Self { policies, bindings, read, current }
     }
 
-    /// The policies that have bindings. Those that changed are compiled again.
+    /// The policies that have bindings. Changed policies are compiled again.
     fn current(&self, admission: &Admission) -> Arc<[Bound<P>]> {
         let kinds = by_resource(GROUP, "v1", self.policies).zip(by_resource(GROUP, "v1", self.bindings));
         let Some((policies, bindings)) = kinds else { return Arc::new([]) };
@@ -98,7 +98,7 @@ impl<P> Policies<P> {
         if let (true, bound) = known() {
             return bound;
         }
-        // Compilation holds no lock: requests that compare their revisions never wait for it.
+        // No lock is held during the compilation, so other requests do not wait for it.
         offload::run(true, || match known() {
             (true, bound) => bound,
             (false, old) => {
@@ -109,16 +109,16 @@ impl<P> Policies<P> {
         })
     }
 
-    /// Keeps compiled policies. The objects may be newer than these revisions; then they are read once more.
+    /// Stores compiled policies. The objects may be newer than these revisions. They are then read once more.
     fn replace(&self, of: (u64, u64), bound: &Arc<[Bound<P>]>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        // Another request may have compiled newer ones meanwhile.
+        // Another request may have stored newer policies meanwhile.
         if current.of.0 <= of.0 && current.of.1 <= of.1 {
             *current = Current { of, bound: bound.clone() };
         }
     }
 
-    /// The policies that have bindings. Those that did not change are taken from the old ones.
+    /// The policies that have bindings. Unchanged policies are taken from `old`.
     fn compile(
         &self,
         admission: &Admission,
@@ -160,7 +160,7 @@ impl<P> Policy<P> {
         }
     }
 
-    /// Evaluates the policy, off the async workers if that may take long.
+    /// Evaluates the policy. A long evaluation runs outside of the async workers.
     async fn run<T>(&self, cost: &RequestCost, is_heavy: bool, evaluate: impl FnMut() -> T) -> T {
         let before = cost.spent();
         let is_heavy = is_heavy || self.is_costly.load(Ordering::Relaxed);
@@ -191,14 +191,14 @@ impl Binding {
     }
 }
 
-/// Bytes of objects and parameters above which expressions are evaluated off the async workers. Two nested loops over
-/// that many bytes take about a million units of cost.
+/// Bytes of objects and parameters above which expressions run outside of the async workers. Two nested loops over that
+/// many bytes take about a million units of cost.
 const SMALL: usize = 2 << 10;
 
-/// Number of parameters of a binding above which all evaluations are off the async workers.
+/// Number of parameters of a binding above which all evaluations run outside of the async workers.
 const FEW_PARAMS: usize = 8;
 
-/// Whether expressions may take long with these objects and this parameter, one of `number` parameters of the binding.
+/// Whether the evaluation may take long with these objects, this parameter, and this number of parameters.
 fn is_heavy(objects: &Objects, (params, number): (Option<&Value>, usize)) -> bool {
     number > FEW_PARAMS
         || [Some(&objects.new), Some(&objects.old), params]

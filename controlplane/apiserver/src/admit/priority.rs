@@ -1,5 +1,4 @@
-//! Sets a pod's priority from its priority class, else from the class that is the default. At most one class can be the
-//! default.
+//! Sets the priority of a pod from its priority class, or from the default class. At most one class can be the default.
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
@@ -9,7 +8,7 @@ use super::{Admission, Admit, Attributes, Operation};
 use crate::error::{ApiError, Result};
 
 const GROUP: &str = "scheduling.k8s.io";
-/// Name, value and description of the system classes. Pods can name them even before their objects exist.
+/// Name, value and description of the system classes. Pods can use them even before their objects exist.
 pub(crate) const SYSTEM: [(&str, i64, &str); 2] = [
     (
         "system-cluster-critical",
@@ -22,13 +21,13 @@ pub(crate) const SYSTEM: [(&str, i64, &str); 2] = [
         "Used for system critical pods that must not be moved from their current node.",
     ),
 ];
-/// The fields of a PriorityClass that are read.
+/// The fields of a PriorityClass that this plugin reads.
 const FIELDS: &[&[&str]] = &[&["metadata", "name"], &["globalDefault"], &["value"], &["preemptionPolicy"]];
 const PREEMPT: &str = "PreemptLowerPriority";
 
 pub(super) struct Priority;
 
-/// The fields of a PriorityClass that its pods get.
+/// The fields of a PriorityClass that are copied to pods.
 struct Class {
     name: String,
     value: i64,
@@ -48,7 +47,7 @@ impl Admit for Priority {
                 keep_priority(object, old);
                 return Ok(());
             }
-            forget_priority(object, old);
+            remove_former_priority(object, old);
         }
         if !attributes.writes_new_pod() || !object["spec"].is_object() {
             return Ok(());
@@ -109,8 +108,8 @@ impl Admit for Priority {
     }
 }
 
-/// Copies the priority of the stored pod into an update without one. Clients update with the manifest of the creation,
-/// which does not have it.
+/// Copies the priority of the stored pod to an update that omits it. Clients may update with the original manifest,
+/// which does not contain it.
 fn keep_priority(object: &mut Value, old: &Value) {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
     for field in ["priority", "preemptionPolicy"] {
@@ -121,8 +120,8 @@ fn keep_priority(object: &mut Value, old: &Value) {
     }
 }
 
-/// Removes the priority that the stored pod got, because an initializer may change the class.
-fn forget_priority(object: &mut Value, old: &Value) {
+/// Removes the priority of the stored pod, because an initializer may change the class.
+fn remove_former_priority(object: &mut Value, old: &Value) {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
     for field in ["priority", "preemptionPolicy"] {
         if spec.get(field) == old["spec"].get(field) {

@@ -1,4 +1,4 @@
-//! AdmissionReview: the request to a webhook and its response. Pure.
+//! AdmissionReview: the request to a webhook and its response. No I/O.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::Resource;
@@ -13,7 +13,7 @@ pub(super) struct Verdict {
     pub(super) allowed: bool,
     /// The Status of a refusal.
     pub(super) status: Value,
-    /// A JSON patch; null for none.
+    /// A JSON patch, or null.
     pub(super) patch: Value,
     pub(super) warnings: Vec<String>,
     /// Annotations of the audit event: names without the webhook's one, and values.
@@ -37,7 +37,7 @@ pub(super) struct Objects {
     pub(super) old: Value,
 }
 
-/// The AdmissionReview of a request.
+/// Builds the AdmissionReview of a request.
 pub(super) fn request(
     of: &Attributes<'_>,
     (version, uid): (&str, &str),
@@ -54,7 +54,7 @@ pub(super) fn request(
     json!({"kind": "AdmissionReview", "apiVersion": api_version, "request": request})
 }
 
-/// An AdmissionRequest without its objects, for the version of the resource that a rule names.
+/// An AdmissionRequest without its objects. `kind` is the version of the resource that a rule names.
 pub(super) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value {
     let kind_of = |kind: &Resource| match attributes.declared {
         Some(declared) if declared.kind != kind.kind => {
@@ -104,14 +104,14 @@ fn options(operation: Operation) -> Value {
     json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"})
 }
 
-/// Reads the response to a request with this version and uid. An error counts as a failed call.
+/// Parses the response to a review with this version and uid. An error counts as a failed call.
 pub(super) fn response(
     review: &Value,
     (version, uid): (&str, &str),
     phase: Phase,
 ) -> Result<Verdict, String> {
     let api_version = format!("admission.k8s.io/{version}");
-    // As upstream: version, uid and patch type of a response in v1beta1 are not checked.
+    // As upstream, version, uid and patch type of a v1beta1 response are not checked.
     let is_v1 = version == "v1";
     if is_v1 && (review["apiVersion"] != api_version.as_str() || review["kind"] != "AdmissionReview") {
         return Err(format!(
@@ -128,7 +128,7 @@ pub(super) fn response(
     }
     let allowed = match &response["allowed"] {
         Value::Bool(allowed) => *allowed,
-        // As upstream: without the field the response is a refusal, which `failurePolicy: Ignore` does not ignore.
+        // As upstream, a response without the field is a refusal, which `failurePolicy: Ignore` does not ignore.
         Value::Null => false,
         _ => return Err("the field response.allowed is not a boolean".to_owned()),
     };

@@ -1,4 +1,4 @@
-//! Runtime classes of new pods: the class must exist; its overhead, node selector and tolerations are added.
+//! Runtime classes of new pods: checks that the class exists, and adds its overhead, node selector and tolerations.
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
@@ -20,7 +20,7 @@ impl Admit for RuntimeClass {
         if attributes.writes_new_pod()
             && let Some(old) = attributes.old
         {
-            forget_overhead(object, old);
+            remove_former_overhead(object, old);
         }
         let Some(class) = class(admission, attributes, object)? else { return Ok(()) };
         add(&class, &mut object["spec"])
@@ -45,8 +45,8 @@ impl Admit for RuntimeClass {
     }
 }
 
-/// Removes the overhead that the stored pod got, because an initializer may change the class.
-fn forget_overhead(pod: &mut Value, old: &Value) {
+/// Removes the overhead of the stored pod, because an initializer may change the class.
+fn remove_former_overhead(pod: &mut Value, old: &Value) {
     if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut)
         && spec.get("overhead") == old["spec"].get("overhead")
     {
@@ -54,7 +54,7 @@ fn forget_overhead(pod: &mut Value, old: &Value) {
     }
 }
 
-/// The class of a new pod. None if it names none.
+/// The class of a new pod. `None` if the pod names none.
 fn class(admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Result<Option<Value>> {
     let name = pod["spec"]["runtimeClassName"].as_str().unwrap_or_default();
     if !attributes.writes_new_pod() || name.is_empty() {

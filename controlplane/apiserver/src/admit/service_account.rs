@@ -1,4 +1,4 @@
-//! Service accounts of pods: sets the default account, and mounts the token at the standard path.
+//! Service accounts of pods: sets the default account, and mounts its token at the standard path.
 
 use async_trait::async_trait;
 use std::time::Duration;
@@ -13,26 +13,27 @@ use crate::{
 };
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// One hour and seven seconds. Old API servers recognize this type of token by this duration.
+/// Lifetime of the token in seconds: one hour and seven seconds. Old API servers recognize this type of token by this
+/// lifetime.
 const TOKEN_SECONDS: i64 = 3607;
 /// Maximum time that a new pod waits for its service account.
 const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The same for the account `default`, which a controller creates some time after the namespace.
+/// Maximum time for the account `default`, which a controller creates after the namespace.
 const DEFAULT_ACCOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct ServiceAccount;
 
-/// Waits for the service account of a new pod, for a limited time: in a new namespace or cluster the controller may not
+/// Waits for the service account of a new pod, for a limited time. In a new namespace or cluster the controller may not
 /// have created it yet.
 async fn wait_for_account(admission: &Admission, pod: &Value) {
     let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
     let name =
         pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
-    let there = || admission.cache.get(kind, namespace, name).is_some();
-    // The admission checks whether the account exists now.
-    let patience = if name == "default" { DEFAULT_ACCOUNT_TIMEOUT } else { ACCOUNT_TIMEOUT };
-    let _ = tokio::time::timeout(patience, admission.cache.until(there)).await;
+    let exists = || admission.cache.get(kind, namespace, name).is_some();
+    // The caller checks whether the account exists.
+    let limit = if name == "default" { DEFAULT_ACCOUNT_TIMEOUT } else { ACCOUNT_TIMEOUT };
+    let _ = tokio::time::timeout(limit, admission.cache.until(exists)).await;
 }
 
 #[async_trait]
@@ -46,7 +47,7 @@ impl Admit for ServiceAccount {
         if !attributes.writes_new_pod() || !object["spec"].is_object() {
             return Ok(());
         }
-        // A mirror pod describes a pod that runs already, so it is not changed.
+        // A mirror pod describes a pod that already runs, so it is not changed.
         if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {
             return Ok(());
         }
@@ -106,7 +107,7 @@ fn mount_token(spec: &mut Value) {
     }
 }
 
-/// Adds the mount to a container, unless it has another mount at that path. Returns whether it was added.
+/// Adds the mount to a container, unless it has a mount at that path. Returns whether it was added.
 fn mount(container: &mut Value, volume: &str) -> bool {
     let Some(container) = container.as_object_mut() else { return false };
     let mounts = container.entry("volumeMounts").or_insert_with(|| json!([]));

@@ -1,8 +1,8 @@
 //! Mutating and validating webhooks.
 //!
-//! The webhooks of all configurations are parsed once after each change. Mutating webhooks are called one after the other,
-//! in the order of their configurations' names; validating ones at the same time. A failed call fails the request,
-//! unless the webhook's failure policy is `Ignore`.
+//! The webhooks of all configurations are parsed once after each change. Mutating webhooks are called sequentially,
+//! ordered by the names of their configurations; validating webhooks are called concurrently. A failed call rejects the
+//! request, unless the webhook's failure policy is `Ignore`.
 
 mod hook;
 
@@ -34,7 +34,7 @@ use crate::{
 const MUTATING: &str = "mutatingwebhookconfigurations";
 const VALIDATING: &str = "validatingwebhookconfigurations";
 
-/// The webhooks of one kind of configuration, parsed at a revision.
+/// The webhooks of one kind of configuration, as of a revision.
 struct Hooks {
     plural: &'static str,
     parsed: RwLock<(u64, Arc<[Hook]>)>,
@@ -58,7 +58,7 @@ impl Admit for MutatingWebhooks {
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
-        // Webhooks that were called, with the object that they left.
+        // The called webhooks, each with the object after its call.
         let mut called: Vec<(&Hook, Value)> = Vec::new();
         let before = object.clone();
         for hook in hooks.iter() {
@@ -69,10 +69,10 @@ impl Admit for MutatingWebhooks {
         if *object == before {
             return Ok(());
         }
-        // The other members complete what the webhooks added.
+        // Earlier plugins process what the webhooks have added.
         admission.reinvoke(attributes, object).await?;
         for (hook, left) in called {
-            if hook.again && *object != left {
+            if hook.reinvoke && *object != left {
                 apply(admission, hook, attributes, object).await?;
             }
         }
@@ -99,8 +99,8 @@ impl Admit for ValidatingWebhooks {
         let calls =
             hooks.iter().map(async |hook| match matching(admission, hook, attributes, object).await? {
                 Some(kind) => {
-                    let asked = ask(admission, hook, attributes, (&kind, object), Phase::Validating).await;
-                    asked.map(drop)
+                    let called = call(admission, hook, attributes, (&kind, object), Phase::Validating).await;
+                    called.map(drop)
                 }
                 None => Ok(()),
             });
@@ -115,15 +115,16 @@ impl Admit for ValidatingWebhooks {
     }
 }
 
-/// Whether a request is for a webhook configuration. No webhook gets it, so that a broken webhook can be repaired.
+/// Whether a request is for a webhook configuration. Webhooks do not receive it, so that a broken webhook can be
+/// repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }
 
-/// The resource in the version that a webhook's rules select; `None` if the request does not match the webhook.
+/// The resource in the version that a webhook's rules select. `None` if the request does not match the webhook.
 ///
 /// # Errors
-/// A match condition failed, and the failure policy is `Fail`, or the request's limit on cost was the reason.
+/// A match condition failed and the failure policy is `Fail`, or the cost budget of the request is exhausted.
 async fn matching(
     admission: &Admission,
     hook: &Hook,
@@ -139,7 +140,7 @@ async fn matching(
     let evaluate = || hook.conditions.matches(&subject.input(&objects, None));
     match expression::evaluate(attributes.cost, false, evaluate).await {
         Ok(matches) => Ok(matches.then_some(kind)),
-        Err(why) if hook.fails || attributes.cost.is_exhausted() => {
+        Err(why) if hook.fail_closed || attributes.cost.is_exhausted() => {
             Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
         }
         Err(why) => {
@@ -149,7 +150,7 @@ async fn matching(
     }
 }
 
-/// Calls a mutating webhook, if the request is for it, and applies its patch. Returns whether it was called.
+/// Calls a mutating webhook if the request matches, and applies its patch. Returns whether it was called.
 async fn apply(
     admission: &Admission,
     hook: &Hook,
@@ -158,9 +159,9 @@ async fn apply(
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
     let began = std::time::Instant::now();
-    let asked = ask(admission, hook, attributes, (&kind, object), Phase::Mutating).await;
+    let called = call(admission, hook, attributes, (&kind, object), Phase::Mutating).await;
     waits::add(began.elapsed());
-    let Some(verdict) = asked? else { return Ok(true) };
+    let Some(verdict) = called? else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }
@@ -178,7 +179,7 @@ async fn apply(
     Ok(true)
 }
 
-/// The object that a patch left, checked against its schema, with defaults.
+/// The patched object with defaults, after a check against its schema.
 pub(super) fn completed(
     attributes: &Attributes<'_>,
     kind: &Resource,
@@ -199,7 +200,7 @@ pub(super) fn completed(
 }
 
 /// Calls a webhook. `None` if the call failed and its failure policy is `Ignore`.
-async fn ask(
+async fn call(
     admission: &Admission,
     hook: &Hook,
     attributes: &Attributes<'_>,
@@ -219,7 +220,7 @@ async fn ask(
         Ok(answer) => review::response(&answer, (hook.version, &uid), phase),
         Err(why) => Err(why),
     };
-    let rejected = answer.as_ref().map_or(hook.fails, |verdict| !verdict.allowed);
+    let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);
     admission.metrics.called((&hook.name, attributes.operation.name()), rejected, began.elapsed());
     match answer {
         Ok(verdict) => {
@@ -231,7 +232,7 @@ async fn ask(
                 Err(review::refusal(&hook.name, &verdict.status))
             }
         }
-        Err(why) if hook.fails => {
+        Err(why) if hook.fail_closed => {
             Err(ApiError::internal(format!("failed calling webhook {:?}: {why}", hook.name)))
         }
         Err(why) => {
@@ -254,7 +255,7 @@ fn annotate(attributes: &Attributes<'_>, hook: &str, annotations: &[(String, Str
     }
 }
 
-/// The objects of the request in the wanted version.
+/// The objects of the request in the requested version.
 pub(super) async fn objects(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
     let shown = async |object: &Value| match attributes.subresource {
         _ if attributes.own_object().is_some() => Ok(object.clone()),
@@ -300,7 +301,7 @@ impl Hooks {
         if of == newest {
             return hooks;
         }
-        // The objects may be newer than this revision; then they are parsed once more.
+        // The objects may be newer than this revision. They are then parsed once more.
         let configurations = admission.cache.list(kind, "");
         let hooks: Vec<Hook> = configurations
             .iter()

@@ -8,16 +8,16 @@ use serde_json::Value;
 
 use crate::{bundle_verifier::BundleVerifier, target::AnyCertificate};
 
-/// The identity of this server towards aggregated servers, in PEM.
+/// The client identity of this server for aggregated servers, in PEM.
 #[derive(Clone, Default)]
 pub struct FrontProxy {
     /// Client certificate. Its common name is `front-proxy-client`.
     pub certificate: String,
     /// Private key of the certificate.
     pub key: String,
-    /// The authority that signed the certificate. It signs no other certificates.
+    /// The authority that signed the certificate. It must sign no other certificates.
     pub authority: String,
-    /// The authority of the cluster's client certificates.
+    /// The authority for client certificates of the cluster.
     pub client_authority: String,
 }
 

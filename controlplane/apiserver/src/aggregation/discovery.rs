@@ -1,5 +1,7 @@
 //! Group versions of aggregated servers in the discovery documents.
 
+use std::collections::HashMap;
+
 use coracle_kinds::Resources;
 use serde_json::{Map, Value, json};
 
@@ -18,7 +20,7 @@ pub(crate) fn add_groups(remotes: &Remotes, resources: &Resources, list: &mut Va
     }
 }
 
-/// The document `/apis/<group>` of a group of other servers.
+/// The document `/apis/<group>` of a group that other servers serve.
 pub(crate) fn group(remotes: &Remotes, resources: &Resources, name: &str) -> Option<Value> {
     let mut list = json!({"groups": []});
     add_groups(remotes, resources, &mut list);
@@ -36,7 +38,8 @@ pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut
             Some(found) => {
                 json!({"version": remote.version, "freshness": "Current", "resources": converted(&remote, &found)})
             }
-            // Clients report the group version as failed, as upstream, instead of taking its kinds as removed.
+            // As upstream, clients then report an error for the group version instead of regarding its kinds as
+            // removed.
             None => json!({"version": remote.version, "freshness": "Stale"}),
         };
         add_version(
@@ -48,7 +51,7 @@ pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut
     }
 }
 
-/// The other servers, without the group versions that this server serves itself.
+/// The other servers, except for group versions that this server serves itself.
 fn served(remotes: &Remotes, resources: &Resources) -> Vec<std::sync::Arc<Remote>> {
     let mut all = remotes.all();
     all.retain(|remote| resources.group_version(&remote.group, &remote.version).is_none());
@@ -80,12 +83,20 @@ fn converted(remote: &Remote, list: &Value) -> Value {
         let or = |field: &str, default: &str| entry[field].as_str().unwrap_or(default).to_owned();
         json!({"group": or("group", &remote.group), "version": or("version", &remote.version), "kind": text(&entry["kind"])})
     };
-    let mains = entries().filter(|entry| !text(&entry["name"]).contains('/'));
+    // One pass: the other server is not trusted, and its list may have 100,000 entries.
+    let mut subresources: HashMap<&str, Vec<Value>> = HashMap::new();
+    for entry in entries() {
+        if let Some((parent, part)) = entry["name"].as_str().and_then(|name| name.split_once('/')) {
+            let sub = json!({"subresource": part, "responseKind": kind(entry), "verbs": entry["verbs"]});
+            subresources.entry(parent).or_default().push(sub);
+        }
+    }
+    let mains = entries().filter(|entry| !entry["name"].as_str().unwrap_or_default().contains('/'));
     mains
         .map(|entry| {
-            let name = text(&entry["name"]);
+            let name = entry["name"].as_str().unwrap_or_default();
             let mut resource = Map::new();
-            resource.insert("resource".to_owned(), name.clone().into());
+            resource.insert("resource".to_owned(), name.into());
             resource.insert("responseKind".to_owned(), kind(entry));
             let scope = if entry["namespaced"] == true { "Namespaced" } else { "Cluster" };
             resource.insert("scope".to_owned(), scope.into());
@@ -95,14 +106,34 @@ fn converted(remote: &Remote, list: &Value) -> Value {
                     resource.insert(field.to_owned(), entry[field].clone());
                 }
             }
-            let subresources: Vec<Value> = entries()
-                .filter_map(|sub| Some((sub, text(&sub["name"]).strip_prefix(&format!("{name}/"))?.to_owned())))
-                .map(|(sub, part)| json!({"subresource": part, "responseKind": kind(sub), "verbs": sub["verbs"]}))
-                .collect();
-            if !subresources.is_empty() {
+            // Of several equal names only the first one gets the subresources.
+            if let Some(subresources) = subresources.remove(name) {
                 resource.insert("subresources".to_owned(), subresources.into());
             }
             Value::Object(resource)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aggregation::FrontProxy;
+
+    #[test]
+    fn each_subresource_of_another_server_is_listed_once() {
+        let spec = json!({"group": "far.io", "version": "v1", "service": {"namespace": "d", "name": "far"}});
+        let remote = Remote::read(&FrontProxy::default(), &json!({"spec": spec}));
+        let entry = |name: &str| json!({"name": name, "namespaced": true, "kind": "Thing", "verbs": ["get"]});
+        let names = ["things", "things/status", "things", "things/proxy/rest", "others", "none/scale"];
+        let found = converted(&remote, &json!({"resources": names.map(entry)}));
+        let parts = |index: usize| -> Vec<Value> {
+            let list = found[index]["subresources"].as_array().cloned().unwrap_or_default();
+            list.iter().map(|sub| sub["subresource"].clone()).collect()
+        };
+        assert_eq!(found.as_array().unwrap().len(), 3);
+        assert_eq!(parts(0), ["status", "proxy/rest"]);
+        // Repeated names must not multiply the list of a hostile server.
+        assert_eq!([parts(1).len(), parts(2).len()], [0, 0]);
+    }
 }

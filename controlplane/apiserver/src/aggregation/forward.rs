@@ -21,16 +21,16 @@ use crate::{
 /// Maximum bytes of a discovery document.
 const MAX_DOCUMENT: usize = 3 << 20;
 
-/// A document of another server.
-pub(super) struct Wanted<'a> {
+/// The request for a document of another server.
+pub(super) struct DocumentRequest<'a> {
     pub(super) path: &'a str,
-    /// ETag of the known document.
+    /// ETag of the cached document.
     pub(super) tag: Option<&'a str>,
-    /// Maximum bytes.
+    /// Maximum bytes of the document.
     pub(super) max: usize,
 }
 
-/// A document from the response.
+/// A fetched document.
 pub(super) struct Fetched {
     pub(super) headers: HeaderMap,
     pub(super) body: bytes::Bytes,
@@ -40,7 +40,7 @@ pub(super) struct Fetched {
 #[derive(Clone)]
 pub(crate) struct Forwarder {
     pub(crate) cache: Arc<Cache>,
-    /// Maximum time until a response begins.
+    /// Maximum time until the head of a response arrives.
     pub(crate) timeout: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Forwarder {
     /// Reads the APIResourceList of the group version.
     pub(crate) async fn discover(&self, remote: &Remote) -> std::result::Result<Value, String> {
         let path = format!("/apis/{}/{}", remote.group, remote.version);
-        let found = self.fetch(remote, Wanted { path: &path, tag: None, max: MAX_DOCUMENT }).await?;
+        let found = self.fetch(remote, DocumentRequest { path: &path, tag: None, max: MAX_DOCUMENT }).await?;
         let body = found.map(|found| found.body).unwrap_or_default();
         serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
     }
@@ -59,7 +59,7 @@ impl Forwarder {
     pub(super) async fn fetch(
         &self,
         remote: &Remote,
-        wanted: Wanted<'_>,
+        wanted: DocumentRequest<'_>,
     ) -> std::result::Result<Option<Fetched>, String> {
         let path = wanted.path;
         let mut request = Request::get(path).header(header::ACCEPT, "application/json");
@@ -82,7 +82,7 @@ impl Forwarder {
         Ok(Some(Fetched { headers: head.headers, body }))
     }
 
-    /// Sends a request of a user. The connection keeps the permit.
+    /// Sends a request on behalf of a user. The permit is held as long as the connection.
     pub(crate) async fn send(
         &self,
         remote: &Remote,
@@ -103,8 +103,8 @@ impl Forwarder {
     }
 }
 
-/// Adds the headers with the caller's identity. An identity that does not fit into headers is an error: with a part of
-/// it omitted, the server could mistake the caller for another user.
+/// Adds the headers with the user's identity. An identity that cannot be encoded in headers is an error: with an
+/// incomplete identity, the server could mistake the user for another one.
 fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());
@@ -118,7 +118,7 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     if !user.uid.is_empty() {
         add("x-remote-uid", &user.uid)?;
     }
-    // Controllers have no roles that the aggregated server could look up. It permits all requests of this group.
+    // The aggregated server knows no roles of controllers, but it permits all requests of this group.
     let masters = user.is_component().then_some("system:masters");
     for group in user.groups.iter().map(String::as_str).chain(masters) {
         add("x-remote-group", group)?;

@@ -1,11 +1,11 @@
 //! OpenAPI documents of aggregated servers.
 //!
-//! - Version 2: the paths of the group version, and the definitions they refer to, are merged into this server's
+//! - Version 2: the paths of the group version, and the definitions that they refer to, are merged into this server's
 //!   document.
-//! - Version 3: this server's root document links to the aggregated server's document. Requests for it are forwarded. For a
-//!   server without version 3, the part of version 2 is converted.
+//! - Version 3: this server's root document links to the aggregated server's document. Requests for it are forwarded.
+//!   For a server without version 3, the part of version 2 is converted.
 //!
-//! Both documents are read again every minute. A document that is too large or unreadable is left out.
+//! Both documents are read again every minute. A document that is too large or invalid is omitted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Remote, Remotes,
-    forward::{Forwarder, Wanted},
+    forward::{DocumentRequest, Forwarder},
     v3_conversion,
 };
 use crate::offload;
@@ -31,7 +31,7 @@ use crate::offload;
 const READ_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum duration of a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum bytes of the version 2 document. Kubernetes' own has 4 MB.
+/// Maximum bytes of the version 2 document. The document of Kubernetes itself has 4 MB.
 const MAX_V2: usize = 8 << 20;
 /// Maximum bytes of a part of version 2 that is converted to version 3.
 const MAX_CONVERTED: usize = 2 << 20;
@@ -39,9 +39,9 @@ const MAX_CONVERTED: usize = 2 << 20;
 const MAX_V3_ROOT: usize = 1 << 20;
 /// Maximum characters of the hash in a URL.
 const MAX_HASH: usize = 256;
-/// Sections of a document that `$ref` can name.
+/// Sections of a document that `$ref` can refer to.
 const SECTIONS: [&str; 2] = ["definitions", "parameters"];
-/// End of the error for a document that the server does not have.
+/// Suffix of the error for a document that does not exist.
 const NOT_FOUND: &str = ": 404";
 const KINDS: &str = "x-kubernetes-group-version-kind";
 
@@ -59,30 +59,30 @@ struct Inner {
     v3: Option<Document>,
 }
 
-/// The version 3 document.
+/// The version 3 document of a server.
 #[derive(Clone)]
 enum Document {
-    /// Its URL.
+    /// The URL from which the server serves it.
     Forwarded(String),
-    /// The hash of the document that this version of the part of version 2 becomes.
+    /// Converted from version 2. The version of the converted part, and the hash of the result.
     Converted { part: u64, hash: String },
 }
 
-/// The part of a version 2 document.
+/// The part of a version 2 document that belongs to one group version.
 #[derive(Clone)]
 struct Part {
     text: Arc<str>,
-    /// Number of the content: it changes with the text.
+    /// Changes with the text. Unique among all parts.
     version: u64,
 }
 
-/// Version of the next part of any server.
+/// The version of the next part.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 
 // === impl Inner ===
 
 impl Inner {
-    /// The hash of the converted document, if the part of version 2 has not changed since.
+    /// The hash of the converted document, if the part of version 2 has not changed since the conversion.
     fn converted_hash(&self) -> Option<&str> {
         match (&self.v3, &self.v2) {
             (Some(Document::Converted { part, hash }), Some(v2)) if *part == v2.version => Some(hash),
@@ -98,7 +98,7 @@ impl Documents {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether a read is due. Later calls return false until the next period.
+    /// Whether a read is due. If so, later calls return false until the next interval.
     fn take_turn(&self, now: Instant) -> bool {
         self.with(|inner| {
             let is_due = inner.read_at.is_none_or(|read| now.duration_since(read) >= READ_INTERVAL);
@@ -133,7 +133,7 @@ pub(crate) fn refresh(forwarder: &Forwarder, remote: &Arc<Remote>) {
 
 async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
     let tag = remote.documents.with(|inner| inner.tag.clone().filter(|_| inner.v2.is_some()));
-    let wanted = Wanted { path: "/openapi/v2", tag: tag.as_deref(), max: MAX_V2 };
+    let wanted = DocumentRequest { path: "/openapi/v2", tag: tag.as_deref(), max: MAX_V2 };
     let found = forwarder.fetch(remote, wanted).await;
     let found = found.and_then(|found| {
         let Some(found) = found else { return Ok(None) };
@@ -146,7 +146,7 @@ async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
         let tag = found.headers.get(header::ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         Ok(Some((tag, part)))
     });
-    // Not modified: keep the part. If the read fails, remove the part.
+    // Not modified: keep the part. On an error remove the part.
     remote.documents.with(|inner| match found {
         Ok(None) => Ok(()),
         Ok(Some((tag, part))) => {
@@ -162,7 +162,7 @@ async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
 }
 
 impl Part {
-    /// The part with this text: the former one if it is equal.
+    /// The part with this text. An equal former part is kept, with its version.
     fn after(former: Option<Self>, text: &str) -> Self {
         former
             .filter(|former| *former.text == *text)
@@ -171,7 +171,7 @@ impl Part {
 }
 
 async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
-    let wanted = Wanted { path: "/openapi/v3", tag: None, max: MAX_V3_ROOT };
+    let wanted = DocumentRequest { path: "/openapi/v3", tag: None, max: MAX_V3_ROOT };
     let found = forwarder.fetch(remote, wanted).await.and_then(|found| {
         let Some(found) = found else { return Ok(Value::Null) };
         serde_json::from_slice(&found.body).map_err(|error| format!("/openapi/v3 is not JSON: {error}"))
@@ -179,8 +179,8 @@ async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), Stri
     keep_v3(remote, found)
 }
 
-/// Keeps the document of version 3 that the server's root document names. A server without version 3 gets the converted
-/// one.
+/// Stores the version 3 document that the root document of the server names. For a server without version 3 the
+/// converted document is stored.
 fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> {
     let url = found.as_ref().ok().and_then(|root| v3_url(root, &remote.group, &remote.version));
     let is_absent = matches!(&found, Err(reason) if reason.ends_with(NOT_FOUND));
@@ -190,7 +190,7 @@ fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> 
     if is_absent { Ok(()) } else { found.map(drop) }
 }
 
-/// The hash of the converted document. It is computed again only if the part of version 2 has changed.
+/// A link to the converted document. The hash is computed only if the part of version 2 has changed.
 fn link_to_converted(remote: &Remote) -> Option<Document> {
     let known = remote.documents.with(|inner| inner.converted_hash().and(inner.v3.clone()));
     known.or_else(|| {
@@ -199,8 +199,8 @@ fn link_to_converted(remote: &Remote) -> Option<Document> {
     })
 }
 
-/// The version 3 document that the part of version 2 becomes, and the version of the part. It is not kept: clients cache
-/// it by its hash.
+/// Converts the part of version 2, and returns the version of the part. The result is not cached: clients cache it by
+/// its hash.
 fn converted(remote: &Remote) -> Option<(u64, openapi::Document)> {
     let part = remote.documents.with(|inner| inner.v2.clone())?;
     (part.text.len() <= MAX_CONVERTED).then_some(())?;
@@ -212,7 +212,7 @@ fn converted(remote: &Remote) -> Option<(u64, openapi::Document)> {
     })
 }
 
-/// The converted document of a server that has no version 3. Without its body if the client knows the hash.
+/// The converted document of a server without version 3. The body is empty if the client knows the hash.
 pub(crate) fn converted_v3(
     remote: &Remote,
     is_known: impl FnOnce(&str) -> bool,
@@ -227,12 +227,12 @@ pub(crate) fn converted_v3(
     }
 }
 
-/// Whether this server answers requests for the version 3 document of another server.
+/// Whether this server serves the version 3 document of another server.
 pub(crate) fn has_converted_v3(remote: &Remote) -> bool {
     remote.documents.with(|inner| matches!(inner.v3, Some(Document::Converted { .. })))
 }
 
-/// The URL of the group version's document, with the hash that the server's root document names.
+/// The URL of the group version's document, with the hash from the root document of the server.
 fn v3_url(root: &Value, group: &str, version: &str) -> Option<String> {
     let path = format!("apis/{group}/{version}");
     let url = root["paths"].get(&path)?["serverRelativeURL"].as_str()?;
@@ -269,19 +269,19 @@ pub(crate) fn add_v2(remotes: &Remotes, document: &mut Value) {
     }
 }
 
-/// Versions of the parts that [`add_v2`] adds, in its order. Equal versions mean equal parts.
+/// Versions of the parts that [`add_v2`] adds, in the same order. Equal versions mean equal parts.
 pub(crate) fn v2_versions(remotes: &Remotes) -> Vec<u64> {
     parts(remotes).iter().map(|part| part.version).collect()
 }
 
-/// The parts of the servers that respond.
+/// The parts of the servers that are available.
 fn parts(remotes: &Remotes) -> Vec<Part> {
     let all = remotes.all();
     let responding = all.iter().filter(|remote| remote.resources().is_some());
     responding.filter_map(|remote| remote.documents.with(|inner| inner.v2.clone())).collect()
 }
 
-/// The paths of a group version, and all definitions they refer to.
+/// The paths of a group version, and all definitions that they refer to.
 fn part_of(document: &Value, group: &str, version: &str) -> Value {
     let (root, below) = (format!("/apis/{group}/{version}"), format!("/apis/{group}/{version}/"));
     let all = document["paths"].as_object().into_iter().flatten();
@@ -293,7 +293,7 @@ fn part_of(document: &Value, group: &str, version: &str) -> Value {
     let mut waiting: Vec<&Value> = document["paths"].as_object().map_or_else(Vec::new, |all| {
         all.iter().filter(|(path, _)| paths.contains_key(*path)).map(|(_, item)| item).collect()
     });
-    // Clients find a kind by its definition, even if no path refers to the definition.
+    // Clients look up a kind by its definition, even if no path refers to the definition.
     let definitions = document["definitions"].as_object().into_iter().flatten();
     let is_own = |schema: &Value| {
         let kinds = schema[KINDS].as_array();
@@ -343,7 +343,7 @@ fn target(reference: &str) -> Option<(&str, &str)> {
     SECTIONS.contains(&section).then_some((section, name))
 }
 
-/// Merges a part into a document. If a definition exists with other content, the part's definition is renamed.
+/// Merges a part into a document. A definition is renamed if the document has one with the same name and other content.
 fn merge(document: &mut Value, mut part: Value) {
     let mut renamed: BTreeMap<(String, String), String> = BTreeMap::new();
     for section in SECTIONS {
@@ -377,7 +377,8 @@ fn merge(document: &mut Value, mut part: Value) {
     }
 }
 
-/// Whether two definitions have the same content. The kinds of DeleteOptions, for example, depend on the server.
+/// Whether two definitions have the same content. Their kinds may differ: those of DeleteOptions, for example, depend
+/// on the server.
 fn is_same(one: &Value, other: &Value) -> bool {
     let without = |value: &Value| match value {
         Value::Object(map) => map.iter().filter(|(key, _)| *key != KINDS).count(),

@@ -1,13 +1,13 @@
-//! Converts a part of an OpenAPI v2 document to a v3 document, for servers that publish only v2.
+//! Converts the part of an OpenAPI v2 document to a v3 document, for servers that publish only v2.
 //!
-//! Source: `ConvertV2ToV3` of `k8s.io/kube-openapi/pkg/openapiconv`. The server is not trusted: the result is at most a few
-//! times as large as the part.
+//! Source: `ConvertV2ToV3` of `k8s.io/kube-openapi/pkg/openapiconv`. The server is not trusted: the size of the result
+//! is limited to a small multiple of the part.
 
 use serde_json::{Map, Value, json};
 
-/// Fields of a path item that are operations.
+/// Fields of a path item that contain operations.
 const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
-/// Fields of a parameter that are parts of its schema in v3.
+/// Fields of a parameter that belong to its schema in v3.
 const SCHEMA_FIELDS: [&str; 10] = [
     "type",
     "format",
@@ -22,11 +22,11 @@ const SCHEMA_FIELDS: [&str; 10] = [
 ];
 /// Maximum number of media types of a body.
 const MAX_MEDIA_TYPES: usize = 8;
-/// Maximum bytes of a schema that is repeated: for several media types, or for each use of a parameter. Kubernetes' servers
-/// refer to definitions.
+/// Maximum bytes of a schema that is repeated for several media types or for each use of a parameter. Kubernetes
+/// servers use short references to definitions.
 const MAX_REPEATED: usize = 256;
 
-/// The v3 document of a part that has the paths of one group version.
+/// The v3 document of a part with the paths of one group version.
 pub(super) fn document(part: &Value, group: &str, version: &str) -> Value {
     let paths: Map<String, Value> =
         entries(&part["paths"]).map(|(path, item)| (path.clone(), path_item(item, part))).collect();
@@ -93,7 +93,7 @@ fn operation(operation: &Value, part: &Value) -> Value {
     Value::Object(new)
 }
 
-/// A body by its media types.
+/// A body for each of its media types.
 fn content(types: &Value, body: &Value) -> Value {
     let most = if is_short(body) { MAX_MEDIA_TYPES } else { 1 };
     let body = json!({"schema": schema(body)});
@@ -105,8 +105,8 @@ fn is_short(value: &Value) -> bool {
     left_of(MAX_REPEATED, value).is_some()
 }
 
-/// The approximate number of bytes that remain of a limit after a value. `None` if the value is larger. Reads no more of
-/// the value than the limit.
+/// The approximate number of bytes that remain of a limit after a value. `None` if the value is larger. Reads at most
+/// that many bytes of the value.
 fn left_of(limit: usize, value: &Value) -> Option<usize> {
     let limit = limit.checked_sub(2)?;
     match value {
@@ -115,19 +115,19 @@ fn left_of(limit: usize, value: &Value) -> Option<usize> {
         Value::Object(map) => {
             map.iter().try_fold(limit, |left, (name, value)| left_of(left.checked_sub(name.len())?, value))
         }
-        // The longest number has 24 bytes.
+        // A number has at most 24 bytes; 2 are subtracted above.
         Value::Number(_) => limit.checked_sub(22),
         Value::Null | Value::Bool(_) => Some(limit),
     }
 }
 
-/// The parameter itself, or the one that it refers to.
+/// The parameter, or the shared parameter that it refers to.
 fn resolved<'a>(parameter: &'a Value, part: &'a Value) -> Option<&'a Value> {
     let Some(reference) = parameter["$ref"].as_str() else { return Some(parameter) };
     part["parameters"].get(reference.strip_prefix("#/parameters/")?)
 }
 
-/// A parameter that is not a body, or a reference to it.
+/// A parameter or a reference to one. `None` for a body.
 fn parameter(parameter: &Value, part: &Value) -> Option<Value> {
     let found = resolved(parameter, part).filter(|found| found["in"] != "body")?;
     match parameter["$ref"].as_str() {
@@ -136,7 +136,7 @@ fn parameter(parameter: &Value, part: &Value) -> Option<Value> {
     }
 }
 
-/// A parameter with its schema.
+/// Converts a parameter that is not a reference.
 fn own_parameter(parameter: &Value) -> Value {
     let is_of_schema = |name: &str| SCHEMA_FIELDS.contains(&name);
     let kept = entries(parameter).filter(|(name, _)| !is_of_schema(name) && *name != "collectionFormat");
@@ -148,7 +148,8 @@ fn own_parameter(parameter: &Value) -> Value {
     Value::Object(new)
 }
 
-/// A schema with references to the components. A reference beside other fields is wrapped, because v3 ignores such fields.
+/// Converts the references of a schema. A reference with sibling fields is wrapped in `allOf`, because v3 ignores
+/// siblings.
 fn schema(value: &Value) -> Value {
     match value {
         Value::Array(list) => list.iter().map(schema).collect(),

@@ -1,4 +1,4 @@
-//! Address families of a service: its policy, families and cluster IPs complete each other. Pure. Sources:
+//! Address families of a service: derives policy, families and cluster IPs from each other. No I/O. Sources:
 //! `initIPFamilyFields`, `patchAllocatedValues` and `normalizeClusterIPs` in `pkg/registry/core/service/storage`.
 
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ const REQUIRE: &str = "RequireDualStack";
 
 /// Keeps cluster IPs that an update omits. If a client changes only `clusterIP`, `clusterIPs` gets the same value.
 pub(super) fn synchronize(new: &mut Value, old: Option<&Value>) {
-    let is_headful = |service: &Value| service["spec"]["type"] != "ExternalName";
+    let has_addresses = |service: &Value| service["spec"]["type"] != "ExternalName";
     let (ip, ips) =
         (|service: &Value| service["spec"]["clusterIP"].as_str().unwrap_or_default().to_owned(), list);
-    if let Some(old) = old.filter(|old| is_headful(old) && is_headful(new)) {
+    if let Some(old) = old.filter(|old| has_addresses(old) && has_addresses(new)) {
         if ip(new).is_empty() {
             new["spec"]["clusterIP"] = old["spec"]["clusterIP"].clone();
         }
@@ -29,8 +29,8 @@ pub(super) fn synchronize(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Completes policy and families. `cluster`: the families of this cluster, the default one first. A service keeps its
-/// families when the cluster no longer has them.
+/// Completes policy and families. `cluster` is the families of this cluster, the default one first. A service keeps its
+/// families even if the cluster no longer has them.
 pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -> Result<(), Vec<Cause>> {
     if old.is_some_and(|old| is_same_preference(new, old)) {
         return Ok(());
@@ -50,7 +50,7 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     infer_families(new, cluster, &mut causes);
     refuse_any(causes)?;
     if has_no_selector(new) && is_headless(new) {
-        // Without a selector the author of the endpoints chooses their families.
+        // Without a selector the author of the endpoints determines their families.
         add_families(new, cluster, true);
         return Ok(());
     }
@@ -59,7 +59,8 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     Ok(())
 }
 
-/// A service without policy has one family. A headless one without selector has both.
+/// The policy of a service that sets none: single-stack, or dual-stack if it is headless and has no selector. An update
+/// keeps the policy.
 fn inferred_policy(new: &Value, old: Option<&Value>) -> String {
     match old.and_then(policy) {
         Some(kept) => kept.to_owned(),
@@ -68,7 +69,7 @@ fn inferred_policy(new: &Value, old: Option<&Value>) -> String {
     }
 }
 
-/// With the policy SingleStack, unchanged lists lose their second element. With another policy, a shorter list is an
+/// With the policy SingleStack, unchanged lists lose their second element. With other policies a shorter list is an
 /// error.
 fn release_secondary(new: &mut Value, old: &Value, causes: &mut Vec<Cause>) {
     let is_single = policy(new) == Some(SINGLE);
@@ -93,7 +94,7 @@ fn check_single(new: &Value, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Adds the families of addresses that have none yet.
+/// Adds the families of addresses whose family is not listed yet.
 fn infer_families(new: &mut Value, cluster: &[&str], causes: &mut Vec<Cause>) {
     let (ips, mut families) = (list(new, "clusterIPs"), list(new, "ipFamilies"));
     let known = families.len();
@@ -111,7 +112,7 @@ fn infer_families(new: &mut Value, cluster: &[&str], causes: &mut Vec<Cause>) {
     }
 }
 
-/// Requested families that this cluster does not have.
+/// Errors for requested families that this cluster does not have.
 fn not_configured(new: &Value, old: Option<&Value>, cluster: &[&str]) -> Vec<Cause> {
     let families = list(new, "ipFamilies");
     let held = old.filter(|old| old["spec"]["type"] != "ExternalName");
@@ -144,8 +145,8 @@ fn add_families(new: &mut Value, cluster: &[&str], may_have_both: bool) {
     new["spec"]["ipFamilies"] = json!(families);
 }
 
-/// Whether both objects have PreferDualStack and the address fields are unchanged. Such a service keeps its addresses
-/// when the cluster gains or loses a family.
+/// Whether both objects have PreferDualStack and unchanged address fields. Such a service keeps its addresses when the
+/// cluster gains or loses a family.
 fn is_same_preference(new: &Value, old: &Value) -> bool {
     policy(new) == Some(PREFER)
         && policy(old).is_none_or(|policy| policy == PREFER)

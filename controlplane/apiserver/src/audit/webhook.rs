@@ -1,7 +1,7 @@
 //! The webhook backend: events go to a server in batches.
 //!
-//! The queue has a limit on events and on bytes. Requests do not wait for the server. If the queue is full, or the
-//! server does not accept a batch, the events are lost and counted. Source:
+//! The number and the bytes of queued events are limited. Requests do not wait for the server. If the queue is full, or
+//! the server does not accept a batch, the events are lost and counted. Source:
 //! `k8s.io/apiserver/plugin/pkg/audit/buffered`.
 
 use std::{
@@ -22,25 +22,25 @@ use crate::remote::Remote;
 
 /// Maximum bytes of the queued events.
 const MAX_BYTES: usize = 32 << 20;
-/// Maximum bytes of a batch; a larger event is a batch of its own.
+/// Maximum bytes of a batch. A larger event is a batch of its own.
 const MAX_BATCH_BYTES: usize = 4 << 20;
-/// Maximum duration of sending a batch, all attempts included.
+/// Timeout of sending a batch, including all attempts.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of the backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditWebhookConfig {
-    /// Kubeconfig file with the server.
+    /// Kubeconfig file of the server.
     pub file: PathBuf,
     /// Maximum number of queued events.
     pub buffer: usize,
-    /// Maximum number of events of a batch.
+    /// Maximum number of events in a batch.
     pub batch: usize,
-    /// Maximum time that an event waits for others of its batch.
+    /// Maximum time that an event waits for its batch to fill.
     pub wait: Duration,
 }
 
-/// The sending end of the queue.
+/// The sending half of the queue.
 pub(super) struct AuditWebhook {
     queue: mpsc::Sender<Message>,
     waiting: Arc<AtomicUsize>,
@@ -49,11 +49,11 @@ pub(super) struct AuditWebhook {
 
 enum Message {
     Event(String),
-    /// The task drops the sender when all earlier events were sent or lost.
+    /// The task drops the sender after all earlier events were sent or lost.
     Flush(oneshot::Sender<()>),
 }
 
-/// Sends batches.
+/// The task that sends batches.
 struct Sender {
     remote: Remote,
     config: AuditWebhookConfig,
@@ -133,7 +133,7 @@ impl Sender {
         if events.is_empty() {
             return;
         }
-        // The line end of each event was counted, too.
+        // The line end of each event was counted as well.
         let bytes: usize = events.iter().map(|event| event.len() + 1).sum();
         let head = r#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":["#;
         let body = format!("{head}{}]}}", events.join(","));

@@ -1,4 +1,4 @@
-//! Bootstrap tokens: `id.secret`, stored as Secrets in `kube-system`, for machines that join.
+//! Bootstrap tokens of joining machines: `id.secret`, stored as Secrets in `kube-system`.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::kind::by_resource;
@@ -12,7 +12,7 @@ const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const GROUP: &str = "system:bootstrappers";
 
-/// The users of bootstrap tokens, which are valid for this API server only.
+/// Authenticates bootstrap tokens, which are valid only for this API server.
 pub(super) struct BootstrapTokens {
     /// Audiences of this API server.
     pub(super) audiences: Vec<String>,
@@ -26,7 +26,7 @@ impl Authenticator for BootstrapTokens {
     }
 }
 
-/// The user of a token, if the token exists, is for authentication, and has not expired.
+/// The user of a token. `None` unless the token exists, permits authentication, and has not expired.
 fn user(cache: &Cache, token: &str) -> Option<User> {
     let (id, secret) = parts(token)?;
     let kind = by_resource("", "v1", "secrets")?;
@@ -34,7 +34,7 @@ fn user(cache: &Cache, token: &str) -> Option<User> {
     identity(&object.value(), (id, secret), jiff::Timestamp::now())
 }
 
-/// Six letters and digits, a dot, sixteen more: `[a-z0-9]{6}\.[a-z0-9]{16}`.
+/// Splits a token of the form `[a-z0-9]{6}\.[a-z0-9]{16}` into id and secret.
 fn parts(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.split_once('.')?;
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
@@ -49,7 +49,7 @@ fn identity(object: &Value, (id, secret): (&str, &str), now: jiff::Timestamp) ->
     let usable = object["type"] == TYPE
         && object["metadata"]["deletionTimestamp"].is_null()
         && field("token-id").as_deref() == Some(id)
-        // Digests are compared, so that the duration does not depend on the secret.
+        // Compare digests, so that the duration does not depend on the secret.
         && Sha256::digest(field("token-secret")?) == Sha256::digest(secret)
         && field("usage-bootstrap-authentication").as_deref() == Some("true");
     let lasts = match field("expiration") {
@@ -65,7 +65,7 @@ fn identity(object: &Value, (id, secret): (&str, &str), now: jiff::Timestamp) ->
     })
 }
 
-/// `system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]`: a token cannot give itself any other group.
+/// Whether a group has the form `system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]`. Tokens cannot have other groups.
 fn is_group(group: &str) -> bool {
     let Some(rest) = group.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix(':')) else { return false };
     let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();

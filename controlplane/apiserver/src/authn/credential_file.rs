@@ -1,4 +1,4 @@
-//! Reads files with credentials of users.
+//! Reads files that contain credentials of users.
 
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use std::{
 /// Maximum bytes of a file.
 const MAX_BYTES: u64 = 8 << 20;
 
-/// The text of a file. A warning is logged if all users of the machine may read or change the file.
+/// The text of a file. Logs a warning if all users of the machine can read or write the file.
 pub(super) fn read(path: &Path) -> io::Result<String> {
     let file = File::open(path)?;
     if is_exposed(file.metadata()?.permissions().mode()) {
@@ -24,7 +24,7 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Whether a mode lets users read or write that are neither the owner nor in the group.
+/// Whether a mode permits users other than the owner and the group to read or write.
 fn is_exposed(mode: u32) -> bool {
     mode & 0o006 != 0
 }

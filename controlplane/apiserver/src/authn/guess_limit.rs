@@ -1,8 +1,8 @@
-//! Limits how fast one source can guess passwords.
+//! Limits the rate at which one source can guess passwords.
 //!
-//! A password has less entropy than a token. After [`BURST`] wrong passwords, a source may send one each [`PERIOD`]; its
-//! further passwords are refused without a check. Each wrong password counts, also of parallel requests that began before
-//! the limit was reached, so the mean rate is the same for them.
+//! A password has less entropy than a token. After [`BURST`] wrong passwords a source may send one per [`PERIOD`];
+//! further passwords are refused without a check. All wrong passwords are counted, including those of parallel requests
+//! that started below the limit, so parallel requests do not increase the mean rate.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -11,17 +11,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Wrong passwords of one source without a pause.
+/// Number of wrong passwords of a source that are checked without a pause.
 const BURST: u32 = 10;
-/// Time in which a source gets one further attempt.
+/// Time after which a source gets another attempt.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Number of counters. Sources share them by a keyed hash, so the memory is constant.
 const COUNTERS: usize = 1024;
 
-/// The wrong passwords of all sources.
+/// Counters of the wrong passwords of all sources.
 pub(super) struct GuessLimit {
     hasher: RandomState,
-    /// For each counter the time at which all its attempts are available again. None: all are available.
+    /// For each counter the time at which all attempts are available again. `None` if all are available.
     full: Mutex<Box<[Option<Instant>]>>,
 }
 
@@ -32,7 +32,7 @@ impl GuessLimit {
         Self { hasher: RandomState::new(), full: Mutex::new(vec![None; COUNTERS].into()) }
     }
 
-    /// Whether a password of this source is checked now.
+    /// Whether a password of this source may be checked now.
     pub(super) fn allows(&self, source: Option<IpAddr>, now: Instant) -> bool {
         let at = self.counter(source);
         let full = self.counters().get(at).copied().flatten();

@@ -1,6 +1,6 @@
-//! The last use of tokens in Secrets: a label of the Secret, written at most once a day.
+//! Records the last use of tokens in Secrets in a label of the Secret, at most once a day.
 //!
-//! Source: `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`. An administrator finds unused tokens by the label.
+//! Source: `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`. Administrators find unused tokens by the label.
 
 use std::sync::Weak;
 
@@ -16,9 +16,9 @@ use crate::cache::Cache;
 
 /// Label with the day (UTC) of the last use.
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
-/// Label with the day since which the token is invalid.
+/// Label with the day (UTC) since which the token is invalid.
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
-/// Capacity of the queue. A use that does not fit is recorded with the next request.
+/// Capacity of the queue. A use that does not fit is recorded at the next request.
 const QUEUE_CAPACITY: usize = 64;
 
 /// A Secret whose token was used.
@@ -29,17 +29,17 @@ pub(crate) struct TokenUse {
     uid: Value,
 }
 
-/// The sender of the queue of uses.
+/// The sending half of the queue of uses.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenUseQueue(mpsc::Sender<TokenUse>);
 
-/// A queue of uses for [`record`].
+/// Creates a queue of uses for [`record`].
 pub(crate) fn queue() -> (TokenUseQueue, mpsc::Receiver<TokenUse>) {
     let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
     (TokenUseQueue(sender), receiver)
 }
 
-/// Whether an administrator or the cleaner of unused tokens has marked the Secret's token as invalid.
+/// Whether an administrator or the cleaner of unused tokens has marked the token of a Secret as invalid.
 pub(super) fn is_invalid(secret: &Value) -> bool {
     secret["metadata"]["labels"][INVALID_SINCE].as_str().is_some_and(|since| !since.is_empty())
 }
@@ -47,14 +47,14 @@ pub(super) fn is_invalid(secret: &Value) -> bool {
 // === impl TokenUseQueue ===
 
 impl TokenUseQueue {
-    /// Queues the use of a Secret's token, unless the label has today's day.
+    /// Queues the use of a Secret's token, unless the label has the current day.
     pub(super) fn note(&self, secret: &Value) {
         if is_recorded(secret, jiff::Timestamp::now()) {
             return;
         }
         let metadata = &secret["metadata"];
         let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
-        // When the queue is full, the next request queues the use again.
+        // If the queue is full, the next request queues the use again.
         let _ = self.0.try_send(TokenUse {
             namespace: text("namespace"),
             name: text("name"),
@@ -63,7 +63,7 @@ impl TokenUseQueue {
     }
 }
 
-/// Whether the label has the day of `now`, or the next one: another server's clock may be ahead.
+/// Whether the label has the day of `now` or the following day: another server's clock may be ahead.
 fn is_recorded(secret: &Value, now: jiff::Timestamp) -> bool {
     let label = secret["metadata"]["labels"][LAST_USED].as_str().unwrap_or_default();
     let tomorrow = now + jiff::SignedDuration::from_hours(24);
@@ -77,7 +77,7 @@ fn day(at: jiff::Timestamp) -> String {
 /// A request that sets the label of a Secret.
 pub(crate) type LabelRequest = Request<Full<Bytes>>;
 
-/// Writes the labels, until the server is dropped. `send` sends a request; it returns `None` after the end of the server.
+/// Writes the labels until the server is dropped. `send` sends a request; it returns `None` after the server has ended.
 pub(crate) async fn record<S>(cache: Weak<Cache>, mut uses: mpsc::Receiver<TokenUse>, send: S)
 where
     S: Fn(LabelRequest) -> BoxFuture<'static, Option<StatusCode>> + Send,
@@ -86,7 +86,7 @@ where
         let Some(cache) = cache.upgrade() else { return };
         let Some(kind) = by_resource("", "v1", "secrets") else { return };
         let now = jiff::Timestamp::now();
-        // Concurrent requests queue the same use several times.
+        // Concurrent requests may queue the same use several times.
         let secret = cache.get(kind, &namespace, &name);
         if secret.is_none_or(|secret| is_recorded(&secret.value(), now)) {
             continue;

@@ -1,4 +1,4 @@
-//! Users of OpenID Connect issuers: JSON web tokens that another server signs.
+//! Authenticates users of OpenID Connect issuers: JSON web tokens that another server signs.
 //!
 //! Source: `k8s.io/apiserver/plugin/pkg/authenticator/token/oidc`.
 
@@ -33,7 +33,7 @@ struct Issuer {
     keys: Keys,
 }
 
-/// Why a token of a known issuer is refused.
+/// Reason why a token of a known issuer is refused.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("cannot get the keys of the issuer: {0}")]
@@ -66,7 +66,7 @@ impl Issuers {
         configs.into_iter().map(issuer).collect::<Result<Vec<_>, String>>().map(Self)
     }
 
-    /// Authenticates a token. The result may outlive these issuers.
+    /// Authenticates a token. The returned future may outlive these issuers.
     fn authenticate<'a>(&self, credential: &'a Credential<'a>) -> Authenticating<'a> {
         let Some(token) = credential.token else { return known(None) };
         match self.find(token).cloned() {
@@ -80,7 +80,7 @@ impl Issuers {
         if self.0.is_empty() {
             return None;
         }
-        // The issuer is not verified yet: it only chooses the keys.
+        // The issuer is not verified yet: it only selects the keys.
         let issuer = unverified_issuer(token)?;
         self.0.iter().find(|one| one.config.url == issuer)
     }
@@ -101,7 +101,7 @@ impl Issuer {
 
     async fn verified(&self, token: &str) -> Result<User, Refusal> {
         let now = jiff::Timestamp::now().as_second();
-        // Without ES512 the other branch refuses the token: its algorithm is unknown there.
+        // If ES512 is not allowed, the other branch refuses the token, because it does not support the algorithm.
         let claims = match es512::header(token).filter(|_| self.config.has_es512) {
             Some(header) => {
                 let key = self.keys.find(header.kid.as_deref()).await.map_err(Refusal::Keys)?;
@@ -117,7 +117,7 @@ impl Issuer {
         Ok(claims::user(&self.config, &claims)?)
     }
 
-    /// The claims of a valid token, except one that is signed with ES512.
+    /// The claims of a valid token. ES512 is not supported here.
     async fn claims(&self, token: &str) -> Result<Value, Refusal> {
         let header = decode_header(token)?;
         if !self.config.algorithms.contains(&header.alg) {
@@ -134,7 +134,7 @@ impl Issuer {
     }
 }
 
-/// The issuer that a token names, without any check of the token.
+/// The issuer that a token names. The token is not verified.
 fn unverified_issuer(token: &str) -> Option<String> {
     let mut parts = token.split('.');
     let (_header, payload, _signature) = (parts.next()?, parts.next()?, parts.next()?);

@@ -11,8 +11,8 @@ use ring::{hmac, rand::SystemRandom};
 
 use super::{Authenticating, Authenticator, Credential, User, credential_file, known};
 
-/// Users by the digest of `user:password`. A random key makes the digests unpredictable for clients, so the duration of a
-/// look-up says nothing about the passwords, nor about which users exist.
+/// Users by the digest of `user:password`. Clients cannot predict the digests, because the key is random. The duration
+/// of a look-up therefore reveals neither passwords nor user names.
 pub(super) struct PasswordFile {
     key: hmac::Key,
     users: HashMap<Box<[u8]>, User>,
@@ -28,7 +28,7 @@ struct Account {
 
 impl PasswordFile {
     /// # Errors
-    /// The file cannot be read, or a record is invalid. The reason contains no password.
+    /// The file cannot be read, or a record is invalid. The error text contains no password.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let text = credential_file::read(path).map_err(|error| error.to_string())?;
         Self::parse(&text)
@@ -45,12 +45,12 @@ impl PasswordFile {
             let line = record.position().map_or(0, csv::Position::line);
             let account = account(&record).map_err(|reason| format!("line {line}: {reason}"))?;
             let name = account.user.name.clone();
-            // As upstream, the last record of a user counts.
+            // As upstream, the last record of a user is used.
             if accounts.insert(name.clone(), account).is_some() {
                 tracing::warn!(
                     user = name,
                     line,
-                    "a user of the password file has several records; the last one counts"
+                    "a user of the password file has several records; the last one is used"
                 );
             }
         }
@@ -83,7 +83,7 @@ fn account(record: &csv::StringRecord) -> Result<Account, &'static str> {
     if password.is_empty() || name.is_empty() {
         return Err("the password and the user must not be empty");
     }
-    // The header ends the name at the first colon (RFC 7617).
+    // The name in the header ends at the first colon (RFC 7617).
     if name.contains(':') {
         return Err("the user must not contain a colon");
     }

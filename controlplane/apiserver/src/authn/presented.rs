@@ -1,7 +1,7 @@
-//! The credential that the headers of a request present: the header `Authorization`, or a token among the protocols of a
-//! WebSocket, because browsers cannot set headers of a WebSocket.
+//! Reads the credential of a request: the header `Authorization`, or a token among the protocols of a WebSocket,
+//! because browsers cannot set headers of a WebSocket.
 //!
-//! Source of the second: `k8s.io/apiserver/pkg/authentication/request/websocket`.
+//! Source of the WebSocket protocol: `k8s.io/apiserver/pkg/authentication/request/websocket`.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue, header};
 
 use crate::web_socket;
 
-/// Start of the protocol that contains a token.
+/// Prefix of the protocol that contains a token.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The credential of the headers.
@@ -44,8 +44,8 @@ pub(super) fn read(headers: &HeaderMap) -> Presented<'_> {
     }
 }
 
-/// The token among the protocols of a WebSocket. As upstream, the client offers a second protocol, which the server can
-/// accept.
+/// The token among the protocols of a WebSocket. As upstream, the client must offer a second protocol, which the server
+/// can accept.
 fn of_web_socket(headers: &HeaderMap) -> Presented<'_> {
     if !web_socket::is_upgrade(headers) {
         return Presented::Nothing;
@@ -63,7 +63,7 @@ fn of_web_socket(headers: &HeaderMap) -> Presented<'_> {
     }
 }
 
-/// Removes the token from the protocols of a WebSocket, so that no backend gets it.
+/// Removes the token from the protocols of a WebSocket, so that it is not forwarded to another server.
 pub(crate) fn remove_token(headers: &mut HeaderMap) {
     let name = header::SEC_WEBSOCKET_PROTOCOL;
     let has_token = |value: &HeaderValue| {

@@ -1,5 +1,5 @@
-//! Users that an authenticating proxy names in request headers. The proxy authenticates with a client certificate of
-//! its own certificate authority.
+//! Users in the request headers of an authenticating proxy. The proxy authenticates with a client certificate of its
+//! own certificate authority.
 //!
 //! Source: `k8s.io/apiserver/pkg/authentication/request/headerrequest`.
 
@@ -18,13 +18,13 @@ const MAX_VALUES: usize = 1000;
 /// The settings of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestHeaderConfig {
-    /// File with the authorities of the proxy's certificate.
+    /// File with the certificate authorities of the proxy.
     pub client_ca_file: PathBuf,
-    /// Common names of the certificate; empty allows all.
+    /// Common names that the proxy's certificate may have. Empty allows all.
     pub allowed_names: Vec<String>,
-    /// Headers with the user name. The first header that is set is used.
+    /// Headers with the user name. The first non-empty header is used.
     pub username_headers: Vec<String>,
-    /// Headers with the uid. The first header that is set is used.
+    /// Headers with the uid. The first non-empty header is used.
     pub uid_headers: Vec<String>,
     /// Headers with groups.
     pub group_headers: Vec<String>,
@@ -32,7 +32,7 @@ pub struct RequestHeaderConfig {
     pub extra_prefixes: Vec<String>,
 }
 
-/// The users of the proxy.
+/// Authenticates the users that the proxy names.
 pub(super) struct RequestHeaders(pub(super) RequestHeaderConfig);
 
 /// Determines whether the cluster or the proxy issued a certificate.
@@ -45,8 +45,8 @@ pub(crate) struct PeerVerifier {
 
 impl PeerVerifier {
     /// # Errors
-    /// An authority is invalid. Or both have a certificate in common, and each certificate of the proxy's authority may name
-    /// users: then each client of the cluster could name any user.
+    /// An authority is invalid. Or both authorities have a certificate in common while all names are allowed: every
+    /// client of the cluster could then name any user.
     pub(super) fn new(cluster: &str, proxy: &str, allows_all: bool) -> Result<Self, String> {
         let certificates = |pem: &str| -> Vec<_> {
             CertificateDer::pem_slice_iter(pem.as_bytes()).filter_map(Result::ok).collect()
@@ -100,7 +100,7 @@ impl RequestHeaders {
         names.next().is_none() && (allowed.is_empty() || allowed.iter().any(|one| one == name))
     }
 
-    /// The user that the headers name. `None` without a user name.
+    /// The user in the headers. `None` without a user name.
     fn user(&self, headers: &HeaderMap) -> Option<User> {
         let config = &self.0;
         let values = |name: &String| {

@@ -1,5 +1,5 @@
-//! Service-account tokens: JSON web tokens that this server or an external signer signs, and their check, with the
-//! objects that they are bound to.
+//! Service account tokens: issues JSON web tokens, and authenticates them with a check of the objects that they are
+//! bound to.
 
 use std::sync::Arc;
 
@@ -14,15 +14,17 @@ use crate::{cache::Cache, error::Result};
 
 /// Tolerated clock difference in seconds.
 const LEEWAY: i64 = 10;
+/// Seconds after the end of its grace period for which the tokens of a terminating pod are valid, as upstream.
+const TERMINATING_SECONDS: i64 = 60;
 
-/// Issuer of tokens in Secrets, which Kubernetes made before 1.24 and makes on demand since.
+/// Issuer of tokens in Secrets. Kubernetes created these automatically before 1.24, and creates them on request since.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 
 /// The signing keys, and the issuers and default audiences of the tokens.
 pub(crate) struct Tokens {
     pub(crate) keys: TokenKeys,
-    /// The first one issues tokens. Tokens of all of them are accepted.
+    /// The first one issues new tokens. Tokens of all of them are accepted.
     issuers: Vec<String>,
     pub(crate) audiences: Vec<String>,
     legacy_uses: TokenUseQueue,
@@ -35,14 +37,14 @@ pub(crate) struct Claims<'a> {
     pub(crate) uid: &'a str,
     pub(crate) audiences: &'a [String],
     pub(crate) seconds: i64,
-    /// Validity in seconds if it is longer than what the client learns.
+    /// Validity in seconds if it is longer than the one that the client learns.
     pub(crate) extended: Option<i64>,
-    /// Claims about the bound objects, by `pod`, `secret` or `node`: name and uid. The token is invalid once the bound
-    /// object is deleted.
+    /// Name and uid of the bound objects by `pod`, `secret` or `node`. The token becomes invalid when a bound object is
+    /// deleted.
     pub(crate) bound: Value,
 }
 
-/// The service accounts of signed tokens.
+/// Authenticates signed tokens as service accounts.
 pub(super) struct ServiceAccounts(pub(super) Arc<Tokens>);
 
 impl Authenticator for ServiceAccounts {
@@ -59,7 +61,7 @@ impl Authenticator for ServiceAccounts {
 }
 
 impl Tokens {
-    /// Creates the issuer of tokens that these keys sign. `issuers` has at least one name.
+    /// The issuer for tokens signed by these keys. `issuers` must not be empty.
     pub(crate) fn new(
         keys: TokenKeys,
         issuers: Vec<String>,
@@ -74,12 +76,12 @@ impl Tokens {
         self.issuers.first().map_or("", String::as_str)
     }
 
-    /// Whether this is the name of one of the issuers.
+    /// Whether `name` is one of the issuers.
     pub(crate) fn is_issuer(&self, name: &str) -> bool {
         self.issuers.iter().any(|own| own == name)
     }
 
-    /// A signed token and the second when it ends, for the client.
+    /// A signed token and its expiry for the client, in seconds since 1970.
     pub(crate) async fn issue(&self, claims: &Claims<'_>) -> Result<(String, i64)> {
         let now = jiff::Timestamp::now().as_second();
         let until = now + claims.seconds;
@@ -102,8 +104,8 @@ impl Tokens {
         Ok((self.keys.sign(&payload).await?, until))
     }
 
-    /// The service account of a token. `None` if another key signed the token, it is not valid now or for these
-    /// audiences, or the account or a bound object does not exist any more.
+    /// The service account of a token. `None` if another key signed the token, it is not valid now or not for these
+    /// audiences, or the account or a bound object no longer exists.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.keys.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {
@@ -120,7 +122,8 @@ impl Tokens {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
         }
         if let Some(node) = about.get("node") {
-            // A token that is bound to a node alone is valid while the Node exists. A pod's token needs only the pod.
+            // A token that is bound only to a node is valid while the Node exists. A pod's token depends only on the
+            // pod.
             if about.get("pod").is_none() {
                 require_live(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
             }
@@ -142,8 +145,8 @@ impl Tokens {
         Some(user)
     }
 
-    /// The account of a token in a Secret, while the Secret has the token and both objects exist. Such a token does not
-    /// expire, and its only audience is this server.
+    /// The account of a token in a Secret. Valid while the Secret contains the token and both objects exist. Such a
+    /// token does not expire, and its only audience is this server.
     fn legacy_user(&self, cache: &Cache, token: &str, claims: &Value, audiences: &[String]) -> Option<User> {
         let for_us = audiences.iter().any(|one| self.audiences.contains(one));
         let claim = |name: &str| claims[format!("kubernetes.io/serviceaccount/{name}")].as_str();
@@ -156,7 +159,8 @@ impl Tokens {
         let is_live = secret["metadata"]["deletionTimestamp"].is_null();
         (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
         require_live(cache, "serviceaccounts", (namespace, name, uid))?;
-        // As upstream, the use of a refused token is recorded too: an administrator sees that it is needed.
+        // As upstream, the use of a refused token is also recorded, so that an administrator sees that the token is
+        // still used.
         self.legacy_uses.note(&secret);
         if legacy_use::is_invalid(&secret) {
             let name = claim("secret.name").unwrap_or_default();
@@ -206,7 +210,7 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
     user
 }
 
-/// Whether a service account names a Secret.
+/// Whether the `secrets` of a service account list a Secret.
 fn names_secret(cache: &Cache, (namespace, name): (&str, &str), secret: &str) -> bool {
     let kind = coracle_kinds::kind::by_resource("", "v1", "serviceaccounts");
     let account = kind.and_then(|kind| cache.get(kind, namespace, name));
@@ -216,11 +220,39 @@ fn names_secret(cache: &Cache, (namespace, name): (&str, &str), secret: &str) ->
     })
 }
 
-/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing.
+/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for a
+/// limited time.
 fn require_live(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let fields: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "uid"]];
     let object = cache.get(kind, namespace, name)?.part(fields);
-    let live = object["metadata"]["deletionTimestamp"].is_null() || resource == "pods";
-    (live && object["metadata"]["uid"] == uid).then_some(())
+    let deletion = &object["metadata"]["deletionTimestamp"];
+    let is_live = match resource {
+        "pods" => is_pod_live(deletion, jiff::Timestamp::now().as_second()),
+        _ => deletion.is_null(),
+    };
+    (is_live && object["metadata"]["uid"] == uid).then_some(())
+}
+
+/// Whether the tokens of a pod with this `deletionTimestamp`, the end of its grace period, are valid at a second. A node
+/// that never confirms the deletion must not keep them for ever. Source: `invalidIfDeletedBefore` in `pkg/serviceaccount`.
+fn is_pod_live(deletion: &Value, now: i64) -> bool {
+    let end = deletion.as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
+    deletion.is_null() || end.is_some_and(|end| now <= end.as_second().saturating_add(TERMINATING_SECONDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_a_terminating_pod_end_a_minute_after_its_grace_period() {
+        let end: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let deletion = json!(end.to_string());
+        for (after, expect) in [(-3600, true), (0, true), (60, true), (61, false)] {
+            assert_eq!(is_pod_live(&deletion, end.as_second() + after), expect, "{after}");
+        }
+        assert!(is_pod_live(&Value::Null, end.as_second()));
+        assert!(!is_pod_live(&json!("soon"), end.as_second()));
+    }
 }

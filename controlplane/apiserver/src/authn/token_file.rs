@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Authenticating, Authenticator, Credential, User, credential_file, known};
 
-/// Users by the digest of their token, so that the duration of a look-up does not depend on the token.
+/// Users by the digest of their token. The duration of a look-up therefore reveals nothing about tokens.
 pub(crate) struct TokenFile {
     users: HashMap<[u8; 32], User>,
 }

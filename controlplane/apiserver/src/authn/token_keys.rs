@@ -1,4 +1,4 @@
-//! The keys of service account tokens: this server's own key, or those of an external signer.
+//! The keys of service account tokens: this server's own key, or the keys of an external signer.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::{ApiError, Result};
 /// The keys that sign tokens and verify them.
 pub(crate) enum TokenKeys {
     Own(Box<OwnKey>),
-    /// A process that has the private keys.
+    /// A process that holds the private keys.
     External(Arc<TokenSigner>),
 }
 
@@ -26,12 +26,12 @@ pub(crate) struct OwnKey {
 // === impl TokenKeys ===
 
 impl TokenKeys {
-    /// The keys of the signer, if there is one, else the own key. `None` if that is invalid.
+    /// The keys of the signer, otherwise the server's own key. `None` if that key is invalid.
     pub(crate) fn new(signer: Option<Arc<TokenSigner>>, own: &[u8]) -> Option<Self> {
         signer.map_or_else(|| Self::own(own), |signer| Some(Self::External(signer)))
     }
 
-    /// From a PKCS#8 key on the P-256 curve.
+    /// Reads a PKCS#8 key on the P-256 curve.
     pub(crate) fn own(pkcs8: &[u8]) -> Option<Self> {
         let random = ring::rand::SystemRandom::new();
         let algorithm = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
@@ -40,7 +40,7 @@ impl TokenKeys {
         Some(Self::Own(Box::new(OwnKey { pair, id })))
     }
 
-    /// Maximum validity of tokens in seconds.
+    /// Maximum validity of tokens in seconds. `None` for no limit.
     pub(crate) fn max_seconds(&self) -> Option<i64> {
         match self {
             Self::Own(_) => None,
@@ -48,11 +48,11 @@ impl TokenKeys {
         }
     }
 
-    /// A token with these claims.
+    /// Signs a token with these claims.
     pub(crate) async fn sign(&self, claims: &Value) -> Result<String> {
         match self {
             Self::Own(key) => key.sign(&json!({"alg": "ES256", "kid": key.id, "typ": "JWT"}), claims),
-            // As upstream, the client gets a server error. The reason may name paths, so it is for the log.
+            // As upstream, the client gets a server error. The reason is only logged, because it may contain paths.
             Self::External(signer) => signer.sign(claims).await.map_err(|error| {
                 tracing::warn!(%error, "cannot sign a service account token");
                 ApiError::internal("failed to generate token: the external signer failed")
@@ -60,7 +60,7 @@ impl TokenKeys {
         }
     }
 
-    /// The claims of a token that one of the keys has signed.
+    /// The claims of a token. `None` unless one of the keys has signed it.
     pub(crate) fn verified(&self, token: &str) -> Option<Value> {
         match self {
             Self::Own(key) => key.verified(token),
@@ -68,14 +68,14 @@ impl TokenKeys {
         }
     }
 
-    /// The external signer, if a token of one of the issuers names a key that is not known yet.
+    /// The external signer, if a token of one of these issuers names an unknown key.
     pub(crate) fn unknown_to(&self, token: &str, issuers: &[String]) -> Option<&TokenSigner> {
         let Self::External(signer) = self else { return None };
         let is_issued = || issuers.iter().any(|issuer| is_of(token, issuer));
         (signer.is_unknown(token) && is_issued()).then_some(signer)
     }
 
-    /// Whether the keys are this server's own. Those of an external signer can change at any time.
+    /// Whether the keys are this server's own. The keys of an external signer can change at any time.
     pub(crate) fn are_own(&self) -> bool {
         matches!(self, Self::Own(_))
     }
@@ -88,7 +88,7 @@ impl TokenKeys {
         }
     }
 
-    /// The algorithms that may have signed a token.
+    /// The algorithms with which tokens may be signed.
     pub(crate) fn algorithms(&self) -> Vec<&'static str> {
         match self {
             Self::Own(_) => vec!["ES256"],
@@ -135,7 +135,7 @@ impl OwnKey {
     }
 }
 
-/// Whether a token, which is not verified, names this issuer.
+/// Whether an unverified token names this issuer.
 fn is_of(token: &str, issuer: &str) -> bool {
     #[derive(serde::Deserialize)]
     struct Issued {

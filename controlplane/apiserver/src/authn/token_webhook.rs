@@ -13,7 +13,7 @@ use crate::remote::{
     cache::{Outcome, ResponseCache, key},
 };
 
-/// Maximum duration of a call.
+/// Timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a token that is sent to the webhook.
 const MAX_TOKEN: usize = 16 << 10;
@@ -25,7 +25,7 @@ const MAX_VALUES: usize = 1000;
 pub struct TokenWebhookConfig {
     /// Kubeconfig file with the webhook's URL.
     pub file: PathBuf,
-    /// Time to live of cached responses, rejected tokens included.
+    /// Time to live of cached responses, including rejections.
     pub cache: Duration,
     /// Version of the reviews: `v1` or `v1beta1`.
     pub version: String,
@@ -51,25 +51,25 @@ impl TokenWebhook {
         Ok(Self { remote, config, audiences, answers: ResponseCache::new() })
     }
 
-    fn ask<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> BoxFuture<'a, Option<User>> {
+    fn review<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> BoxFuture<'a, Option<User>> {
         Box::pin(async move {
-            let question = self.question(token, audiences);
-            let review = json!({
+            let cache_key = self.cache_key(token, audiences);
+            let request = json!({
                 "apiVersion": format!("authentication.k8s.io/{}", self.config.version),
                 "kind": "TokenReview",
                 "metadata": {},
                 "spec": {"token": token, "audiences": audiences},
             });
-            let answered = self.remote.post(&review).await;
+            let answered = self.remote.post(&request).await;
             let user = answered.and_then(|answer| user(&answer["status"], (audiences, &self.audiences)));
             match user {
                 Ok(user) => {
                     let user = user.map(Arc::new);
                     let outcome = if user.is_some() { Outcome::Accepted } else { Outcome::Refused };
-                    self.answers.insert(question, user.clone(), (outcome, self.config.cache));
+                    self.answers.insert(cache_key, user.clone(), (outcome, self.config.cache));
                     user.map(Arc::unwrap_or_clone)
                 }
-                // Failures are not cached.
+                // Failed calls are not cached.
                 Err(reason) => {
                     tracing::warn!(reason, "the token webhook failed");
                     None
@@ -78,7 +78,7 @@ impl TokenWebhook {
         })
     }
 
-    fn question(&self, token: &str, audiences: &[String]) -> crate::remote::cache::Key {
+    fn cache_key(&self, token: &str, audiences: &[String]) -> crate::remote::cache::Key {
         let parts = [token].into_iter().chain(audiences.iter().map(String::as_str));
         key(&parts.map(str::as_bytes).collect::<Vec<_>>())
     }
@@ -89,15 +89,15 @@ impl Authenticator for TokenWebhook {
         let Some(token) = credential.token.filter(|token| token.len() <= MAX_TOKEN) else {
             return known(None);
         };
-        match self.answers.get(&self.question(token, credential.audiences)) {
+        match self.answers.get(&self.cache_key(token, credential.audiences)) {
             Some(user) => known(user.map(Arc::unwrap_or_clone)),
-            None => Either::Right(self.ask(token, credential.audiences)),
+            None => Either::Right(self.review(token, credential.audiences)),
         }
     }
 }
 
-/// The user in a response, or `None` if the token is invalid. If the response has no audiences, the token is valid for
-/// this API server only.
+/// The user in a response, or `None` if the token is invalid. A response without audiences is valid only for this API
+/// server.
 fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<User>, String> {
     match status["authenticated"].as_bool() {
         Some(true) => {}
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::{cache::Cache, remote::tests::Hook};
 
-    async fn ask(webhook: &TokenWebhook, token: &str, audience: &str) -> Option<User> {
+    async fn review(webhook: &TokenWebhook, token: &str, audience: &str) -> Option<User> {
         let (cache, audiences) = (Cache::new(0), [audience.to_owned()]);
         let credential = Credential { token: Some(token), audiences: &audiences, ..Credential::none(&cache) };
         webhook.authenticate(&credential).await
@@ -167,17 +167,17 @@ mod tests {
         .await;
         let webhook = webhook(&hook);
         for _ in 0..3 {
-            let ann = ask(&webhook, "good", "api").await.unwrap();
+            let ann = review(&webhook, "good", "api").await.unwrap();
             assert_eq!(
                 (ann.name.as_str(), ann.uid.as_str(), &ann.extra["a"]),
                 ("ann", "7", &vec!["b".to_owned()])
             );
             assert_eq!(ann.groups, ["dev", "system:authenticated"]);
-            assert_eq!(ask(&webhook, "bad", "api").await, None);
+            assert_eq!(review(&webhook, "bad", "api").await, None);
         }
         assert_eq!(hook.count(), 2);
-        assert_eq!(ask(&webhook, "good", "other").await, None);
-        assert_eq!(ask(&webhook, &"x".repeat(MAX_TOKEN + 1), "api").await, None);
+        assert_eq!(review(&webhook, "good", "other").await, None);
+        assert_eq!(review(&webhook, &"x".repeat(MAX_TOKEN + 1), "api").await, None);
         assert_eq!(hook.count(), 3);
     }
 
@@ -195,7 +195,7 @@ mod tests {
         ] {
             let text = json!({"status": status}).to_string();
             let hook = Hook::start(move |_| (200, text.clone())).await;
-            assert_eq!(ask(&webhook(&hook), "good", "api").await, None, "{status}");
+            assert_eq!(review(&webhook(&hook), "good", "api").await, None, "{status}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Client certificates that the TLS layer verified: the common name is the user, organizations are the groups. A
-//! certificate with several common names or uids is refused.
+//! Client certificates that the TLS layer has verified: the common name is the user name, organizations are the groups.
+//! A certificate with several common names or uids is refused.
 
 use rustls_pki_types::CertificateDer;
 use sha2::Digest as _;
@@ -7,15 +7,16 @@ use x509_parser::prelude::{FromDer as _, X509Certificate, X509Name};
 
 use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 
-/// The name in the client certificate of the API server for kubelets, as upstream. As a client of an API server it is
-/// refused: a node can report the API server's address as its own, and a request for its kubelet would come back here
-/// with all permissions.
+/// The common name of the API server's client certificate for kubelets, as upstream. A client of the API server with
+/// this name is refused: a node can report the API server's address as its own, and the request to its kubelet would
+/// arrive here with all permissions.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 
-/// The attribute of the subject with the user's uid: 1.3.6.1.4.1.57683.2, in DER. Source: `k8s.io/apimachinery/pkg/apis/asn1`.
+/// Object identifier of the subject attribute with the user's uid: 1.3.6.1.4.1.57683.2, in DER. Source:
+/// `k8s.io/apimachinery/pkg/apis/asn1`.
 const UID: [u8; 9] = [0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
 
-/// The users of client certificates.
+/// Authenticates users by client certificate.
 pub(super) struct ClientCertificates;
 
 impl Authenticator for ClientCertificates {
@@ -44,7 +45,8 @@ fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     (!name.is_empty()).then_some(user)
 }
 
-/// The uid of a subject; empty if there is none. `None` if the subject has several, or one that is empty or not a text.
+/// The uid of a subject, or an empty text if it has none. `None` if the subject has several uids, or an empty or
+/// invalid one.
 fn uid(subject: &X509Name<'_>) -> Option<String> {
     let mut uids = subject.iter_attributes().filter(|one| one.attr_type().as_bytes() == UID);
     match (uids.next(), uids.next()) {

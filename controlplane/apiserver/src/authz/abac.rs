@@ -1,4 +1,4 @@
-//! The mode `ABAC`: a file in which each line is one policy in JSON. The file is read at the start.
+//! The mode `ABAC`: a file with one policy in JSON per line. The file is read at the start.
 //!
 //! Source: `k8s.io/kubernetes/pkg/auth/authorizer/abac`.
 
@@ -98,7 +98,7 @@ impl Authorizer for Abac {
 // === impl OldLine ===
 
 impl From<OldLine> for Policy {
-    /// A field that is absent matches everything, and each line matches all API groups.
+    /// An absent field matches everything, and the policy applies to all API groups.
     fn from(old: OldLine) -> Self {
         let or_all = |text: String| if text.is_empty() { "*".to_owned() } else { text };
         let names_nothing = old.namespace.is_empty() && old.resource.is_empty();
@@ -135,7 +135,7 @@ impl Policy {
         Ok(line.spec.with_wildcard())
     }
 
-    /// The policy whose wildcard of users matches authenticated users only.
+    /// The policy with its user wildcard restricted to authenticated users.
     fn with_wildcard(mut self) -> Self {
         if self.user == "*" || self.group == "*" {
             self.user.clear();
@@ -148,7 +148,7 @@ impl Policy {
         self.is_for(attributes.user) && self.has_verb(attributes.verb) && self.names(attributes)
     }
 
-    /// The policy as rules: one for resources, one for other paths.
+    /// The policy as rules: one for resources, one for non-resource paths.
     fn rules(&self) -> Vec<Rule> {
         let one = |text: &str| vec![text.to_owned()];
         let verbs = if self.readonly { &["get", "list", "watch"][..] } else { &["*"] };

@@ -1,4 +1,4 @@
-//! Permissions of the control plane's controllers. Only calls within this process get them. A network client with the
+//! Permissions of the control plane's controllers. Only calls within this process have them. A network client with the
 //! same user name (by certificate or impersonation) has only the permissions of its roles.
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision};
@@ -12,8 +12,8 @@ impl Authorizer for Components {
     }
 }
 
-/// Whether a controller of this process may send a request. All kinds are allowed, because the garbage collector and the
-/// namespace controller need them. Streams into pods are not: no controller opens one.
+/// Whether a controller of this process may send a request. All kinds are allowed, because the garbage collector and
+/// the namespace controller need them. Streams into pods are not allowed: no controller opens one.
 fn allows(attributes: &AccessAttributes<'_>) -> bool {
     let Some(resource) = &attributes.info.resource else { return false };
     let subresource = resource.subresource.split('/').next().unwrap_or_default();

@@ -18,7 +18,7 @@ const MAX_COST: u64 = 2_500_000;
 static REQUEST: LazyLock<Type> = LazyLock::new(request);
 static NONE: LazyLock<Shared> = LazyLock::new(Shared::default);
 
-/// The conditions of one webhook. Without any, all requests match.
+/// The conditions of one webhook. Without conditions all requests match.
 #[derive(Debug, Default)]
 pub(super) struct MatchConditions(Vec<Program>);
 
@@ -90,7 +90,7 @@ fn with_empty_fields(spec: &Value) -> Value {
             fields.insert("groups".to_owned(), groups);
         }
         fields.entry("uid").or_insert_with(|| "".into());
-        // Indexing adds null for absent fields.
+        // Remove the nulls that indexing has added for absent fields.
         fields.retain(|_, value| !value.is_null());
     }
     spec

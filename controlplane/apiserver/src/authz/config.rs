@@ -22,9 +22,9 @@ use super::{
 
 /// Maximum bytes of the file.
 const LIMIT: u64 = 1 << 20;
-/// Maximum duration of a call to a webhook that flags configure, as upstream.
+/// Timeout of a call to a webhook that is configured by flags, as upstream.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum duration of a call that a file may set, as upstream.
+/// Maximum timeout of a call in a configuration file, as upstream.
 const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of authorization.
@@ -32,9 +32,9 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct AuthorizationConfig {
     /// Names of the authorizers in their order: `Node`, `RBAC`, `ABAC`, `Webhook`, `AlwaysAllow`, `AlwaysDeny`.
     pub modes: Vec<String>,
-    /// Policies of the mode `ABAC`.
+    /// Policy file of the mode `ABAC`.
     pub policy_file: Option<PathBuf>,
-    /// Kubeconfig of the mode `Webhook`.
+    /// Kubeconfig file of the mode `Webhook`.
     pub webhook_file: Option<PathBuf>,
     /// Time to live of cached decisions that allow a request.
     pub webhook_authorized: Duration,
@@ -42,7 +42,7 @@ pub struct AuthorizationConfig {
     pub webhook_unauthorized: Duration,
     /// Version of the reviews: `v1` or `v1beta1`.
     pub webhook_version: String,
-    /// A file of upstream's `AuthorizationConfiguration`, instead of modes.
+    /// Authorization configuration file, in upstream's format `AuthorizationConfiguration`. Replaces the modes.
     pub file: Option<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ impl Default for AuthorizationConfig {
     }
 }
 
-/// Members of a chain, and whether one of them allows every request.
+/// The authorizers of a chain, and whether one of them allows every request.
 pub(super) struct Members {
     /// The index of the RBAC authorizer.
     policies: Arc<Policies>,
@@ -120,7 +120,7 @@ fn default_true() -> bool {
 // === impl AuthorizationConfig ===
 
 impl AuthorizationConfig {
-    /// Makes the members of the chain.
+    /// Creates the authorizers of the chain.
     ///
     /// # Errors
     /// A mode is unknown, or a file cannot be used.
@@ -190,7 +190,7 @@ impl AuthorizationConfig {
 // === impl Members ===
 
 impl Members {
-    /// Authorizers of every chain. With them `system:masters` can always repair the cluster.
+    /// The authorizers that every chain begins with. `system:masters` can always repair the cluster.
     fn new(policies: Arc<Policies>) -> Self {
         let chain: Vec<Box<dyn Authorizer>> =
             vec![Box::new(masters::Masters), Box::new(component::Components)];
@@ -306,7 +306,7 @@ fn webhook(name: String, hook: Hook) -> Result<Webhook, String> {
         .map_err(|reason| format!("webhook.connectionInfo.kubeConfigFile: {reason}"))
 }
 
-/// A duration in Go's form, as `1m30s`.
+/// A duration in the format of Go, for example `1m30s`.
 fn duration(field: &str, text: &str) -> Result<Duration, String> {
     coracle_cel::duration::parse(text)
         .and_then(|nanoseconds| u64::try_from(nanoseconds).ok())

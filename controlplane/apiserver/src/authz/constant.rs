@@ -2,7 +2,7 @@
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, rbac::rule::Rule};
 
-/// Allows every request. The server then refuses anonymous requests.
+/// Allows every request. The server refuses anonymous requests in this mode.
 pub(super) struct AlwaysAllow;
 
 /// Has no opinion on any request. Later authorizers of the chain may still allow it.

@@ -1,4 +1,4 @@
-//! Impersonation (`kubectl --as`): each of user, groups, uid and extra values needs the verb `impersonate`.
+//! Impersonation (`kubectl --as`). The user, each group, the uid and each extra value need the verb `impersonate`.
 //!
 //! Source: `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
 
@@ -22,7 +22,7 @@ const GROUP: &str = "authentication.k8s.io";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// The user of a request: the caller, or the impersonated user of the headers.
+/// The user of a request: the impersonated user of the headers, or the caller.
 pub(crate) async fn user(
     (authorizers, cache): (&Authorizers, &Cache),
     user: User,
@@ -59,8 +59,8 @@ pub(crate) async fn user(
     Ok(wanted)
 }
 
-/// Namespace and name of a service account's user. Any other text, such as one with a further colon, names an ordinary
-/// user. Source: `SplitUsername` of `k8s.io/apiserver/pkg/authentication/serviceaccount`.
+/// Namespace and name of a service account's user name. Any other text, for example with an additional colon, is an
+/// ordinary user name. Source: `SplitUsername` of `k8s.io/apiserver/pkg/authentication/serviceaccount`.
 pub(crate) fn account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix(ACCOUNTS)?.split_once(':')?;
     let is_valid = dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty();
@@ -72,7 +72,7 @@ pub(crate) fn is_wanted(headers: &HeaderMap) -> bool {
     headers.contains_key("impersonate-user")
 }
 
-/// The user in the headers; its name is empty without such headers.
+/// The user in the headers. Its name is empty without these headers.
 fn wanted(headers: &HeaderMap) -> Result<User> {
     let mut user = User::default();
     let names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("impersonate-"));
@@ -103,14 +103,14 @@ fn single(name: &str, values: Vec<String>) -> Result<String> {
     }
 }
 
-/// The values of an extra key. Keys are percent-encoded, because headers cannot have all of their characters.
+/// The values of an extra key. Keys are percent-encoded, because header names allow fewer characters.
 fn extra<'a>(all: &'a mut BTreeMap<String, Vec<String>>, key: &str) -> &'a mut Vec<String> {
     let decoded = percent_encoding::percent_decode_str(key).decode_utf8();
     let decoded = decoded.map_or_else(|_not_utf8| key.to_owned(), std::borrow::Cow::into_owned);
     all.entry(decoded.to_lowercase()).or_default()
 }
 
-/// Adds the group system:authenticated or system:unauthenticated, unless the headers have one of the two.
+/// Adds the group system:authenticated or system:unauthenticated, unless the headers contain one of them.
 fn complete_groups(user: &mut User) {
     if user.is_in(AUTHENTICATED) || user.is_in(UNAUTHENTICATED) {
         return;
@@ -119,7 +119,7 @@ fn complete_groups(user: &mut User) {
     user.groups.push(if anonymous { UNAUTHENTICATED } else { AUTHENTICATED }.to_owned());
 }
 
-/// The user that sends the impersonation headers, and the services that decide on its permissions.
+/// The sender of the impersonation headers, and the services that decide on its permissions.
 struct Caller<'a> {
     authorizers: &'a Authorizers,
     cache: &'a Cache,

@@ -1,5 +1,5 @@
-//! The node authorizer: a node can read the objects that its pods need, and write its Node and its pods. It can also
-//! read every Node, unlike upstream: the overlay gets its peers from them.
+//! The node authorizer: a node can read the objects that its pods need, and write its Node and its pods. Unlike
+//! upstream it can also read every Node, because the overlay network gets its peers from them.
 //!
 //! Admission (`admit/node_restriction.rs`) restricts the writes to the node's own objects.
 
@@ -8,17 +8,17 @@ use coracle_values::field_selector::{self, FieldRequirement};
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules};
 use crate::{
-    cache::{Object, Referred},
+    cache::{Object, ReferenceKind},
     request::ResourceInfo,
 };
 
 const READ_VERBS: &[&str] = &["get", "list", "watch"];
 const OWN_OBJECT_VERBS: &[&str] = &["get", "update", "patch", "delete"];
 
-/// The label of local volumes: the node that has the directory.
+/// Label of local volumes with the name of the node that has the directory.
 pub(crate) const LOCAL_NODE: &str = "coracle.dev/node";
 
-/// Group and resources of policies of the whole cluster. Users install these kinds.
+/// Group and resources of cluster-wide network policies, which users may install.
 const POLICY_GROUP: &str = "policy.networking.k8s.io";
 const CLUSTER_POLICIES: [&str; 3] =
     ["clusternetworkpolicies", "adminnetworkpolicies", "baselineadminnetworkpolicies"];
@@ -31,7 +31,7 @@ impl Authorizer for Nodes {
         Decision::allow_if(allows(attributes), "the node needs the access for its pods").ready()
     }
 
-    /// What a node may do depends on the object.
+    /// The permissions of a node depend on the object, so they cannot be listed as rules.
     fn add_rules(&self, of: &RulesScope<'_>, found: &mut UserRules) {
         found.unlisted.extend(of.user.node().map(|_| "node"));
     }
@@ -54,7 +54,8 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
             READ_VERBS.contains(&verb) && defines_policies(attributes)
         }
         ("", "pods", "") => matches!(verb, "create" | "delete"),
-        ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
+        // No `get`: the response is the whole pod. Admission checks updates, and nothing checks a read of another pod.
+        ("", "pods", "status") => matches!(verb, "update" | "patch"),
         ("", "pods", "eviction") => verb == "create",
         ("", "services" | "namespaces" | "endpoints", "") | ("discovery.k8s.io" | "node.k8s.io", _, "") => {
             READ_VERBS.contains(&verb)
@@ -68,13 +69,13 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
             verb == "create" || (resource.name == node && OWN_OBJECT_VERBS.contains(&verb))
         }
         ("", "serviceaccounts", "") => {
-            verb == "get" && needed(attributes, resource, node, Referred::ServiceAccount)
+            verb == "get" && needed(attributes, resource, node, ReferenceKind::ServiceAccount)
         }
         ("", "serviceaccounts", "token") => {
-            verb == "create" && needed(attributes, resource, node, Referred::ServiceAccount)
+            verb == "create" && needed(attributes, resource, node, ReferenceKind::ServiceAccount)
         }
         ("", "persistentvolumeclaims", "") => {
-            verb == "get" && needed(attributes, resource, node, Referred::Claim)
+            verb == "get" && needed(attributes, resource, node, ReferenceKind::Claim)
         }
         ("", "persistentvolumes", "") => volume(attributes, resource, node),
         ("certificates.k8s.io", "certificatesigningrequests", "") => {
@@ -83,13 +84,13 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews", "") => verb == "create",
         ("", "secrets", "") => {
-            READ_VERBS.contains(&verb) && needed(attributes, resource, node, Referred::Secret)
+            READ_VERBS.contains(&verb) && needed(attributes, resource, node, ReferenceKind::Secret)
         }
         ("", "configmaps", "") => {
-            READ_VERBS.contains(&verb) && needed(attributes, resource, node, Referred::ConfigMap)
+            READ_VERBS.contains(&verb) && needed(attributes, resource, node, ReferenceKind::ConfigMap)
         }
         ("resource.k8s.io", "resourceclaims", "") => {
-            verb == "get" && needed(attributes, resource, node, Referred::ResourceClaim)
+            verb == "get" && needed(attributes, resource, node, ReferenceKind::ResourceClaim)
         }
         ("resource.k8s.io", "resourceslices", "") => own_slices(attributes, resource, node),
         _ => false,
@@ -118,13 +119,13 @@ fn selects_node(attributes: &AccessAttributes<'_>, node: &str) -> bool {
     requirements.is_ok_and(|requirements| requirements.iter().any(is_own))
 }
 
-/// Whether the cluster has network policies: then each node needs the addresses and labels of all pods.
+/// Whether the cluster has network policies. Each node then needs the addresses and labels of all pods.
 fn has_policies(attributes: &AccessAttributes<'_>) -> bool {
     let has = |group, resource| attributes.cache.count(group, resource) > 0;
     has("networking.k8s.io", "networkpolicies") || CLUSTER_POLICIES.iter().any(|name| has(POLICY_GROUP, name))
 }
 
-/// Whether a request is for the definition of a kind of network policies, by its name.
+/// Whether a request names the definition of a kind of network policies.
 fn defines_policies(attributes: &AccessAttributes<'_>) -> bool {
     let name = attributes.info.object_name();
     let plural = name.strip_suffix(POLICY_GROUP).and_then(|rest| rest.strip_suffix('.'));
@@ -138,7 +139,7 @@ fn own_pods(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &s
     }
     let kind = by_resource("", "v1", "pods");
     let pod = kind.and_then(|kind| attributes.cache.get(kind, &resource.namespace, &resource.name));
-    // The node must be able to see that a pod was deleted, and an absent pod needs no protection.
+    // A node must be able to observe that a pod was deleted. An absent pod needs no protection.
     let bound =
         |pod: &Object| kind.is_some_and(|kind| pod.selector_attributes(kind).field("spec.nodeName") == node);
     pod.is_none_or(|pod| bound(&pod))
@@ -164,11 +165,17 @@ fn volume(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str
     };
     let pods = by_resource("", "v1", "pods").and_then(|pods| attributes.cache.of(pods).ok());
     attributes.verb == "get"
-        && pods.is_some_and(|pods| pods.lock().references().needed(node, Referred::Claim, namespace, name))
+        && pods
+            .is_some_and(|pods| pods.lock().references().needed(node, ReferenceKind::Claim, namespace, name))
 }
 
-/// Whether a pod on the node refers to the named object. Lists and watches must name an object, too.
-fn needed(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
+/// Whether a pod on the node refers to the named object. Lists and watches must also name one object.
+fn needed(
+    attributes: &AccessAttributes<'_>,
+    resource: &ResourceInfo,
+    node: &str,
+    kind: ReferenceKind,
+) -> bool {
     let wanted = attributes.info.object_name();
     let pods = by_resource("", "v1", "pods").and_then(|pods| attributes.cache.of(pods).ok());
     !wanted.is_empty()
@@ -243,6 +250,28 @@ mod tests {
             let info = RequestInfo::parse(&method, &uri);
             let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
             assert_eq!(allows(&attributes), expect, "{verb} {path}");
+        }
+    }
+
+    #[test]
+    fn a_node_reads_no_pod_of_another_node_through_a_subresource() {
+        let cache = cache_of(1);
+        let user = User::new("system:node:m", &["system:nodes"]);
+        for (verb, method, sub, expect) in [
+            ("get", http::Method::GET, "", false),
+            ("get", http::Method::GET, "/status", false),
+            ("get", http::Method::GET, "/ephemeralcontainers", false),
+            ("get", http::Method::GET, "/resize", false),
+            ("get", http::Method::GET, "/log", false),
+            // Admission allows these for pods of the node only.
+            ("update", http::Method::PUT, "/status", true),
+            ("patch", http::Method::PATCH, "/status", true),
+            ("create", http::Method::POST, "/eviction", true),
+        ] {
+            let uri = format!("/api/v1/namespaces/ns/pods/p0{sub}").parse().unwrap();
+            let info = RequestInfo::parse(&method, &uri);
+            let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&attributes), expect, "{verb} {sub}");
         }
     }
 

@@ -20,14 +20,14 @@ use rule::Rule;
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
 
-/// Maximum number of rules, each of them short, that are compared on the async workers.
+/// Maximum number of short rules that are compared on the async workers.
 const FEW_RULES: usize = 20;
-/// Maximum number of missing rules that an error names.
+/// Maximum number of missing rules in an error.
 const MAX_NAMED_RULES: usize = 200;
 /// Maximum characters of a word in an error.
 const MAX_NAMED_CHARS: usize = 256;
 
-/// The index, with a lower bound of the newest change of each kind in it.
+/// The index, and the newest revision of each kind at or before which it was built.
 #[derive(Default)]
 pub(crate) struct Policies(RwLock<Option<([u64; RESOURCES.len()], Arc<Policy>)>>);
 
@@ -40,7 +40,7 @@ pub(crate) struct Policy {
     groups: HashMap<String, Vec<Grant>>,
 }
 
-/// The rules of a subject: in one namespace, or in all.
+/// Rules of a subject in one namespace. `None` for all namespaces.
 struct Grant {
     namespace: Option<String>,
     rules: Arc<[Rule]>,
@@ -82,7 +82,7 @@ impl Policies {
         if let Some((_, policy)) = known.filter(|(of, _)| *of == newest) {
             return policy;
         }
-        // The objects may be newer than these revisions; then the index is rebuilt once more.
+        // The objects may be newer than these revisions. The index is then rebuilt once more.
         let policy = Arc::new(Policy::read(cache));
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some((newest, policy.clone()));
         policy
@@ -134,14 +134,14 @@ impl Policy {
         }
     }
 
-    /// The rules of the role of a binding in a namespace (empty for cluster bindings), if the role exists.
+    /// The rules of a binding's role, if the role exists. `namespace` is empty for cluster bindings.
     pub(crate) fn bound(&self, namespace: &str, role: &Value) -> Option<Arc<[Rule]>> {
         let namespace = if role["kind"] == "ClusterRole" { "" } else { namespace };
         let name = role["name"].as_str().unwrap_or_default();
         self.roles.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    /// The rules of a user in a namespace; with an empty namespace, the cluster-wide rules.
+    /// The rules of a user in a namespace. An empty namespace selects the cluster-wide rules.
     pub(crate) fn rules<'a>(
         &'a self,
         user: &'a User,
@@ -154,7 +154,7 @@ impl Policy {
     }
 }
 
-/// Fails unless the user has all of these rules in the namespace.
+/// Checks that the user holds all of these rules in the namespace.
 pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
     let cut = |word: &String| format!("{:?}", word.chars().take(MAX_NAMED_CHARS).collect::<String>());
     let quoted = |list: &[String]| list.iter().map(cut).collect::<Vec<_>>();

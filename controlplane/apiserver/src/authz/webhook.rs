@@ -1,4 +1,4 @@
-//! The mode `Webhook`: a server decides on SubjectAccessReviews. Its decisions are cached.
+//! The mode `Webhook`: a remote server decides on SubjectAccessReviews. Its decisions are cached.
 //!
 //! Source: `k8s.io/apiserver/plugin/pkg/authorizer/webhook`.
 
@@ -18,7 +18,7 @@ use crate::remote::{
 
 /// Maximum bytes of a review whose response is cached.
 const MAX_CACHED_REVIEW: usize = 10_000;
-/// Maximum bytes of a reason.
+/// Maximum bytes of a reason. Longer reasons are truncated.
 const MAX_REASON: usize = 1024;
 
 /// The settings of one webhook.
@@ -27,7 +27,8 @@ pub(crate) struct WebhookSettings {
     /// Name in messages.
     pub(crate) name: String,
     pub(crate) timeout: Duration,
-    /// Time to live of cached decisions: those that allow a request, and all others.
+    /// Time to live of cached decisions that allow a request; zero disables the cache. The next field is for all other
+    /// decisions.
     pub(crate) authorized: Duration,
     pub(crate) unauthorized: Duration,
     /// `v1` or `v1beta1`.
@@ -58,8 +59,8 @@ impl Webhook {
         Ok(Self { settings, remote, conditions, decisions: ResponseCache::new() })
     }
 
-    /// The decision if no call is needed: a cached one, or the result of the match conditions.
-    fn known(&self, spec: &Value) -> Option<Decision> {
+    /// The decision if no call is needed: from the cache, or from the match conditions.
+    fn known_decision(&self, spec: &Value) -> Option<Decision> {
         match self.conditions.matches(spec) {
             Ok(true) => self.decisions.get(&key(&[spec.to_string().as_bytes()])),
             Ok(false) => Some(Decision::no_opinion("")),
@@ -67,15 +68,15 @@ impl Webhook {
         }
     }
 
-    async fn ask(&self, spec: Value) -> Decision {
+    async fn review(&self, spec: Value) -> Decision {
         let text = spec.to_string();
-        let review = json!({
+        let request = json!({
             "apiVersion": format!("authorization.k8s.io/{}", self.settings.version),
             "kind": "SubjectAccessReview",
             "metadata": {},
             "spec": spec,
         });
-        let answered = self.remote.post(&review).await;
+        let answered = self.remote.post(&request).await;
         let answer = match answered.and_then(|answer| decision(&answer["status"])) {
             Ok(answer) => answer,
             Err(reason) => return self.failure(&reason),
@@ -101,9 +102,9 @@ impl Webhook {
 impl Authorizer for Webhook {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
         let spec = spec(attributes, &self.settings.version);
-        match self.known(&spec) {
+        match self.known_decision(&spec) {
             Some(decision) => decision.ready(),
-            None => Either::Right(Box::pin(self.ask(spec))),
+            None => Either::Right(Box::pin(self.review(spec))),
         }
     }
 
@@ -112,7 +113,7 @@ impl Authorizer for Webhook {
     }
 }
 
-/// The decision in a response. Only `true` allows.
+/// The decision in a response.
 fn decision(status: &Value) -> Result<Decision, String> {
     let allowed = status["allowed"].as_bool().ok_or("the response has no status.allowed")?;
     let denied = status["denied"].as_bool().unwrap_or(false);
@@ -131,7 +132,7 @@ fn decision(status: &Value) -> Result<Decision, String> {
 pub(super) fn spec(attributes: &AccessAttributes<'_>, version: &str) -> Value {
     let user = attributes.user;
     let mut spec = json!({"user": user.name});
-    // v1beta1 and v1 name this field differently.
+    // v1beta1 calls this field `group`.
     spec[if version == "v1beta1" { "group" } else { "groups" }] = json!(user.groups);
     if !user.uid.is_empty() {
         spec["uid"] = user.uid.clone().into();
@@ -185,7 +186,7 @@ mod tests {
         Webhook::new(settings(denies_on_failure), &hook.file(), conditions).unwrap()
     }
 
-    async fn ask(webhook: &Webhook, uri: &str) -> Verdict {
+    async fn review(webhook: &Webhook, uri: &str) -> Verdict {
         let info = RequestInfo::parse(&Method::GET, &uri.parse().unwrap());
         let (user, cache) = (User::new("ann", &["dev"]), Cache::new(0));
         webhook
@@ -203,11 +204,11 @@ mod tests {
         .await;
         let webhook = webhook(&hook, false, &json!(null));
         for _ in 0..3 {
-            assert_eq!(ask(&webhook, "/api/v1/namespaces/a/pods/p/log").await, Verdict::Allow);
+            assert_eq!(review(&webhook, "/api/v1/namespaces/a/pods/p/log").await, Verdict::Allow);
         }
         assert_eq!(hook.count(), 1);
         for _ in 0..2 {
-            assert_eq!(ask(&webhook, "/version").await, Verdict::Deny);
+            assert_eq!(review(&webhook, "/version").await, Verdict::Deny);
         }
         assert_eq!(hook.count(), 3);
         let first = hook.bodies.lock().unwrap()[0]["spec"].clone();
@@ -228,9 +229,13 @@ mod tests {
             r#"{"status": {"allowed": true, "denied": true}}"#,
         ] {
             let hook = Hook::start(move |_| (200, text.to_owned())).await;
-            assert_eq!(ask(&webhook(&hook, true, &json!(null)), "/version").await, Verdict::Deny, "{text}");
             assert_eq!(
-                ask(&webhook(&hook, false, &json!(null)), "/version").await,
+                review(&webhook(&hook, true, &json!(null)), "/version").await,
+                Verdict::Deny,
+                "{text}"
+            );
+            assert_eq!(
+                review(&webhook(&hook, false, &json!(null)), "/version").await,
                 Verdict::NoOpinion,
                 "{text}"
             );
@@ -242,12 +247,12 @@ mod tests {
         let hook = Hook::start(|_| (200, json!({"status": {"allowed": true}}).to_string())).await;
         let only = json!([{"expression": "has(request.resourceAttributes) && request.resourceAttributes.namespace == 'a'"}]);
         let webhook_a = webhook(&hook, true, &only);
-        assert_eq!(ask(&webhook_a, "/api/v1/namespaces/b/pods").await, Verdict::NoOpinion);
-        assert_eq!(ask(&webhook_a, "/version").await, Verdict::NoOpinion);
+        assert_eq!(review(&webhook_a, "/api/v1/namespaces/b/pods").await, Verdict::NoOpinion);
+        assert_eq!(review(&webhook_a, "/version").await, Verdict::NoOpinion);
         assert_eq!(hook.count(), 0);
-        assert_eq!(ask(&webhook_a, "/api/v1/namespaces/a/pods").await, Verdict::Allow);
+        assert_eq!(review(&webhook_a, "/api/v1/namespaces/a/pods").await, Verdict::Allow);
         // A condition that fails is a failure of the webhook.
         let broken = json!([{"expression": "request.resourceAttributes.namespace == 'a'"}]);
-        assert_eq!(ask(&webhook(&hook, true, &broken), "/version").await, Verdict::Deny);
+        assert_eq!(review(&webhook(&hook, true, &broken), "/version").await, Verdict::Deny);
     }
 }

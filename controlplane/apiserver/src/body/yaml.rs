@@ -1,4 +1,4 @@
-//! YAML bodies, with limits that JSON does not need: on time (nesting) and on memory (aliases).
+//! YAML bodies, with additional limits on time (nesting) and memory (aliases).
 
 use std::{
     cell::{Cell, RefCell},
@@ -11,19 +11,19 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::{ApiError, Result};
 
-/// Maximum product of bytes and flow collections. The parser looks at all open flow collections for each token, so that
-/// this many steps take a few tenths of a second.
+/// Maximum product of bytes and flow collections. For each token the parser inspects all open flow collections; this
+/// number of steps takes a few tenths of a second.
 const MAX_STEPS: usize = 1 << 28;
-/// Size in bytes to which aliases may expand any document.
+/// Bytes to which aliases may expand any document, however short.
 const MIN_EXPANSION: usize = 64 << 10;
 
 /// Maximum number of recorded duplicate keys.
 const MAX_DUPLICATES: usize = 100;
 
-/// Parses YAML; a document that is JSON is parsed as such.
+/// Parses YAML. A JSON document is parsed as JSON.
 ///
-/// Duplicate keys are noted in the order of the document. Unknown fields are reported in alphabetical order, as upstream,
-/// which converts the document to JSON with sorted keys.
+/// Duplicate keys are recorded in document order. Unknown fields are reported in alphabetical order, as upstream, which
+/// converts the document to JSON with sorted keys.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     if bytes.trim_ascii_start().first() == Some(&b'{')
         && let Ok(parsed) = schema::parse_json(bytes)
@@ -48,8 +48,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
 }
 
-/// The first duplicate key of a document that [`parse`] has accepted, with its line, in the words of upstream's parser:
-/// `line 9: key "foo" already set in map`.
+/// The first duplicate key of a document that [`parse`] has accepted, with its line, in the format of upstream's
+/// parser: `line 9: key "foo" already set in map`.
 pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
     let left = Cell::new(expansion(bytes));
     let duplicates = RefCell::new(Vec::new());
@@ -61,7 +61,7 @@ pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
     Some(format!("line {line}: key {key:?} already set in map"))
 }
 
-/// Bytes to which aliases may expand a document.
+/// Maximum bytes to which aliases may expand a document.
 fn expansion(bytes: &[u8]) -> usize {
     bytes.len().saturating_mul(2).max(MIN_EXPANSION)
 }
@@ -84,13 +84,13 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Reads a tree with a limit on the total size of its nodes and texts, because aliases can repeat any of them.
+/// Reads a tree. The total size of its nodes and texts is limited, because aliases can repeat any of them.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
     left: &'a Cell<usize>,
     duplicates: &'a RefCell<Vec<String>>,
     path: &'a Path<'a>,
-    /// Ends with an error at the first duplicate key, which is then the only one recorded.
+    /// Whether to fail at the first duplicate key, which is then the only recorded one.
     only_first: bool,
 }
 

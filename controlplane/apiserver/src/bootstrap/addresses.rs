@@ -1,7 +1,8 @@
 //! The endpoints of the service `kubernetes`: the addresses of all servers of the cluster.
 //!
-//! Servers that share a store register there with a time to live. Each server writes the endpoints from the registered
-//! addresses, so that a server that died disappears. Source: `lease.go` of `pkg/controlplane/reconcilers`.
+//! Servers that share a store register their addresses with a time to live. Each server writes the endpoints from the
+//! registered addresses, so the address of a dead server disappears. Source: `lease.go` of
+//! `pkg/controlplane/reconcilers`.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -18,9 +19,9 @@ use crate::{
     write::{self, Part},
 };
 
-/// Prefix of the keys of servers. They have no `/`, so no object has such a key.
+/// Prefix of the keys of registrations. They contain no `/`, so no object has such a key.
 const PREFIX: &str = "server-";
-/// Time after which a server that does not renew its registration counts as dead.
+/// Time to live of a registration.
 const TTL: Duration = Duration::from_secs(15);
 /// Time between renewals.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
@@ -34,7 +35,7 @@ pub(super) async fn publish(state: &Arc<State>) -> Result<()> {
     write_registered(state).await
 }
 
-/// Renews the registration until the server stops, and removes it then.
+/// Renews the registration until the server stops, then removes it.
 pub(super) async fn keep(state: Arc<State>) {
     loop {
         tokio::select! {
@@ -57,7 +58,7 @@ pub(super) async fn keep(state: Arc<State>) {
     }
 }
 
-/// Renews the registration; without a time to live, removes it.
+/// Creates or renews the registration. Without a time to live it removes the registration.
 async fn register(state: &State, ttl: Option<Duration>) -> Result<()> {
     let key: Arc<str> = format!("{PREFIX}{}", state.advertise).into();
     let found = state.store.get(&key).await?;
@@ -80,7 +81,7 @@ async fn write_registered(state: &Arc<State>) -> Result<()> {
     write_endpoints(state, &servers).await
 }
 
-/// Writes the Endpoints and the EndpointSlice, if they differ. If no server is registered, the objects are not changed:
+/// Writes the Endpoints and the EndpointSlice if they differ. Without registered servers the objects are not changed:
 /// the next server that starts writes its address.
 async fn write_endpoints(state: &Arc<State>, servers: &[SocketAddr]) -> Result<()> {
     let Some((addresses, port)) = endpoints(servers) else { return Ok(()) };
@@ -106,8 +107,8 @@ async fn write_endpoints(state: &Arc<State>, servers: &[SocketAddr]) -> Result<(
     replace(state, kind, slice, &["endpoints", "ports"]).await
 }
 
-/// The addresses of the servers, and their port. A slice has one address family and one port, so the others are left out;
-/// each server decides the same.
+/// The addresses of the servers, and their port. A slice has one address family and one port, so servers that differ
+/// are excluded. All servers compute the same result.
 fn endpoints(servers: &[SocketAddr]) -> Option<(Vec<String>, u16)> {
     let first = servers.iter().min()?;
     let fits = |one: &&SocketAddr| one.port() == first.port() && one.is_ipv4() == first.is_ipv4();

@@ -1,6 +1,6 @@
-//! The default roles and bindings of every cluster: those of Kubernetes, and those that kubeadm adds for joining machines.
+//! The default roles and bindings of every cluster: those of Kubernetes, and those of kubeadm for joining machines.
 //!
-//! The words of a list are separated by blanks. The core group is the empty word.
+//! Words in a list are separated by spaces. An empty word is the core group.
 
 mod controllers;
 mod optional;
@@ -25,7 +25,8 @@ const CERTIFICATES: &str = "certificates.k8s.io";
 /// The rule of components that record events.
 const EVENTS: Rule = On(" events.k8s.io", "events", "create patch update");
 
-/// A rule: groups and resources (with names, or none for all), or URLs; and verbs.
+/// A rule. `On`: groups, resources, verbs. `Named`: groups, resources, resource names, verbs. `Urls`: non-resource
+/// URLs, verbs.
 enum Rule {
     On(&'static str, &'static str, &'static str),
     Named(&'static str, &'static str, &'static str, &'static str),
@@ -34,10 +35,10 @@ enum Rule {
 
 use Rule::{Named, On, Urls};
 
-/// A cluster role: its name, the role that it is aggregated to (or empty), its rules.
+/// A cluster role: its name, the role that it is aggregated to (or empty), and its rules.
 type Role<'a> = (&'a str, &'a str, &'a [Rule]);
 
-/// Aggregated roles.
+/// Aggregated roles: the name, and the role that it is aggregated to (or empty).
 const AGGREGATED: &[(&str, &str)] = &[("admin", ""), ("edit", "admin"), ("view", "edit")];
 
 /// A binding of a cluster role: its name, the role, and the kind and names of its subjects.
@@ -85,20 +86,20 @@ const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
     ),
 ];
 
-/// A role of a namespace: the namespace, its name, its rules.
+/// A role of a namespace: the namespace, its name, and its rules.
 type LocalRole<'a> = (&'a str, &'a str, &'a [Rule]);
 
 /// A subject: `User`, `Group`, or `ServiceAccount` (of `kube-system`), and its name.
 type Subject<'a> = (&'a str, &'a str);
 
 const LOCAL_ROLES: &[LocalRole<'_>] = &[
-    // Operators of aggregated servers bind it: such a server reads there how it authenticates clients.
+    // Operators bind this role to aggregated servers, which read there how to authenticate clients.
     (
         SYSTEM,
         "extension-apiserver-authentication-reader",
         &[Named("", "configmaps", "extension-apiserver-authentication", READ)],
     ),
-    // Every client reads this config map before it joins.
+    // Every client may read this config map before it joins.
     (PUBLIC, "kubeadm:bootstrap-signer-clusterinfo", &[Named("", "configmaps", "cluster-info", "get")]),
     (
         PUBLIC,
@@ -118,7 +119,7 @@ const LEADER: &[Rule] = &[
     On("coordination.k8s.io", "leasecandidates", "create get list update watch"),
 ];
 
-/// A binding of a role of a namespace: the namespace, its name, the role, its subjects.
+/// A binding in a namespace: the namespace, its name, the role, and its subjects.
 const LOCAL_BINDINGS: &[(&str, &str, &str, &[Subject<'_>])] = &[
     (
         SYSTEM,
@@ -242,8 +243,8 @@ fn binding<'a>(
     object
 }
 
-/// All default objects, roles before their bindings. Rules about resources that are not served by default are given only
-/// while they are served, as upstream.
+/// All default objects, roles before their bindings. As upstream, rules about optional resources are included only
+/// while these are served.
 pub(super) fn objects(served: &Resources) -> Vec<Value> {
     let cluster = |name: &str| object("ClusterRoleBinding", ("", name));
     let is_served = |optional: &&Optional| optional.is_served(served);

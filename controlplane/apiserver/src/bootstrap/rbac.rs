@@ -1,5 +1,5 @@
-//! Default roles and bindings: missing ones are created, and missing rules and subjects are added to existing ones.
-//! Users' additions are kept. Objects without the annotation `autoupdate: true` are not changed.
+//! Default roles and bindings. Missing objects are created, and missing rules and subjects are added to existing
+//! objects. Additions of users are kept. Objects without the annotation `autoupdate: true` are not changed.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::{
 
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
-/// Number of concurrent writes: the store commits the concurrent writes of the first start together.
+/// Number of concurrent writes. The store commits concurrent writes together, which shortens the first start.
 const CONCURRENT_WRITES: usize = 32;
 
 pub(super) async fn run(state: &Arc<State>) -> Result<()> {

@@ -1,6 +1,6 @@
-//! The index of allocated addresses and node ports, and of the ranges that they come from.
+//! Index of allocated addresses and node ports, and of the ranges that they come from.
 //!
-//! The collections of services, IP addresses and ServiceCIDRs update it with each change, so that an allocation does not
+//! The collections of services, IPAddresses and ServiceCIDRs update it with each change, so that an allocation does not
 //! read other objects.
 
 use std::{
@@ -19,13 +19,13 @@ use crate::service_range::ServiceRange;
 
 /// Label of an IPAddress with the name of its manager.
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-/// The manager of the addresses of services. They are left out here: their services have them.
+/// The manager of the addresses of services. Its IPAddresses are excluded, because the services are indexed.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// Addresses, node ports and ranges of the objects of one collection.
 #[derive(Debug, Default)]
 pub(crate) struct Allocated {
-    /// The keys of the objects that have an address. Several objects have the same one only if another program stored
+    /// The keys of the objects that have an address. An address has several objects only if another program stored
     /// them.
     addresses: HashMap<IpAddr, Vec<Arc<str>>>,
     /// The keys of the services that have a node port.
@@ -45,14 +45,14 @@ struct Allocation {
 #[derive(Debug)]
 struct Ranges {
     networks: Vec<ServiceRange>,
-    /// Whether new addresses may come from these ranges.
+    /// Whether new addresses may be allocated from these ranges.
     is_usable: bool,
 }
 
 // === impl Allocated ===
 
 impl Allocated {
-    /// Adds or updates an object. A service is parsed only if its spec changed: most commits of one change its status.
+    /// Adds or updates an object. A service is parsed only if its spec changed: most commits change only its status.
     pub(super) fn set(&mut self, kind: &Resource, old: Option<&Object>, object: &Object) {
         match (&*kind.group, &*kind.kind) {
             ("", "Service") => {
@@ -98,12 +98,12 @@ impl Allocated {
         }
     }
 
-    /// Whether an object other than `except`, a key, has the address.
+    /// Whether an object other than the one with the key `except` has the address.
     pub(crate) fn has_address(&self, address: IpAddr, except: &str) -> bool {
         self.addresses.get(&address).is_some_and(|keys| keys.iter().any(|key| &**key != except))
     }
 
-    /// Whether a service other than `except`, a key, has the node port.
+    /// Whether a service other than the one with the key `except` has the node port.
     pub(crate) fn has_port(&self, port: u16, except: &str) -> bool {
         self.ports.get(&port).is_some_and(|keys| keys.iter().any(|key| &**key != except))
     }
@@ -113,7 +113,7 @@ impl Allocated {
         self.addresses.len()
     }
 
-    /// Each range of a ServiceCIDR, and whether new addresses may come from it.
+    /// Each range of a ServiceCIDR, and whether new addresses may be allocated from it.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (ServiceRange, bool)> {
         let all = self.ranges.values();
         all.flat_map(|ranges| ranges.networks.iter().map(|network| (*network, ranges.is_usable)))

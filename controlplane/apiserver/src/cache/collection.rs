@@ -30,7 +30,7 @@ const NODE: &str = "spec.nodeName";
 pub(crate) struct Change {
     pub(crate) revision: u64,
     pub(crate) old: Option<Arc<Object>>,
-    /// For a deletion: the last state, with the revision of the deletion.
+    /// For a deletion: the last state with the revision of the deletion.
     pub(crate) new: Arc<Object>,
     pub(crate) deleted: bool,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Scope {
     pub(crate) prefix: String,
     pub(crate) labels: LabelSelector,
     pub(crate) fields: FieldSelector,
-    /// Whether uninitialized objects are hidden.
+    /// Whether uninitialized objects are excluded.
     pub(crate) initialized_only: bool,
 }
 
@@ -50,12 +50,12 @@ pub(crate) struct Collection {
     objects: BTreeMap<Arc<str>, Arc<Object>>,
     changes: VecDeque<Change>,
     change_bytes: usize,
-    /// Changes after this revision are in `changes`.
+    /// All changes after this revision are in `changes`.
     compacted: u64,
     watchers: Watchers,
-    /// Commits that arrived while the stored objects are loaded; None afterwards.
+    /// Commits that arrived while the stored objects were being loaded. `None` after the load.
     pending: Option<Vec<Commit>>,
-    /// Whether the resource was removed: there are no more events.
+    /// Whether the resource was removed. A closed collection sends no events.
     is_closed: bool,
     /// The references of pods; empty for other kinds.
     references: References,
@@ -66,7 +66,7 @@ pub(crate) struct Collection {
 // === impl Change ===
 
 impl Change {
-    /// The nodes of a pod after and before the change; empty if it was not bound.
+    /// The node of a pod after and before the change. Empty if it is not bound.
     fn nodes(&self, kind: &Resource) -> [&str; 2] {
         let old = self.old.as_ref().map_or("", |old| old.selector_attributes(kind).field(NODE));
         [self.new.selector_attributes(kind).field(NODE), old]
@@ -76,7 +76,7 @@ impl Change {
 // === impl Scope ===
 
 impl Scope {
-    /// Whether the scope depends on keys only.
+    /// Whether the scope selects by keys only.
     pub(crate) fn is_plain(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty() && !self.initialized_only
     }
@@ -91,7 +91,7 @@ impl Scope {
         }
     }
 
-    /// The node whose pods the scope selects.
+    /// The node, if the scope selects the pods of one node.
     fn node(&self) -> Option<&str> {
         self.fields.exact(NODE)
     }
@@ -135,12 +135,12 @@ impl Collection {
         }
     }
 
-    /// A collection that keeps commits until [`Collection::loaded`].
+    /// A collection that keeps commits until [`Collection::loaded`] is called.
     pub(super) fn loading(kind: Arc<Resource>) -> Self {
         Self { pending: Some(Vec::new()), ..Self::new(kind, 0) }
     }
 
-    /// Takes the stored objects, and applies the commits that the list does not have.
+    /// Adds the stored objects, then applies the kept commits that are newer than the list.
     pub(super) fn loaded(&mut self, page: Page) {
         self.compacted = page.revision;
         page.entries.into_iter().for_each(|entry| self.load(entry));
@@ -150,7 +150,7 @@ impl Collection {
         }
     }
 
-    /// Sets the collection to which the watches belong. It is the shared form of this one.
+    /// Sets the shared form of this collection, to which watches refer.
     pub(super) fn share_as(&mut self, itself: Weak<Shared>) {
         self.watchers = Watchers::of(itself);
     }
@@ -165,12 +165,12 @@ impl Collection {
         self.kind.clone()
     }
 
-    /// Replaces the resource by its changed form. Objects keep the version that they are stored in.
+    /// Replaces the resource by its changed form. Objects keep the version in which they are stored.
     pub(super) fn replace(&mut self, kind: Arc<Resource>) {
         let names = |kind: &Resource| kind.fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>();
         if names(&self.kind) != names(&kind) {
-            // The attributes have the values of the former fields.
-            self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_facets()));
+            // The attributes contain values of the former fields.
+            self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_attributes()));
         }
         self.kind = kind;
         if self.kind.strategy().completes_stored() {
@@ -210,8 +210,8 @@ impl Collection {
         self.objects.insert(entry.key, Arc::new(object));
     }
 
-    /// Replaces all objects by those of a revision, and keeps those with unreadable keys. The watches end, because
-    /// changes are missing.
+    /// Replaces all objects by those of a revision, and keeps those with unreadable keys. All watches end, because
+    /// changes were missed.
     pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64, unreadable: &[Arc<str>]) {
         if self.is_closed {
             return;
@@ -239,13 +239,14 @@ impl Collection {
         }
     }
 
-    /// Applies a commit and sends it to the watchers. `None`: it changes nothing, or the objects are not loaded yet.
+    /// Applies a commit and sends it to the watchers. `None` if it changes nothing, or if the objects are not loaded
+    /// yet.
     pub(super) fn apply(&mut self, commit: &Commit) -> Option<Change> {
         if let Some(pending) = &mut self.pending {
             pending.push(commit.clone());
             return None;
         }
-        // The list of a resource that came later may have commits that the watch has not reached.
+        // The list of a resource that was added later may contain commits that the watch has not delivered yet.
         if self.is_closed || commit.revision <= self.compacted {
             return None;
         }
@@ -275,7 +276,7 @@ impl Collection {
         let (kind, is_of_pods) = (&self.kind, self.has_references());
         let nodes = LazyCell::new(|| change.nodes(kind));
         self.watchers.retain(|watcher| {
-            // Each node watches its pods: a change of a pod must not cost a selection for each node.
+            // Each node watches its pods. Skip the selection for all nodes that a change does not concern.
             let node = watcher.scope.node().filter(|_| is_of_pods);
             let is_elsewhere = node.is_some_and(|node| !nodes.contains(&node));
             let event = if is_elsewhere { None } else { watcher.scope.event(kind, &change) };
@@ -285,7 +286,7 @@ impl Collection {
         Some(change)
     }
 
-    /// Adds a change to the history, and removes the oldest changes above its limits.
+    /// Adds a change to the history, and removes the oldest changes above the limits.
     fn record_change(&mut self, change: Change) {
         let newest = change.revision;
         self.change_bytes += weight(&change);
@@ -295,8 +296,8 @@ impl Collection {
             self.change_bytes -= weight(&oldest);
             self.compacted = oldest.revision;
         }
-        // A client without newer events could not resume from a removed change, so it gets a bookmark. This needs no
-        // timer.
+        // A client whose last event is older than the history could not resume, so it gets a bookmark. No timer is
+        // needed.
         let compacted = self.compacted;
         self.watchers.retain(|watcher| {
             !watcher.bookmarks || watcher.sent >= compacted || watcher.send(Event::Bookmark(newest), newest)
@@ -322,7 +323,7 @@ impl Collection {
         self.watchers.len()
     }
 
-    /// Removes a watch: its client is gone.
+    /// Removes a watch whose client has disconnected.
     pub(super) fn end_watch(&mut self, number: u64) {
         self.watchers.remove(number);
     }
@@ -345,7 +346,8 @@ impl Collection {
             .map(|(_, object)| object)
     }
 
-    /// The objects that a scope may select, in key order: those under its prefix, of pods those of its node.
+    /// The objects that a scope may select, in key order: those under its prefix. If it selects the pods of one node,
+    /// only these.
     pub(crate) fn candidates(&self, scope: &Scope) -> Vec<Arc<Object>> {
         match scope.node().filter(|node| self.has_references() && !node.is_empty()) {
             Some(node) => {
@@ -356,7 +358,7 @@ impl Collection {
         }
     }
 
-    /// The newest known change of this kind.
+    /// Revision of the newest known change of this kind.
     pub(crate) fn newest(&self) -> u64 {
         self.changes.back().map_or(self.compacted, |change| change.revision)
     }
@@ -378,7 +380,7 @@ impl Collection {
         Ok(objects.into_values().collect())
     }
 
-    /// Registers a watcher. It first gets the changes after a revision.
+    /// Registers a watcher. It first gets the changes after `revision`.
     pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
         if revision < self.compacted {
             return Err(too_old(revision, self.compacted));
@@ -388,7 +390,8 @@ impl Collection {
             if let Some(event) = watcher.scope.event(&self.kind, change)
                 && !watcher.send(event, change.revision)
             {
-                // The watcher is dropped: the client gets the queued events, at least one, and resumes after the last one.
+                // The watcher is dropped. The client gets the queued events, at least one, and resumes after the last
+                // one.
                 return Ok(());
             }
         }
@@ -396,7 +399,7 @@ impl Collection {
         Ok(())
     }
 
-    /// Registers a watcher. Returns the existing objects at `revision` or newer.
+    /// Registers a watcher. Returns the current objects, which are at `revision` or newer.
     pub(crate) fn watch_from_now(&mut self, mut watcher: Watcher, revision: u64) -> Vec<Arc<Object>> {
         let mut initial = self.candidates(&watcher.scope);
         initial.retain(|object| watcher.scope.selects(&self.kind, object));
@@ -407,7 +410,7 @@ impl Collection {
 }
 
 fn weight(change: &Change) -> usize {
-    // The new state is shared with the stored objects; only the history owns the old one.
+    // The new state is shared with the stored objects; only the history keeps the old state.
     256 + change.old.as_ref().map_or(0, |old| old.json_len())
 }
 

@@ -1,4 +1,5 @@
-//! The usage of each quota by the objects of the watch cache. A change of an object costs its own size.
+//! The usage of each quota by the objects of the watch cache. A change of an object is counted without reading other
+//! objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,23 +25,23 @@ pub(crate) struct Ledger {
 #[derive(Default)]
 pub(crate) struct Accounts {
     namespaces: HashMap<String, BTreeMap<String, Account>>,
-    /// Quotas whose status may differ from their account, as namespace and name.
+    /// Namespace and name of quotas whose status may differ from their account.
     changed: BTreeSet<(String, String)>,
     notify: Arc<Notify>,
 }
 
-/// One quota, and what the objects of its namespace use.
+/// One quota and its usage by the objects of its namespace.
 pub(crate) struct Account {
     pub(crate) quota: Quota,
     pub(crate) used: Usage,
-    /// The text of the quota's spec.
+    /// The text of the quota's spec, for comparison.
     spec: String,
 }
 
 // === impl Ledger ===
 
 impl Ledger {
-    /// The accounts, locked; never held over an await.
+    /// Locks the accounts. The guard must not be held over an await.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,7 +81,7 @@ impl Accounts {
         self.notify.notify_one();
     }
 
-    /// Opens the accounts of all quotas of the cache anew.
+    /// Reopens the accounts of all quotas of the cache.
     pub(crate) fn load(&mut self, cache: &Cache) {
         self.namespaces.clear();
         let Some(kind) = coracle_kinds::kind::by_resource("", "v1", "resourcequotas") else { return };
@@ -105,7 +106,7 @@ impl Accounts {
         }
     }
 
-    /// Follows one change of the cache.
+    /// Applies a change of the cache.
     pub(crate) fn observe(&mut self, cache: &Cache, kind: &Resource, change: &Change) {
         if !kind.namespaced {
             return;
@@ -153,7 +154,7 @@ impl Accounts {
 // === impl Account ===
 
 impl Account {
-    /// Applies a change. Returns whether the use changed.
+    /// Applies a change. Returns whether the usage changed.
     fn apply(&mut self, kind: &Resource, change: &Change) -> bool {
         let (quota, reads) = (&self.quota, reads_object(kind));
         let of = |object: &Object| quota.usage(kind, &if reads { object.value() } else { Value::Null });

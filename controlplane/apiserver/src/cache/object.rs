@@ -1,9 +1,9 @@
 //! The encoded form of an object and its key in the store.
 //!
 //! Stored objects have no resourceVersion, because it is the revision of their commit. The encoding starts with
-//! apiVersion, kind and metadata, in this order. So the revision is inserted at a fixed place when an object is sent.
-//! The object shares its bytes with the store: events are in the store's memory too, and they are most of the objects
-//! of a node with many pods.
+//! apiVersion, kind and metadata, in this order, so the revision is inserted at a known offset when an object is sent.
+//! The object shares its bytes with the store's memory, which matters for events: they are most of the objects of a
+//! node with many pods.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,20 +21,20 @@ use crate::offload::MIN_OFFLOADED_BYTES;
 pub(crate) struct Object {
     pub(crate) key: Arc<str>,
     pub(crate) revision: u64,
-    /// The object as it is in the store, without resourceVersion.
+    /// The stored encoding, without resourceVersion.
     stored: Bytes,
     /// Offset of the first field of the metadata.
     fields_at: usize,
-    /// The attributes for selectors, parsed at their first use.
+    /// The attributes for selectors, parsed at first use.
     attributes: OnceLock<SelectorAttributes>,
 }
 
 impl Object {
-    /// The object of stored bytes, which have the form of [`encode`].
+    /// The object of stored bytes in the format of [`encode`].
     pub(crate) fn stamped(key: Arc<str>, revision: u64, stored: Bytes) -> Self {
         let window = stored.get(..MAX_HEAD).unwrap_or(&stored);
         let at = window.windows(METADATA.len()).position(|bytes| bytes == METADATA.as_bytes());
-        let (stored, at) = at.map_or((Bytes::from_static(NOTHING), 1), |at| (stored, at));
+        let (stored, at) = at.map_or((Bytes::from_static(EMPTY_OBJECT), 1), |at| (stored, at));
         Self { key, revision, stored, fields_at: at + METADATA.len(), attributes: OnceLock::new() }
     }
 
@@ -43,18 +43,19 @@ impl Object {
         Self::stamped(key, revision, encode(kind, object))
     }
 
-    /// The object with the revision of the commit that deletes it, or after which a selector does not match it.
+    /// The object with another revision: that of its deletion, or of the commit after which a selector no longer
+    /// matches it.
     pub(crate) fn with_revision(&self, revision: u64) -> Self {
-        Self { revision, ..self.without_facets() }
+        Self { revision, ..self.without_attributes() }
     }
 
-    /// A copy of the object without its parsed attributes; they are parsed again at the next use.
-    pub(crate) fn without_facets(&self) -> Self {
+    /// A copy of the object without its parsed attributes.
+    pub(crate) fn without_attributes(&self) -> Self {
         let (key, stored) = (self.key.clone(), self.stored.clone());
         Self { key, revision: self.revision, stored, fields_at: self.fields_at, attributes: OnceLock::new() }
     }
 
-    /// The object with the defaults that it lacks. None if it has all, or if it is stored in another version.
+    /// The object with its missing defaults. `None` if no default is missing, or if it is stored in another version.
     pub(crate) fn completed(&self, kind: &Resource) -> Option<Self> {
         if self.api_version() != kind.api_version() {
             return None;
@@ -79,12 +80,12 @@ impl Object {
         serde_json::from_slice(&self.json()).unwrap_or_default()
     }
 
-    /// The fields at these paths alone, without resourceVersion. The parser skips the rest of the object.
+    /// The fields at these paths, without resourceVersion. The parser skips the other fields.
     pub(crate) fn part(&self, paths: &[&[&str]]) -> Value {
         part(std::str::from_utf8(&self.stored).unwrap_or_default(), paths)
     }
 
-    /// Whether the object is so large that work on it must run off the async workers.
+    /// Whether work on the object must run outside of the async workers.
     pub(crate) fn is_large(&self) -> bool {
         self.stored.len() > MIN_OFFLOADED_BYTES
     }
@@ -103,7 +104,7 @@ impl Object {
         })
     }
 
-    /// The object as it is in the store, without resourceVersion.
+    /// The stored encoding, without resourceVersion.
     pub(super) fn encoded(&self) -> &[u8] {
         &self.stored
     }
@@ -138,8 +139,7 @@ impl Object {
         text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
     }
 
-    /// The object as an item of a list, without apiVersion and kind, in two parts: the start and the rest, which is not
-    /// copied.
+    /// The object as an item of a list, without apiVersion and kind. Returns the start, and the rest without a copy.
     pub(crate) fn item(&self) -> (String, Bytes) {
         (format!("{{{METADATA}{}", self.stamp()), self.stored.slice(self.fields_at..))
     }
@@ -155,10 +155,10 @@ const METADATA: &str = "\"metadata\":{";
 const API_VERSION: &str = "{\"apiVersion\":\"";
 /// Maximum offset of the metadata: apiVersion and kind are names of at most 253 and 63 letters.
 const MAX_HEAD: usize = 1024;
-/// Bytes of most encoded objects.
+/// Initial capacity in bytes; most encoded objects are smaller.
 const USUAL_OBJECT_BYTES: usize = 4 << 10;
-/// The object of bytes that are not in the form of [`encode`].
-const NOTHING: &[u8] = b"{\"metadata\":{}}";
+/// Replaces bytes that are not in the format of [`encode`].
+const EMPTY_OBJECT: &[u8] = b"{\"metadata\":{}}";
 
 fn head(kind: &Resource) -> String {
     format!("{API_VERSION}{}\",\"kind\":\"{}\",{METADATA}", kind.api_version(), kind.kind)
@@ -190,7 +190,7 @@ pub(crate) fn encode(kind: &Resource, object: &Value) -> Bytes {
 }
 
 fn push_field(text: &mut Vec<u8>, key: &str, value: &Value) {
-    // Writing texts and trees to memory does not fail.
+    // Writing to memory does not fail.
     let _ = serde_json::to_writer(&mut *text, key);
     text.push(b':');
     let _ = serde_json::to_writer(text, value);
@@ -201,7 +201,7 @@ pub(crate) fn key_of(kind: &Resource, namespace: &str, name: &str) -> String {
     format!("{}{name}", prefix_of(kind, namespace))
 }
 
-/// The prefix of the keys of a namespace's objects; with an empty namespace, of all objects.
+/// The prefix of the keys of a namespace's objects. An empty namespace selects all namespaces.
 pub(crate) fn prefix_of(kind: &Resource, namespace: &str) -> String {
     let stored = kind.stored_as();
     if stored.namespaced && !namespace.is_empty() {

@@ -1,5 +1,5 @@
-//! The newest applied revision, and the requests that wait for one. A commit wakes the requests that wait for it, and no
-//! others: each write waits for its own commit.
+//! The newest applied revision, and the requests that wait for a revision. A commit wakes only the requests that wait
+//! for it.
 
 use std::{
     collections::BTreeMap,
@@ -11,6 +11,7 @@ use tokio::sync::{oneshot, watch};
 /// Requests by the revision that they wait for.
 type Waiting = BTreeMap<u64, Vec<oneshot::Sender<()>>>;
 
+/// The newest applied revision, and the requests that wait for later revisions.
 pub(super) struct Progress {
     reached: watch::Sender<u64>,
     waiting: Mutex<Waiting>,
@@ -39,12 +40,12 @@ impl Progress {
         let due = std::mem::replace(&mut *waiting, later);
         drop(waiting);
         for request in due.into_values().flatten() {
-            // A request that ended waits no longer.
+            // The receiver of a cancelled request is gone.
             let _ = request.send(());
         }
     }
 
-    /// Waits until the revision is applied. False if there will be no more revisions.
+    /// Waits until the revision is applied. Returns false if there will be no more revisions.
     pub(super) async fn reach(&self, revision: u64) -> bool {
         let reached = {
             // `advance` takes the lock after it has set the revision, so no wake-up is missed.
@@ -55,8 +56,8 @@ impl Progress {
             let (request, reached) = oneshot::channel();
             let requests = waiting.entry(revision).or_default();
             if requests.len().is_power_of_two() {
-                // Removes requests that ended by their timeout: many can gather while the store's watch is interrupted.
-                // The cost per request is constant.
+                // Remove cancelled requests: many can accumulate while the store's watch is interrupted. The amortized
+                // cost per request is constant.
                 requests.retain(|request| !request.is_closed());
             }
             requests.push(request);

@@ -1,9 +1,9 @@
-//! The index by node: its pods, and the secrets, config maps, service accounts, claims and ResourceClaims that they refer
+//! Index of pods by node, with the secrets, config maps, service accounts, claims and ResourceClaims that they refer
 //! to.
 //!
-//! The cache of pods updates it with each change, so that the node authorizer does not read pods, and a node's list or
-//! watch does not read the pods of other nodes. It counts references, because several pods of a node can refer to one
-//! object.
+//! The cache of pods updates the index with each change. The node authorizer therefore does not read pods, and a node's
+//! list or watch does not read the pods of other nodes. References are counted, because several pods of a node can
+//! refer to one object.
 
 mod names;
 
@@ -17,7 +17,7 @@ use super::Object;
 
 /// Kinds of objects that a node may read for its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Referred {
+pub(crate) enum ReferenceKind {
     Secret,
     ConfigMap,
     ServiceAccount,
@@ -28,7 +28,7 @@ pub(crate) enum Referred {
 /// The references of the pods of each node.
 #[derive(Debug, Default)]
 pub(crate) struct References {
-    /// By the pod's key.
+    /// Bound pods by key.
     pods: HashMap<Arc<str>, Bound>,
     nodes: HashMap<Arc<str>, Node>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct References {
 struct Node {
     /// Keys of its pods.
     pods: BTreeSet<Arc<str>>,
-    /// Number of its pods that refer to each object.
+    /// For each object, the number of pods of the node that refer to it.
     names: HashMap<Arc<Reference>, usize>,
 }
 
@@ -47,13 +47,13 @@ struct Node {
 struct Bound {
     node: Arc<str>,
     names: Vec<Arc<Reference>>,
-    /// Whether the status may name further ResourceClaims.
+    /// Whether the status may name additional ResourceClaims.
     has_resource_claims: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Reference {
-    kind: Referred,
+    kind: ReferenceKind,
     namespace: Box<str>,
     name: Box<str>,
 }
@@ -62,7 +62,7 @@ struct Reference {
 
 impl References {
     /// Whether a pod on the node refers to this object.
-    pub(crate) fn needed(&self, node: &str, kind: Referred, namespace: &str, name: &str) -> bool {
+    pub(crate) fn needed(&self, node: &str, kind: ReferenceKind, namespace: &str, name: &str) -> bool {
         let wanted = Reference { kind, namespace: namespace.into(), name: name.into() };
         self.nodes.get(node).is_some_and(|node| node.names.contains_key(&wanted))
     }
@@ -72,8 +72,8 @@ impl References {
         self.nodes.get(node).into_iter().flat_map(|node| &node.pods)
     }
 
-    /// Adds or updates a pod. A status is parsed only if it can name ResourceClaims: most commits of a pod change its
-    /// status. The scheduler names the claim of extended resources before it binds the pod.
+    /// Adds or updates a pod. If only the status has changed, which is the most frequent case, the pod is parsed only
+    /// if it has ResourceClaims. The scheduler names the claim of extended resources before it binds the pod.
     pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
         let has_resource_claims = self.pods.get(&pod.key).is_some_and(|bound| bound.has_resource_claims);
         if !has_resource_claims && old.is_some_and(|old| old.spec() == pod.spec()) {
@@ -93,15 +93,15 @@ impl References {
         entry.pods.insert(pod.key.clone());
         let counts = &mut entry.names;
         let found = [
-            (Referred::Secret, names.secrets),
-            (Referred::ConfigMap, names.config_maps),
-            (Referred::ServiceAccount, names.accounts),
-            (Referred::Claim, names.claims),
-            (Referred::ResourceClaim, names.resource_claims),
+            (ReferenceKind::Secret, names.secrets),
+            (ReferenceKind::ConfigMap, names.config_maps),
+            (ReferenceKind::ServiceAccount, names.accounts),
+            (ReferenceKind::Claim, names.claims),
+            (ReferenceKind::ResourceClaim, names.resource_claims),
         ];
         let found =
             found.into_iter().flat_map(|(kind, names)| names.into_iter().map(move |name| (kind, name)));
-        let reference = |(kind, name): (Referred, String)| Reference {
+        let reference = |(kind, name): (ReferenceKind, String)| Reference {
             kind,
             namespace: namespace.into(),
             name: name.into(),
@@ -166,8 +166,9 @@ mod tests {
             Object::stamped("/pods/ns/p".into(), revision, encode(kind, &object))
         };
         let mut references = References::default();
-        let needs =
-            |references: &References, name: &str| references.needed("n", Referred::ResourceClaim, "ns", name);
+        let needs = |references: &References, name: &str| {
+            references.needed("n", ReferenceKind::ResourceClaim, "ns", name)
+        };
         let first = pod(1, json!({}));
         references.set(None, &first);
         assert!(needs(&references, "named") && !needs(&references, "p-b-x"));
@@ -175,7 +176,7 @@ mod tests {
             json!({"resourceClaimStatuses": [{"name": "b", "resourceClaimName": "p-b-x"}, {"name": "c"}]});
         references.set(Some(&first), &pod(2, made));
         assert!(needs(&references, "named") && needs(&references, "p-b-x"));
-        assert!(!references.needed("n", Referred::Claim, "ns", "named"), "no PersistentVolumeClaim");
+        assert!(!references.needed("n", ReferenceKind::Claim, "ns", "named"), "no PersistentVolumeClaim");
         references.remove("/pods/ns/p");
         assert!(references.pods.is_empty() && references.nodes.is_empty());
     }
@@ -184,7 +185,7 @@ mod tests {
     fn a_node_needs_what_its_pods_name_as_long_as_one_does() {
         let mut references = References::default();
         let needs =
-            |references: &References, name: &str| references.needed("n", Referred::Secret, "ns", name);
+            |references: &References, name: &str| references.needed("n", ReferenceKind::Secret, "ns", name);
         let (unbound, a, b) =
             (pod("a", 1, "", "s", ""), pod("a", 2, "n", "s", ""), pod("b", 3, "n", "s", ""));
         references.set(None, &unbound);
@@ -192,12 +193,12 @@ mod tests {
         references.set(Some(&unbound), &a);
         references.set(None, &b);
         assert!(needs(&references, "s"));
-        assert!(references.needed("n", Referred::ServiceAccount, "ns", "default"));
+        assert!(references.needed("n", ReferenceKind::ServiceAccount, "ns", "default"));
         for (node, kind, namespace, name) in [
-            ("m", Referred::Secret, "ns", "s"),
-            ("n", Referred::ConfigMap, "ns", "s"),
-            ("n", Referred::Secret, "other", "s"),
-            ("n", Referred::Secret, "ns", "t"),
+            ("m", ReferenceKind::Secret, "ns", "s"),
+            ("n", ReferenceKind::ConfigMap, "ns", "s"),
+            ("n", ReferenceKind::Secret, "other", "s"),
+            ("n", ReferenceKind::Secret, "ns", "t"),
         ] {
             assert!(!references.needed(node, kind, namespace, name), "{node} {namespace}/{name}");
         }

@@ -1,5 +1,5 @@
-//! Watches. The collection queues events at its end. A watch ends when its client drops the other end, or when the
-//! collection removes it.
+//! Watches. The collection queues events for each watcher. A watch ends when its client drops the receiver, or when the
+//! collection removes the watcher.
 
 use std::{
     collections::BTreeMap,
@@ -14,9 +14,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Object, Scope, Shared};
 
-/// Maximum events that wait for a watcher. A slower watcher is disconnected and can resume.
+/// Maximum number of queued events of a watcher. A slower watcher is disconnected and can resume.
 const MAX_QUEUED_EVENTS: usize = 4096;
-/// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
+/// Maximum bytes of the queued events of a watcher. The queue may be the only owner of these objects.
 const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// An event of a watch.
@@ -31,7 +31,7 @@ pub(crate) enum Event {
     InitialEnd(u64),
 }
 
-/// The collection's end of a watch.
+/// The sending half of a watch.
 pub(crate) struct Watcher {
     pub(crate) scope: Scope,
     pub(crate) bookmarks: bool,
@@ -43,8 +43,8 @@ pub(crate) struct Watcher {
     _cut: DropGuard,
 }
 
-/// The client's end of a watch. The collection forgets the watch when this end is dropped, so it must not be dropped
-/// while the caller holds the lock of the collection.
+/// The receiving half of a watch. Dropping it locks the collection and removes the watcher, so it must not be dropped
+/// while the caller holds that lock.
 pub(crate) struct Events {
     pub(super) events: mpsc::Receiver<Event>,
     link: Arc<Link>,
@@ -52,7 +52,7 @@ pub(crate) struct Events {
     pub(crate) cut: CancellationToken,
 }
 
-/// What both ends share.
+/// State that both halves share.
 #[derive(Default)]
 struct Link {
     /// Bytes of the queued events.
@@ -61,7 +61,7 @@ struct Link {
     registration: OnceLock<Registration>,
 }
 
-/// A watcher's place.
+/// A watcher's registration in a collection.
 struct Registration {
     collection: Weak<Shared>,
     number: u64,
@@ -86,7 +86,7 @@ impl Watcher {
         (Self { scope, bookmarks, sent: 0, events, link, _cut: cut.drop_guard() }, received)
     }
 
-    /// Queues an event. Returns false if the watcher is too slow: the collection then removes it.
+    /// Queues an event. Returns false if the queue is full: the collection then removes the watcher.
     pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
         self.sent = revision;
         let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Drop for Events {
 // === impl Event ===
 
 impl Event {
-    /// Bytes that the event keeps in memory.
+    /// Bytes that the event may keep in memory.
     fn weight(&self) -> usize {
         match self {
             Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json_len(),
@@ -129,14 +129,14 @@ impl Event {
 // === impl Watchers ===
 
 impl Watchers {
-    /// The watchers of this collection. There are none yet.
+    /// An empty set of watchers for a collection.
     pub(super) fn of(collection: Weak<Shared>) -> Self {
         Self { collection, ..Self::default() }
     }
 
     pub(super) fn add(&mut self, watcher: Watcher) {
         let place = Registration { collection: self.collection.clone(), number: self.next };
-        // A watcher is added to one collection, so there is no other place.
+        // A watcher is added to one collection only, so the value is not set yet.
         let _added = watcher.link.registration.set(place);
         self.running.insert(self.next, watcher);
         self.next += 1;

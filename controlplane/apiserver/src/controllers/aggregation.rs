@@ -1,7 +1,7 @@
 //! Watches the APIServices of aggregated servers, and checks that the servers respond.
 //!
-//! All are checked when an APIService changes, and every ten seconds if there is any aggregated server. The condition
-//! `Available` is written when it changes.
+//! All servers are checked when an APIService changes, and every ten seconds if there is any. The condition `Available`
+//! is written when it changes.
 
 use std::{
     collections::BTreeMap,
@@ -51,7 +51,7 @@ async fn run(state: Weak<State>, kind: Arc<Resource>) {
                     false => std::future::pending().await,
                 }
             };
-            // A dropped receive loses no event.
+            // Cancel-safe: dropping the receive loses no event.
             tokio::select! {
                 event = events.recv() => if event.is_none() { break },
                 () = period => {}
@@ -68,7 +68,7 @@ fn watch(state: &Arc<State>, kind: &Arc<Resource>) -> Result<Events> {
     Ok(events)
 }
 
-/// Reads the current APIServices of other servers, and checks each server. Returns whether there is any.
+/// Reads the APIServices of other servers and checks each server. Returns whether there is any.
 async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
     let former = state.remotes.current();
     let mut current = BTreeMap::new();
@@ -130,7 +130,7 @@ fn is_written(object: &Value, condition: &Value) -> bool {
     available(object).is_some_and(|known| fields.iter().all(|field| known[*field] == condition[*field]))
 }
 
-/// The object with the condition. The time changes with the status of the condition.
+/// The object with the condition. The transition time changes only with the status.
 fn with(object: &Value, condition: &Value) -> Value {
     let kept = available(object).filter(|known| known["status"] == condition["status"]);
     let since = kept.map_or_else(|| write::now().into(), |known| known["lastTransitionTime"].clone());

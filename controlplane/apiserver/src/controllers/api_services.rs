@@ -1,4 +1,4 @@
-//! API services of the group versions that this server serves: one for each, created and removed with it.
+//! Maintains an APIService for each group version that this server serves.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -42,7 +42,7 @@ const PRIORITIES: &[(&str, i64)] = &[
     ("resource.k8s.io", 16_200),
 ];
 
-/// Follows the set of served resources until the server ends.
+/// Reconciles after each change of the set of served resources, until the server stops.
 pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
     let Some(mut sets) = state.upgrade().map(|state| state.registry.subscribe()) else { return };
     loop {

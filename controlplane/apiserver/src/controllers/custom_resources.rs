@@ -1,4 +1,4 @@
-//! Follows the definitions of custom resources.
+//! Controller of the definitions of custom resources.
 //!
 //! | part | module |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | deletes the objects of a deleted definition | `cleanup` |
 //! | changes of definitions by this server | `stored` |
 //!
-//! A definition is served before its condition `Established` is written, so a client that waits for the condition can use
-//! the resource at once.
+//! A definition is served before its condition `Established` is written. A client that waits for the condition can use
+//! the resource immediately.
 
 mod cleanup;
 mod controller;

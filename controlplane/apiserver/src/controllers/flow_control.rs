@@ -2,8 +2,8 @@
 //! condition `Dangling`. It runs when an object changes.
 //!
 //! Servers of different versions on one store have different default objects. As upstream, each server writes its own
-//! ones at the start, and later at most once a minute: otherwise each write would cause a write of the other server at
-//! once.
+//! defaults at its start, and afterwards at most once a minute. Otherwise the servers would overwrite each other's
+//! objects without a pause.
 //!
 //! Source: `k8s.io/apiserver/pkg/util/flowcontrol/apf_controller.go`, `.../flowcontrol/ensurer`.
 
@@ -33,15 +33,15 @@ const AUTO_UPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 /// Minimum time between two corrections of the default objects, as upstream.
 const CORRECTION_INTERVAL: Duration = Duration::from_secs(60);
 
-/// When the default objects are corrected.
+/// Limits the rate of corrections of the default objects.
 #[derive(Default)]
 struct CorrectionTimer {
     last: Option<Instant>,
-    /// Set while objects wait for a correction.
+    /// Time of the next correction. `None` if no object needs one.
     due: Option<Instant>,
 }
 
-/// Creates missing default objects, applies all objects, and follows their changes.
+/// Creates missing default objects, applies all objects, and starts to watch them.
 pub(crate) async fn start(state: &Arc<State>) {
     let kind = |name| by_kind(objects::API_VERSION, name).cloned();
     let Some(kinds) = kind("FlowSchema").zip(kind("PriorityLevelConfiguration")) else { return };
@@ -122,11 +122,12 @@ async fn follow(
 #[derive(Debug, PartialEq)]
 enum Step {
     Create(Value),
-    /// Gives the stored object this spec, and the annotation.
+    /// Sets the default spec and the annotation on the stored object.
     Correct(Value),
-    /// Gives the stored object the annotation that leaves its spec to the administrators.
+    /// Sets the annotation that leaves the spec to the administrators on the stored object.
     Leave(String),
-    /// Deletes an object that an earlier version created, in the version whose annotation permits it.
+    /// Deletes an object that an earlier version of the server created, if its revision is unchanged since the
+    /// annotation was read.
     Delete {
         name: String,
         revision: String,
@@ -136,7 +137,7 @@ enum Step {
 // === impl CorrectionTimer ===
 
 impl CorrectionTimer {
-    /// Whether a wanted correction may run now. Otherwise it is due later.
+    /// Whether a needed correction may run now. Otherwise sets its due time.
     fn take(&mut self, is_wanted: bool, now: Instant) -> bool {
         let earliest = self.last.map(|last| last + CORRECTION_INTERVAL).filter(|earliest| now < *earliest);
         self.due = earliest.filter(|_| is_wanted);
@@ -156,8 +157,8 @@ impl CorrectionTimer {
     }
 }
 
-/// The changes that the stored objects need. Mandatory objects always get the default spec, suggested ones if their
-/// annotation is true. As upstream, a missing annotation counts as true if the spec was never changed.
+/// The changes that the stored objects need. Mandatory objects always get the default spec. Suggested objects get it if
+/// their annotation is true. As upstream, a missing annotation counts as true if the spec was never changed.
 fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step> {
     let mut steps = Vec::new();
     let find = |list: &[Value], name: &str| list.iter().find(|one| write::text(one, "name") == name).cloned();
@@ -186,12 +187,12 @@ fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step>
     steps
 }
 
-/// The value of the annotation: true if the server maintains the spec. `None` without a valid annotation.
+/// The value of the annotation: true if the server maintains the spec. `None` if the annotation is missing or invalid.
 fn annotation(object: &Value) -> Option<bool> {
     object["metadata"]["annotations"][AUTO_UPDATE].as_str()?.parse().ok()
 }
 
-/// The part of the spec that administrators cannot change. They may change the numbers of the exempt level.
+/// The part of the spec that administrators cannot change. They can change the numbers of the exempt level.
 fn fixed(object: &Value) -> Value {
     let mut spec = object["spec"].clone();
     if spec["type"] == "Exempt"
@@ -216,7 +217,7 @@ impl Step {
                 let name = write::text(wanted, "name");
                 let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
                     let mut new = annotated(old, true);
-                    // Administrators may change the numbers of the exempt level, so these alone cause no correction.
+                    // The numbers of the exempt level alone cause no correction: administrators can change them.
                     if let Some(object) = new.as_object_mut().filter(|_| fixed(old) != fixed(wanted)) {
                         object.insert("spec".to_owned(), wanted["spec"].clone());
                     }
@@ -228,7 +229,7 @@ impl Step {
                 let object = json!({"metadata": {"name": name}});
                 let call = Call::internal(state, kind.clone(), &object);
                 let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
-                    // Another server or an administrator may have decided meanwhile.
+                    // Another server or an administrator may have set the annotation meanwhile.
                     Ok(if annotation(old).is_none() { annotated(old, false) } else { old.clone() })
                 });
                 written.await.map(drop)
@@ -259,7 +260,7 @@ fn annotated(object: &Value, is_ours: bool) -> Value {
     object
 }
 
-/// The condition to write for a schema. `None` if the schema has it.
+/// The condition to write for a schema. `None` if the schema already has it.
 fn dangling(schema: &Value, levels: &BTreeSet<&str>) -> Option<Value> {
     let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str().unwrap_or_default();
     let (status, reason, message) = match levels.contains(level) {

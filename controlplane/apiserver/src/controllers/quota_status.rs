@@ -1,4 +1,4 @@
-//! Writes the status of quotas: the limits of the spec, and what the ledger counts.
+//! Writes the status of quotas: the limits of the spec, and the use in the ledger.
 
 use std::{
     sync::{Arc, Weak},
@@ -14,7 +14,7 @@ use crate::{
     write::{self, Failed},
 };
 
-/// Time until the next attempt, if the store refuses writes.
+/// Delay after the store refused a write.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Writes the status of each changed quota, until the server ends.

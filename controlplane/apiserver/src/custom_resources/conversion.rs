@@ -1,6 +1,6 @@
 //! Conversion webhooks of definitions. Source: `apiextensions-apiserver/pkg/apiserver/conversion`.
 //!
-//! Only the requests that need another version wait for the webhook, each at most for its timeout.
+//! Only requests that need another version wait for the webhook. Each call has a timeout.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,25 +14,25 @@ use crate::cache::Cache;
 use crate::in_flight::InFlight;
 use crate::webhook_client::{self, Endpoint};
 
-/// Maximum time of one call.
+/// Timeout of one call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum bytes of the response to a long request. A list of large objects is converted by one call. One webhook gets
-/// no more of the memory for responses.
+/// Maximum bytes of the response to a long request: a list of large objects is converted by one call. The limit is
+/// below a single owner's share of the memory for responses.
 const MAX_RESPONSE: usize = 48 << 20;
 
-/// Maximum number of objects of one call. A longer list is converted by several calls.
+/// Maximum number of objects in one call. A longer list is converted by several calls.
 const MAX_OBJECTS: usize = 500;
 
-/// The parts of the server that a call of a conversion webhook needs. Each custom resource has them, and the cache has
-/// the custom resources. So the reference to the cache is weak: otherwise the cache would never be dropped.
+/// The services that a call of a conversion webhook needs. The cache owns the custom resources, and these own this
+/// client. The reference to the cache is weak to avoid a reference cycle.
 #[derive(Clone)]
 pub(crate) struct ConversionClient {
     pub(crate) cache: Weak<Cache>,
     pub(crate) in_flight: Arc<InFlight>,
 }
 
-/// Converts by a webhook.
+/// Converts objects by a webhook.
 pub(super) struct WebhookConversion {
     client: ConversionClient,
     endpoint: Endpoint,
@@ -40,7 +40,7 @@ pub(super) struct WebhookConversion {
 }
 
 impl WebhookConversion {
-    /// None unless the strategy is `Webhook`.
+    /// `None` unless the strategy is `Webhook`.
     pub(super) fn new(client: &ConversionClient, conversion: Option<&Conversion>) -> Option<Self> {
         let conversion = conversion.filter(|conversion| conversion.strategy == "Webhook")?;
         let webhook = conversion.webhook.clone().unwrap_or_default();
@@ -137,7 +137,7 @@ fn response(mut review: Value, api_version: &str, uid: &str) -> Result<Vec<Value
     }
 }
 
-/// The converted object. It must be the same object; of its metadata only labels and annotations may differ.
+/// Checks and returns a converted object. Only labels and annotations of its metadata may differ from the original.
 fn checked(old: &Value, mut new: Value, to: &str) -> Result<Value, String> {
     if new["apiVersion"] != to {
         return Err(format!("invalid groupVersion (expected {to}, received {})", new["apiVersion"]));

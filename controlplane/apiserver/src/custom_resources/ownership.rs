@@ -1,4 +1,4 @@
-//! Types for field ownership, from the schema of a custom resource.
+//! Types for field ownership, derived from the schema of a custom resource.
 
 use coracle_custom_resources::schema::{Additional, Schema as Node};
 use coracle_kinds::ownership;
@@ -6,7 +6,7 @@ use coracle_managed_fields::{Field, Key, Scalar, Schema, Type, TypeId};
 
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// The types of a schema and the type of the whole object. Metadata has the types of all resources.
+/// The types of a schema, and the type of the whole object. Metadata has the same types as in built-in resources.
 pub(super) fn of_schema(root: &Node) -> (Schema, TypeId) {
     let (mut schema, metadata) = match ownership::of_schema(METADATA) {
         Some((schema, of)) => (schema.clone(), of),

@@ -1,4 +1,4 @@
-//! Makes the resources of a definition, one for each version.
+//! Creates the resources of a definition, one for each version.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::conversion::{ConversionClient, WebhookConversion};
 use super::strategy::CustomStrategy;
 
-/// The served versions of a definition. Unserved versions are left out, except as the storage of the others.
+/// The served versions of a definition. An unserved storage version is referenced by the others.
 pub(crate) fn of_definition(
     definition: &Definition,
     client: &ConversionClient,
@@ -74,7 +74,7 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
     Ok(resource)
 }
 
-/// The warning about a deprecated version. It names the preferred version of those that are not deprecated.
+/// The warning about a deprecated version. It names the preferred version that is not deprecated.
 fn deprecation(definition: &Definition, version: &Version) -> Option<Text> {
     let (group, kind) = (&definition.spec.group, &definition.spec.names.kind);
     let text = version.warning(group, kind)?;

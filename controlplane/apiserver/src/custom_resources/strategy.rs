@@ -75,7 +75,7 @@ impl Strategy for CustomStrategy {
     }
 
     fn default(&self, object: &mut Value) {
-        // Defaults beyond the memory limit are left out, and the validation refuses the object.
+        // Defaults beyond the memory limit are omitted. The validation then refuses the object.
         let _ = self.rules.default(object);
     }
 
@@ -93,7 +93,7 @@ impl Strategy for CustomStrategy {
             return;
         }
         let mut violations = Violations::default();
-        // Rules may take seconds for a small object.
+        // Validation rules may take seconds for a small object.
         offload::run(self.rules.has_rules(), || self.rules.validate(new, old, &mut violations));
         causes.extend(violations);
     }

@@ -1,12 +1,12 @@
-//! Priority levels: their limits, their queues, and the decision which request runs next. Pure: no I/O, no clock.
+//! Priority levels: their limits, their queues, and the choice of the next request. No I/O and no clock.
 //!
-//! Each level has a nominal number of seats. Its seats that are not lendable are reserved for it. All other seats form
-//! a pool, from which a level borrows up to its limit. When seats become free, waiting requests of levels below their
-//! nominal number run first. Upstream moves seats between levels every ten seconds instead.
+//! Each level has a nominal number of seats. The seats that are not lendable are reserved for the level. All other
+//! seats form a pool from which each level can borrow up to its limit. Free seats go first to levels below their
+//! nominal number. Upstream instead moves seats between levels every ten seconds.
 //!
-//! Within a level, the hash of a flow selects a hand of queues (shuffle sharding). A request waits in the queue of the
-//! hand with the fewest requests. The queue whose requests have used the least seat time runs next (start-time fair
-//! queuing).
+//! Within a level, the hash of a flow selects a hand of queues (shuffle sharding). A request waits in the shortest
+//! queue of its hand. The next request comes from the queue whose requests have used the least seat time (start-time
+//! fair queuing).
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,10 +15,10 @@ use tokio::sync::oneshot;
 
 /// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
-/// Maximum waiting requests of one level, as a multiple of what is left for others: at most three quarters. So a flood
-/// in one level leaves room for the requests of nodes and controllers.
+/// Maximum waiting requests of one level, as a multiple of the free places: at most three quarters. A flood in one
+/// level leaves places for the requests of nodes and controllers.
 const PER_FREE_PLACE: usize = 3;
-/// Assumed seat time of a running request, in microseconds.
+/// Assumed seat time of a request when it starts, in microseconds.
 const ESTIMATE: u64 = 3000;
 
 /// The configuration of a level.
@@ -31,11 +31,11 @@ pub(crate) struct LevelConfig {
     lendable_percent: u64,
     /// Maximum borrowed seats in percent of the nominal number. `None`: no limit.
     borrowing_percent: Option<u64>,
-    /// Number of queues, hand size and queue length limit; `None` rejects requests that find no seat.
+    /// Number of queues, hand size and queue length limit. `None` rejects requests that get no seat immediately.
     queuing: Option<[usize; 3]>,
 }
 
-/// Why a request is not queued.
+/// The reason why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rejection {
     QueueFull,
@@ -77,11 +77,11 @@ pub(crate) struct Levels {
     levels: HashMap<u64, Level>,
     ids: HashMap<String, u64>,
     next_id: u64,
-    /// Seats that are shared.
+    /// Seats that the levels share.
     seats: u64,
-    /// Seats of all limited levels: those that are shared, rounded up for each level.
+    /// Sum of the nominal seats of all levels. It can exceed `seats`, because each level rounds up.
     total: u64,
-    /// Sum over the levels of the seats that are in use or reserved.
+    /// Sum over the levels of the seats in use or reserved, whichever is greater.
     committed: u64,
     waiting: usize,
 }
@@ -97,16 +97,16 @@ struct Level {
     running: u64,
     queues: Vec<Queue>,
     waiting: usize,
-    /// Virtual start time of the last request that started. An idle queue starts at this time.
+    /// Virtual start time of the last started request. An idle queue continues from this time.
     clock: u64,
-    /// Whether the object is deleted. The level is removed with its last request.
+    /// Whether the stored object is deleted. The level is removed after its last request.
     is_retired: bool,
 }
 
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Waiting>,
-    /// Seat time used by its requests.
+    /// Virtual time of the next request: the seat time that the queue's requests have used.
     virtual_start: u64,
     running: u64,
 }
@@ -132,7 +132,7 @@ impl LevelConfig {
             let number = queuing[field].as_u64().unwrap_or(default);
             usize::try_from(number).unwrap_or(usize::MAX)
         };
-        // Validation limits queues to 10,000,000, which no server could hold.
+        // Validation accepts up to 10,000,000 queues, which would use too much memory.
         let queues = of("queues", 64).clamp(1, 1 << 14);
         let shape = [queues, of("handSize", 8).clamp(1, queues), of("queueLengthLimit", 50)];
         let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
@@ -151,9 +151,10 @@ impl LevelConfig {
 // === impl Rejection ===
 
 impl Rejection {
-    /// The reason in metrics, as upstream.
+    /// The values in the order of the metrics counters.
     pub(crate) const ALL: [Self; 3] = [Self::QueueFull, Self::ConcurrencyLimit, Self::TimeOut];
 
+    /// The reason in metrics, as upstream.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::QueueFull => "queue-full",
@@ -186,7 +187,7 @@ impl Levels {
         self.dispatch();
     }
 
-    /// Gives each level its part of the seats.
+    /// Distributes the seats to the levels.
     fn share(&mut self) {
         let shares: u64 = self.levels.values().map(|level| level.config.shares).sum();
         self.total = 0;
@@ -208,7 +209,7 @@ impl Levels {
         self.ids.get(name).copied()
     }
 
-    /// Seats of a request that may need up to `wanted`. One request gets at most 15 % of a level, as upstream.
+    /// Seats of a request that needs up to `wanted`. One request gets at most 15 % of a level, as upstream.
     pub(crate) fn width(&self, level: u64, wanted: u64) -> u64 {
         let nominal = self.levels.get(&level).map_or(0, |level| level.nominal);
         wanted.clamp(1, (nominal * 15 / 100).max(1))
@@ -243,7 +244,7 @@ impl Levels {
         queue.waiting.push_back(Waiting { id: ticket.id, width, flow, run });
         level.waiting += 1;
         self.waiting += 1;
-        // The request may already fit: dispatch the waiting requests.
+        // The queued request may already fit.
         self.dispatch();
         (ticket, Admitted::Waiting(admitted))
     }
@@ -267,7 +268,7 @@ impl Levels {
         self.committed = self.committed - before + level.committed();
         if level.is_retired {
             self.remove_ended();
-            // The level was removed: its seats go to the other levels.
+            // The level may be removed: distribute its seats to the other levels.
             self.share();
         }
         self.dispatch();
@@ -287,7 +288,7 @@ impl Levels {
     /// Starts waiting requests while seats are free.
     fn dispatch(&mut self) {
         while self.waiting > 0 {
-            // Levels below their nominal number come first, then levels by the used fraction of it.
+            // Levels with the lowest ratio of used to nominal seats come first.
             let best = self
                 .levels
                 .iter()
@@ -304,7 +305,7 @@ impl Levels {
             level.waiting -= 1;
             self.waiting -= 1;
             self.start(&Ticket { level: id, id: waiting.id, width: waiting.width, queue });
-            // A cancelled request ends when its ticket is dropped.
+            // The receiver is gone if the request was cancelled. Its ticket is ended when its `Seats` are dropped.
             let _ = waiting.run.send(());
         }
     }
@@ -324,7 +325,7 @@ impl Levels {
         }
     }
 
-    /// Whether a level may use more seats now.
+    /// Whether a level may use `width` more seats now.
     fn fits(&self, id: u64, width: u64) -> bool {
         self.levels.get(&id).is_some_and(|level| {
             let in_use = level.in_use + width;
@@ -365,7 +366,7 @@ impl Level {
             return;
         }
         let former = std::mem::take(&mut self.queues);
-        // Without queues, requests that wait already keep one.
+        // Requests that already wait need a queue even if the new configuration has none.
         let count = if count == 0 && self.waiting > 0 { 1 } else { count };
         self.queues.resize_with(count, Queue::default);
         self.clock = 0;
@@ -382,7 +383,7 @@ impl Level {
         if self.config.is_exempt { 0 } else { self.in_use.max(self.reserved) }
     }
 
-    /// The queue of a flow: the one with the fewest requests of the flow's hand. The hand is dealt without repetition.
+    /// The shortest queue of the flow's hand. The hand has no duplicates.
     fn hand(&self, flow: u64) -> Option<usize> {
         let [_, size, _] = self.config.queuing?;
         let count = self.queues.len();
@@ -408,7 +409,7 @@ impl Level {
         hand.into_iter().min_by_key(load)
     }
 
-    /// The queue whose request runs next.
+    /// The queue with the next request.
     fn next_queue(&self) -> Option<usize> {
         if self.waiting == 0 {
             return None;
@@ -439,7 +440,7 @@ impl Level {
 // === impl Queue ===
 
 impl Queue {
-    /// Sets an empty queue to the level's virtual time: an idle queue must not gain an advantage over busy ones.
+    /// Sets an empty queue to the level's virtual time, so that idle time gives a queue no advantage over busy queues.
     fn rejoin(&mut self, clock: u64) {
         if self.waiting.is_empty() && self.running == 0 {
             self.virtual_start = self.virtual_start.max(clock);

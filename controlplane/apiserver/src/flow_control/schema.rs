@@ -1,4 +1,4 @@
-//! Flow schemas: which requests belong to which priority level and flow. Pure.
+//! Flow schemas: select the priority level and the flow of a request. No I/O.
 //!
 //! Source: `k8s.io/apiserver/pkg/util/flowcontrol/rule.go`.
 
@@ -189,7 +189,7 @@ impl PathRule {
     }
 }
 
-/// Whether a list has a value or the wildcard.
+/// Whether a list contains a value or the wildcard.
 fn has(list: &[String], value: &str) -> bool {
     list.iter().any(|one| one == value || one == "*")
 }

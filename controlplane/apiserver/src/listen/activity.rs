@@ -16,18 +16,18 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{metrics::LongRunning, reply::Body, server::ShortLived, verb::watch::WatchEnd};
 
-/// The requests of one connection.
+/// Activity of the requests of one connection.
 pub(super) struct Activity {
-    /// Requests that are not answered in full.
+    /// Number of requests whose response is not sent completely.
     running: watch::Sender<usize>,
-    /// Whether bytes were received that belong to no request yet.
+    /// Whether bytes of the next request header were received.
     header: watch::Sender<bool>,
     stuck: CancellationToken,
     /// Maximum duration of a short-lived response.
     response_limit: Duration,
 }
 
-/// One request, until its response is sent in full.
+/// A running request, until its response is sent completely.
 pub(super) struct Running {
     activity: Arc<Activity>,
 }
@@ -54,7 +54,7 @@ impl Activity {
         }
     }
 
-    /// Bytes were received.
+    /// Records that bytes were received.
     pub(super) fn received(&self) {
         if *self.running.borrow() == 0 {
             self.header.send_if_modified(|header| !std::mem::replace(header, true));
@@ -66,7 +66,7 @@ impl Activity {
     pub(super) async fn late_header(&self, limit: Duration) {
         let mut header = self.header.subscribe();
         loop {
-            // The sender is our own: it does not close.
+            // The sender is a field of `self`: it is not closed.
             let _ = header.wait_for(|header| *header).await;
             tokio::select! {
                 // Cancel-safe: both futures only wait.
@@ -76,7 +76,7 @@ impl Activity {
         }
     }
 
-    /// A request begins.
+    /// Records the start of a request.
     pub(super) fn begin(self: &Arc<Self>) -> Running {
         self.header.send_if_modified(std::mem::take);
         self.running.send_modify(|running| *running += 1);
@@ -87,7 +87,7 @@ impl Activity {
     pub(super) async fn idle(&self, limit: Duration) {
         let mut running = self.running.subscribe();
         loop {
-            // The sender is our own: it does not close.
+            // The sender is a field of `self`: it is not closed.
             let _ = running.wait_for(|running| *running == 0).await;
             tokio::select! {
                 // Cancel-safe: both futures only wait.
@@ -97,7 +97,7 @@ impl Activity {
         }
     }
 
-    /// Returns when the client has not read a response in time.
+    /// Returns when the client has not read a response within the time limit.
     pub(super) async fn response_timeout(&self) {
         self.stuck.cancelled().await;
     }
@@ -106,8 +106,8 @@ impl Activity {
 // === impl Running ===
 
 impl Running {
-    /// The response; the request runs until its body was sent or dropped. The connection is stuck when sending takes
-    /// longer than a request may: of a short-lived response, or of the last events of a watch that has ended.
+    /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
+    /// short-lived response, and of the last events of a watch that has ended; the connection is closed after it.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();

@@ -1,4 +1,4 @@
-//! Cache of webhook responses with a time to live. A full space evicts its oldest entry.
+//! Cache of webhook responses with a time to live. A full part evicts its oldest entry.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// Maximum number of acceptances, and of refusals.
 const MAX_ENTRIES: usize = 4096;
 
-/// Responses by the digest of the request. Acceptances and refusals have their own space: clients without permissions
+/// Responses by the digest of the request. Acceptances and refusals have separate limits: clients without permissions
 /// cause refusals only, and must not evict the acceptances of others.
 pub(crate) struct ResponseCache<V> {
     spaces: Mutex<Spaces<V>>,
@@ -56,7 +56,7 @@ impl<V: Clone> ResponseCache<V> {
         Self::with_max_entries(MAX_ENTRIES)
     }
 
-    /// A cache with at most so many acceptances, and refusals.
+    /// A cache for at most `max` acceptances and `max` refusals.
     pub(crate) fn with_max_entries(max: usize) -> Self {
         Self { spaces: Mutex::new(Spaces { accepted: Entries::new(max), refused: Entries::new(max) }) }
     }
@@ -67,7 +67,7 @@ impl<V: Clone> ResponseCache<V> {
         spaces.accepted.get(key).or_else(|| spaces.refused.get(key))
     }
 
-    /// Adds a response with a time to live. Zero adds nothing. The last response to a request counts.
+    /// Adds a response with a time to live; zero adds nothing. Replaces an earlier response to the same request.
     pub(crate) fn insert(&self, key: Key, value: V, (outcome, lasts): (Outcome, Duration)) {
         if lasts.is_zero() {
             return;

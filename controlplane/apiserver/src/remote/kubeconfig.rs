@@ -15,7 +15,7 @@ use super::Credential;
 /// Maximum bytes of a kubeconfig file, and of a file that it names.
 const LIMIT: u64 = 1 << 20;
 
-/// The parts of a file that a client needs.
+/// The client settings of a kubeconfig file.
 pub(super) struct Parsed {
     pub(super) url: String,
     pub(super) credential: Credential,

@@ -77,7 +77,7 @@ impl Apiserver {
     }
 }
 
-/// The services that are made before the others.
+/// The services that the other services need.
 struct Services {
     store: Arc<dyn Store>,
     cache: Arc<Cache>,
@@ -85,7 +85,7 @@ struct Services {
     authenticators: Authenticators,
 }
 
-/// The authenticators, and the file of their configuration.
+/// The authenticators, and the file of their configuration, if there is one.
 fn authenticators(
     config: &mut ApiserverConfig,
     allows_all: bool,
@@ -120,7 +120,7 @@ fn authenticators(
     Ok((authenticators, file))
 }
 
-/// The issuer that settings give. A configuration file excludes it: the issuer would be lost when the file changes.
+/// The issuer of the oidc settings. An authentication file excludes these settings: a reload would drop the issuer.
 pub(super) fn single_issuer(oidc: &OidcConfig, has_file: bool) -> Result<IssuerConfig, String> {
     match has_file {
         true => Err("the authentication configuration excludes the oidc settings".to_owned()),
@@ -246,14 +246,14 @@ fn send_as_controllers(state: Weak<State>, request: LabelRequest) -> BoxFuture<'
     })
 }
 
-/// Cancels the second token some time after the first one.
+/// Cancels `shutdown` when `stopping` is cancelled and the delay has passed.
 async fn delay_shutdown(stopping: CancellationToken, delay: Duration, shutdown: CancellationToken) {
     stopping.cancelled().await;
     tokio::time::sleep(delay).await;
     shutdown.cancel();
 }
 
-/// The seats of all priority levels.
+/// Number of seats of all priority levels together.
 fn seats(max: [usize; 2]) -> u64 {
     u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,4 @@
-//! Configuration files that are read again when they change. An invalid file is reported, and the former configuration
-//! stays.
+//! Reloads configuration files when they change. An invalid file is logged, and the current configuration stays.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,13 +12,13 @@ use crate::{
     state::State,
 };
 
-/// The files.
+/// The watched files.
 pub(super) struct Files {
     pub(super) authorization: Option<PathBuf>,
     pub(super) authentication: Option<AuthenticationFile>,
 }
 
-/// The file of the configuration of authentication.
+/// The authentication configuration file.
 pub(super) struct AuthenticationFile {
     path: PathBuf,
     /// Text of the last read.
@@ -28,7 +27,7 @@ pub(super) struct AuthenticationFile {
     refuses_anonymous: bool,
 }
 
-/// Starts tasks that follow the files.
+/// Starts a task for each file.
 pub(super) fn start(state: &Arc<State>, files: Files) {
     if let Some(path) = files.authorization {
         tokio::spawn(follow_authorization(Arc::downgrade(state), path));
@@ -87,7 +86,7 @@ impl AuthenticationFile {
         Ok((config, file))
     }
 
-    /// Uses the file's content, if it is not the one in use.
+    /// Applies the file's content if it has changed.
     fn reload(&self, state: &State) {
         let path = self.path.display();
         let (mut config, text) = match read_authentication(Some(&self.path)) {

@@ -1,4 +1,4 @@
-//! From the verb and the path of a request to the function that answers it.
+//! Dispatches a request to its handler by verb and path.
 
 use coracle_kinds::{Resources, kind::built_in};
 use http::Method;
@@ -13,8 +13,8 @@ use crate::{
     write::Part,
 };
 
-/// The response for a path that leads nowhere: a Status below a built-in group, and a text elsewhere, as upstream.
-pub(super) fn nowhere(set: &Resources, path: &str) -> Result<Reply> {
+/// The response for an unknown path: a Status below a built-in group, otherwise plain text, as upstream.
+pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
     let mut parts = path.trim_matches('/').split('/');
     let group = match parts.next() {
         Some("api") => parts.next().filter(|version| *version == "v1").map(|_| ""),
@@ -73,7 +73,7 @@ pub(super) async fn subresource(call: &Call, method: &Method, upgrade: ClientUpg
         return Err(ApiError::method_not_allowed());
     }
     if matches!(sub, "binding" | "eviction" | "token") {
-        // Their answers are neither tables nor metadata.
+        // Their responses cannot be rendered as tables or partial metadata.
         media::negotiate(&call.headers, &call.info.query, &[])?;
     }
     let (group, resource) = (&*call.kind.group, &*call.kind.plural);

@@ -1,4 +1,4 @@
-//! POST pods/binding, and its older form POST bindings: puts a pod on a node, once.
+//! POST pods/binding, and its older form POST bindings: assigns a pod to a node, once.
 
 use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, kind::by_resource};
@@ -33,7 +33,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
 
-/// POST to the resource `bindings`: the pod is the one with the binding's name. Admission sees this resource, as
+/// POST to the resource `bindings`: assigns the pod with the binding's name. Admission sees the resource `bindings`, as
 /// upstream.
 pub(crate) async fn create(call: &Call) -> Result<Reply> {
     media::negotiate(&call.headers, &call.info.query, &[])?;
@@ -55,7 +55,7 @@ pub(crate) async fn create(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
 
-/// The call of the pod's subresource that does the same.
+/// The equivalent call of the pod's subresource.
 fn of_pod(call: &Call, name: String) -> Result<Call> {
     let kind = by_resource("", "v1", "pods").ok_or_else(ApiError::no_resource)?.clone();
     let resource = ResourceInfo {
@@ -83,7 +83,7 @@ fn check(kind: &Resource, name: &str, binding: &Value) -> Result<()> {
     if causes.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, name, &causes)) }
 }
 
-/// Puts the pod that the call names on the node of a binding.
+/// Assigns the pod of the call to the node of a binding.
 async fn bind(call: &Call, binding: &Value) -> Result<()> {
     let name = &call.resource.name;
     write::update(call, name, (Part::Internal, Writer::Update), |old| bound(call, old, binding)).await?;
@@ -123,7 +123,7 @@ fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
     Ok(new)
 }
 
-/// A refused binding. Upstream names the subresource here.
+/// The error of a refused binding. Upstream names the subresource in it.
 fn conflict(kind: &Resource, name: &str, why: &str) -> ApiError {
     const RESOURCE: &str = "pods/binding";
     let mut error = ApiError::conflict(kind, name, why);

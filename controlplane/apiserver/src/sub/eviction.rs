@@ -1,8 +1,8 @@
 //! POST pods/eviction: a deletion that disruption budgets may refuse.
 //!
-//! The disruption controller counts the disruptions that a budget allows. An eviction takes one of them and records the
-//! pod in the budget, in one commit, so that no other eviction takes the same one before the controller sees the
-//! deletion.
+//! The disruption controller sets the number of disruptions that a budget allows. An eviction decrements that number
+//! and adds the pod to the budget in one commit. Concurrent evictions therefore cannot use the same disruption before
+//! the controller observes the deletion.
 
 use coracle_kinds::{Resource, kind::by_resource, selector::LabelSelector};
 use coracle_store::Expect;
@@ -32,10 +32,10 @@ const RETRY_AFTER_SECONDS: u64 = 10;
 enum Verdict {
     /// Delete the pod.
     Delete,
-    /// Delete the pod if its resourceVersion is unchanged. After a change the server decides again; with the name of a
-    /// budget the client must retry instead.
+    /// Delete the pod if its resourceVersion is unchanged. After a change the server decides again; if a budget is
+    /// named, it returns an error instead and the client retries.
     DeleteUnchanged(Option<String>),
-    /// Commit this budget, which allows one disruption less, then delete the pod.
+    /// Commit this budget with one allowed disruption less, then delete the pod.
     Disrupt(Value),
 }
 
@@ -166,7 +166,7 @@ fn with_disruption(budget: &Value, allowed: i64, pod: &str, now: &str) -> Value 
     budget
 }
 
-/// The error of a budget that allows no disruptions. Its message has the reason.
+/// The error of a budget that allows no disruptions. The message states the reason.
 fn refused(budget: &Value) -> ApiError {
     let (name, status) = (text(budget, "name"), &budget["status"]);
     let count = |field: &str| status[field].as_i64().unwrap_or(0);

@@ -34,10 +34,10 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// Maximum time to connect to a kubelet, as upstream. Without it the request would wait as long as its caller.
+/// Maximum time to connect to a kubelet, as upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Sends a request to the kubelet of a node; upgrades stay possible.
+/// Sends a request to the kubelet of a node. The connection can be upgraded.
 pub(crate) async fn send(
     call: &Call,
     node: &str,

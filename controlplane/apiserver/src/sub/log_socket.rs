@@ -1,5 +1,7 @@
 //! A pod's log over a WebSocket: each chunk is one message, binary or base64. The end of the log closes the connection.
 
+use std::time::Duration;
+
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
@@ -40,7 +42,8 @@ impl NegotiatedProtocol {
         Ok(Some(Self { accept, protocol }))
     }
 
-    /// Responds with the upgrade, and copies the log until the log or the connection ends.
+    /// Responds with the upgrade, and copies the log until the log or the connection ends. A message that the client does
+    /// not read within the limit ends the connection.
     ///
     /// # Errors
     /// The header of the protocol is invalid.
@@ -49,18 +52,13 @@ impl NegotiatedProtocol {
         client: ClientUpgrade,
         log: Incoming,
         shutdown: CancellationToken,
+        limit: Duration,
     ) -> Result<Reply> {
         let reply = socket_body::switch(self.accept, self.protocol)?;
         let base64 = self.protocol.starts_with("base64.");
-        tokio::spawn(async move {
-            match client.on.await {
-                Ok(connection) => {
-                    let copy = socket_body::copy(connection, log, |chunk| message(chunk, base64), None);
-                    // Cancelling the copy loses no data: the client can read the log again.
-                    shutdown.run_until_cancelled(copy).await;
-                }
-                Err(error) => tracing::debug!(%error, "cannot upgrade the connection of a log"),
-            }
+        // Cancelling the copy loses no data: the client can read the log again.
+        client.serve(shutdown, move |connection| {
+            socket_body::copy(connection, log, move |chunk| message(chunk, base64), limit)
         });
         Ok(reply)
     }

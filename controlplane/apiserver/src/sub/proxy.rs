@@ -23,7 +23,7 @@ use crate::{
     target::{self, Endpoint},
 };
 
-/// Headers of one connection, and credentials. They are not forwarded.
+/// Hop-by-hop headers and credentials, which are not forwarded.
 const DROPPED: &[&str] = &[
     "authorization",
     "connection",
@@ -41,7 +41,7 @@ const DROPPED: &[&str] = &[
 
 /// A server in the cluster, as the path names it: `[scheme:]name[:port]`.
 #[derive(Debug, PartialEq, Eq)]
-struct Named<'a> {
+struct ProxyTarget<'a> {
     is_tls: bool,
     name: &'a str,
     /// Number or name; empty for the default.
@@ -49,7 +49,7 @@ struct Named<'a> {
 }
 
 pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> Result<Reply> {
-    let named = Named::parse(&call.resource.name).ok_or_else(|| {
+    let named = ProxyTarget::parse(&call.resource.name).ok_or_else(|| {
         let name = &call.resource.name;
         ApiError::bad_request(format!("invalid {} request {name:?}", call.kind.singular))
     })?;
@@ -59,8 +59,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
         return redirect(call);
     }
     if is_upgrade && call.kind.is("", "Node") {
-        // A WebSocket begins with GET, also one that runs a command by the kubelet's exec. So a stream also needs
-        // `create`.
+        // A WebSocket upgrade is a GET, even if it runs a command through the kubelet's exec. An upgrade therefore also
+        // requires the permission `create`.
         call.authorize_also("create").await?;
     }
     if let Some(options) = options(call) {
@@ -96,9 +96,9 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     Ok(links.rewrite(pass(answer)))
 }
 
-// === impl Named ===
+// === impl ProxyTarget ===
 
-impl<'a> Named<'a> {
+impl<'a> ProxyTarget<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let parts: Vec<&str> = text.split(':').collect();
         let (scheme, name, port) = match *parts.as_slice() {
@@ -127,7 +127,7 @@ fn options(call: &Call) -> Option<Value> {
     Some(options)
 }
 
-/// Sends a reader to the same path with a slash, so that relative links of a page work.
+/// Redirects to the same path with a trailing slash, so that relative links in pages work.
 fn redirect(call: &Call) -> Result<Reply> {
     let query = &call.info.query.raw;
     let mark = if query.is_empty() { "" } else { "?" };
@@ -137,7 +137,7 @@ fn redirect(call: &Call) -> Result<Reply> {
     Ok(reply)
 }
 
-/// The request as the server gets it.
+/// The request for the proxied server.
 fn request(call: &Call, method: &Method) -> Result<Request<Full<bytes::Bytes>>> {
     let (rest, query) = (call.resource.rest.as_deref().unwrap_or_default(), &call.info.query.raw);
     let mark = if query.is_empty() { "" } else { "?" };
@@ -148,7 +148,7 @@ fn request(call: &Call, method: &Method) -> Result<Request<Full<bytes::Bytes>>> 
     Ok(request)
 }
 
-/// The headers of a request, without those of the connection and without credentials.
+/// The headers to forward: without hop-by-hop headers, credentials and headers that set an identity.
 pub(crate) fn forwarded(headers: &HeaderMap, path: &str) -> HeaderMap {
     let of_connection = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let listed: Vec<String> = of_connection
@@ -180,7 +180,7 @@ pub(crate) fn forwarded(headers: &HeaderMap, path: &str) -> HeaderMap {
 /// Sends the request to the kubelet of a node. Other ports of nodes are refused, because the control plane listens there.
 async fn to_node(
     call: &Call,
-    named: &Named<'_>,
+    named: &ProxyTarget<'_>,
     request: Request<Full<bytes::Bytes>>,
 ) -> Result<Response<Incoming>> {
     let port = kubelet::port(call, named.name)?;
@@ -208,13 +208,13 @@ mod tests {
 
     #[test]
     fn a_server_is_named_with_scheme_and_port() {
-        let named = |is_tls, name, port| Some(Named { is_tls, name, port });
-        assert_eq!(Named::parse("web"), named(false, "web", ""));
-        assert_eq!(Named::parse("web:80"), named(false, "web", "80"));
-        assert_eq!(Named::parse("https:web:"), named(true, "web", ""));
-        assert_eq!(Named::parse("http:web:metrics"), named(false, "web", "metrics"));
+        let named = |is_tls, name, port| Some(ProxyTarget { is_tls, name, port });
+        assert_eq!(ProxyTarget::parse("web"), named(false, "web", ""));
+        assert_eq!(ProxyTarget::parse("web:80"), named(false, "web", "80"));
+        assert_eq!(ProxyTarget::parse("https:web:"), named(true, "web", ""));
+        assert_eq!(ProxyTarget::parse("http:web:metrics"), named(false, "web", "metrics"));
         for text in ["", ":80", "ftp:web:", "a:b:c:d"] {
-            assert_eq!(Named::parse(text), None, "{text}");
+            assert_eq!(ProxyTarget::parse(text), None, "{text}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The subresource `scale`: the replicas of a workload as a Scale object, whatever the workload's kind.
+//! The subresource `scale`: reads and sets the replicas of a workload of any kind as a Scale object.
 
 use coracle_kinds::{
     Resource, scale,
@@ -42,7 +42,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
     }
     let patch = patch::read(call)?;
     let validation = call.validation()?;
-    let notes = patch.notes(validation)?;
+    let field_warnings = patch.field_warnings(validation)?;
     let mut warnings = Vec::new();
     let stored = store(call, Writer::Update, |old| {
         let value = patch.apply(Some(SCHEMA), &scale::read(&call.kind, old))?;
@@ -56,7 +56,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
         changed(call, old, &wanted)
     })
     .await?;
-    Ok(reply::warned(stored, &[notes, warnings].concat()))
+    Ok(reply::warned(stored, &[field_warnings, warnings].concat()))
 }
 
 /// Server-side apply: the manager owns the replicas of the workload through the subresource. A Scale has no other field
@@ -71,7 +71,7 @@ async fn apply(call: &Call) -> Result<Reply> {
             scale::set_replicas(kind, &mut fields, replicas);
         }
         let new = field_manager::apply(call, old, &fields)?;
-        // Without an owner the replicas are gone, which a Scale has as 0.
+        // A Scale without replicas reads as 0: no manager owns the field any more.
         wanted["spec"]["replicas"] = scale::read(kind, &new)["spec"]["replicas"].clone();
         for field in ["uid", "resourceVersion"] {
             if let Some(given) = config["metadata"].get(field) {

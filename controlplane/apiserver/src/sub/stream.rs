@@ -1,7 +1,7 @@
 //! pods/log, exec, attach and portforward: forwarded to the kubelet of the pod's node.
 //!
-//! The bytes of an upgraded connection are forwarded unchanged. The node does not get the client's identity: it trusts
-//! the certificate of this API server.
+//! The bytes of an upgraded connection are forwarded unchanged. The kubelet does not learn the client's identity: it
+//! trusts the certificate of this API server.
 
 use coracle_connections::watch_reads;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -18,6 +18,7 @@ use crate::{
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     reply::{Body, Reply},
+    request::Query,
 };
 
 /// Characters to encode in a path segment: all except the unreserved ones of RFC 3986.
@@ -26,7 +27,7 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 /// Maximum bytes of a kubelet's error message.
 const MAX_REFUSAL: usize = 64 << 10;
 
-/// Headers of an upgrade. No other headers are forwarded.
+/// Headers of an upgrade besides `sec-websocket-*`. Other headers are not forwarded.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
 
 pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> Result<Reply> {
@@ -43,14 +44,12 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     let name = &call.resource.name;
     let node =
         node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
-    let requested = options(call);
-    let admitted = match requested.clone() {
-        Some(options) => Some(call.admit_subresource(Operation::Connect, options).await?),
-        None => None,
-    };
-    let path = match &admitted {
-        Some(options) if admitted != requested => changed_path(call, &pod, options)?,
-        _ => path(call, container.as_deref()),
+    let path = match options(call) {
+        Some(options) => {
+            let admitted = call.admit_subresource(Operation::Connect, options).await?;
+            stream_path(call, &pod, &admitted)?
+        }
+        None => log_path(call, &container.unwrap_or_default()),
     };
     // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
     let socket = if is_log { log_socket::NegotiatedProtocol::with(&call.headers)? } else { None };
@@ -65,7 +64,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
         return Err(refusal(answer).await);
     }
     if let Some(socket) = socket {
-        return socket.serve(client, answer.into_body(), call.state.shutdown.clone());
+        let (shutdown, limit) = (call.state.shutdown.clone(), call.state.request_timeout);
+        return socket.serve(client, answer.into_body(), shutdown, limit);
     }
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
@@ -73,11 +73,19 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     Ok(pass(answer))
 }
 
-/// The query as the options object for admission. None for logs: they are read with GET, not connected.
+/// The query as the options object for admission. `None` for logs: reading a log is a get, not a connect.
 fn options(call: &Call) -> Option<Value> {
-    let (query, mut options) = (&call.info.query, Map::new());
     let declared = call.kind.subresource(&call.resource.subresource)?;
-    match call.resource.subresource.as_str() {
+    let mut options = requested(&call.resource.subresource, &call.info.query)?;
+    options.insert("apiVersion".to_owned(), declared.api_version().into());
+    options.insert("kind".to_owned(), declared.kind.as_ref().into());
+    Some(options.into())
+}
+
+/// The options of a query. The kubelet gets these alone: admission must see all that it gets.
+fn requested(subresource: &str, query: &Query) -> Option<Map<String, Value>> {
+    let mut options = Map::new();
+    match subresource {
         "portforward" => {
             let ports = query.all("ports").iter().flat_map(|list| list.split(','));
             let ports: Vec<Value> =
@@ -94,15 +102,13 @@ fn options(call: &Call) -> Option<Value> {
             if !container.is_empty() {
                 options.insert("container".to_owned(), container.into());
             }
-            if call.resource.subresource == "exec" {
+            if subresource == "exec" {
                 options.insert("command".to_owned(), query.all("command").into());
             }
         }
         _ => return None,
     }
-    options.insert("apiVersion".to_owned(), declared.api_version().into());
-    options.insert("kind".to_owned(), declared.kind.as_ref().into());
-    Some(options.into())
+    Some(options)
 }
 
 /// The kubelet's name of the subresource.
@@ -117,25 +123,19 @@ fn verb_of(call: &Call) -> &str {
 /// Converts a kubelet's plain-text error into a Status: a client of logs must not read the error as a log.
 async fn refusal(answer: Response<Incoming>) -> ApiError {
     let code = answer.status().as_u16();
-    let said = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
-    let said = said.map(|said| said.to_bytes()).unwrap_or_default();
-    ApiError::of_node(code, &String::from_utf8_lossy(&said))
+    let body = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+    ApiError::of_node(code, &String::from_utf8_lossy(&body))
 }
 
-/// The kubelet's path for the subresource. Without a container it is a path of the pod, with the unchanged query.
-fn path(call: &Call, container: Option<&str>) -> String {
-    let raw = &call.info.query.raw;
-    match container {
-        None => format!("{}?{raw}", base(call)),
-        Some(container) => {
-            let query = kubelet_query(raw);
-            format!("{}/{}?{query}", base(call), utf8_percent_encode(container, SEGMENT))
-        }
-    }
+/// The kubelet's path for a log.
+fn log_path(call: &Call, container: &str) -> String {
+    let query = log_query(&call.info.query.raw);
+    format!("{}/{}?{query}", base(call), utf8_percent_encode(container, SEGMENT))
 }
 
-/// The kubelet's path for options that admission has changed.
-fn changed_path(call: &Call, pod: &Value, options: &Value) -> Result<String> {
+/// The kubelet's path for a stream with these options.
+fn stream_path(call: &Call, pod: &Value, options: &Value) -> Result<String> {
     let container = match verb_of(call) {
         "portForward" => String::new(),
         _ => {
@@ -152,7 +152,7 @@ fn base(call: &Call) -> String {
     format!("/{}/{}/{}", verb_of(call), encode(call.namespace()), encode(&call.resource.name))
 }
 
-/// Options of exec, attach or portforward as the kubelet reads them.
+/// The kubelet's query for the options of exec, attach or portforward.
 fn query_of(options: &Value) -> String {
     let mut words = form_urlencoded::Serializer::new(String::new());
     for (field, own) in [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")] {
@@ -163,34 +163,23 @@ fn query_of(options: &Value) -> String {
     for word in options["command"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         words.append_pair("command", word);
     }
-    for port in options["ports"].as_array().into_iter().flatten() {
-        words.append_pair("ports", &port.to_string());
+    let ports: Vec<String> =
+        options["ports"].as_array().into_iter().flatten().map(Value::to_string).collect();
+    if !ports.is_empty() {
+        // The kubelet's name and form. Source: `streamParams` of upstream's pod registry.
+        words.append_pair("port", &ports.join(","));
     }
     words.finish()
 }
 
-/// The query for the kubelet: its parameters of streams have other names, and only `1` means true.
-fn kubelet_query(query: &str) -> String {
+/// The query of a log for the kubelet, which has the container in the path.
+fn log_query(query: &str) -> String {
     let mut words = form_urlencoded::Serializer::new(String::new());
-    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
-        let own = match &*key {
-            "container" => continue,
-            "stdin" => "input",
-            "stdout" => "output",
-            "stderr" => "error",
-            "tty" => "tty",
-            _ => "",
-        };
-        if own.is_empty() {
-            words.append_pair(&key, &value);
-        } else if matches!(&*value, "true" | "1") {
-            words.append_pair(own, "1");
-        }
-    }
-    words.finish()
+    let kept = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key != "container");
+    words.extend_pairs(kept).finish()
 }
 
-/// The default container: the only one, or the one of the pod's annotation.
+/// Checks the requested container, or chooses the default: the only one, the one of the pod's annotation, or the first.
 fn container(pod: &Value, wanted: &str, logs: bool) -> Result<String> {
     let names = |field: &str| -> Vec<String> {
         let list = pod["spec"][field].as_array().into_iter().flatten();
@@ -232,8 +221,8 @@ fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Connects both ends once both are upgraded, until one closes. The end of a client is also noticed while the other
-/// end does not read what the client has sent before.
+/// Copies bytes between both ends after both are upgraded, until one closes. A client's disconnect also ends the copy
+/// while the node does not read.
 pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
     tokio::spawn(async move {
         let ClientUpgrade { on, permit } = client;
@@ -255,8 +244,8 @@ pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util:
     });
 }
 
-/// Refuses a switch of protocols that the request did not ask for: the client would take the next bytes of the server
-/// for responses to its other requests.
+/// Refuses a protocol switch that the request did not ask for: the client would read the next bytes of the server as
+/// responses to its other requests.
 pub(crate) fn check_switch(asked: &HeaderMap, status: StatusCode) -> Result<()> {
     if status != StatusCode::SWITCHING_PROTOCOLS || asked.contains_key(header::UPGRADE) {
         return Ok(());
@@ -264,7 +253,7 @@ pub(crate) fn check_switch(asked: &HeaderMap, status: StatusCode) -> Result<()> 
     Err(ApiError::internal("the server switched to another protocol without being asked"))
 }
 
-/// The kubelet's response, without the headers of its connection.
+/// The kubelet's response without hop-by-hop headers.
 pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
     let (parts, body) = answer.into_parts();
     let mut reply: Response<Body> = Response::new(body.map_err(std::io::Error::other).boxed_unsync());
@@ -287,16 +276,36 @@ mod tests {
 
     #[test]
     fn queries_have_the_parameters_of_the_kubelet_api() {
+        let of = |subresource: &str, query: &str| {
+            requested(subresource, &Query::parse(query)).map(|options| query_of(&Value::Object(options)))
+        };
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
-        assert_eq!(kubelet_query(asked), "command=a+b&command=c&input=1&output=1&tty=1");
-        assert_eq!(kubelet_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+        assert_eq!(of("exec", asked).as_deref(), Some("input=1&output=1&tty=1&command=a+b&command=c"));
+        assert_eq!(of("attach", asked).as_deref(), Some("input=1&output=1&tty=1"));
+        assert_eq!(of("portforward", "ports=80,81&ports=82").as_deref(), Some("port=80%2C81%2C82"));
+        assert_eq!(of("log", "follow=true"), None);
+        assert_eq!(log_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+    }
+
+    #[test]
+    fn the_kubelet_gets_no_option_that_admission_has_not_seen() {
+        for (subresource, query) in [
+            ("exec", "stdout=1&command=id&input=1&error=1"),
+            ("exec", "stdout=1&command=id&stdin=false&stdin=true"),
+            ("portforward", "ports=80&port=22"),
+        ] {
+            let seen = requested(subresource, &Query::parse(query)).unwrap();
+            assert!(!seen.contains_key("stdin") && !seen.contains_key("stderr"), "{query}: {seen:?}");
+            let sent = query_of(&Value::Object(seen));
+            assert!(["output=1&command=id", "port=80"].contains(&sent.as_str()), "{query}: {sent}");
+        }
     }
 
     #[test]
     fn changed_options_reach_the_kubelet() {
         let options = json!({"kind": "PodExecOptions", "stdin": true, "stdout": false, "tty": true, "command": ["a b", "c"]});
         assert_eq!(query_of(&options), "input=1&tty=1&command=a+b&command=c");
-        assert_eq!(query_of(&json!({"ports": [80, 81]})), "ports=80&ports=81");
+        assert_eq!(query_of(&json!({"ports": [80, 81]})), "port=80%2C81");
     }
 
     #[test]

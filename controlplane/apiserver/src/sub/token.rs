@@ -13,9 +13,9 @@ use crate::{
     write::text,
 };
 
-/// Lifetime of a token whose request has none.
+/// Default lifetime of a token in seconds.
 const DEFAULT_SECONDS: i64 = 3600;
-/// Minimum and maximum of the requested lifetime, as upstream.
+/// Minimum and maximum of the requested lifetime in seconds, as upstream.
 const MIN_SECONDS: i64 = 600;
 const MAX_SECONDS: i64 = 1 << 32;
 
@@ -101,6 +101,9 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
         call.state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?;
     let object = object.value();
     let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
+    if node.is_some() && wanted.is_empty() {
+        return Err(forbidden("node requested token with a pod binding without a uid".to_owned()));
+    }
     if !wanted.is_empty() && wanted != uid {
         let why = format!(
             "the UID in the bound object reference ({wanted}) does not match the UID in record. \
@@ -135,7 +138,7 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
     Ok(claims)
 }
 
-/// The first requested audience that no volume of the pod has. An absent one is that of the API server. Source:
+/// The first requested audience that no volume of the pod has. An empty audience is that of the API server. Source:
 /// `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
 fn foreign_audience(asked: &Value, pod: &Value) -> Option<String> {
     let texts = |list: &Value| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Usage of one node at one time, from its kubelet's `/stats/summary`, and the rates between two of them.
+//! Usage of one node at one time from its kubelet's `/stats/summary`, and the rates between two samples.
 //!
 //! A node is not trusted: the caller reads only the pods that are bound to it.
 
@@ -14,10 +14,10 @@ use crate::usage_history::ContainerUsage;
 /// Usage of a node and its containers.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// When the API server asked.
+    /// Time of the API server's request.
     pub(crate) taken: tokio::time::Instant,
     node: Usage,
-    /// Containers by pod uid and container name. Maps keep look-ups fast if a hostile node reports very many.
+    /// Containers by pod uid and container name. Maps keep look-ups fast if a hostile node reports a large number.
     pods: HashMap<String, BTreeMap<String, Usage>>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Rate {
     memory: u64,
 }
 
-/// The fields of a summary that are read.
+/// The fields of a summary that the API server reads.
 #[derive(Deserialize)]
 struct Summary {
     node: Stats,
@@ -144,7 +144,7 @@ impl Rate {
         ContainerUsage { cpu_millis: self.cpu_nanos.div_ceil(1_000_000), memory_bytes: self.memory }
     }
 
-    /// The window in Go's form of durations.
+    /// The window in the format of Go durations.
     pub(crate) fn window(&self) -> String {
         format!("{}s", (self.window.as_secs_f64() * 1000.0).round() / 1000.0)
     }

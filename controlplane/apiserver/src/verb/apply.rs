@@ -1,4 +1,4 @@
-//! Server-side apply: a PATCH with the fields that its manager owns. It creates the object if there is none.
+//! Server-side apply: a PATCH with the fields that its manager owns. It creates the object if it does not exist.
 
 use coracle_kinds::schema::{FieldValidation, Parsed};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::{
     write::{self, Part, metadata_mut, text},
 };
 
-/// Attempts when the object is created or deleted by another request meanwhile.
+/// Attempts while other requests create or delete the object.
 const ATTEMPTS: usize = 5;
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
@@ -45,7 +45,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     Err(ApiError::modified(&call.kind, &call.resource.name))
 }
 
-/// Creates the object of a configuration. That needs the permission to create as well.
+/// Creates the object of a configuration. The user also needs the permission to create.
 async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
     call.authorize_also("create").await?;
     if !text(config, "uid").is_empty() {
@@ -60,7 +60,7 @@ async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
     write::create(call, object, Writer::Apply).await
 }
 
-/// The object with the configuration, in canonical form: nulls and empty lists are dropped.
+/// The merged object in canonical form: nulls and empty lists are dropped.
 fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
     let value = field_manager::apply(call, live, config)?;
     let expected = Expected::of(&call.kind).with_initializers(call.has_initializers());
@@ -70,8 +70,9 @@ fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
 
 /// Refuses fields that the schema does not declare, as the typed merge of upstream does.
 fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()> {
-    let Ok((_, notes)) = body::check(parsed.clone(), expected, FieldValidation::Warn) else { return Ok(()) };
-    let fields = notes.iter().filter_map(|note| note.strip_prefix("unknown field \"")?.strip_suffix('"'));
+    let Ok((_, found)) = body::check(parsed.clone(), expected, FieldValidation::Warn) else { return Ok(()) };
+    let fields =
+        found.iter().filter_map(|warning| warning.strip_prefix("unknown field \"")?.strip_suffix('"'));
     let problems: Vec<String> =
         fields.map(|field| format!(".{field}: field not declared in schema")).collect();
     if problems.is_empty() {

@@ -1,8 +1,8 @@
-//! GET of component statuses: whether scheduler, controllers and store work. They are not stored, and deprecated, but
-//! clients still read them.
+//! GET of component statuses: whether scheduler, controllers and store are healthy. The kind is deprecated and not
+//! stored, but clients still read it.
 //!
-//! A component of this process works as long as the process does. Another one works while it renews its lease: this
-//! server has no credentials for its health check. Source: `pkg/registry/core/componentstatus`.
+//! A component of this process is healthy while the process runs. Another component is healthy while it renews its
+//! lease: this server has no credentials for its health check. Source: `pkg/registry/core/componentstatus`.
 
 use coracle_kinds::kind::by_resource;
 use coracle_store::Health;
@@ -18,13 +18,13 @@ use crate::{
     verb::list,
 };
 
-/// Components that the server does not call: the name here, and that of the lease in `kube-system`.
+/// Names of components, each with the name of its lease in `kube-system`.
 const COMPONENTS: [(&str, &str); 2] =
     [("controller-manager", "kube-controller-manager"), ("scheduler", "kube-scheduler")];
 const STORE: &str = "etcd-0";
 const SPEC: [&[&str]; 2] = [&["spec", "renewTime"], &["spec", "leaseDurationSeconds"]];
 
-/// Whether a component works. The error says why not.
+/// `Ok` if a component is healthy, otherwise the reason.
 type Condition = std::result::Result<(), String>;
 
 pub(crate) fn run(call: &Call) -> Result<Reply> {
@@ -33,8 +33,8 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         let scope = list::scope(call)?;
         let mut found = all(&call.state);
         found.retain(|object| scope.labels.matches_object(object) && scope.fields.matches(object));
-        if let Form::Table(include) = form {
-            let table = reply::table_of(&call.kind, &found, json!({}), reply::options(include));
+        if let Form::Table(content) = form {
+            let table = reply::table_of(&call.kind, &found, json!({}), reply::options(content));
             return Ok(reply::json(200, &table));
         }
         return Ok(reply::json(200, &list_of(call, found)));
@@ -43,15 +43,15 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let found = all(&call.state).into_iter().find(|object| object["metadata"]["name"] == *name);
     let found = found.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
     Ok(match form {
-        Form::Table(include) => {
-            reply::json(200, &reply::table_of(&call.kind, [&found], json!({}), reply::options(include)))
+        Form::Table(content) => {
+            reply::json(200, &reply::table_of(&call.kind, [&found], json!({}), reply::options(content)))
         }
-        Form::Partial => reply::json(200, &coracle_kinds::table::partial_metadata(&found)),
+        Form::Partial(version) => reply::json(200, &coracle_kinds::table::partial_metadata(&found, version)),
         _ => reply::json(200, &found),
     })
 }
 
-/// The list. Its items have no apiVersion and kind, as in every list.
+/// The list. Its items omit apiVersion and kind, as in every list.
 fn list_of(call: &Call, mut items: Vec<Value>) -> Value {
     for item in items.iter_mut().filter_map(Value::as_object_mut) {
         item.remove("apiVersion");
@@ -86,7 +86,7 @@ fn stored(health: Health) -> Condition {
     match health {
         Health::Good => Ok(()),
         Health::Full { free } => Err(format!("database space exceeded: {} MiB free", free >> 20)),
-        // The detail may have paths of this machine.
+        // The detail may contain paths of this machine.
         Health::Failed(_detail) => Err("the store failed; the log of the API server says why".to_owned()),
     }
 }

@@ -19,7 +19,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply, &warnings))
 }
 
-/// Sets the namespace of the path into the object, or refuses another one.
+/// Sets the namespace of the path in the object. Refuses an object with another namespace.
 pub(crate) fn set_namespace(call: &Call, object: &mut Value) -> Result<()> {
     let namespace = call.namespace().to_owned();
     let metadata =

@@ -1,4 +1,4 @@
-//! DELETE of one object: at once, after a grace period, or when its finalizers are done.
+//! DELETE of one object: immediate, after a grace period, or after its finalizers are removed.
 
 use coracle_admission_policies::RequestCost;
 use coracle_kinds::{
@@ -44,13 +44,14 @@ impl Options {
         self.dry_run
     }
 
-    /// Adds the precondition that the object has this resourceVersion. A precondition of the client stays.
+    /// Adds the precondition that the object has this resourceVersion. A precondition of the client takes precedence.
     pub(crate) fn at(mut self, revision: &str) -> Self {
         self.revision.get_or_insert_with(|| revision.to_owned());
         self
     }
 
-    /// Replaces the resourceVersion of the precondition after a write of our own. No effect without a precondition.
+    /// Replaces the resourceVersion of the precondition after a write by this server. No effect without that
+    /// precondition.
     pub(crate) fn following(mut self, revision: &str) -> Self {
         self.revision = self.revision.map(|_| revision.to_owned());
         self
@@ -71,9 +72,9 @@ enum Propagation {
 
 /// The result of a deletion.
 pub(crate) enum Outcome {
-    /// The object is removed. Its last state.
+    /// The object is removed. Contains its last state.
     Removed(Value),
-    /// The object is marked. It is removed after its grace period, when it has no finalizers any more.
+    /// The object has a deletion timestamp. It is removed when its grace period is over and its finalizers are removed.
     Marked(Stored),
 }
 
@@ -92,7 +93,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
 }
 
-/// Kinds whose deletion answers with the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
+/// Kinds whose deletion returns the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
 fn returns_object(kind: &Resource) -> bool {
     let core = [
         "persistentvolumeclaims",
@@ -123,7 +124,8 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             let current = convert::object(kind, current).await?;
             return Ok(Outcome::Marked(Stored::Committed(current)));
         }
-        // Kinds with a grace period show that it is over. Source: `CheckGracefulDelete` of the pod's strategy.
+        // The response for a pod shows the deletion timestamp and no grace period. Source: `CheckGracefulDelete` of the
+        // pod's strategy.
         let last = || if kind.is("", "Pod") { new.clone() } else { old.clone() };
         if options.dry_run {
             return Ok(if finished {
@@ -137,8 +139,8 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
         {
             Ok(None) => return Ok(Outcome::Removed(last())),
             Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
-            // Another write came first: the loop decides again from the new state. If the client named a
-            // resourceVersion, its precondition fails there.
+            // Another write came first: the loop decides again from the new state. A resourceVersion precondition of
+            // the client fails there.
             Err(Failed::Conflict | Failed::Allocated) => {}
             Err(Failed::Other(error)) => return Err(error),
         }
@@ -147,7 +149,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 
 /// Admission of the deletion: plugins can refuse it after the authorizers have allowed it.
 pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
-    // A deletion of a collection admits many objects. Each has a budget of its own, as upstream.
+    // Each deleted object of a collection has its own cost budget, as upstream.
     let cost = RequestCost::default();
     let attributes = Attributes { cost: &cost, ..call.attributes(Operation::Delete, name, Some(old)) };
     // Mutating plugins get a copy, because a deletion stores none of their changes.
@@ -163,7 +165,7 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
         if parsed.value.is_null() {
             parsed.value = json!({});
         }
-        // Clients write the version of the resource's own group here; it is the same type.
+        // Clients may send apiVersion and kind of the resource's own group; the type is the same.
         if let Some(object) = parsed.value.as_object_mut() {
             let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
             if !matches!(kind, "" | "DeleteOptions") {
@@ -245,7 +247,7 @@ fn check(kind: &Resource, old: &Value, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The object with deletion timestamp and finalizers. Pure. If [`is_finished`], the caller removes the object at once.
+/// The object with deletion timestamp and finalizers. If [`is_finished`], the caller removes the object immediately.
 fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp) -> Value {
     let mut new = old.clone();
     set_finalizers(&mut new, options.propagation.or_else(|| default_propagation(kind, old)));

@@ -28,11 +28,11 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         if !scope.selects(&call.kind, &object) {
             continue;
         }
-        // A dry run waits for nothing else, and each object may be evaluated by policies.
+        // A dry run has no other await point, and policies may evaluate each object.
         tokio::task::yield_now().await;
         match delete::one(call, object.name(), &options).await {
             Ok(_) => touched.push(object),
-            // Another request has deleted the object meanwhile.
+            // Another request deleted the object meanwhile.
             Err(error) if error.reason == "NotFound" => {}
             Err(error) => return Err(error),
         }

@@ -19,7 +19,7 @@ use crate::{
     verb::{list_options, version_fields},
 };
 
-/// Lifetime in seconds of the tokens of pages: upstream compacts its history at this interval.
+/// Lifetime of a continue token in seconds. Upstream compacts its history at this interval.
 const TOKEN_LIFETIME_SECONDS: u64 = 300;
 
 /// The continue token: where the next page starts, and the revision of the list.
@@ -92,13 +92,13 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields, initialized_only })
 }
 
-/// The objects of the scope that the options of the request choose, without pages.
+/// The objects that the scope and the request's options select, in one page.
 pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
     list_options::check(call, false)?;
     snapshot(call, scope, token(call)?).map(|(objects, _)| objects)
 }
 
-/// The objects of the scope's prefix, from the page's start on, and the revision they are of.
+/// The objects under the scope's prefix from the start of the page, and the revision of that state.
 fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Vec<Arc<Object>>, u64)> {
     let query = &call.info.query;
     let cache = &call.state.cache;
@@ -124,7 +124,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         }
         _ => {}
     }
-    // One name: only that object is read.
+    // A selector for one name reads only that object.
     let found = match scope.fields.exact_name() {
         Some(name) if !scope.prefix.ends_with("//") && is_single(call) => {
             objects.get(&format!("{}{name}", scope.prefix)).into_iter().collect()
@@ -177,7 +177,7 @@ impl Continue {
         now.saturating_sub(self.issued) > TOKEN_LIFETIME_SECONDS
     }
 
-    /// The token for the same place at the newest revision.
+    /// The token for the same position at the newest revision.
     fn inconsistent(&self) -> Result<String> {
         Self { rv: 0, start: self.start.clone(), issued: 0 }.encode()
     }

@@ -21,12 +21,12 @@ use crate::{
 
 /// The fields of an operation of a JSON patch.
 const OPERATION_FIELDS: [&str; 4] = ["op", "path", "from", "value"];
-/// Start of the errors about unknown and duplicate fields.
+/// Prefix of the errors about unknown and duplicate fields.
 const STRICT: &str = "strict decoding error: ";
-/// Maximum warnings about the operations of one patch.
-const MAX_NOTES: usize = 100;
+/// Maximum number of warnings about the operations of one patch.
+const MAX_FIELD_WARNINGS: usize = 100;
 
-/// A patch that was read, ready for any object.
+/// A decoded patch.
 pub(crate) enum Patch {
     Json(Value),
     Merge(Value),
@@ -42,7 +42,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let mut warnings = Vec::new();
     let expected = Expected::of(&call.kind).with_initializers(call.has_initializers());
     let validation = call.validation()?;
-    let notes = patch.notes(validation)?;
+    let field_warnings = patch.field_warnings(validation)?;
     let is_heavy = matches!(patch, Patch::Json(_)) || call.has_large_body();
     let apply = |old: &Value| {
         let patched = patch.apply(call.kind.patch_definition(), old)?;
@@ -61,7 +61,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     })
     .await?;
     let reply = reply::object(200, call.form()?, &call.kind, &stored);
-    Ok(reply::warned(reply, &[notes, warnings].concat()))
+    Ok(reply::warned(reply, &[field_warnings, warnings].concat()))
 }
 
 /// Reads the body as the patch that its content type names.
@@ -93,7 +93,7 @@ pub(crate) fn read(call: &Call) -> Result<Patch> {
 
 impl Patch {
     /// Warnings about fields of operations that JSON patch does not have. Strict validation refuses them.
-    pub(crate) fn notes(&self, validation: FieldValidation) -> Result<Vec<String>> {
+    pub(crate) fn field_warnings(&self, validation: FieldValidation) -> Result<Vec<String>> {
         let Self::Json(Value::Array(operations)) = self else { return Ok(Vec::new()) };
         if validation == FieldValidation::Ignore {
             return Ok(Vec::new());
@@ -103,11 +103,11 @@ impl Patch {
             let unknown = names.filter(|name| !OPERATION_FIELDS.contains(&name.as_str()));
             unknown.map(move |name| format!("json patch unknown field \"[{index}].{name}\""))
         });
-        let notes: Vec<String> = fields.take(MAX_NOTES).collect();
-        if validation == FieldValidation::Strict && !notes.is_empty() {
-            return Err(ApiError::invalid_patch(&format!("{STRICT}{}", notes.join(", "))));
+        let field_warnings: Vec<String> = fields.take(MAX_FIELD_WARNINGS).collect();
+        if validation == FieldValidation::Strict && !field_warnings.is_empty() {
+            return Err(ApiError::invalid_patch(&format!("{STRICT}{}", field_warnings.join(", "))));
         }
-        Ok(notes)
+        Ok(field_warnings)
     }
 
     /// Applies the patch. Without a definition a strategic merge patch is refused.

@@ -17,12 +17,12 @@ use crate::{
 const MAX_AUDIENCES: usize = 32;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
-    // A review has no form as a table.
+    // Reviews cannot be rendered as a table.
     media::negotiate(&call.headers, &call.info.query, &[])?;
     let (mut review, warnings) = call.object()?;
     check(call, &review)?;
     review["status"] = match &*call.kind.kind {
-        "SelfSubjectReview" => json!({"userInfo": described(&call.user)}),
+        "SelfSubjectReview" => json!({"userInfo": user_info(&call.user)}),
         "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]).await,
         "SubjectAccessReview" | "LocalSubjectAccessReview" => {
             access(call, &subject(&review["spec"]), &review["spec"]).await
@@ -37,7 +37,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::json(201, &review), &warnings))
 }
 
-/// Refuses a review without exactly one question, or with a question that its kind does not support.
+/// Refuses a review without exactly one kind of attributes, or with attributes that its kind does not support.
 fn check(call: &Call, review: &Value) -> Result<()> {
     let kind = &*call.kind.kind;
     let causes = validate::review(kind, review, call.namespace());
@@ -50,7 +50,7 @@ fn check(call: &Call, review: &Value) -> Result<()> {
     Ok(())
 }
 
-fn described(user: &User) -> Value {
+fn user_info(user: &User) -> Value {
     let mut value = json!({"username": user.name, "groups": user.groups});
     if !user.uid.is_empty() {
         value["uid"] = user.uid.clone().into();
@@ -136,7 +136,7 @@ async fn token(call: &Call, spec: &Value) -> Value {
     match state.authenticators.token_user(&state.cache, token, &audiences).await {
         Some(user) => {
             let audiences = accepted(call, token, audiences).await;
-            json!({"authenticated": true, "user": described(&user), "audiences": audiences})
+            json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }
         None => {
             json!({"user": {}, "error": "invalid bearer token"})

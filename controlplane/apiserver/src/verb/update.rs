@@ -20,8 +20,8 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let name = &call.resource.name;
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();
-    require_revision(call, &revision)?;
     let stored = write::update(call, name, (part, Writer::Update), |old| {
+        require_revision(call, &revision)?;
         write::check_revision(&call.kind, old, &revision)?;
         Ok(object.clone())
     })
@@ -47,7 +47,7 @@ fn require_revision(call: &Call, revision: &Value) -> Result<()> {
     Err(error)
 }
 
-/// Refuses an object without a name, or with another one than the path.
+/// Refuses an object whose name is missing or differs from the name in the path.
 pub(crate) fn same_name(object: &Value, name: &str) -> Result<()> {
     match write::text(object, "name") {
         "" => Err(ApiError::no_name(name)),

@@ -58,7 +58,7 @@ impl Transitions {
         } else {
             self.matched.insert(object.key.clone(), matches)
         };
-        // An object of before the watch began may have matched. Clients ignore the deletion of an unknown object.
+        // An object that existed before the watch may have matched. Clients ignore the deletion of an unknown object.
         let matched = before.unwrap_or(!is_new && (is_deleted || !matches));
         match (matched, matches && !is_deleted) {
             (false, true) => Some(Event::Added(object)),

@@ -3,7 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use coracle_kinds::{Resource, table};
+use coracle_kinds::{
+    Resource,
+    protobuf::encode,
+    table::{self, MetaVersion},
+};
 use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
@@ -21,6 +25,7 @@ use crate::{
     reply::{Reply, full, status_text},
     request::parse_revision,
     verb::{list, list_options, version_fields, version_fields::Transitions},
+    web_socket,
 };
 
 /// Writes the events of one watch.
@@ -49,12 +54,13 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let start = start(call)?;
     let (first, events) = match subscribe(call, scope, &start) {
         Ok(subscribed) => subscribed,
-        Err(error) if error.is_expired() => return Ok(ended_by(&error)),
+        Err(error) if error.is_expired() => return Ok(ended_by(form(call)?, &error)),
         Err(error) => return Err(error),
     };
     let cut = WatchEnd(events.cut.clone());
     let kind = call.kind.clone();
-    let mut writer = Writer { kind: call.kind.clone(), form: call.form()?, headers_written: false };
+    let form = form(call)?;
+    let mut writer = Writer { kind: call.kind.clone(), form, headers_written: false };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
         .then(move |event| converted(kind.clone(), event))
@@ -71,12 +77,30 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
             std::future::ready(next)
         })
         .map(move |event| {
-            Ok(Frame::data(event.map_or_else(|error| error_line(&error), |event| writer.line(&event))))
+            Ok(Frame::data(
+                event.map_or_else(|error| error_event(form, &error), |event| writer.event(&event)),
+            ))
         });
     let mut response = Response::new(StreamBody::new(limited(call, lines)).boxed_unsync());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
     response.extensions_mut().insert(cut);
     Ok(response)
+}
+
+/// The form of the events. The messages of a WebSocket are always JSON.
+fn form(call: &Call) -> Result<Form> {
+    Ok(match call.form()? {
+        Form::Protobuf if web_socket::is_upgrade(&call.headers) => Form::Plain,
+        Form::PartialProtobuf(version) if web_socket::is_upgrade(&call.headers) => Form::Partial(version),
+        form => form,
+    })
+}
+
+fn content_type(form: Form) -> HeaderValue {
+    HeaderValue::from_static(match form {
+        Form::Protobuf | Form::PartialProtobuf(_) => "application/vnd.kubernetes.protobuf;stream=watch",
+        _ => "application/json",
+    })
 }
 
 /// The event in the version of the watch.
@@ -90,16 +114,20 @@ async fn converted(kind: Arc<Resource>, event: Event) -> Result<Event> {
 }
 
 /// An ERROR event; the stream ends after it.
-fn error_line(error: &ApiError) -> Bytes {
+fn error_event(form: Form, error: &ApiError) -> Bytes {
+    if let Form::Protobuf | Form::PartialProtobuf(_) = form {
+        let status = error.status();
+        return encode::event("ERROR", &encode::status(&status)).into();
+    }
     let status = status_text(&error.status());
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
 }
 
 /// A stream of one ERROR event. Upstream reports a compacted revision in the stream, not by the HTTP status. Clients
 /// rely on it: kube-rs lists again only after an ERROR event.
-fn ended_by(error: &ApiError) -> Reply {
-    let mut response = Response::new(full(error_line(error)));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+fn ended_by(form: Form, error: &ApiError) -> Reply {
+    let mut response = Response::new(full(error_event(form, error)));
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
     response
 }
 
@@ -176,7 +204,7 @@ fn unasked_limit(min: Duration) -> Duration {
 // === impl Writer ===
 
 impl Writer {
-    fn line(&mut self, event: &Event) -> Bytes {
+    fn event(&mut self, event: &Event) -> Bytes {
         match event {
             Event::Added(object) => self.change("ADDED", object),
             Event::Modified(object) => self.change("MODIFIED", object),
@@ -194,27 +222,37 @@ impl Writer {
             Form::Plain | Form::Discovery => {
                 return line(name, object.json_len(), |text| object.push_json(text));
             }
-            Form::Partial => table::partial_metadata(&object.value()).to_string(),
-            Form::Table(include) => {
-                let options =
-                    table::Options { include, headers: !self.headers_written, now: jiff::Timestamp::now() };
-                self.headers_written = true;
-                let meta = json!({"resourceVersion": object.revision.to_string()});
-                table::render(&self.kind, [&object.value()], meta, options).to_string()
-            }
+            Form::Protobuf => return self.protobuf_event(name, &object.value()),
+            Form::PartialProtobuf(version) => return partial_event(name, version, &object.value()),
+            Form::Partial(version) => table::partial_metadata(&object.value(), version).to_string(),
+            Form::Table(content) => self.table(content, &object.value()).to_string(),
         };
         line(name, rendered.len(), |text| text.extend_from_slice(rendered.as_bytes()))
     }
 
-    fn bookmark(&self, metadata: Value) -> Bytes {
+    fn protobuf_event(&self, name: &str, object: &Value) -> Bytes {
+        let (version, kind) = (self.kind.api_version(), &*self.kind.kind);
+        let item = encode::item(version, kind, object).unwrap_or_default();
+        encode::event(name, &encode::envelope(version, kind, &item)).into()
+    }
+
+    /// A table with one row. The first table of the watch has column definitions.
+    fn table(&mut self, content: table::Content, object: &Value) -> Value {
+        let headers = !std::mem::replace(&mut self.headers_written, true);
+        let meta = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
+        let options = table::Options { content, headers, now: jiff::Timestamp::now() };
+        table::render(&self.kind, [object], meta, options)
+    }
+
+    fn bookmark(&mut self, metadata: Value) -> Bytes {
         let object = match self.form {
-            Form::Table(include) => {
-                let options = table::Options { include, headers: false, now: jiff::Timestamp::now() };
-                table::render(&self.kind, [], metadata, options)
+            // Clients find the annotation of the last initial event in the object of a row, as upstream.
+            Form::Table(content) => self.table(content, &json!({"metadata": metadata})),
+            Form::Protobuf => return self.protobuf_event("BOOKMARK", &json!({"metadata": metadata})),
+            Form::PartialProtobuf(version) => {
+                return partial_event("BOOKMARK", version, &json!({"metadata": metadata}));
             }
-            Form::Partial => {
-                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
-            }
+            Form::Partial(version) => table::partial_metadata(&json!({"metadata": metadata}), version),
             Form::Plain | Form::Discovery => {
                 json!({"kind": self.kind.kind, "apiVersion": self.kind.api_version(), "metadata": metadata})
             }
@@ -222,6 +260,12 @@ impl Writer {
         let object = object.to_string();
         line("BOOKMARK", object.len(), |text| text.extend_from_slice(object.as_bytes()))
     }
+}
+
+/// An event with PartialObjectMetadata in protobuf.
+fn partial_event(name: &str, version: MetaVersion, object: &Value) -> Bytes {
+    let item = encode::partial_item(object);
+    encode::event(name, &encode::envelope(version.api_version(), "PartialObjectMetadata", &item)).into()
 }
 
 /// A line of a watch, with the object that `push` appends.

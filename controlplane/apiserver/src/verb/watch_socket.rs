@@ -27,16 +27,8 @@ pub(crate) fn run(call: &Call, client: ClientUpgrade) -> Result<Reply> {
     let reply = socket_body::switch(socket_body::accept_key(&call.headers)?, protocol)?;
     let events = watch::run(call)?.into_body();
     let (shutdown, limit) = (call.state.shutdown.clone(), call.state.request_timeout);
-    tokio::spawn(async move {
-        match client.on.await {
-            Ok(connection) => {
-                // Cancelling the copy loses no event: the client watches again after the last one.
-                let copy = socket_body::copy(connection, events, message, Some(limit));
-                shutdown.run_until_cancelled(copy).await;
-            }
-            Err(error) => tracing::debug!(%error, "cannot upgrade the connection of a watch"),
-        }
-    });
+    // Cancelling the copy loses no event: the client resumes the watch after the last event.
+    client.serve(shutdown, move |connection| socket_body::copy(connection, events, message, limit));
     Ok(reply)
 }
 

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::error::{ApiError, Result};
 
-/// The fields that identify an object for admission. A mutating webhook must not change them, because other plugins
-/// have already decided by them.
+/// The fields that identify an object for admission. A mutating webhook must not change them, because earlier plugins
+/// have used them for their decisions.
 pub(super) struct Identity([Value; 4]);
 
 impl Identity {
@@ -35,8 +35,8 @@ impl Identity {
     }
 }
 
-/// A keyed hash of an object, by which a change is found without a copy of the object. The key is this process's own, so
-/// that no client can make two objects with the same hash.
+/// A keyed hash of an object, to detect a change without a copy of the object. The key is random for each process, so
+/// that a client cannot construct two objects with the same hash.
 pub(super) fn fingerprint(object: &Value) -> u64 {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEY.hash_one(object)

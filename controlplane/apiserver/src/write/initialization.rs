@@ -21,12 +21,12 @@ use crate::{
 
 /// Maximum time for which a create waits, as upstream. The parameter `timeout` shortens it.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Attempts to remove a rejected object that others change meanwhile.
+/// Attempts to remove a rejected object while other writes change it.
 const ATTEMPTS: usize = 8;
 /// The field that shows whether an object is rejected.
 pub(crate) const FIELD: &[&str] = &["metadata", "initializers"];
 
-/// The permission to wait for the initializers of a new object. None: the create does not wait.
+/// Reserves a place to wait for the initializers of a new object. `None` if the create does not wait.
 pub(super) fn enter(call: &Call, object: &Value) -> Result<Option<WaitPermit>> {
     let Some(initialization) = &call.state.admission.initialization else { return Ok(None) };
     if !is_uninitialized(object) || call.includes_uninitialized() || call.dry_run()? {
@@ -35,10 +35,11 @@ pub(super) fn enter(call: &Call, object: &Value) -> Result<Option<WaitPermit>> {
     initialization.enter(&call.user)
 }
 
-/// Waits until a new object is initialized. Returns its state then.
+/// Waits until a new object is initialized. Returns the initialized object.
 ///
 /// # Errors
-/// An initializer rejected the object, or it was deleted, or the time is over. In the last case the object stays.
+/// An initializer rejected the object, the object was deleted, or the time limit expired. After a timeout the object
+/// stays.
 pub(super) async fn finish(call: &Call, stored: Stored, permit: Option<WaitPermit>) -> Result<Stored> {
     let Some(_permit) = permit else { return Ok(stored) };
     let object = match stored {
@@ -60,7 +61,7 @@ pub(super) async fn finish(call: &Call, stored: Stored, permit: Option<WaitPermi
             () = call.state.shutdown.cancelled() => return Err(over()),
         };
         match event {
-            // The prefix of the watch is the key of other objects, too.
+            // The watch also delivers objects whose key begins with this object's key.
             Some(Event::Added(new) | Event::Modified(new)) if new.key == object.key => {
                 let value = new.value();
                 if let Some(rejection) = rejection(&value) {
@@ -102,13 +103,13 @@ fn rejection(object: &Value) -> Option<ApiError> {
     Some(ApiError::of_webhook(code, text("reason"), text("message").to_owned()))
 }
 
-/// Whether an update rejects its object.
+/// Whether an update records the failure of an initializer, which rejects the object.
 pub(super) fn rejects(call: &Call, new: &Value) -> bool {
     call.state.admission.initialization.is_some() && failure(new).is_some()
 }
 
 /// Commits an update that rejects its object, then removes the object without regard to finalizers. The first commit
-/// tells the reason to the waiting create. Both commits are made even if the client disconnects.
+/// delivers the reason to the waiting create. Both commits are made even if the client disconnects.
 pub(super) async fn reject(
     call: &Call,
     reserved: Reservations,
@@ -128,7 +129,7 @@ pub(super) async fn reject(
     task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))
 }
 
-/// Removes an object that an initializer has rejected, in whatever state it is now.
+/// Removes an object that an initializer has rejected, whatever its current revision is.
 pub(crate) async fn remove_rejected(state: &State, kind: &Resource, key: &str) -> Result<()> {
     for _ in 0..ATTEMPTS {
         let current = state.cache.of(kind)?.lock().get(key);
@@ -142,7 +143,9 @@ pub(crate) async fn remove_rejected(state: &State, kind: &Resource, key: &str) -
             Err(Failed::Other(error)) => return Err(error),
         }
     }
-    Err(ApiError::internal("the object that an initializer rejected is changed all the time"))
+    Err(ApiError::internal(
+        "cannot remove the object that an initializer rejected: other writes keep changing it",
+    ))
 }
 
 #[cfg(test)]

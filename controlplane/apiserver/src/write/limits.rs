@@ -2,10 +2,12 @@
 
 use crate::error::{ApiError, Result};
 
-/// Maximum bytes of an encoded object: a series of patches cannot grow it beyond what one request may send.
+/// Maximum bytes of an encoded object. Without it, a series of patches could grow an object beyond the limit of one
+/// request.
 const MAX_OBJECT: usize = 3 << 20;
-/// Maximum depth of an encoded object. The decoder reads 127 levels, and `managedFields` have the object's levels below
-/// four of their own. An object that cannot be read again would have no finalizers, no owners and no old values.
+/// Maximum nesting depth of an encoded object. The decoder accepts 127 levels, and `managedFields` repeats the levels
+/// of the object below four levels of its own. An object that is too deep to decode would appear to have no finalizers,
+/// owners or old values.
 const MAX_DEPTH: usize = 120;
 
 /// Refuses an object that is too large or too deep.

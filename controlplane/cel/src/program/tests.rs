@@ -209,6 +209,18 @@ fn shared_values_are_evaluated_once_and_only_if_used() {
 }
 
 #[test]
+fn one_evaluation_has_a_limit_whatever_the_budget() {
+    let source = "lists.range(1100).all(i, lists.range(1100).all(j, i + j >= 0))";
+    let program = Program::compile(source, &Environment::default()).unwrap();
+    let shared = Shared::default();
+    let session = Session::new(Vec::new(), &shared);
+    for (result, cost) in [program.evaluate(&[]), session.evaluate(&program, u64::MAX)] {
+        assert_eq!(result, Err(EvalError::CostLimit));
+        assert!((PER_CALL_LIMIT..PER_CALL_LIMIT + 10_000).contains(&cost), "{cost}");
+    }
+}
+
+#[test]
 fn chains_of_shared_values_are_limited() {
     let mut environment = Environment::default();
     let program = Program::compile("[[1]]", &environment).unwrap();

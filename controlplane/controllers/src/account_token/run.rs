@@ -7,7 +7,7 @@ use kube::api::DeleteParams;
 use serde_json::{Map, Value, json};
 
 use super::plan::{ACCOUNT_UID, Action, Missing, account_name, is_of, plan};
-use super::signer::Subject;
+use crate::account_token_signer::Subject;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Secret, ServiceAccount};

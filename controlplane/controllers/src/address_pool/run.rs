@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::plan;
 use super::service::is_ours;
+use super::state::State;
 use crate::context::Context;
 use crate::error::Error;
 use crate::node_balancer::plan::NodeFacts;
@@ -28,18 +29,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Queues changed services. A change of a node queues all services. A change of endpoints queues services with the
 /// traffic policy Local.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let (own, state) = (queue.clone(), context.address_pool.clone());
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<State>) {
+    let (own, kept) = (queue.clone(), state.clone());
     context.caches.services.on_change(move |change| {
-        lock(&state.claims).follow(change).into_iter().for_each(|key| own.add(key));
+        lock(&kept.claims).follow(change).into_iter().for_each(|key| own.add(key));
     });
-    let (own, state) = (queue.clone(), context.address_pool.clone());
+    let (own, kept) = (queue.clone(), state.clone());
     context.caches.nodes.on_change(move |change| {
         let facts = |node: Option<&Arc<Node>>| node.map(NodeFacts::of);
         let (old, new) = (facts(change.old), facts(change.new));
         if old != new {
             let addresses = |facts: Option<NodeFacts>| facts.map(|facts| facts.addresses().to_vec());
-            let mut claims = lock(&state.claims);
+            let mut claims = lock(&kept.claims);
             claims.set_node(&addresses(old).unwrap_or_default(), &addresses(new).unwrap_or_default());
             claims.all().into_iter().for_each(|key| own.add(key));
         }
@@ -60,8 +61,7 @@ fn is_local(service: &Service) -> bool {
 }
 
 /// Reconciles one service.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    let state = &context.address_pool;
+pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Result<Next, Error> {
     let Some(service) = context.caches.services.get(&key) else {
         lock(&state.refusals).remove(&key);
         return Ok(Next::Wait);
@@ -71,7 +71,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return write(context, &service, plan::cleared(&service)).await;
     }
     let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
-    let addresses = choose_addresses(context, &service);
+    let addresses = choose_addresses(context, state, &service);
     let mut candidates: BTreeSet<String> =
         nodes.iter().filter(|node| node.is_usable()).map(|node| node.name().to_owned()).collect();
     if is_local(&service) {
@@ -84,8 +84,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 }
 
 /// Chooses and claims the addresses. If none is free, an event reports the reason.
-fn choose_addresses(context: &Context, service: &Service) -> BTreeSet<IpAddr> {
-    let (state, key) = (&context.address_pool, service.key());
+fn choose_addresses(context: &Context, state: &State, service: &Service) -> BTreeSet<IpAddr> {
+    let key = service.key();
     let mut claims = lock(&state.claims);
     let chosen = plan::choose_addresses(service, &context.config.load_balancer_pool, &claims);
     let addresses = chosen.as_ref().cloned().unwrap_or_default();

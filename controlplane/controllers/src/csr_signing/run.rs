@@ -7,8 +7,8 @@ use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::Signer;
 use crate::certificate::{CLIENT, NODE_CLIENT, NODE_SERVING, RequestedCertificate};
+use crate::certificate_signer::Signer;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{CertificateSigningRequest, Key, ObjectExt};

@@ -51,7 +51,7 @@ pub(crate) struct Graph {
     items: HashMap<String, Item>,
     dependents: HashMap<Box<str>, HashSet<String>>,
     /// The most recently deleted owners. Their dependents need no request to the API server.
-    gone: VecDeque<String>,
+    deleted_owners: VecDeque<String>,
 }
 
 /// Capacity of the list of deleted owners.
@@ -105,8 +105,10 @@ impl Graph {
             for owner in &item.owners {
                 self.dependents.entry(owner.uid.clone()).or_default().insert(uid.clone());
             }
-            let settled =
-                |edge: &Edge| self.items.get(&*edge.uid).is_some_and(|owner| owner.state == State::Stays);
+            let settled = |edge: &Edge| {
+                let owner = self.items.get(&*edge.uid);
+                owner.is_some_and(|owner| owner.state == State::Stays && may_own(&item, owner))
+            };
             if !item.owners.iter().all(settled) {
                 work.attempt.push(uid.clone());
             }
@@ -135,9 +137,9 @@ impl Graph {
         }
         let dependents = self.dependents_of(uid);
         if !dependents.is_empty() {
-            self.gone.push_back(uid.to_owned());
-            if self.gone.len() > MAX_DELETED_OWNERS {
-                self.gone.pop_front();
+            self.deleted_owners.push_back(uid.to_owned());
+            if self.deleted_owners.len() > MAX_DELETED_OWNERS {
+                self.deleted_owners.pop_front();
             }
         }
         work.attempt.extend(dependents);
@@ -157,7 +159,7 @@ impl Graph {
 
     /// Whether the object was deleted lately. Uids are never reused.
     pub(crate) fn was_deleted_lately(&self, uid: &str) -> bool {
-        self.gone.iter().any(|gone| gone == uid)
+        self.deleted_owners.iter().any(|owner| owner == uid)
     }
 
     /// The dependents of an object.
@@ -290,6 +292,20 @@ mod tests {
         assert_eq!(graph.own_dependents("owner"), ["own"]);
         let state = |uid| graph.items[uid].owner_state(&graph.items["owner"]);
         assert_eq!((state("own"), state("foreign")), (Owner::Waiting, Owner::Absent));
+    }
+
+    #[test]
+    fn an_object_with_an_owner_in_another_namespace_is_queued_in_any_order() {
+        let kind = kind("K", true);
+        let (owner, child) =
+            (meta("owner", &[], json!({})), meta("child", &["owner"], json!({"namespace": "other"})));
+        for order in [[&owner, &child], [&child, &owner]] {
+            let mut graph = Graph::default();
+            let queued: Vec<String> =
+                order.into_iter().flat_map(|object| graph.set(&kind, object).attempt).collect();
+            assert_eq!(queued, ["child"]);
+            assert!(graph.is_suspect("child"));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use kube::api::PropagationPolicy;
 
 /// The finalizer of foreground deletion: dependents are deleted first.
 pub(crate) const FOREGROUND: &str = "foregroundDeletion";
-/// The finalizer of an object whose dependents are to be orphaned.
+/// The finalizer of an object whose dependents must be orphaned.
 pub(crate) const ORPHAN: &str = "orphan";
 
 /// The state of an owner.
@@ -26,7 +26,7 @@ pub(crate) struct ObservedObject<'a> {
     pub(crate) has_dependents: bool,
     /// Dependents that block the object's deletion.
     pub(crate) has_blocking_dependents: bool,
-    /// Whether a dependent waits for its own dependents: the objects could wait for each other in a circle.
+    /// Whether a dependent waits for its own dependents: the objects could wait for each other in a cycle.
     pub(crate) has_waiting_dependents: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum Action {
     Nothing,
     /// All blocking dependents are deleted: remove the finalizer.
     Finish,
-    /// Queue the dependents, which are to be deleted.
+    /// Queue the dependents, which must be deleted.
     AttemptDependents,
     /// Set these owner references.
     KeepOwners(Vec<OwnerReference>),

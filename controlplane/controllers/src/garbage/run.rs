@@ -1,6 +1,6 @@
 //! Updates the graph and applies the plans.
 //!
-//! Kinds that other controllers watch come from their caches. For all other kinds the collector watches the metadata.
+//! Kinds that other controllers watch come from their caches. The collector watches the metadata of all other kinds.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ pub(crate) struct Collector {
     graph: Mutex<Graph>,
     /// Uids of objects that may have to be deleted, or whose finalizer may have to be removed.
     attempts: Queue<String>,
-    /// Uids of objects whose dependents are to be orphaned.
+    /// Uids of objects whose dependents must be orphaned.
     orphans: Queue<String>,
     /// The served kinds, to look up owners that are not in the graph.
     kinds: Mutex<Vec<Arc<ApiKind>>>,
@@ -50,10 +50,10 @@ struct Removed {
     kinds: HashMap<(String, String), String>,
 }
 
-/// Maximum number of removed kinds. If there are more, the dependents of their last objects may stay.
+/// Maximum number of removed kinds. If there are more, dependents of their last objects may stay.
 const MAX_REMOVED: usize = 1000;
 
-/// Runs the collector, forever.
+/// Runs the collector forever.
 pub(crate) async fn run(context: Arc<Context>) {
     let collector = Arc::new(Collector {
         graph: Mutex::new(Graph::default()),
@@ -67,7 +67,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     let mut watches = Watches::default();
     let listed = watches.update(&context, &collector, &shared_kinds);
     context.caches.synced().await;
-    // One aggregated server that does not respond must not stop the garbage collection of all kinds.
+    // An aggregated server that does not respond must not stop the garbage collection of all kinds.
     let _late = tokio::time::timeout(FIRST_LISTS_TIMEOUT, listed.join_all()).await;
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
@@ -114,7 +114,7 @@ async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>
     }
 }
 
-/// The running watches of kinds that no shared cache has.
+/// The running watches of kinds without a shared cache.
 #[derive(Default)]
 struct Watches {
     running: Vec<(Arc<ApiKind>, AbortOnDropHandle<()>)>,
@@ -213,8 +213,8 @@ impl Collector {
     }
 
     /// Removes the objects of a kind that is not served any more from the graph. If its definition was deleted, the
-    /// objects were deleted too, and their dependents are queued: the watch may have ended before the last deletions.
-    /// Otherwise the objects may still exist, so their dependents are kept.
+    /// objects were deleted too, and their dependents are queued, because the watch may have ended before the last
+    /// deletions. Otherwise the objects may still exist, so their dependents are kept.
     fn remove_unserved(&self, kind: &Arc<ApiKind>) {
         let is_removed = {
             let mut removed = self.removed();
@@ -236,8 +236,8 @@ impl Collector {
         }
     }
 
-    /// Notes whether a definition of a custom resource exists.
-    fn note_definition(&self, kind: &ApiKind, name: Option<&str>, exists: bool) {
+    /// Records whether a definition of a custom resource exists.
+    fn record_definition(&self, kind: &ApiKind, name: Option<&str>, exists: bool) {
         let Some(name) = name.filter(|_| kind.resource.plural == "customresourcedefinitions") else { return };
         if !kind.defines_kinds() {
             return;
@@ -297,18 +297,18 @@ impl Collector {
         match event {
             Event::Init => seen.clear(),
             Event::InitApply(object) => {
-                self.note_definition(kind, object.metadata.name.as_deref(), true);
+                self.record_definition(kind, object.metadata.name.as_deref(), true);
                 seen.extend(object.metadata.uid.clone());
                 let work = self.lock().set(kind, &object.metadata);
                 self.enqueue(work);
             }
             Event::Apply(object) => {
-                self.note_definition(kind, object.metadata.name.as_deref(), true);
+                self.record_definition(kind, object.metadata.name.as_deref(), true);
                 let work = self.lock().set(kind, &object.metadata);
                 self.enqueue(work);
             }
             Event::Delete(object) => {
-                self.note_definition(kind, object.metadata.name.as_deref(), false);
+                self.record_definition(kind, object.metadata.name.as_deref(), false);
                 let work = self.lock().remove(object.metadata.uid.as_deref().unwrap_or_default());
                 self.enqueue(work);
             }
@@ -316,7 +316,7 @@ impl Collector {
                 let gone = self.lock().of_kind(kind).into_iter().filter(|uid| !seen.contains(uid));
                 for uid in gone.collect::<Vec<_>>() {
                     let name = self.lock().get(&uid).map(|item| item.key.name.clone());
-                    self.note_definition(kind, name.as_deref(), false);
+                    self.record_definition(kind, name.as_deref(), false);
                     let work = self.lock().remove(&uid);
                     self.enqueue(work);
                 }
@@ -340,7 +340,7 @@ impl Collector {
         };
         let live = item.kind.live(&context.client, &item.key).await?;
         let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) else {
-            // The watch reports the deletion too; the dependents are queued at once.
+            // The watch also reports the deletion. The dependents are queued immediately.
             let work = self.lock().remove(&uid);
             self.enqueue(work);
             return Ok(Next::Wait);
@@ -360,7 +360,7 @@ impl Collector {
             Action::Nothing => {}
             Action::AttemptDependents => {
                 // A dependent that waits for its own dependents is queued after their deletion. Two objects that wait
-                // must not queue each other without end.
+                // for each other must not queue each other without end.
                 let graph = self.lock();
                 let waits = |uid: &String| graph.get(uid).is_some_and(super::graph::Item::is_foreground);
                 blocking.into_iter().filter(|uid| !waits(uid)).for_each(|uid| self.attempts.add(uid));
@@ -399,7 +399,7 @@ impl Collector {
         Ok(if same { Owner::Solid } else { Owner::Absent })
     }
 
-    /// The state of an owner whose kind is not served. It cannot be looked up, so it counts as existing, unless the
+    /// The state of an owner whose kind is not served. It cannot be read, so it counts as existing, unless the
     /// definition of its kind was deleted and still does not exist.
     async fn owner_of_unknown_kind(
         &self,
@@ -410,7 +410,7 @@ impl Collector {
         let definition = self.removed().kinds.get(&(group.to_owned(), kind.to_owned())).cloned();
         let definitions = self.kind("apiextensions.k8s.io", "CustomResourceDefinition");
         let Some((definition, definitions)) = definition.zip(definitions) else { return Ok(Owner::Solid) };
-        // Not from the watch: a new definition may have objects before its event arrives.
+        // The watch may be late: a new definition may have objects before its event arrives.
         let live = definitions.live(&context.client, &Key::new("", &definition)).await?;
         Ok(if live.is_some() { Owner::Solid } else { Owner::Absent })
     }

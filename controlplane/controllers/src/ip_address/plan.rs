@@ -1,5 +1,5 @@
-//! Compares the service of an address with the address's IPAddress. Pure. Upstream's API server writes the IPAddress
-//! before the service; here the Service is the source of its addresses, and the IPAddress is created from it.
+//! Compares the service of an address with the address's IPAddress. No I/O. Upstream's API server writes the IPAddress
+//! before the service. Here the IPAddress is created from the service.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::object::{IPAddress, Key, ObjectExt, Service};
 
 /// Label of an IPAddress with the name of its manager.
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-/// The manager of the addresses of services, as upstream's.
+/// The manager of the addresses of services, as upstream.
 const MANAGER: &str = "ipallocator.k8s.io";
 /// Label of an IPAddress with its family.
 const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";

@@ -1,4 +1,4 @@
-//! Writes the IPAddresses of services. At the start every address is planned, which repairs differences.
+//! Writes the IPAddresses of services. At the start every address is planned, which corrects differences.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (services, cache) = (&context.caches.services, &context.caches.ip_addresses);
     let Ok(address) = key.name.parse::<IpAddr>() else { return Ok(Next::Wait) };
     let holders = context.service_addresses.services(address).into_iter();
-    // If another program has stored two services with one address, the oldest service has it.
+    // If another program has stored two services with one address, the oldest service gets it.
     let service = holders
         .filter_map(|key| services.get(&key))
         .min_by_key(|service| (service.metadata.creation_timestamp.clone(), service.key()));

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// Sorted intervals that do not touch.
+/// Sorted intervals that neither overlap nor adjoin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Indexes(Vec<(i32, i32)>);
 
 impl Indexes {
-    /// Reads the indexes below `limit`. Malformed intervals are ignored: the API server stores none.
+    /// Parses the indexes below `limit`. Malformed intervals are ignored: the API server stores none.
     pub(super) fn parse(text: &str, limit: i32) -> Self {
         let mut intervals = Vec::new();
         for part in text.split(',') {

@@ -42,7 +42,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(pod) = context.caches.pods.get(&key).filter(|pod| is_tracked(pod)) else {
         return Ok(Next::Wait);
     };
-    // A job that is not served exists in the store.
+    // If jobs are not served, the job may still exist in the store.
     if context.caches.jobs.is_served() && !has_job(context, &pod).await? {
         remove_finalizer(context, &pod).await?;
     }

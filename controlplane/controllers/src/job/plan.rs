@@ -79,7 +79,7 @@ fn delete(mut pods: Vec<Arc<Pod>>) -> Change {
 fn desired_active(observed: &ObservedJob<'_>, active: usize) -> usize {
     let parallelism = observed.job.spec.parallelism.unwrap_or(1);
     let wanted = match observed.job.spec.completions {
-        // After the first success the remaining pods run to their end, and no new ones start.
+        // After the first success the remaining pods run to their end, and no new ones are created.
         None if observed.succeeded > 0 => {
             return active.min(usize::try_from(parallelism).unwrap_or_default());
         }
@@ -116,25 +116,25 @@ fn create(observed: &ObservedJob<'_>, missing: usize) -> Change {
     if !is_indexed(job) {
         return Change::Create(vec![NewPod::default(); missing]);
     }
-    let mut taken = observed.completed.clone();
-    taken.extend(observed.active().filter_map(|pod| index_of(job, pod)));
+    let mut used = observed.completed.clone();
+    used.extend(observed.active().filter_map(|pod| index_of(job, pod)));
     if replaces_only_failed(job) {
-        taken.extend(
+        used.extend(
             observed.pods.iter().filter(|pod| is_terminating(pod)).filter_map(|pod| index_of(job, pod)),
         );
     }
     let completions = job.spec.completions.unwrap_or_default();
     if job.spec.backoff_limit_per_index.is_none() {
-        let free = taken.gaps(missing, completions);
+        let free = used.gaps(missing, completions);
         return created(
             free.into_iter().map(|index| NewPod { index: Some(index), failures: None }).collect(),
         );
     }
-    taken.merge(&observed.failed_indexes);
+    used.merge(&observed.failed_indexes);
     let mut waits = Vec::new();
     let mut pods = Vec::new();
-    // Indexes in back-off do not hold back the others.
-    for index in taken.gaps(missing + observed.retried.len(), completions) {
+    // Indexes in back-off do not delay the others.
+    for index in used.gaps(missing + observed.retried.len(), completions) {
         let last = observed.retried.get(&index);
         if let Some(wait) = last
             .and_then(|last| remaining(observed, earlier_failures(last).saturating_add(1), finished_at(last)))
@@ -155,7 +155,7 @@ fn created(pods: Vec<NewPod>) -> Change {
     if pods.is_empty() { Change::Nothing } else { Change::Create(pods) }
 }
 
-/// The failure counts with which the replacement of this failed pod starts.
+/// The failure counts for the replacement of this failed pod.
 fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
     let (failures, ignored) = (earlier_failures(last), earlier_ignored(last));
     match policy::failure(observed.job, last) {
@@ -179,6 +179,7 @@ fn backoff(observed: &ObservedJob<'_>) -> Option<Duration> {
     remaining(observed, i32::try_from(after.len()).unwrap_or(i32::MAX), Some(last))
 }
 
+/// The remaining back-off after `failures` failures, the last at `last`. `None` if it is over.
 fn remaining(observed: &ObservedJob<'_>, failures: i32, last: Option<jiff::Timestamp>) -> Option<Duration> {
     let exponent = u32::try_from(failures.saturating_sub(1)).unwrap_or_default().min(16);
     let wait = FIRST_BACKOFF.saturating_mul(2_u32.pow(exponent)).min(MAX_BACKOFF);

@@ -1,4 +1,4 @@
-//! The pods of a job: whether they are active, have failed, and which index they have.
+//! The pods of a job: their states and indexes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) fn is_indexed(job: &Job) -> bool {
     job.spec.completion_mode.as_deref() == Some("Indexed")
 }
 
-/// Whether a terminating pod is replaced only when it has ended.
+/// Whether a terminating pod is replaced only after it has ended.
 pub(super) fn replaces_only_failed(job: &Job) -> bool {
     job.spec.pod_replacement_policy.as_deref() == Some("Failed") || job.spec.pod_failure_policy.is_some()
 }
@@ -29,7 +29,7 @@ pub(super) fn has_succeeded(pod: &Pod) -> bool {
     pod.status.phase.as_deref() == Some("Succeeded")
 }
 
-/// Whether the pod has failed. A pod that is being deleted has failed, too, unless only ended pods are replaced.
+/// Whether the pod has failed. A pod that is being deleted also counts as failed, unless only ended pods are replaced.
 pub(super) fn has_failed(job: &Job, pod: &Pod) -> bool {
     pod.status.phase.as_deref() == Some("Failed") || (is_terminating(pod) && !replaces_only_failed(job))
 }
@@ -59,7 +59,8 @@ fn number(pod: &Pod, annotation: &str) -> Option<i32> {
     pod.metadata.annotations.as_ref()?.get(annotation)?.parse().ok()
 }
 
-/// When the pod ended.
+/// The time at which the pod ended, or the best estimate: its deletion, its last change of the condition Ready, or its
+/// creation.
 pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let status = &pod.status;
     let ends = [&status.container_statuses.finished_at, &status.init_container_statuses.finished_at];

@@ -74,7 +74,7 @@ fn exit_code(rule: &PodFailurePolicyOnExitCodesRequirement, container: &str, cod
     }
 }
 
-/// The message of the first success rule that is met.
+/// The message of the first success rule that is met. `None` if there is none.
 pub(super) fn success(job: &Job, completed: &Indexes) -> Option<String> {
     let rules = &job.spec.success_policy.as_ref()?.rules;
     let limit = job.spec.completions.unwrap_or_default();

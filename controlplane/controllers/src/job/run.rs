@@ -110,7 +110,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(next.map_or(Next::Wait, Next::After))
 }
 
-/// Writes the status, then removes the finalizers of the pods that it counts.
+/// Writes the status, then removes the finalizers of the pods that it counts. Returns the delay of the next reconcile.
 async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<Duration>, Error> {
     let job = control.owner;
     if let Some(patch) = counting_patch(job, &update.status) {
@@ -128,7 +128,7 @@ async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<D
     Ok(update.again)
 }
 
-/// The patch of the status, for the version of the job that the counts continue. A request of an earlier process may
+/// The patch of the status, for the version of the job with the former counts. A request of an earlier process may
 /// arrive late, after newer counts: pods would be counted twice or not at all.
 fn counting_patch(job: &Job, status: &JobStatus) -> Option<Value> {
     let mut patch = status_patch(job, &json!(job.status), &json!(status))?;

@@ -1,4 +1,4 @@
-//! The status of a job, and which pods lose their finalizer once it is written.
+//! The status of a job, and the pods that lose their finalizer after the status is written.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct Update {
     /// Pods that lose their finalizer after the status is written.
     pub(crate) finalize: Vec<Arc<Pod>>,
     pub(crate) events: Vec<Event>,
-    /// When to reconcile again even without a change.
+    /// Delay of the next reconcile if nothing changes.
     pub(crate) again: Option<Duration>,
 }
 
@@ -104,7 +104,7 @@ fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminated
         } else {
             removable = job.is_being_deleted() || observed.verdict.is_some() && pod.is_being_deleted();
         }
-        if removable && !is_kept(observed, pod) {
+        if removable && !keeps_finalizer(observed, pod) {
             update.finalize.push(pod.clone());
         }
     }
@@ -113,7 +113,7 @@ fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminated
 }
 
 /// Whether a failed pod keeps its finalizer until its index has a new pod.
-fn is_kept(observed: &ObservedJob<'_>, pod: &Pod) -> bool {
+fn keeps_finalizer(observed: &ObservedJob<'_>, pod: &Pod) -> bool {
     let job = observed.job;
     if observed.verdict.is_some() || job.is_being_deleted() || !has_failed(job, pod) {
         return false;
@@ -134,7 +134,7 @@ fn completed(observed: &ObservedJob<'_>, active: usize) -> Option<Verdict> {
     })
 }
 
-/// Writes the verdict. The job ends once no pod is active, terminating or uncounted.
+/// Writes the verdict. The job ends when no pod is active, terminating or uncounted.
 fn end(
     observed: &ObservedJob<'_>,
     verdict: &Verdict,

@@ -1,4 +1,4 @@
-//! The counts of a job from its status and its pods, and whether the job is to end.
+//! The counts of a job from its status and its pods, and whether the job must end.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) struct ObservedJob<'a> {
     pub(super) failed: i32,
     pub(super) completed: Indexes,
     pub(super) failed_indexes: Indexes,
-    /// The last failed pod of each index that is to be tried again. It keeps its finalizer until there is a new pod.
+    /// The last failed pod of each index that must be retried. It keeps its finalizer until there is a new pod.
     pub(super) retried: HashMap<i32, Arc<Pod>>,
     pub(super) verdict: Option<Verdict>,
 }
@@ -51,7 +51,7 @@ impl<'a> ObservedJob<'a> {
             verdict: None,
         };
         observed.count();
-        observed.verdict = observed.earlier().or_else(|| observed.failure());
+        observed.verdict = observed.former_verdict().or_else(|| observed.failure());
         if is_indexed(job) {
             observed.count_indexes();
             observed.verdict =
@@ -60,8 +60,8 @@ impl<'a> ObservedJob<'a> {
         observed
     }
 
-    /// The state with the verdict that was reached before pods were deleted, if there was one: their deletion must not
-    /// change it.
+    /// The state with the verdict that was reached before pods were deleted, if there was one. The deletion must not
+    /// change the verdict.
     pub(super) fn with_verdict(mut self, decided: Option<Verdict>) -> Self {
         self.verdict = decided.or(self.verdict);
         self
@@ -142,7 +142,7 @@ impl<'a> ObservedJob<'a> {
     }
 
     /// The verdict of an earlier reconcile.
-    fn earlier(&self) -> Option<Verdict> {
+    fn former_verdict(&self) -> Option<Verdict> {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         if let Some(target) = self.job.condition("FailureTarget") {
             return Some(Verdict::Fails { reason: text(&target.reason), message: text(&target.message) });
@@ -170,7 +170,7 @@ impl<'a> ObservedJob<'a> {
         None
     }
 
-    /// When the job reaches its active deadline.
+    /// The time at which the job reaches its active deadline. `None` if it has none or is suspended.
     pub(super) fn deadline(&self) -> Option<Timestamp> {
         if self.job.spec.suspend == Some(true) {
             return None;
@@ -182,12 +182,10 @@ impl<'a> ObservedJob<'a> {
 
     /// Whether containers that restart in their pods have restarted too often.
     fn restarts_exceed(&self, limit: i32) -> bool {
-        let restarts: i32 = self
-            .active()
-            .map(|pod| {
-                pod.status.container_statuses.all_restarts + pod.status.init_container_statuses.all_restarts
-            })
-            .sum();
+        let statuses = self.active().map(|pod| &pod.status);
+        let restarts = statuses
+            .flat_map(|status| [&status.container_statuses, &status.init_container_statuses])
+            .fold(0_i32, |sum, containers| sum.saturating_add(containers.all_restarts));
         if restarts == 0 || restarts < limit {
             return false;
         }

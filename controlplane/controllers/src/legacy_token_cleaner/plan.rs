@@ -1,4 +1,4 @@
-//! When a Secret is due, and the action on it.
+//! The next action on a Secret and its time.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) enum Action {
     Delete,
 }
 
-/// The next action on a Secret, and the time at which it is due. None if no action is ever due.
+/// The next action on a Secret, and the time at which it is due. `None` if no action is ever due.
 ///
 /// The period begins at the end of the day that a label names.
 pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timestamp)> {
@@ -43,7 +43,8 @@ pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timesta
     }
 }
 
-/// The time at which a period after the end of a day has passed. None if the day is malformed or too far in the future.
+/// The time at which a period after the end of a day has passed. `None` if the day is malformed or the time too far in
+/// the future.
 pub(super) fn after_day(day: &str, period: Duration) -> Option<Timestamp> {
     after(start_of(day)?, DAY + period)
 }
@@ -64,8 +65,8 @@ pub(super) fn day(time: Timestamp) -> String {
     time.strftime("%Y-%m-%d").to_string()
 }
 
-/// Whether Kubernetes has made the Secret by itself: its service account names it. A Secret that a user created may be in
-/// use outside of the cluster.
+/// Whether Kubernetes created the Secret by itself: its service account names it. A Secret that a user created may be
+/// in use outside of the cluster.
 pub(super) fn is_generated(secret: &Secret, account: Option<&ServiceAccount>) -> bool {
     account.is_some_and(|account| {
         account_name(secret) == Some(account.name())
@@ -74,7 +75,7 @@ pub(super) fn is_generated(secret: &Secret, account: Option<&ServiceAccount>) ->
     })
 }
 
-/// Names of the Secrets that a pod mounts or names otherwise.
+/// Names of the Secrets to which a pod refers.
 pub(super) fn secrets_of(pod: &Value) -> Vec<&str> {
     let spec = &pod["spec"];
     let pulls = list(spec, "imagePullSecrets").map(|pull| &pull["name"]);
@@ -88,7 +89,7 @@ pub(super) fn secrets_of(pod: &Value) -> Vec<&str> {
     pulls.chain(volumes).chain(environment).filter_map(Value::as_str).collect()
 }
 
-/// Names of the Secrets of a volume, of every type.
+/// Names of the Secrets to which a volume of any type refers.
 fn volume_secrets(volume: &Value) -> impl Iterator<Item = &Value> {
     let types = volume.as_object().into_iter().flat_map(serde_json::Map::values);
     let named = types.flat_map(|source| {

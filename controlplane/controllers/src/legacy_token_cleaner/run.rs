@@ -1,4 +1,4 @@
-//! Marks and deletes Secrets. One key of the queue is a namespace: its pods are listed once for all Secrets that are due.
+//! Marks and deletes Secrets. A key of the queue is a namespace: its pods are listed once for all Secrets that are due.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::object::{Key, ObjectExt, Secret};
 use crate::queue::{Next, Queue, until};
 use crate::write::{Part, if_unchanged};
 
-/// Delay of the next reconcile if a Secret is due but in use, and minimum delay after a change. Upstream has the same
-/// interval. After a user removes the mark of a Secret, there is this time to use the token.
+/// Delay before a Secret that is due but in use is checked again, and minimum delay after a change. Upstream has the
+/// same interval. A user who removes the mark of a Secret has this time to use the token.
 const RECHECK: Duration = Duration::from_secs(24 * 3600);
 /// Pods in one page of a list.
 const PAGE: u32 = 100;
@@ -75,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::After(first.unwrap_or(RECHECK).min(RECHECK)))
 }
 
-/// The time from which uses have been recorded for the whole period. None if the API server does not say.
+/// The time from which uses have been recorded for the whole period. `None` if the API server has not written it.
 async fn recorded_since(context: &Context, period: Duration) -> Result<Option<Timestamp>, Error> {
     let key = Key::new("kube-system", TRACKING);
     let map = context.writer(&context.caches.root_cas).live(&key).await?;
@@ -86,7 +86,7 @@ async fn recorded_since(context: &Context, period: Duration) -> Result<Option<Ti
     Ok(since)
 }
 
-/// Names of the Secrets that the pods of a namespace name.
+/// Names of the Secrets to which the pods of a namespace refer.
 async fn used_secrets(context: &Context, namespace: &str) -> Result<BTreeSet<String>, Error> {
     #[derive(Deserialize)]
     struct Page {
@@ -113,7 +113,7 @@ async fn used_secrets(context: &Context, namespace: &str) -> Result<BTreeSet<Str
     }
 }
 
-/// Marks a Secret. The patch is for this version, so that a token that is used meanwhile stays valid.
+/// Marks a Secret. The patch is for this version, so that a token that is used in the meantime stays valid.
 async fn invalidate(context: &Context, secret: &Secret, now: Timestamp) -> Result<(), Error> {
     let key = secret.key();
     tracing::info!(secret = %key, "marking an unused token of a service account as invalid");

@@ -1,11 +1,11 @@
-//! The plan of a claim: the volume to create, or the reason why none is created.
+//! The action for a claim: the volume to create, or the reason why none is created.
 
 use coracle_values::Quantity;
 use serde_json::{Value, json};
 
 use super::{DIRECTORY, DISK, FINALIZER, NODE, PROVISIONER_NAME};
+use crate::annotation::{PROVISIONED_BY, SELECTED_NODE};
 use crate::object::{Claim, Node, ObjectExt, PersistentVolume, StorageClass};
-use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
 
 /// The action for a claim.
 #[derive(Debug, PartialEq)]
@@ -14,7 +14,7 @@ pub(crate) enum Provision {
     Nothing,
     /// Creates this PersistentVolume.
     Create(Box<Value>),
-    /// The node cannot have the volume: the scheduler selects another one.
+    /// The node cannot have the volume. The scheduler must select another one.
     Reschedule(String),
     /// The claim can never get a volume.
     Refuse(String),
@@ -25,15 +25,16 @@ pub(crate) fn name_of(claim: &Claim) -> String {
     format!("pvc-{}", claim.uid())
 }
 
-/// Whether a claim may need a volume from this provisioner, and the node that the scheduler selected.
-pub(crate) fn wants<'a>(claim: &'a Claim, class: &StorageClass) -> Option<Option<&'a str>> {
+/// The selected node of a claim that may need a volume from this provisioner. The outer value is `None` if the claim
+/// needs none, the inner one if no node is selected yet.
+pub(crate) fn needs_volume<'a>(claim: &'a Claim, class: &StorageClass) -> Option<Option<&'a str>> {
     let unbound = claim.volume().is_empty() && !claim.is_being_deleted();
     (unbound && class.provisioner == PROVISIONER_NAME).then(|| claim.annotation(SELECTED_NODE))
 }
 
-/// Decides whether to create a volume for a claim. `node`: the selected node, if it exists.
+/// Decides whether to create a volume for a claim. `node`: the selected node. `None` if it does not exist.
 pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>) -> Provision {
-    let Some(selected) = wants(claim, class) else { return Provision::Nothing };
+    let Some(selected) = needs_volume(claim, class) else { return Provision::Nothing };
     if let Some(why) = unsupported(claim, class) {
         return Provision::Refuse(why);
     }
@@ -55,8 +56,8 @@ pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>
     }
 }
 
-/// Why the disk of a node cannot have a volume of the size that the claim requests. A node whose disk does not enforce
-/// sizes does not report its size.
+/// The reason why the disk of a node cannot have a volume of the requested size. A node reports the size of its disk
+/// only if the disk enforces sizes of volumes.
 pub(crate) fn exceeds_disk(claim: &Claim, node: &Node) -> Option<String> {
     let disk = node.metadata.annotations.as_ref()?.get(DISK)?;
     let requested = &claim.requested()?.0;
@@ -127,7 +128,7 @@ pub(crate) fn expansion(claim: &Claim, volume: &PersistentVolume) -> Option<Stri
         .then(|| requested.0.clone())
 }
 
-/// Whether a volume that is being deleted waits for a node that does not exist. Then no agent can remove its directory.
+/// Whether a volume that is being deleted waits for a node that does not exist. No agent can remove its directory then.
 pub(crate) fn is_orphan(volume: &PersistentVolume, node_exists: bool) -> bool {
     volume.is_being_deleted()
         && !node_exists

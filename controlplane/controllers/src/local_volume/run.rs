@@ -7,13 +7,13 @@ use serde_json::json;
 
 use super::plan::{self, Provision};
 use super::{FINALIZER, PROVISIONER_NAME};
+use crate::annotation::{PROVISIONED_BY, SELECTED_NODE};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists};
 use crate::live;
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
 use crate::pod_gc::run::QUARANTINE;
 use crate::queue::{Next, Queue};
-use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
 use crate::write::Part;
 
 const COMPONENT: &str = "local-volume-controller";
@@ -42,8 +42,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     context.caches.nodes.on_change(move |change| {
         if let (Some(node), None) = (change.old, change.new) {
             let all = volumes.all();
-            let gone = all.iter().filter(|volume| plan::node_of(volume) == Some(node.name()));
-            gone.for_each(|volume| own.add_after(volume.key(), QUARANTINE));
+            let orphans = all.iter().filter(|volume| plan::node_of(volume) == Some(node.name()));
+            orphans.for_each(|volume| own.add_after(volume.key(), QUARANTINE));
         }
     });
 }
@@ -59,7 +59,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(claim) = context.caches.claims.get(&key) else { return Ok(Next::Wait) };
     let volume = context.caches.volumes.get(&Key::new("", claim.volume()));
     match volume.filter(|volume| volume.annotation(PROVISIONED_BY) == Some(PROVISIONER_NAME)) {
-        Some(volume) => grow(context, &claim, &volume).await?,
+        Some(volume) => expand(context, &claim, &volume).await?,
         None => provision(context, &claim).await?,
     }
     Ok(Next::Wait)
@@ -69,18 +69,18 @@ async fn provision(context: &Context, claim: &Claim) -> Result<(), Error> {
     let caches = &context.caches;
     let Some(class) = caches.storage_classes.get(&Key::new("", claim.class())) else { return Ok(()) };
     let node = claim.annotation(SELECTED_NODE).and_then(|node| caches.nodes.get(&Key::new("", node)));
-    let failed = |why: String| {
-        let message = format!("failed to provision volume with StorageClass \"{}\": {why}", class.name());
+    let failed = |reason: String| {
+        let message = format!("failed to provision volume with StorageClass \"{}\": {reason}", class.name());
         context.record(claim, COMPONENT, Event::warning("ProvisioningFailed", message));
     };
     match plan::provision(claim, &class, node.as_deref()) {
         Provision::Nothing => Ok(()),
-        Provision::Refuse(why) => {
-            failed(why);
+        Provision::Refuse(reason) => {
+            failed(reason);
             Ok(())
         }
-        Provision::Reschedule(why) => {
-            failed(why);
+        Provision::Reschedule(reason) => {
+            failed(reason);
             let patch = json!({"metadata": {
                 "uid": claim.uid(), "resourceVersion": claim.metadata.resource_version,
                 "annotations": {SELECTED_NODE: null},
@@ -106,11 +106,11 @@ async fn provision(context: &Context, claim: &Claim) -> Result<(), Error> {
 }
 
 /// Sets the size of a volume and its claim to the requested size. Admission has checked that the class allows expansion.
-async fn grow(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Result<(), Error> {
+async fn expand(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Result<(), Error> {
     let Some(size) = plan::expansion(claim, volume) else { return Ok(()) };
     let node = plan::node_of(volume).and_then(|node| context.caches.nodes.get(&Key::new("", node)));
-    if let Some(why) = node.and_then(|node| plan::exceeds_disk(claim, &node)) {
-        context.record(claim, COMPONENT, Event::warning("VolumeResizeFailed", why));
+    if let Some(reason) = node.and_then(|node| plan::exceeds_disk(claim, &node)) {
+        context.record(claim, COMPONENT, Event::warning("VolumeResizeFailed", reason));
         return Ok(());
     }
     let capacity = json!({"storage": size});

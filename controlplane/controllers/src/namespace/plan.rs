@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NamespaceCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
-/// The remaining contents after one pass.
+/// The remaining contents after one attempt to delete all.
 #[derive(Debug, Default)]
 pub(crate) struct RemainingContent {
     /// Group versions whose server does not respond. They may have objects in the namespace.
@@ -15,7 +15,7 @@ pub(crate) struct RemainingContent {
     pub(crate) objects: BTreeMap<String, usize>,
     /// Objects by finalizer.
     pub(crate) finalizers: BTreeMap<String, usize>,
-    /// Failed deletions, with the error.
+    /// The errors of failed deletions.
     pub(crate) failures: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl RemainingContent {
         (!self.finalizers.is_empty()).then_some(("SomeFinalizersRemain", message))
     }
 
-    /// Whether the namespace is certainly empty.
+    /// Whether the namespace is known to be empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.failures.is_empty() && self.undiscovered.is_empty()
     }
@@ -95,8 +95,8 @@ pub(crate) fn conditions(
     [discovery, parsing, content, remaining, finalizers].map(condition).into()
 }
 
-/// Maximum number of names in the message of a condition. A tenant chooses the names of finalizers, and a namespace
-/// that is too large could not be written.
+/// Maximum number of names in the message of a condition. A tenant chooses the names of finalizers, and an object that
+/// is too large cannot be written.
 const MAX_NAMES: usize = 50;
 
 fn list(counts: &BTreeMap<String, usize>, word: &str) -> String {

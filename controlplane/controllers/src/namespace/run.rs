@@ -40,12 +40,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 
 /// Reconciles one namespace.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    let cached = context.caches.namespaces.get(&key).filter(|cached| is_to_empty(cached));
+    let cached = context.caches.namespaces.get(&key).filter(|cached| must_be_emptied(cached));
     let Some(cached) = cached else { return Ok(Next::Wait) };
     // The cache has a deleted namespace until the watch reports its deletion. Meanwhile a new namespace can have the name,
     // and its contents must stay.
     let live = read(context, &key).await?;
-    let Some(namespace) = live.filter(|live| live.uid() == cached.uid() && is_to_empty(live)) else {
+    let Some(namespace) = live.filter(|live| live.uid() == cached.uid() && must_be_emptied(live)) else {
         return Ok(Next::Wait);
     };
     let discovered = context.kinds().await?;
@@ -53,21 +53,21 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         discovered.kinds.iter().filter(|kind| kind.namespaced && kind.can(&[verbs::DELETE, verbs::LIST]));
     let (pods, others): (Vec<_>, Vec<_>) =
         contents.partition(|kind| kind.resource.group.is_empty() && kind.resource.plural == "pods");
-    let mut left = empty(context, &key.name, &pods).await;
-    if left.is_empty() {
-        left = empty(context, &key.name, &others).await;
+    let mut remaining = empty(context, &key.name, &pods).await;
+    if remaining.is_empty() {
+        remaining = empty(context, &key.name, &others).await;
     }
-    left.undiscovered = discovered.unavailable;
-    if left.is_empty() {
+    remaining.undiscovered = discovered.unavailable;
+    if remaining.is_empty() {
         return finalize(context, &namespace).await;
     }
-    write_conditions(context, &namespace, &left).await?;
-    // Retried with back-off, and at once when a pod is deleted.
+    write_conditions(context, &namespace, &remaining).await?;
+    // Retried with back-off, and immediately when a pod is deleted.
     Err(Error::NotEmpty { object: format!("Namespace {key}") })
 }
 
 /// Whether the namespace is being deleted and has the finalizer of this controller.
-fn is_to_empty(namespace: &Namespace) -> bool {
+fn must_be_emptied(namespace: &Namespace) -> bool {
     let finalizers = namespace.spec.finalizers.as_deref().unwrap_or_default();
     namespace.is_being_deleted() && finalizers.iter().any(|finalizer| finalizer == FINALIZER)
 }
@@ -81,25 +81,25 @@ async fn read(context: &Context, key: &Key) -> Result<Option<Namespace>, Error> 
 
 /// Deletes all objects of these kinds. Returns the remaining objects and the failures.
 async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> RemainingContent {
-    let mut left = RemainingContent::default();
+    let mut remaining = RemainingContent::default();
     for kind in kinds {
         match delete_kind(&context.client, namespace, kind).await {
             Ok((found, _)) if found.is_empty() => {}
             Ok((found, deleted)) => {
-                left.count(&kind.name(), found.iter().map(|object| &object.metadata));
-                left.failures.extend(deleted.err().map(|error| error.to_string()));
+                remaining.count(&kind.name(), found.iter().map(|object| &object.metadata));
+                remaining.failures.extend(deleted.err().map(|error| error.to_string()));
             }
             Err(Error::Request { source, .. }) if is_not_found(&source) => {}
-            Err(error) => left.failures.push(error.to_string()),
+            Err(error) => remaining.failures.push(error.to_string()),
         }
     }
-    left
+    remaining
 }
 
 /// Deletes the objects of a kind. Returns the remaining ones, and the result of the deletion.
 ///
-/// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. A list
-/// proves that a kind is empty, before the deletion as after it: a namespace that is being deleted gets no new objects.
+/// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. A
+/// list proves that a kind is empty also before the deletion: a namespace that is being deleted gets no new objects.
 async fn delete_kind(
     client: &Client,
     namespace: &str,
@@ -115,10 +115,10 @@ async fn delete_kind(
 async fn write_conditions(
     context: &Context,
     namespace: &Namespace,
-    left: &RemainingContent,
+    remaining: &RemainingContent,
 ) -> Result<(), Error> {
     let old = namespace.status.conditions.as_deref().unwrap_or_default();
-    let new = conditions(old, left, Timestamp::now());
+    let new = conditions(old, remaining, Timestamp::now());
     if old == new {
         return Ok(());
     }
@@ -126,7 +126,7 @@ async fn write_conditions(
     context.writer(&context.caches.namespaces).merge(&namespace.key(), Part::Status, patch).await.map(drop)
 }
 
-/// Removes the finalizer, through the subresource `finalize`: other requests cannot.
+/// Removes the finalizer through the subresource `finalize`, the only request that can.
 async fn finalize(context: &Context, namespace: &Namespace) -> Result<Next, Error> {
     let key = &namespace.key();
     let failed = |verb| move |source| Error::Request { verb, object: format!("Namespace {key}"), source };

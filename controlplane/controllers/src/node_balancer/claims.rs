@@ -1,7 +1,7 @@
 //! The ports that LoadBalancer services request at the nodes' addresses, and the service that gets each port.
 //!
 //! A service that serves a port keeps it. Otherwise the oldest service gets it. So an older service that adds the port,
-//! or becomes a load balancer, takes nothing from another one.
+//! or becomes a load balancer, takes no port from another service.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -33,8 +33,9 @@ struct Claim {
 // === impl Claims ===
 
 impl Claims {
-    /// Follows a change of a service. Returns the services to reconcile: this one, and those that wait for its ports. A
-    /// service that is being deleted keeps its ports until its status is empty: the nodes serve what the status says.
+    /// Applies a change of a service. Returns the services to reconcile: this one, and those that wait for its ports. A
+    /// service that is being deleted keeps its ports until its status is empty, because the nodes serve the ports in
+    /// the status.
     pub(crate) fn follow(&mut self, change: &Change<'_, Service>, reserved: &[PortRange]) -> BTreeSet<Key> {
         let Some(key) = change.latest().map(|service| service.key()) else { return BTreeSet::new() };
         let is_claiming =
@@ -81,8 +82,8 @@ impl Claims {
     }
 }
 
-/// The claim of a service. Ports that it served in its former claim still count as served: its status is empty while no
-/// node is ready. A service with a reserved port claims nothing, because it is refused as a whole.
+/// The claim of a service. Ports that it served according to its former claim still count as served, because its status
+/// is empty while no node is ready. A service with a reserved port claims none, because all of it is refused.
 fn claim(service: &Arc<Service>, old: Option<&Claim>, reserved: &[PortRange]) -> Claim {
     let old = old.filter(|old| old.uid == service.uid());
     let held = old.into_iter().flat_map(|old| &old.ports).filter(|(_, (is_waiting, ..))| !is_waiting);

@@ -1,7 +1,7 @@
-//! Decides which nodes serve a LoadBalancer service, as k3s's ServiceLB does. Pure.
+//! Decides which nodes serve a LoadBalancer service, as k3s's ServiceLB does. No I/O.
 //!
 //! An entry of the status names the ports that the node serves. It has `ipMode: Proxy`, so that only the node itself
-//! takes packets to its address. A node never serves ports that it uses itself: it names them in the annotation
+//! accepts packets to its address. A node never serves ports that it uses itself: it names them in the annotation
 //! [`REFUSED`].
 
 use std::collections::BTreeSet;
@@ -16,29 +16,32 @@ use crate::object::{Key, Node, ObjectExt, Service};
 
 /// The class of load balancers that this controller serves, besides those without a class.
 const CLASS: &str = "coracle.dev/node-addresses";
-/// Label of nodes that serve load balancers. If a node has it, nodes without it serve none.
+/// Label of nodes that serve load balancers. If one node has it, nodes without it serve none.
 const ENABLE: &str = "coracle.dev/enable-lb";
-/// Label of nodes that serve no load balancer, as upstream's.
+/// Label of nodes that serve no load balancer, as upstream.
 const EXCLUDE: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 /// Annotation of a node: ports that it refuses to serve, as in `TCP/80,UDP/53`. The agent writes it.
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Ports of SSH, DNS, the API server and the kubelet.
 const HOST_PORTS: [u16; 4] = [22, 53, 6443, 10250];
 
-/// Protocol and number.
+/// Maximum addresses of a node that count. A node determines them, and each is an entry in the status of each service.
+const ADDRESSES_MAX: usize = 16;
+
+/// Protocol in upper case, and port number.
 pub(crate) type Port = (String, u16);
 
 /// Ports of any protocol.
 pub(crate) type PortRange = RangeInclusive<u16>;
 
-/// The desired status of a service, or why it gets no address.
+/// The desired entries of a service's status, or the reason why it gets no address.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Decision {
     Serve(Vec<Value>),
     Refuse(String),
 }
 
-/// The fields of a node on which load balancers depend.
+/// The fields of a node that affect load balancers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NodeFacts {
     name: String,
@@ -82,7 +85,7 @@ pub(crate) fn served(service: &Service) -> BTreeSet<Port> {
     ports.filter_map(|port| Some((port.protocol.clone(), u16::try_from(port.port).ok()?))).collect()
 }
 
-/// The entries of a service's status that this controller did not write. A disabled controller removes all others.
+/// The entries of a service's status that this controller did not write. When it is disabled, it keeps only these.
 pub(crate) fn foreign(service: &Service, nodes: &[NodeFacts]) -> Vec<Value> {
     let is_own = |entry: &&LoadBalancerIngress| {
         let ip = entry.ip.as_deref().and_then(|ip| ip.parse().ok());
@@ -92,15 +95,15 @@ pub(crate) fn foreign(service: &Service, nodes: &[NodeFacts]) -> Vec<Value> {
     ingress(service).filter(|entry| !is_own(entry)).map(|entry| json!(entry)).collect()
 }
 
-/// The first port of a service that no load balancer can have. `more`: ports of this cluster's own servers, and node
+/// The first port of a service that no load balancer may use. `more`: ports of this cluster's own servers, and node
 /// ports, which belong to other services.
 pub(crate) fn reserved(service: &Service, more: &[PortRange]) -> Option<Port> {
     ports(service)
         .find(|(_, port)| HOST_PORTS.contains(port) || more.iter().any(|range| range.contains(port)))
 }
 
-/// Decides about a service. `local`: nodes with ready endpoints, needed for the traffic policy Local. `holder`: another
-/// service that has a port.
+/// Decides about a service. `local`: nodes with ready endpoints, for the traffic policy Local. `holder`: returns the
+/// other service that has a port.
 pub(crate) fn plan(
     service: &Service,
     nodes: &[NodeFacts],
@@ -113,8 +116,8 @@ pub(crate) fn plan(
             "port {port}/{protocol} is reserved for the nodes; choose another port"
         ));
     }
-    let taken = ports(service).find_map(|port| Some((holder(&port)?, port)));
-    if let Some((other, (protocol, port))) = taken {
+    let conflict = ports(service).find_map(|port| Some((holder(&port)?, port)));
+    if let Some((other, (protocol, port))) = conflict {
         return Decision::Refuse(format!(
             "port {port}/{protocol} of the nodes belongs to the LoadBalancer service {other}; choose another port"
         ));
@@ -125,23 +128,23 @@ pub(crate) fn plan(
         node.is_usable && (node.is_enabled || !selects) && (!is_local(service) || local.contains(&node.name))
     };
     let candidates: Vec<&NodeFacts> = nodes.iter().filter(is_candidate).collect();
-    let free = |node: &&&NodeFacts| node.refused.is_disjoint(&wanted);
-    let serving: Vec<&NodeFacts> = candidates.iter().filter(free).copied().collect();
+    let is_serving = |node: &&&NodeFacts| node.refused.is_disjoint(&wanted);
+    let serving: Vec<&NodeFacts> = candidates.iter().filter(is_serving).copied().collect();
     if serving.is_empty() && !candidates.is_empty() {
         return Decision::Refuse("every node uses one of the ports itself; choose other ports".to_owned());
     }
     Decision::Serve(entries(service, &serving, &wanted))
 }
 
-/// The entries of the status, in the order of addresses.
+/// The entries of the status, sorted by address.
 fn entries(service: &Service, nodes: &[&NodeFacts], ports: &BTreeSet<Port>) -> Vec<Value> {
     let families = service.spec.ip_families.as_deref().unwrap_or_default();
     let has_family =
         |ip: &IpAddr| families.iter().any(|family| family == if ip.is_ipv4() { "IPv4" } else { "IPv6" });
-    let asked = service.spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
-    let is_asked = |ip: &IpAddr| asked.is_none_or(|asked| asked.parse() == Ok(*ip));
+    let requested = service.spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
+    let is_requested = |ip: &IpAddr| requested.is_none_or(|requested| requested.parse() == Ok(*ip));
     let all = nodes.iter().flat_map(|node| &node.addresses);
-    let addresses: BTreeSet<&IpAddr> = all.filter(|ip| has_family(ip) && is_asked(ip)).collect();
+    let addresses: BTreeSet<&IpAddr> = all.filter(|ip| has_family(ip) && is_requested(ip)).collect();
     let ports: Vec<Value> =
         ports.iter().map(|(protocol, port)| json!({"port": port, "protocol": protocol})).collect();
     addresses.into_iter().map(|ip| json!({"ip": ip, "ipMode": "Proxy", "ports": ports})).collect()
@@ -169,7 +172,7 @@ impl NodeFacts {
         let is_ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
         let of_type = |type_: &str| -> Vec<IpAddr> {
             let all = node.status.addresses.iter().flatten().filter(|address| address.type_ == type_);
-            all.filter_map(|address| address.address.parse().ok()).collect()
+            all.filter_map(|address| address.address.parse().ok()).take(ADDRESSES_MAX).collect()
         };
         let external = of_type("ExternalIP");
         let annotations = node.metadata.annotations.as_ref();
@@ -184,7 +187,7 @@ impl NodeFacts {
     }
 }
 
-/// A port as in `TCP/80`.
+/// Parses a port such as `TCP/80`.
 fn port(text: &str) -> Option<Port> {
     let (protocol, number) = text.trim().split_once('/')?;
     Some((protocol.to_owned(), number.parse().ok()?))
@@ -240,6 +243,17 @@ mod tests {
         let local = service(json!({"externalTrafficPolicy": "Local"}));
         assert_eq!(addresses(&local, &nodes, &["a", "c"]), ["192.0.2.1"]);
         assert!(addresses(&local, &nodes, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_node_does_not_fill_the_status_of_all_services_with_its_addresses() {
+        let all: Vec<Value> = (0..200)
+            .map(|number| json!({"type": "InternalIP", "address": format!("192.0.2.{number}")}))
+            .collect();
+        let value = json!({"metadata": {"name": "a"}, "status": {"addresses": all}});
+        let node = NodeFacts::of(&Arc::new(serde_json::from_value(value).unwrap()));
+        assert_eq!(node.addresses().len(), ADDRESSES_MAX);
+        assert_eq!(node.addresses()[0].to_string(), "192.0.2.0");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use coracle_events::Event;
 use serde_json::{Value, json};
 
 use super::plan::{self, Decision, NodeFacts, PortRange};
+use super::state::State;
 use crate::context::Context;
 use crate::endpoint_slice::run::SERVICE_NAME;
 use crate::error::Error;
@@ -17,9 +18,9 @@ use crate::write::Part;
 
 const COMPONENT: &str = "service-lb-controller";
 
-/// Queues changed services, all of them when a node changes, and those with the traffic policy Local when their
+/// Queues changed services, all services when a node changes, and services with the traffic policy Local when their
 /// endpoints change.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<State>) {
     if !context.config.node_balancers {
         let own = queue.clone();
         context.caches.services.on_change(move |change| {
@@ -29,22 +30,28 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         });
         return;
     }
-    let (own, state, reserved) = (queue.clone(), context.balancers.clone(), reserved(context));
+    if has_well_known_ports(&context.config.node_ports) {
+        tracing::warn!(
+            node_ports = ?context.config.node_ports,
+            "load balancers at the addresses of nodes cannot have ports of the node port range"
+        );
+    }
+    let (own, kept, reserved) = (queue.clone(), state.clone(), reserved(context));
     context.caches.services.on_change(move |change| {
-        let changed = lock(&state.claims).follow(change, &reserved);
+        let changed = lock(&kept.claims).follow(change, &reserved);
         changed.into_iter().for_each(|key| own.add(key));
     });
-    let (own, state) = (queue.clone(), context.balancers.clone());
+    let (own, kept) = (queue.clone(), state.clone());
     context.caches.nodes.on_change(move |change| {
         let facts = |node: Option<&Arc<Node>>| node.map(NodeFacts::of);
         if facts(change.old) != facts(change.new) {
-            lock(&state.claims).all().into_iter().for_each(|key| own.add(key));
+            lock(&kept.claims).all().into_iter().for_each(|key| own.add(key));
         }
     });
-    let (own, state) = (queue.clone(), context.balancers.clone());
+    let (own, kept) = (queue.clone(), state.clone());
     context.caches.endpoint_slices.on_change(move |change| {
         for slice in [change.old, change.new].into_iter().flatten() {
-            if let Some(service) = service_of(slice).filter(|service| lock(&state.claims).is_local(service)) {
+            if let Some(service) = service_of(slice).filter(|service| lock(&kept.claims).is_local(service)) {
                 own.add(service);
             }
         }
@@ -62,6 +69,12 @@ fn reserved(context: &Context) -> Vec<PortRange> {
     server.into_iter().chain([context.config.node_ports.clone()]).collect()
 }
 
+/// Whether services get node ports from a range that has ports of common protocols, such as 80 and 443. A load balancer
+/// cannot have a port of the range, also if it is free: another service could get it as its node port at any time.
+fn has_well_known_ports(node_ports: &PortRange) -> bool {
+    *node_ports.start() < 1024
+}
+
 /// The service of a slice.
 pub(crate) fn service_of(slice: &EndpointSlice) -> Option<Key> {
     let name = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
@@ -69,10 +82,10 @@ pub(crate) fn service_of(slice: &EndpointSlice) -> Option<Key> {
 }
 
 /// Reconciles one service.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Result<Next, Error> {
     let cache = &context.caches.services;
     let Some(service) = cache.get(&key).filter(|service| plan::is_ours(service)) else {
-        lock(&context.balancers.refusals).remove(&key);
+        lock(&state.refusals).remove(&key);
         return Ok(Next::Wait);
     };
     let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
@@ -80,19 +93,19 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return write(context, &service, plan::foreign(&service, &nodes)).await;
     }
     if service.is_being_deleted() {
-        // Another service may get the ports as soon as no status contains them.
-        lock(&context.balancers.refusals).remove(&key);
+        // Another service may get the ports after they were removed from the status.
+        lock(&state.refusals).remove(&key);
         return write(context, &service, Vec::new()).await;
     }
     let local = if plan::is_local(&service) { ready_nodes(context, &service) } else { BTreeSet::new() };
-    let holder = |port: &plan::Port| lock(&context.balancers.claims).holder(port, &key);
+    let holder = |port: &plan::Port| lock(&state.claims).holder(port, &key);
     let desired = match plan::plan(&service, &nodes, &local, &reserved(context), holder) {
         Decision::Serve(ingress) => {
-            lock(&context.balancers.refusals).remove(&key);
+            lock(&state.refusals).remove(&key);
             ingress
         }
         Decision::Refuse(why) => {
-            let before = lock(&context.balancers.refusals).insert(key.clone(), why.clone());
+            let before = lock(&state.refusals).insert(key.clone(), why.clone());
             if before.as_ref() != Some(&why) {
                 let message = format!("no node serves this service: {why}");
                 context.record(&*service, COMPONENT, Event::warning("LoadBalancerRefused", message));
@@ -118,7 +131,7 @@ async fn write(context: &Context, service: &Service, desired: Vec<Value>) -> Res
 /// Nodes with ready endpoints of a service.
 pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<String> {
     let (caches, key) = (&context.caches, service.key());
-    // Slices belong to the service, to its Endpoints if it has no selector, or to nothing if a user wrote them.
+    // Slices belong to the service, to its Endpoints if it has no selector, or to no object if a user wrote them.
     let endpoints = caches.endpoints.get(&key);
     let owners = [Some(service.uid()), endpoints.as_ref().map(|endpoints| endpoints.uid()), Some("")];
     let slices =
@@ -131,4 +144,15 @@ pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<Stri
         }
     }
     nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_with_well_known_ports_is_reported() {
+        assert!(has_well_known_ports(&(1..=65535)) && has_well_known_ports(&(443..=443)));
+        assert!(!has_well_known_ports(&(30000..=32767)));
+    }
 }

@@ -10,6 +10,6 @@ use crate::object::Key;
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(super) claims: Mutex<Claims>,
-    /// The last refusal of each service, so that an event is recorded once.
+    /// The last refusal of each service, so that its event is recorded only once.
     pub(super) refusals: Mutex<HashMap<Key, String>>,
 }

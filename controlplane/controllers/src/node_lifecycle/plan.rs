@@ -1,4 +1,4 @@
-//! The desired conditions and taints of a node. Pure.
+//! The desired conditions and taints of a node. No I/O.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeCondition, Taint};
@@ -12,7 +12,7 @@ const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 const NO_SCHEDULE: &str = "NoSchedule";
 pub(crate) const NO_EXECUTE: &str = "NoExecute";
 
-/// The conditions that the node itself writes. They become Unknown without heartbeats.
+/// The conditions that the node writes itself. They become Unknown without heartbeats.
 const OWN: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
 /// NoSchedule taints by condition: condition, status, taint.
@@ -25,7 +25,7 @@ const BY_CONDITION: [(&str, &str, &str); 6] = [
     ("NetworkUnavailable", "True", "node.kubernetes.io/network-unavailable"),
 ];
 
-/// The conditions of a lost node. None if it has them already.
+/// The conditions of a lost node. `None` if it already has them.
 pub(crate) fn lost_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     let mut conditions: Vec<NodeCondition> = node.status.conditions.clone().unwrap_or_default();
     let mut changed = false;
@@ -66,7 +66,7 @@ pub(crate) fn evicting(node: &Node) -> Option<&'static str> {
     }
 }
 
-/// Whether the node has one of our NoExecute taints.
+/// Whether the node has one of this controller's NoExecute taints.
 pub(crate) fn is_evicting(node: &Node) -> bool {
     node.taints().iter().any(is_evicting_taint)
 }
@@ -75,8 +75,8 @@ fn is_evicting_taint(taint: &Taint) -> bool {
     taint.effect == NO_EXECUTE && [NOT_READY, UNREACHABLE].contains(&taint.key.as_str())
 }
 
-/// The desired taints: those of the node's conditions, the NoExecute taint if `evict`, and all taints of others. None
-/// if the node has them already.
+/// The desired taints: the taints of the node's conditions, the NoExecute taint if `evict`, and all foreign taints.
+/// `None` if the node already has them.
 pub(crate) fn taints(node: &Node, evict: bool, now: Timestamp) -> Option<Vec<Taint>> {
     let mut desired: Vec<(&str, &str)> = BY_CONDITION
         .iter()

@@ -1,4 +1,4 @@
-//! The rate limit of NoExecute taints in a zone: one node at a time. Pure.
+//! The rate limit of NoExecute taints in a zone: one node at a time. No I/O.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// The rate limit of one zone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ZoneRateLimit {
-    /// The interval between two nodes. None while no node may be tainted.
+    /// The interval between two nodes. `None` while no node may be tainted.
     interval: Option<Duration>,
     next: Instant,
 }
@@ -15,15 +15,15 @@ pub(crate) struct ZoneRateLimit {
 // === impl ZoneRateLimit ===
 
 impl ZoneRateLimit {
-    /// For a new zone: its first node does not wait.
+    /// A new zone: its first node does not wait.
     pub(crate) fn new(interval: Option<Duration>, now: Instant) -> Self {
         Self { interval, next: now }
     }
 
     /// Changes the interval. Returns false if it is the same.
     ///
-    /// A waiting node waits for one new interval from the last change. So a zone that recovers continues soon. And when
-    /// tainting becomes possible again, the nodes that return with the first one have an interval to send a heartbeat.
+    /// A waiting node waits for one new interval from the last change, so that a recovering zone continues soon. When
+    /// tainting becomes possible again, nodes that recover together have one interval to send a heartbeat.
     pub(crate) fn set_interval(&mut self, interval: Option<Duration>, now: Instant) -> bool {
         let changes = interval != self.interval;
         if changes && (self.interval.is_none() || self.next > now) {
@@ -33,7 +33,7 @@ impl ZoneRateLimit {
         changes
     }
 
-    /// The time until the next node may be tainted. None while no node may be.
+    /// The time until the next node may be tainted. `None` while no node may be tainted.
     pub(crate) fn remaining(&self, now: Instant) -> Option<Duration> {
         self.interval.map(|_| self.next.saturating_duration_since(now))
     }

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::json;
 use tokio::time::Instant;
 
+use super::state::Lifecycle;
 use super::{plan, zone};
 use crate::cache::Change;
 use crate::context::Context;
@@ -18,33 +19,33 @@ use coracle_events::{Event, Recorder};
 
 const COMPONENT: &str = "node-controller";
 
-/// The time in whole seconds, as conditions and taints have it.
+/// The current time in whole seconds, as in conditions and taints.
 fn now() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 
 /// Queues changed nodes, and lost nodes with a new heartbeat.
-pub(crate) fn listen(context: &Context) {
-    let (lifecycle, recorder) = (context.lifecycle.clone(), context.recorder.clone());
+pub(crate) fn listen(context: &Context, lifecycle: &Arc<Lifecycle>) {
+    let (own, recorder) = (lifecycle.clone(), context.recorder.clone());
     context.caches.nodes.on_change(move |change| {
         record_membership(&recorder, change);
         match change.new {
-            Some(node) => lifecycle.record_status(node),
-            None => drop(change.old.map(|node| lifecycle.remove(node.name()))),
+            Some(node) => own.record_status(node),
+            None => drop(change.old.map(|node| own.remove(node.name()))),
         }
         if let Some(node) = change.latest() {
-            lifecycle.queue.add(node.key());
+            own.queue.add(node.key());
         }
     });
-    let (lifecycle, nodes) = (context.lifecycle.clone(), context.caches.nodes.clone());
+    let (own, nodes) = (lifecycle.clone(), context.caches.nodes.clone());
     context.caches.leases.on_change(move |change| {
         let Some(lease) = change.new else { return };
         let key = Key::new("", lease.name());
         let renewed = lease.spec.renew_time.as_ref().map(|time| time.0);
         // The heartbeat of a healthy node is only recorded: the reconcile at the end of the node's timer reads it.
-        if lifecycle.record_lease(&key.name, renewed) && nodes.get(&key).is_some_and(|node| node.is_lost()) {
-            lifecycle.queue.add(key);
+        if own.record_lease(&key.name, renewed) && nodes.get(&key).is_some_and(|node| node.is_lost()) {
+            own.queue.add(key);
         }
     });
 }
@@ -62,10 +63,10 @@ fn record_membership(recorder: &Recorder, change: &Change<'_, Node>) {
 }
 
 /// Reconciles one node. There is only one worker, so zones do not change meanwhile.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    update_zones(context);
+pub(crate) async fn reconcile(context: &Context, lifecycle: &Lifecycle, key: Key) -> Result<Next, Error> {
+    update_zones(context, lifecycle);
     let Some(node) = context.caches.nodes.get(&key) else { return Ok(Next::Wait) };
-    let silent = context.lifecycle.since_heartbeat(&node);
+    let silent = lifecycle.since_heartbeat(&node);
     let posted = node.condition("Ready").is_some();
     let grace = if posted { context.config.node_monitor_grace } else { context.config.node_startup_grace };
     let left = grace.checked_sub(silent).filter(|left| !left.is_zero());
@@ -74,11 +75,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         && let Some(conditions) = plan::lost_conditions(&node, now())
     {
         node = mark_lost(context, &node, conditions).await?;
-        update_zones(context);
+        update_zones(context, lifecycle);
     }
-    // Not only when the node becomes lost: a failed or interrupted write is repeated at the next reconcile.
+    // Not only when the node is marked as lost: a failed or interrupted write is repeated at the next reconcile.
     let unready = if left.is_none() { mark_pods_not_ready(context, &node).await } else { Ok(()) };
-    let evicts = taint(context, &node).await?;
+    let evicts = taint(context, lifecycle, &node).await?;
     unready?;
     // A lost node has no timer: a heartbeat or a change queues it.
     let wait = [left.map(|left| left + Duration::from_millis(1)), evicts].into_iter().flatten().min();
@@ -86,12 +87,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 }
 
 /// Updates the health of the zones. Queues all nodes if the rate of NoExecute taints changed.
-fn update_zones(context: &Context) {
+fn update_zones(context: &Context, lifecycle: &Lifecycle) {
     let nodes = context.caches.nodes.all();
     let zones = zone::all(nodes.iter().map(|node| &**node), &context.config);
-    if context.lifecycle.update_zones(zones, &context.config, Instant::now()) {
+    if lifecycle.update_zones(zones, &context.config, Instant::now()) {
         tracing::debug!("the rate of node evictions changed");
-        nodes.iter().for_each(|node| context.lifecycle.queue.add(node.key()));
+        nodes.iter().for_each(|node| lifecycle.queue.add(node.key()));
     }
 }
 
@@ -115,8 +116,8 @@ async fn mark_lost(
     Ok(written)
 }
 
-/// Marks the pods of a lost node as not ready, so that services do not use them. Tries all pods, then returns the first
-/// error.
+/// Marks the pods of a lost node as not ready, so that services do not use them. Returns the first error after all pods
+/// were tried.
 async fn mark_pods_not_ready(context: &Context, node: &Node) -> Result<(), Error> {
     let mut result = Ok(());
     for pod in context.caches.pods.all() {
@@ -146,9 +147,9 @@ async fn mark_not_ready(context: &Context, pod: &Pod) -> Result<(), Error> {
     }
 }
 
-/// Writes the taints. Returns the time until the node may get its NoExecute taint, if it has to wait.
-async fn taint(context: &Context, node: &Node) -> Result<Option<Duration>, Error> {
-    let eviction = context.lifecycle.may_evict(node);
+/// Writes the taints. Returns the time until the node may get its NoExecute taint, if it must wait.
+async fn taint(context: &Context, lifecycle: &Lifecycle, node: &Node) -> Result<Option<Duration>, Error> {
+    let eviction = lifecycle.may_evict(node);
     if let Some(taints) = plan::taints(node, eviction.allowed, now()) {
         let patch = json!({
             "metadata": {"uid": node.uid(), "resourceVersion": node.metadata.resource_version},
@@ -156,7 +157,7 @@ async fn taint(context: &Context, node: &Node) -> Result<Option<Duration>, Error
         });
         let written = context.writer(&context.caches.nodes).merge(&node.key(), Part::Main, patch).await?;
         if plan::is_evicting(&written) && !plan::is_evicting(node) {
-            context.lifecycle.record_eviction(node);
+            lifecycle.record_eviction(node);
         }
     }
     Ok(eviction.wait)

@@ -14,10 +14,10 @@ use crate::config::ControllersConfig;
 use crate::object::{Key, Node, ObjectExt};
 use crate::queue::Queue;
 
-/// Time for which a node must be not ready before it gets a NoExecute taint: a starting node is not ready for a moment
+/// Minimum time that a node is not ready before it gets a NoExecute taint. A starting node is not ready for a moment
 /// while it sets up its network.
 const MIN_NOT_READY: Duration = Duration::from_secs(5);
-/// Margin of timers, so that the time has passed when they fire.
+/// Added to timers, so that the time has passed when they fire.
 const MARGIN: Duration = Duration::from_millis(1);
 
 /// The state of all nodes.
@@ -31,20 +31,20 @@ pub(crate) struct Lifecycle {
 /// The last heartbeat of one node.
 struct Heartbeat {
     at: Instant,
-    /// The renew time of the lease and the heartbeat time of the status. Compared for changes only, because the node's
-    /// clock may differ from ours.
+    /// The renew time of the lease, and the heartbeat time in the status. They are only compared for changes, because
+    /// the node's clock may differ.
     lease: Option<Timestamp>,
     status: Option<Timestamp>,
-    /// Since when the node reports that it is not ready.
+    /// Time since which the node reports that it is not ready.
     unready: Option<Instant>,
 }
 
 /// Whether a node may get a NoExecute taint.
 #[derive(Clone, Copy)]
 pub(super) struct Eviction {
-    /// Now.
+    /// Whether the taint is allowed now.
     pub(super) allowed: bool,
-    /// The time until the next check. `None`: the node is checked again after a change.
+    /// The time until the next check. `None` if the node is checked again after a change.
     pub(super) wait: Option<Duration>,
 }
 
@@ -126,7 +126,7 @@ impl Lifecycle {
         }
     }
 
-    /// Records that a node got its NoExecute taint: the next node of the zone has to wait.
+    /// Records that a node got its NoExecute taint. The next node of the zone must wait.
     pub(super) fn record_eviction(&self, node: &Node) {
         if let Some(rate_limits) = lock(&self.zones).rate_limits.get_mut(&zone::name(node)) {
             rate_limits.record_taint(Instant::now());
@@ -148,7 +148,7 @@ impl Lifecycle {
         let changed = known.update(zones, config, now) || was_full != is_full;
         drop(known);
         if was_full && !is_full {
-            // No heartbeat could arrive before, so every node gets a whole grace period from now.
+            // Heartbeats could not arrive before, so every node gets a full grace period from now.
             lock(&self.heartbeats).values_mut().for_each(|heartbeat| heartbeat.at = now);
         }
         changed
@@ -180,7 +180,7 @@ impl Zones {
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// A new node: it gets a whole grace period from now.
+    /// A new node gets a full grace period from now.
     fn now() -> Self {
         Self { at: Instant::now(), lease: None, status: None, unready: None }
     }

@@ -1,4 +1,4 @@
-//! The health of zones, and the rate at which their nodes may get NoExecute taints. Pure.
+//! The health of zones, and the rate of NoExecute taints in each zone. No I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::object::Node;
 pub(crate) enum State {
     /// Most nodes are ready.
     Normal,
-    /// More nodes are lost than single failures explain.
+    /// More nodes are lost than individual failures would explain.
     Partial,
     /// No node is ready.
     Full,
@@ -21,18 +21,18 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Zone {
     pub(crate) state: State,
-    /// Nodes without the label that excludes them.
+    /// Number of nodes without the exclusion label.
     pub(crate) nodes: usize,
 }
 
-/// Nodes with this label do not count for the health of their zone.
+/// Label of nodes that are not counted for the health of their zone.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-disruption";
 
 fn label<'a>(node: &'a Node, name: &str) -> Option<&'a str> {
     node.metadata.labels.as_ref()?.get(name).map(String::as_str)
 }
 
-/// Region and zone of a node, by its labels. The deprecated labels take precedence, as upstream.
+/// Region and zone of a node according to its labels. As upstream, the deprecated labels take precedence.
 pub(crate) fn name(node: &Node) -> String {
     let of = |what: &str| {
         let beta = label(node, &format!("failure-domain.beta.kubernetes.io/{what}"));
@@ -67,13 +67,13 @@ pub(crate) fn all<'a>(
         .collect()
 }
 
-/// Whether no node of the cluster is ready. Then the control plane is probably cut off from the nodes.
+/// Whether no node of the cluster is ready. The control plane is then probably disconnected from the nodes.
 pub(crate) fn is_full_disruption(zones: &BTreeMap<String, Zone>) -> bool {
     let mut counted = zones.values().filter(|zone| zone.nodes > 0).peekable();
     counted.peek().is_some() && counted.all(|zone| zone.state == State::Full)
 }
 
-/// The interval between NoExecute taints in a zone. None while no node may be tainted.
+/// The interval between NoExecute taints in a zone. `None` while no node may be tainted.
 pub(crate) fn interval(zone: Zone, config: &ControllersConfig) -> Option<Duration> {
     match zone.state {
         State::Normal | State::Full => Some(config.eviction_interval),

@@ -13,7 +13,7 @@ pub(crate) struct Containers {
     pub(crate) all_restarts: i32,
     /// The containers that ended with an exit code other than 0.
     pub(crate) failures: Vec<Failure>,
-    /// When the last container ended.
+    /// Time at which the last container terminated.
     pub(crate) finished_at: Option<Time>,
 }
 

@@ -52,7 +52,7 @@ impl ResourceClaim {
 }
 
 impl Pod {
-    /// Names of the pod's claims that have a name already.
+    /// Names of the pod's claims. Claims without a name yet are omitted.
     pub(crate) fn claims(&self) -> impl Iterator<Item = &str> {
         let named = self.spec.resource_claims.iter().filter_map(|claim| claim.resource_claim_name.as_deref());
         let made = self.status.resource_claim_statuses.iter();

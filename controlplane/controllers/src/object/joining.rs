@@ -1,4 +1,4 @@
-//! The kinds for joining machines and for node heartbeats.
+//! Kinds for joining machines and for node heartbeats.
 
 use std::collections::BTreeMap;
 

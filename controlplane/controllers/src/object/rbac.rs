@@ -12,7 +12,7 @@ use super::Object;
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ClusterRole {
     pub(crate) metadata: ObjectMeta,
-    /// The rules as JSON: the controller copies them only.
+    /// The rules as JSON, because the controller only copies them.
     pub(crate) rules: Option<Vec<Value>>,
     pub(crate) aggregation_rule: Option<AggregationRule>,
 }

@@ -21,7 +21,7 @@ pub(crate) struct PodSchedulingGroup {
 }
 
 impl Pod {
-    /// The group of a pod that has not ended.
+    /// The group of a pod that has not finished.
     pub(crate) fn active_group(&self) -> Option<Key> {
         let name = self.spec.scheduling_group.as_ref()?.pod_group_name.as_deref()?;
         let has_ended = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));

@@ -63,7 +63,7 @@ pub(crate) struct StorageClass {
     pub(crate) mount_options: Option<Vec<String>>,
 }
 
-/// A class of attributes that volumes can change to.
+/// A class of volume attributes.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct VolumeAttributesClass {
@@ -136,12 +136,12 @@ impl Claim {
         annotation(&self.metadata, name)
     }
 
-    /// Name of the claim's volume; empty if the claim has none.
+    /// Name of the claim's volume. Empty if there is none.
     pub(crate) fn volume(&self) -> &str {
         self.spec.volume_name.as_deref().unwrap_or_default()
     }
 
-    /// Name of the storage class. The annotation is the form before Kubernetes 1.6.
+    /// Name of the storage class. The annotation precedes Kubernetes 1.6.
     pub(crate) fn class(&self) -> &str {
         let old = self.annotation("volume.beta.kubernetes.io/storage-class");
         old.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Tolerations of cached pods. Most pods have the same ones, so these are shared.
+//! Tolerations of cached pods. Most pods have the same tolerations, so these are shared.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,7 +17,7 @@ static COMMON: LazyLock<Arc<[Toleration]>> = LazyLock::new(|| {
     ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"].map(toleration).into()
 });
 
-/// The tolerations that can matter once a pod runs.
+/// The tolerations that are relevant for a running pod.
 pub(super) fn tolerations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<[Toleration]>, D::Error> {
     let mut all = Option::<Vec<Toleration>>::deserialize(deserializer)?.unwrap_or_default();
     all.retain(|one| one.effect.as_deref().is_none_or(|effect| matches!(effect, "" | "NoExecute")));

@@ -61,7 +61,7 @@ pub(crate) struct DaemonSetSpec {
     pub(crate) update_strategy: Option<DaemonSetUpdateStrategy>,
 }
 
-/// A replication controller, in the form of a replica set.
+/// A replication controller in the form of a replica set.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ReplicationController {
@@ -71,7 +71,7 @@ pub(crate) struct ReplicationController {
     pub(crate) status: ReplicaSetStatus,
 }
 
-/// Reads the spec of a replication controller: its selector is a map of labels.
+/// Decodes the spec of a replication controller, whose selector is a map of labels.
 fn replication_spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReplicaSetSpec, D::Error> {
     let mut spec = serde_json::Map::deserialize(deserializer)?;
     let labels = spec.remove("selector");
@@ -84,12 +84,12 @@ fn replication_spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Replic
 #[serde(default)]
 pub(crate) struct ControllerRevision {
     pub(crate) metadata: ObjectMeta,
-    /// The patch that makes the workload have this revision's pod template.
+    /// The patch that sets this revision's pod template.
     pub(crate) data: Template,
     pub(crate) revision: i64,
 }
 
-/// The node that a required node affinity names by `metadata.name`.
+/// The node that a required node affinity selects by `metadata.name`.
 pub(crate) fn pinned_node<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let affinity = Option::<Affinity>::deserialize(deserializer)?;
     let required = affinity

@@ -6,13 +6,13 @@ use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, Horiz
 
 /// Default stabilization window of a decrease in seconds.
 const DOWN_WINDOW: i32 = 300;
-/// Without a behavior the replicas at most double, or grow to this number.
+/// Without a behavior the replicas can at most double, or grow to this number.
 const MIN_SCALE_UP_LIMIT: i32 = 4;
-/// Maximum number of recommendations and of scale events that are kept. The longest window is one hour, of one each 15
+/// Maximum number of stored recommendations and scale events. The longest window is one hour, with one entry every 15
 /// seconds.
 const MAX_HISTORY: usize = 300;
 
-/// Earlier recommendations and changes of one autoscaler.
+/// Recent recommendations and scale events of one autoscaler.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     recommendations: Vec<(Timestamp, i32)>,
@@ -29,7 +29,7 @@ pub(super) struct Range {
     pub(super) max: i32,
 }
 
-/// A number of replicas with the reason and message of the condition. `is_limited`: the number differs from the input.
+/// A number of replicas, with reason and message of the condition. `is_limited`: the number differs from the input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Limited {
     pub(super) replicas: i32,
@@ -69,7 +69,7 @@ const TOO_FAST_DOWN: (&str, &str) =
 // === impl History ===
 
 impl History {
-    /// Records the replicas of the first reconcile as a recommendation, so that they do not decrease at once.
+    /// Records the replicas of the first reconcile as a recommendation, so that they do not decrease immediately.
     pub(super) fn begin(&mut self, replicas: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
             self.recommendations.push((now, replicas));
@@ -161,7 +161,7 @@ impl History {
         (desired, IN_RANGE)
     }
 
-    /// Records a change of the target's replicas. Only policies of a behavior read the record.
+    /// Records a change of the target's replicas. Only behavior policies use the records.
     pub(super) fn scaled(
         &mut self,
         behavior: Option<&HorizontalPodAutoscalerBehavior>,
@@ -171,7 +171,7 @@ impl History {
         let Some(behavior) = behavior else { return };
         let periods = |rules: &Rules<'_>| rules.policies.iter().map(|policy| policy.period_seconds).max();
         let (up, down) = (Rules::up(behavior.scale_up.as_ref()), Rules::down(behavior.scale_down.as_ref()));
-        // Policies of both directions count the changes of both.
+        // Policies of each direction consider the changes of both.
         let longest = periods(&up).max(periods(&down)).unwrap_or_default();
         let list = if after > before { &mut self.ups } else { &mut self.downs };
         keep(list, longest, (now, before.abs_diff(after).try_into().unwrap_or(i32::MAX)));

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscalerCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// The conditions of one autoscaler, to be changed.
+/// The conditions of one autoscaler.
 #[derive(Clone, Debug)]
 pub(super) struct Conditions {
     pub(super) list: Vec<HorizontalPodAutoscalerCondition>,
@@ -17,7 +17,7 @@ impl Conditions {
         Self { list: list.cloned().unwrap_or_default(), now }
     }
 
-    /// Sets one condition. Its transition time changes with its status only.
+    /// Sets one condition. The transition time changes only with the status.
     pub(super) fn set(&mut self, type_: &str, status: bool, (reason, message): (&str, &str)) {
         let place = self.list.iter().position(|known| known.type_ == type_).unwrap_or_else(|| {
             self.list

@@ -20,7 +20,7 @@ use super::target;
 const RESOURCE: &str = "/apis/metrics.k8s.io/v1beta1";
 const CUSTOM: &str = "/apis/custom.metrics.k8s.io/v1beta2";
 const EXTERNAL: &str = "/apis/external.metrics.k8s.io/v1beta1";
-/// Window of custom metrics that name none.
+/// Window of custom metrics that state none.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The values of one metric.
@@ -32,7 +32,7 @@ pub(crate) enum Measured {
     Value(i64),
 }
 
-/// The pods of the target: their namespace and their selector.
+/// The pods of the target, by namespace and selector.
 pub(crate) struct Selected<'a> {
     pub(crate) client: &'a Client,
     pub(crate) namespace: &'a str,
@@ -49,7 +49,7 @@ struct List<T> {
 struct PodMetrics {
     metadata: ObjectMeta,
     timestamp: Timestamp,
-    /// In Go's form of durations.
+    /// In the format of Go durations.
     window: String,
     #[serde(default)]
     containers: Vec<ContainerMetrics>,
@@ -77,7 +77,7 @@ struct ExternalValue {
 }
 
 impl Selected<'_> {
-    /// Reads one metric. The error is the part of the message that upstream's metrics client contributes.
+    /// Reads one metric. The error is the part of upstream's message that comes from its metrics client.
     pub(crate) async fn read(&self, spec: &MetricSpec) -> Result<Measured, String> {
         if let Some(source) = &spec.resource {
             return self.resource(&source.name, None).await;
@@ -177,7 +177,7 @@ impl Selected<'_> {
 }
 
 impl PodMetrics {
-    /// The usage of the pod or of one container. None if a container has no usage of this resource.
+    /// The usage of the pod or of one container. `None` if a container has no usage of this resource.
     fn value(self, name: &str, container: Option<&str>) -> Result<Option<(String, PodValue)>, String> {
         let pod = self.metadata.name.unwrap_or_default();
         let wanted: Vec<&ContainerMetrics> =
@@ -200,7 +200,7 @@ fn segment(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// A selector in text form. None if it selects everything.
+/// A selector in text form. `None` if it selects everything.
 fn selector_of(selector: Option<&ApiSelector>) -> Result<Option<String>, String> {
     let Some(selector) = selector else { return Ok(None) };
     LabelSelector::try_from(selector).map_err(|error| error.to_string())?;
@@ -218,7 +218,7 @@ fn selector_of(selector: Option<&ApiSelector>) -> Result<Option<String>, String>
     Ok((!text.is_empty()).then_some(text))
 }
 
-/// A duration in Go's form, such as `1m30.5s`. Zero if it is invalid: the value then counts at once.
+/// A Go duration, for example `1m30.5s`. Zero if invalid: the value then counts immediately.
 fn duration(text: &str) -> Duration {
     text.parse::<jiff::SignedDuration>().ok().and_then(|parsed| parsed.try_into().ok()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The replicas of one target, from its scale, its pods and its metrics.
+//! Plans the replicas of one target from its scale, its pods and its metrics. No I/O.
 
 use coracle_events::Event;
 use coracle_values::quantity::{Quantity, millis_of};
@@ -14,7 +14,7 @@ use super::pod::Pod;
 use super::replicas::{Proposal, Target, Tolerance, Wanted, by_average, by_pods, by_value};
 use crate::object::HorizontalPodAutoscaler;
 
-/// Default tolerance of usage, in parts of the target.
+/// Default tolerance of the usage, as a fraction of the target.
 const TOLERANCE: f64 = 0.1;
 
 /// The type of the condition for valid metrics.
@@ -39,7 +39,7 @@ pub(super) struct Observed<'a> {
 /// The decision about the target.
 #[derive(Debug)]
 pub(super) struct Decision {
-    /// The replicas to set with the reason; None if the target stays.
+    /// The replicas to set, with the reason. `None` if the target does not change.
     pub(super) rescale: Option<(i32, String)>,
     /// `status.currentMetrics`.
     pub(super) metrics: Vec<Value>,
@@ -48,22 +48,21 @@ pub(super) struct Decision {
     pub(super) failed: bool,
 }
 
-/// A metric's proposal with its name and status.
+/// A metric's proposal, name and status.
 struct Evaluated {
     proposal: Proposal,
     name: String,
     status: Value,
 }
 
-/// A metric that could not be used: the reason and the message of the condition, and the error for the
-/// summary of all metrics.
+/// A metric that could not be used: reason and message of the condition, and the error in the summary of all metrics.
 struct Failed {
     reason: &'static str,
     cause: String,
     whole: String,
 }
 
-/// The decision if the replicas are outside of the limits, or 0. `None`: the decision needs the metrics.
+/// The decision if the replicas are 0 or outside of the limits. `None` if the decision needs the metrics.
 pub(super) fn without_metrics(
     autoscaler: &HorizontalPodAutoscaler,
     current: i32,
@@ -216,7 +215,7 @@ fn evaluate(
     of_value(target, spec, measured)
 }
 
-/// A metric of an object, or an external one: one value for all pods.
+/// Evaluates an object metric or an external metric: one value for all pods.
 fn of_value(
     target: Target<'_>,
     spec: &MetricSpec,
@@ -271,7 +270,7 @@ fn by_value_or_average(
     Err(format!("invalid {source} metric source: neither a value target nor an average value target was set"))
 }
 
-/// Usage of CPU or memory, compared with a target average or with the pods' requests.
+/// Compares the usage of CPU or memory with a target average or with the pods' requests.
 fn by_resource(
     target: Target<'_>,
     (resource, container): (&str, Option<&str>),

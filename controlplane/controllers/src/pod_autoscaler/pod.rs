@@ -1,4 +1,4 @@
-//! The pods of a target with their requests. They are listed for a reconcile and not cached.
+//! The pods of a target with their requests. They are listed for each reconcile and not cached.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use k8s_openapi::api::core::v1::{PodCondition, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 
-/// Time after a pod's start in which its CPU usage counts only once it is ready.
+/// Seconds after a pod's start during which its CPU usage counts only if the pod is ready.
 const CPU_INITIALIZATION_SECONDS: i64 = 300;
-/// Seconds after a pod's start. A pod that is not ready, and whose condition Ready last changed within this time,
-/// counts as never ready.
+/// Seconds after a pod's start. A pod that is not ready, and whose condition Ready last changed within this time, was
+/// never ready.
 const INITIAL_READINESS_SECONDS: i64 = 30;
 
 /// The value of a metric for one pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodValue {
     pub(crate) time: Timestamp,
-    /// The time over which the value is a mean.
+    /// Duration over which the value is averaged.
     pub(crate) window: Duration,
     pub(crate) millis: i64,
 }
@@ -66,19 +66,19 @@ pub(crate) struct PodStatus {
 
 resource!(Pod, "", "pods", NamespaceResourceScope);
 
-/// The names of pods by what their metrics mean.
+/// The pods by their meaning for a metric.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     pub(super) ready: usize,
     pub(super) unready: HashSet<String>,
     /// Running pods without metrics.
     pub(super) missing: HashSet<String>,
-    /// Pods that end.
+    /// Terminating or failed pods.
     pub(super) ignored: HashSet<String>,
 }
 
 impl Groups {
-    /// Groups pods. `is_cpu`: the usage of a starting pod is not typical and does not count.
+    /// Groups pods. `is_cpu`: the usage of starting pods is not typical and is ignored.
     pub(super) fn of(pods: &[Pod], values: &PodValues, is_cpu: bool, now: Timestamp) -> Self {
         let mut groups = Self::default();
         for pod in pods {
@@ -115,7 +115,7 @@ impl Pod {
         self.status.phase == "Running" && self.ready().is_some_and(|ready| ready.status == "True")
     }
 
-    /// Whether CPU usage that was measured in this window is that of a starting pod.
+    /// Whether CPU usage that was measured in this window belongs to a starting pod.
     fn is_initializing(&self, (time, window): (Timestamp, std::time::Duration), now: Timestamp) -> bool {
         let (Some(ready), Some(started)) = (self.ready(), &self.status.start_time) else { return true };
         let changed = ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);

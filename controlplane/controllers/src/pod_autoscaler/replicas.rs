@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::pod::{Groups, Pod, PodValue, PodValues};
 
-/// Tolerance, as a fraction of the target: a smaller deviation of the usage changes nothing.
+/// Tolerance as a fraction of the target. Smaller deviations of the usage are ignored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tolerance {
     pub(super) down: f64,
@@ -32,7 +32,7 @@ pub(super) struct Target<'a> {
     pub(super) now: Timestamp,
 }
 
-/// Proposed replicas with the usage that they result from.
+/// Proposed replicas, and the usage from which they result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Proposal {
     pub(super) replicas: i32,
@@ -51,7 +51,7 @@ pub(super) enum Wanted<'a> {
     Utilization { percent: i32, resource: &'a str, container: Option<&'a str> },
 }
 
-/// A metric that has a value for each pod. `is_cpu`: the usage of starting pods does not count.
+/// Proposes replicas from a metric with a value for each pod. `is_cpu`: the usage of starting pods is ignored.
 pub(super) fn by_pods(
     target: Target<'_>,
     wanted: Wanted<'_>,
@@ -80,7 +80,7 @@ pub(super) fn by_pods(
         let same = target.tolerance.covers(ratio);
         return Ok(proposal(if same { target.replicas } else { ceil(ratio * groups.ready as f64) }));
     }
-    // Pods without metrics are assumed to counteract the change, so that it is not too large.
+    // Pods without metrics are assumed to counteract the change, to limit it.
     if ratio != 1.0 {
         for pod in &groups.missing {
             let millis = if ratio < 1.0 { wanted.full_usage(requests.get(pod)) } else { 0 };
@@ -100,7 +100,7 @@ pub(super) fn by_pods(
     Ok(proposal(if opposite { target.replicas } else { replicas }))
 }
 
-/// The proposal if one value for the whole target is compared with a target value. Both are in thousandths.
+/// Proposes replicas from one value for the whole target and a target value, both in thousandths.
 pub(super) fn by_value(target: Target<'_>, wanted: i64, value: i64) -> Result<Proposal, String> {
     let ratio = value as f64 / wanted as f64;
     let proposal = |replicas: i32| Proposal { replicas, usage: value, utilization: None };
@@ -118,8 +118,8 @@ pub(super) fn by_value(target: Target<'_>, wanted: i64, value: i64) -> Result<Pr
     Ok(proposal(ceil(ratio * ready as f64)))
 }
 
-/// The proposal if one value for the whole target, divided by the replicas, is compared with a target
-/// average.
+/// Proposes replicas from one value for the whole target, divided by the replicas, and a target average, both in
+/// thousandths.
 pub(super) fn by_average(target: Target<'_>, wanted: i64, value: i64) -> Proposal {
     let observed = f64::from(target.observed);
     let ratio = value as f64 / (wanted as f64 * observed);
@@ -139,7 +139,7 @@ fn assumed(millis: i64, time: Timestamp) -> PodValue {
 }
 
 impl Wanted<'_> {
-    /// Usage by target: the ratio, the mean usage of a pod, and the percentage of the requests.
+    /// The ratio of usage to target, the mean usage of a pod, and the usage in percent of the requests.
     fn ratio(
         self,
         values: &PodValues,
@@ -164,7 +164,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// The usage that a pod without metrics is assumed to have when the target shrinks.
+    /// The assumed usage of a pod without metrics when the target shrinks.
     fn full_usage(self, request: Option<&i64>) -> i64 {
         match self {
             Wanted::Mean(wanted) => wanted,

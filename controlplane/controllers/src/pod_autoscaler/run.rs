@@ -17,6 +17,7 @@ use super::metrics::{Measured, Selected};
 use super::plan::{self, ABLE, ACTIVE, Decision, Observed};
 use super::pod::Pod;
 use super::target::Target;
+use super::{AutoscalerState, State};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{HorizontalPodAutoscaler, Key, ObjectExt};
@@ -44,12 +45,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 }
 
 /// Reconciles one autoscaler.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Result<Next, Error> {
     let Some(autoscaler) = context.caches.autoscalers.get(&key) else {
-        context.autoscaling.lock().remove(&key);
+        state.lock().remove(&key);
         return Ok(Next::Wait);
     };
-    let reconcile = Reconcile { context, autoscaler: &autoscaler, now: Timestamp::now() };
+    let reconcile = Reconcile { context, state, autoscaler: &autoscaler, now: Timestamp::now() };
     let mut conditions = Conditions::new(autoscaler.status.conditions.as_ref(), reconcile.now);
     reconcile.run(&mut conditions).await?;
     Ok(Next::After(SYNC_PERIOD))
@@ -58,6 +59,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 /// One reconcile of one autoscaler.
 struct Reconcile<'a> {
     context: &'a Context,
+    /// The state of all autoscalers.
+    state: &'a State,
     autoscaler: &'a HorizontalPodAutoscaler,
     now: Timestamp,
 }
@@ -65,7 +68,7 @@ struct Reconcile<'a> {
 /// The new status, without conditions.
 struct Outcome {
     current: i32,
-    /// None: the last desired replicas stay, because metrics failed.
+    /// `None` if metrics failed: the last desired replicas are kept.
     desired: Option<i32>,
     metrics: Vec<Value>,
     rescaled: bool,
@@ -167,7 +170,7 @@ impl Reconcile<'_> {
         conditions: &mut Conditions,
     ) -> Result<(), String> {
         let key = self.autoscaler.key();
-        let mut state = self.context.autoscaling.lock();
+        let mut state = self.state.lock();
         state.entry(key.clone()).or_default().selector = Some(selector);
         let selects = |other: &Key, selector: &Option<LabelSelector>| {
             other.namespace == key.namespace
@@ -221,7 +224,7 @@ impl Reconcile<'_> {
         Outcome { desired: Some(replicas), rescaled: true, ..outcome }
     }
 
-    /// Writes the status if it changed. None: the target is unknown, so only conditions change.
+    /// Writes the status if it changed. `None` if the target is unknown: only the conditions change then.
     async fn write(&self, conditions: &Conditions, outcome: Option<Outcome>) -> Result<(), Error> {
         let old = json!(self.autoscaler.status);
         let mut new = old.clone();
@@ -242,8 +245,8 @@ impl Reconcile<'_> {
         writer.merge(&self.autoscaler.key(), Part::Status, patch).await.map(drop)
     }
 
-    fn with_history<R>(&self, change: impl FnOnce(&mut super::AutoscalerState) -> R) -> R {
-        change(self.context.autoscaling.lock().entry(self.autoscaler.key()).or_default())
+    fn with_history<R>(&self, change: impl FnOnce(&mut AutoscalerState) -> R) -> R {
+        change(self.state.lock().entry(self.autoscaler.key()).or_default())
     }
 
     fn record(&self, event: Event) {

@@ -39,8 +39,8 @@ pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> R
     })
 }
 
-/// Whether a text of an autoscaler is `version` or `group/version`. It becomes a part of a path that is read with the
-/// controller's rights.
+/// Whether a text is `version` or `group/version`. It becomes part of a path that is read with the controller's
+/// permissions.
 fn is_group_version(text: &str) -> bool {
     let is_name = |part: &str| {
         !part.is_empty()
@@ -75,7 +75,7 @@ impl Target {
         self.api.get_scale(&self.name).await.map_err(|error| reason(&error))
     }
 
-    /// Sets the replicas. Without a resourceVersion, because no other field is written.
+    /// Sets the replicas. No resourceVersion, because no other field is written.
     pub(super) async fn set(&self, replicas: i32) -> Result<(), String> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let patched = self.api.patch_scale(&self.name, &PatchParams::default(), &patch).await;

@@ -24,9 +24,9 @@ pub(crate) fn ranges(node: &Node) -> Vec<IpNetwork> {
     all.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Plans all nodes together, so that no two get the same pod CIDR. Pod CIDRs are assigned in turn, starting behind the
-/// `last` ones. So the pod CIDR of a deleted node stays unused for as long as possible: other nodes may still have
-/// routes to it.
+/// Plans all nodes together, so that no two nodes get the same pod CIDR. Pod CIDRs are assigned in ascending order,
+/// starting after `last`. The pod CIDR of a deleted node therefore stays unused as long as possible: other nodes may
+/// still have routes to it.
 pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig, last: &[IpNetwork]) -> Vec<Action> {
     if config.cluster_cidrs.is_empty() {
         return Vec::new();
@@ -56,7 +56,7 @@ struct Free {
     first: u128,
     looked_at: u128,
     count: u128,
-    /// Used ranges with the size of a pod CIDR, and those of other sizes.
+    /// Used ranges with the size of a pod CIDR. `other` has those of other sizes.
     same: HashSet<IpNetwork>,
     other: Vec<IpNetwork>,
 }
@@ -73,7 +73,7 @@ impl Free {
         free
     }
 
-    /// The number of a pod CIDR in the cluster range. None if it is not one of them.
+    /// The index of a pod CIDR in the cluster range. `None` if it is not one of its pod CIDRs.
     fn number(&self, range: IpNetwork) -> Option<u128> {
         if range.prefix() != self.mask || !self.cluster.contains(range.network()) {
             return None;

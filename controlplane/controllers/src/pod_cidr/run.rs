@@ -13,12 +13,12 @@ use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// The one key of the queue: all nodes are planned together.
+/// The only key of the queue: all nodes are planned together.
 fn all() -> Key {
     Key::new("", "nodes")
 }
 
-/// Queues nodes without a pod CIDR, also when another node's becomes free.
+/// Queues a plan if a node lacks a pod CIDR or was deleted.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {

@@ -1,4 +1,5 @@
-//! The pods to delete: those of a node that does not exist or is out of service, and the oldest of too many finished ones.
+//! The pods to delete: pods of nodes that do not exist or are out of service, and the oldest finished pods above the
+//! limit.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// No pods. `max`: number of finished pods that are kept; 0 keeps all.
+    /// Starts without pods. `max` is the number of finished pods to keep; 0 keeps all.
     pub(crate) fn new(max: usize) -> Self {
         let max = if max == 0 { usize::MAX } else { max };
         Self { max, pods: BTreeSet::new() }
     }
 
-    /// Records a changed pod. Returns the pods above the maximum, which are to be deleted. A pod that changes before its
+    /// Records a changed pod. Returns the pods above the limit, which must be deleted. A pod that changes before its
     /// deletion is returned again.
     pub(crate) fn observe(&mut self, old: Option<&Pod>, new: Option<&Pod>) -> Vec<Key> {
         let place = |pod: &Pod| (pod.metadata.creation_timestamp.clone(), pod.key());
@@ -42,7 +43,7 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
 }
 
-/// The taint that an administrator sets on a node that is switched off, so that none of its pods runs.
+/// Taint that an administrator sets on a node that is switched off: none of its pods runs.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The pods of a node that does not exist.
@@ -50,7 +51,7 @@ pub(crate) fn stranded(node: &str, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
     pods.into_iter().filter(|pod| pod.spec.node_name.as_deref() == Some(node)).collect()
 }
 
-/// Whether the node cannot stop its pods. A Ready node can, even with the taint.
+/// Whether the node cannot stop its pods. A ready node can, even with the taint.
 pub(crate) fn is_out_of_service(node: &Node) -> bool {
     let ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
     !ready && node.taints().iter().any(|taint| taint.key == OUT_OF_SERVICE)

@@ -17,11 +17,11 @@ use crate::object::{Key, ObjectExt, Pod};
 use crate::pod_control::disruption_target;
 use crate::queue::{Next, Queue};
 
-/// Wait before the pods and volumes of a deleted node are released: the node may be registered again.
+/// Delay before the pods and volumes of a deleted node are released, because the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Queues nodes of pods that do not exist or are out of service, and finished pods to delete. A node's key has no
-/// namespace.
+/// Queues nodes that do not exist but have pods, nodes that are out of service, and finished pods above the limit. The
+/// key of a node has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -75,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Marks a pod as failed, unless it has finished, and deletes it without grace period, because no agent can stop it.
+/// Marks a pod as failed unless it has finished, and deletes it without a grace period, because no kubelet can stop it.
 async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Result<(), Error> {
     let failed = |verb| {
         let object = format!("Pod {}", pod.key());

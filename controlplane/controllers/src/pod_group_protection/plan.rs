@@ -1,11 +1,11 @@
-//! Whether a group of pods loses its protection. Pure. Source: `pkg/controller/scheduling/podgroupprotection`.
+//! The finalizers of a group of pods. No I/O. Source: `pkg/controller/scheduling/podgroupprotection`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// The finalizer of groups.
 const FINALIZER: &str = "scheduling.k8s.io/podgroup-protection";
 
-/// The finalizers without the protection, if the group is being deleted and has no active pods.
+/// The finalizers without the protection. `None` unless the group is being deleted and has no active pods.
 pub(super) fn released(group: &ObjectMeta, has_members: bool) -> Option<Vec<&str>> {
     let held = group.finalizers.as_deref().unwrap_or_default();
     let is_due = group.deletion_timestamp.is_some() && !has_members;

@@ -1,4 +1,4 @@
-//! The actions for one replica set, from the set and its pods.
+//! Plans the changes of the pods of one replica set.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::counts::Groups;
 use super::{Replicas, rank};
 use crate::object::{ObjectExt, Pod, controller_of};
+use crate::state::pod_counts::Groups;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
@@ -30,9 +30,9 @@ pub(crate) struct Snapshot<'a, K> {
 /// The actions.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Orphans that match the selector: adopt them.
+    /// Orphaned pods that match the selector and must be adopted.
     pub(crate) adopt: Vec<Arc<Pod>>,
-    /// Controlled pods that do not match the selector any more: release them.
+    /// Controlled pods that no longer match the selector and must be released.
     pub(crate) release: Vec<Arc<Pod>>,
     pub(crate) change: Change,
 }
@@ -47,7 +47,7 @@ pub(crate) enum Change {
     Delete(Vec<Arc<Pod>>),
 }
 
-/// Plans the actions. Pods to adopt count from the next reconcile on.
+/// Plans the actions. Adopted pods are counted from the next reconcile.
 pub(crate) fn plan<K: Replicas>(snapshot: Snapshot<'_, K>) -> Plan {
     let Snapshot { set, selector, pods, neighbours, now } = snapshot;
     let mut plan = Plan::default();
@@ -82,7 +82,7 @@ pub(crate) fn desired<K: Replicas>(set: &K) -> i32 {
     set.spec().replicas.unwrap_or(1)
 }
 
-/// Whether a change of a pod can change the plan or the status of a replica set. Most changes of a starting pod cannot,
+/// Whether a change of a pod can affect the plan or the status of a replica set. Most changes of a starting pod cannot,
 /// and the cost of a reconcile grows with the number of the set's pods.
 pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
     old.is_active() != new.is_active()
@@ -110,7 +110,7 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// The pods of a set in numbers.
+/// Numbers of pods of a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReplicaCounts {
     replicas: usize,
@@ -118,7 +118,7 @@ pub(crate) struct ReplicaCounts {
     ready: usize,
     available: usize,
     terminating: usize,
-    /// When the next pod becomes available.
+    /// Time until the next pod becomes available.
     next: Option<Duration>,
 }
 
@@ -141,7 +141,7 @@ impl ReplicaCounts {
         counts
     }
 
-    /// Adds groups of pods. Without `minReadySeconds` each ready pod is available.
+    /// Sums groups of pods. Without `minReadySeconds` all ready pods are available.
     pub(crate) fn of_groups<K: Replicas>(set: &K, groups: &Groups) -> Self {
         let template_labels = set.spec().template.labels();
         let mut counts = Self::default();
@@ -157,15 +157,16 @@ impl ReplicaCounts {
         counts
     }
 
-    /// When the status may change without an event.
+    /// Time after which the status may change without an event.
     pub(crate) fn next(&self) -> Option<Duration> {
         self.next
     }
 
     /// The pause after a write of the status. While many pods start, each of them changes the counts, and each status
-    /// write of the set causes a status write of the deployment. The pause becomes shorter as fewer pods are not ready.
+    /// write of the set causes a status write of the deployment. The pause shrinks with the number of pods that are not
+    /// ready.
     pub(crate) fn pause(&self) -> Option<Duration> {
-        /// Minimum number of such pods.
+        /// Minimum number of pods that are not ready for a pause.
         const MANY: usize = 10;
         const PER_POD: Duration = Duration::from_millis(1);
         const MAX_REST: Duration = Duration::from_millis(100);
@@ -175,8 +176,8 @@ impl ReplicaCounts {
     }
 }
 
-/// The change of the number of pods, if the counts suffice to decide it: all pods of the set match its selector, no
-/// orphan matches it, and no pod is to be deleted. `None`: [`plan`] needs the pods.
+/// The change of the number of pods, if the counts are sufficient: all pods of the set match its selector, no orphaned
+/// pod matches it, and no pod must be deleted. `None` if [`plan`] must read the pods.
 pub(crate) fn by_counts<K: Replicas>(
     set: &K,
     selector: &LabelSelector,
@@ -216,7 +217,7 @@ pub(crate) fn status<K: Replicas>(
     }
 }
 
-/// The time for which a ready pod must stay ready to become available. None if it is available.
+/// Remaining time until a ready pod becomes available. `None` if it is available.
 fn until_available(since: Option<Time>, min_ready: i64, now: Timestamp) -> Option<Duration> {
     if min_ready == 0 {
         return None;
@@ -253,7 +254,7 @@ fn positive(count: i32) -> Option<i32> {
     (count > 0).then_some(count)
 }
 
-/// A count as the API has it.
+/// A count in the API's type.
 fn count(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
@@ -434,7 +435,7 @@ mod tests {
 
     #[test]
     fn counts_decide_unless_single_pods_matter() {
-        use crate::replica_set::counts::Group;
+        use crate::state::pod_counts::Group;
         let labels = |app: &str| -> Labels {
             [("app".to_owned(), app.to_owned()), ("x".to_owned(), "y".to_owned())].into()
         };

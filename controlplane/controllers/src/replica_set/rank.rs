@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use crate::annotation::DELETION_COST;
 use crate::object::{ObjectExt, Pod};
 
-/// Orders `pods`: those to delete first come first. `neighbours` counts the pods of the same owner by node.
+/// Sorts `pods` by deletion order. `neighbours` is the number of pods of the same owner by node.
 pub(crate) fn sort_for_deletion(pods: &mut [Arc<Pod>], neighbours: &HashMap<String, usize>, now: Timestamp) {
     pods.sort_by(|one, other| compare(one, other, neighbours, now));
 }
@@ -20,10 +20,10 @@ fn compare(one: &Pod, other: &Pod, neighbours: &HashMap<String, usize>, now: Tim
         .then_with(|| by(&phase))
         .then_with(|| by(&|pod| i64::from(pod.ready_since().is_some())))
         .then_with(|| by(&cost))
-        // Pods on nodes with many pods of the same owner come first.
+        // Pods on nodes with many pods of the same owner are deleted first.
         .then_with(|| by(&|pod| -neighbour_count(pod, neighbours)))
-        // Pods that became ready recently come first. Ages are compared on a logarithmic scale, so two old
-        // pods compare as equal.
+        // Pods that became ready recently are deleted first. Ages are compared on a logarithmic scale, so two old pods
+        // are equal.
         .then_with(|| by(&|pod| age_rank(pod.ready_since().flatten().map(|time| time.0), now)))
         .then_with(|| by(&|pod| -i64::from(pod.status.container_statuses.restarts)))
         .then_with(|| by(&|pod| age_rank(pod.metadata.creation_timestamp.as_ref().map(|time| time.0), now)))

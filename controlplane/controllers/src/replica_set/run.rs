@@ -1,4 +1,4 @@
-//! Applies the plans of replica sets and replication controllers.
+//! Reconciles replica sets and replication controllers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::Replicas;
-use super::counts::Groups;
 use super::plan::{self, Change, Failure, Plan, ReplicaCounts, Snapshot};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ReplicaSet, controller_of};
 use crate::pod_control::{self, PodControl};
 use crate::queue::{Next, Queue};
+use crate::state::pod_counts::Groups;
 use crate::write::Part;
 
 /// Queues changed replica sets, and the replica sets of changed pods.
@@ -27,7 +27,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     reconcile_one::<ReplicaSet>(context, key).await
 }
 
-/// Queues changed objects of a kind, and the objects of changed pods.
+/// Queues changed objects of a kind, and the owners of changed pods.
 pub(crate) fn listen_to<K: Replicas>(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     let cache = K::cache(&context.caches);
@@ -48,7 +48,7 @@ pub(crate) fn listen_to<K: Replicas>(context: &Context, queue: &Arc<Queue<Key>>)
                     own.add(Key::new(namespace, &owner.name));
                 }
             } else if change.new.is_some() {
-                // Any set whose selector matches may adopt an orphan.
+                // Any set whose selector matches may adopt an orphaned pod.
                 for set in sets.in_namespace(namespace) {
                     let selector = LabelSelector::try_from(&set.spec().selector);
                     if selector.is_ok_and(|selector| {
@@ -103,16 +103,16 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
     }
 }
 
-/// Plans with all pods of the set and the orphans of its namespace.
+/// Plans with all pods of the set and the orphaned pods of its namespace.
 fn by_pods<K: Replicas>(context: &Context, set: &K, selector: &LabelSelector) -> Plan {
     let pods = pod_control::candidates(context, set);
-    // Neighbours are only needed to choose pods to delete, and most reconciles delete no pods.
+    // Neighbours are needed only to choose pods for deletion, and most reconciles delete none.
     let desired = usize::try_from(plan::desired(set)).unwrap_or_default();
     let neighbours = if pods.len() > desired { neighbours(context, set) } else { HashMap::new() };
     plan::plan(Snapshot { set, selector, pods, neighbours, now: Timestamp::now() })
 }
 
-/// Active pods by node, over all sets with the same controller.
+/// Number of active pods by node, over all sets with the same owner.
 fn neighbours<K: Replicas>(context: &Context, set: &K) -> HashMap<String, usize> {
     let mut counts = HashMap::new();
     let sets = match controller_of(set.meta()) {
@@ -133,12 +133,12 @@ fn neighbours<K: Replicas>(context: &Context, set: &K) -> HashMap<String, usize>
 /// A pod from the set's template.
 fn new_pod<K: Replicas>(set: &K) -> Value {
     let mut pod = pod_control::from_template(set, &set.spec().template.value());
-    // The API server cuts a prefix that is too long and adds the suffix.
+    // The API server truncates a long prefix and adds the suffix.
     pod["metadata"]["generateName"] = format!("{}-", set.name()).into();
     pod
 }
 
-/// Writes the set's status if it has changed. Returns when to reconcile next.
+/// Writes the set's status if it has changed. Returns the time of the next reconcile.
 async fn write_status<K: Replicas>(
     context: &Context,
     set: &K,
@@ -155,14 +155,14 @@ async fn write_status<K: Replicas>(
     let mut rest = None;
     if !plan::are_equal(&status, set.status()) {
         let mut status = json!(status);
-        // A merge patch deletes a field only if it names it with null.
+        // A merge patch removes a field only if it sets the field to null.
         for field in ["fullyLabeledReplicas", "readyReplicas", "availableReplicas", "conditions"] {
             if status.get(field).is_none() {
                 status[field] = Value::Null;
             }
         }
-        // Without resourceVersion: no other client writes the status, and `observedGeneration` names the generation
-        // that it describes.
+        // No resourceVersion: no other client writes the status, and `observedGeneration` states the generation that it
+        // describes.
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.writer(K::cache(&context.caches)).merge(&set.key(), Part::Status, patch).await?;
         rest = counts.pause();

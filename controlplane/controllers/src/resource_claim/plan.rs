@@ -1,15 +1,15 @@
-//! Decides which claims a pod needs, and the next step to release a claim. Pure.
+//! Plans the claims of a pod, and the release of a claim. No I/O.
 
 use serde_json::{Value, json};
 
 use crate::object::{ObjectExt, Pod, PodResourceClaim, ResourceClaim, controller_of};
 
-/// Annotation of a generated claim: the name of the claim in its pod's spec.
+/// Annotation of a generated claim with the claim's name in the pod's spec.
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 /// Finalizer that keeps a claim until its devices are free.
 pub(crate) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// The next step for a claim that a pod has by template.
+/// The next step for a claim with a template.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The claim exists and has this name.
@@ -18,8 +18,8 @@ pub(crate) enum Step {
     Create { template: String },
 }
 
-/// The step for each claim that the pod has by template, with the name in the pod's spec. `owned`: candidates for the
-/// pod's generated claims.
+/// The step for each claim with a template, and the name in the pod's spec. `owned` are candidates for the pod's
+/// generated claims.
 pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> {
     if pod.is_being_deleted() || pod.finished() {
         return Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn claim(pod: &Pod, name: &str, template: &Value) -> Value {
     })
 }
 
-/// The status patch with the names of the generated claims. `None` if the status has them.
+/// The status patch with the names of the generated claims. `None` if the status already contains them.
 pub(crate) fn names_patch(pod: &Pod, names: &[(String, String)]) -> Option<Value> {
     let own = &pod.status.resource_claim_statuses;
     let has = |(name, claim): &(String, String)| {
@@ -81,22 +81,22 @@ pub(crate) fn is_done(pod: &Pod) -> bool {
 /// The next step for a claim.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Release {
-    /// Write this status, without ended pods in `reservedFor`, and without the allocation if no user remains.
+    /// Writes this status: `reservedFor` without finished pods, and no allocation if no user remains.
     Status(Value),
-    /// Write this list of finalizers, without [`FINALIZER`].
+    /// Writes this list of finalizers, without [`FINALIZER`].
     Finalizers(Vec<String>),
-    /// Delete this generated claim: its pod has ended.
+    /// Deletes this generated claim, because its pod has finished.
     Delete,
     Nothing,
 }
 
-/// Decides the next step for a claim. `uses`: whether the pod with this name and uid still uses the claim.
+/// Plans the next step for a claim. `uses` returns whether the pod with this name and uid still uses the claim.
 pub(crate) fn release(claim: &ResourceClaim, uses: impl Fn(&str, &str) -> bool) -> Release {
     let status = &claim.status;
     let used = |user: &&Value| {
         let is_pod = user["resource"] == "pods" && user["apiGroup"].as_str().unwrap_or_default().is_empty();
         let text = |field: &str| user[field].as_str().unwrap_or_default();
-        // Keep users of other kinds: other controllers remove them.
+        // Keep users of other kinds; other controllers remove them.
         !is_pod || uses(text("name"), text("uid"))
     };
     let left: Vec<&Value> = status.reserved_for.iter().filter(used).collect();

@@ -14,12 +14,12 @@ use crate::object::{Key, ObjectExt, Pod, ResourceClaim, controller_of};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// The functions that every controller has.
+/// The module structure of all controllers.
 pub(crate) mod run {
     pub(crate) use super::{listen, reconcile};
 }
 
-/// Queues changed claims, and the claims of pods that are done.
+/// Queues changed claims, and the claims of pods that no longer use them.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.resource_claims.on_change(move |change| {
@@ -42,13 +42,13 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let caches = &context.caches;
     let Some(claim) = caches.resource_claims.get(&key) else { return Ok(Next::Wait) };
-    let gone = missing_pods(context, &claim).await?;
+    let missing = missing_pods(context, &claim).await?;
     let uses = |name: &str, uid: &str| {
         let pod = caches.pods.get(&Key::new(&key.namespace, name)).filter(|pod| pod.uid() == uid);
-        pod.map_or_else(|| !gone.contains(uid), |pod| !plan::is_done(&pod))
+        pod.map_or_else(|| !missing.contains(uid), |pod| !plan::is_done(&pod))
     };
     let writer = context.writer(&caches.resource_claims);
-    // On a revision conflict, for example with the scheduler, the claim is reconciled again.
+    // After a revision conflict, for example with the scheduler, the claim is reconciled again.
     let version = json!({"uid": claim.uid(), "resourceVersion": claim.metadata.resource_version});
     match plan::release(&claim, uses) {
         Release::Status(status) => {
@@ -69,7 +69,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// The uids of the claim's pods that the API server does not have. The cache is not enough: it may lack a new pod.
+/// The uids of the claim's pods that do not exist. Confirmed by the API server, because the cache may lack a new pod.
 async fn missing_pods(context: &Context, claim: &ResourceClaim) -> Result<HashSet<String>, Error> {
     let users = claim
         .status
@@ -79,7 +79,7 @@ async fn missing_pods(context: &Context, claim: &ResourceClaim) -> Result<HashSe
     let owner = controller_of(&claim.metadata).filter(|owner| owner.kind == "Pod");
     let owner = owner.map(|owner| (owner.name.clone(), owner.uid.clone()));
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), claim.namespace());
-    let mut gone = HashSet::new();
+    let mut missing = HashSet::new();
     for (name, uid) in users.chain(owner) {
         let key = Key::new(claim.namespace(), &name);
         if context.caches.pods.get(&key).is_some_and(|pod| pod.uid() == uid) {
@@ -87,8 +87,8 @@ async fn missing_pods(context: &Context, claim: &ResourceClaim) -> Result<HashSe
         }
         let failed = |source| Error::Request { verb: "get", object: format!("Pod {key}"), source };
         if pods.get_opt(&name).await.map_err(failed)?.is_none_or(|pod| pod.uid() != uid) {
-            gone.insert(uid);
+            missing.insert(uid);
         }
     }
-    Ok(gone)
+    Ok(missing)
 }

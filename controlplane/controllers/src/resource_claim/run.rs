@@ -19,7 +19,7 @@ use crate::write::Part;
 
 const COMPONENT: &str = "resource_claim";
 
-/// Queues pods with claims by template, and the pods of deleted claims.
+/// Queues pods whose claims have templates, and the pods of deleted claims.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.pods.on_change(move |change| {
@@ -56,7 +56,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Creates a claim from its template, and returns its name. `None` if the namespace is being deleted.
+/// Creates a claim from its template. Returns its name, or `None` if the namespace is being deleted.
 async fn create(context: &Context, pod: &Pod, name: &str, template: &str) -> Result<Option<String>, Error> {
     let found = read_template(&context.client, pod.namespace(), template).await;
     let created = match found {

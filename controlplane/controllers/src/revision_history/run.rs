@@ -1,4 +1,4 @@
-//! Writes revisions.
+//! Creates, adopts and deletes revisions.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ pub(crate) struct Current {
     pub(crate) collisions: i32,
 }
 
-/// Maximum number of names that are tried for one revision.
+/// Maximum number of names to try for one revision.
 const ATTEMPTS: i32 = 8;
 
-/// Finds or writes the revision of the current template. Adopts orphaned revisions that match the selector.
+/// Finds or creates the revision of the current template. Adopts orphaned revisions that match the selector.
 pub(crate) async fn current<K: Object + Resource<Scope = NamespaceResourceScope>>(
     control: &PodControl<'_, K>,
     workload: &Workload<'_>,
@@ -56,7 +56,7 @@ pub(crate) async fn current<K: Object + Resource<Scope = NamespaceResourceScope>
     Ok(Current { revision, all, collisions })
 }
 
-/// Creates a revision. If its name belongs to another template, the collision count changes the name.
+/// Creates a revision. If the name belongs to another template, the collision count is increased to change the name.
 async fn create(
     context: &Context,
     workload: &Workload<'_>,

@@ -1,11 +1,11 @@
-//! The plan for one namespace, from its config map with the CA.
+//! The action for one namespace, from its config map with the CA.
 
 use crate::object::{ConfigMap, Namespace, ObjectExt};
 
 /// The config map's key for the CA.
 pub(crate) const DATA_KEY: &str = "ca.crt";
 
-/// An action.
+/// The action for a namespace.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Nothing,

@@ -1,11 +1,11 @@
-//! Whether to create a namespace's default service account.
+//! Checks for a namespace's default service account.
 
 use crate::object::{Namespace, ObjectExt, ServiceAccount};
 
-/// The account's name.
+/// Name of the account.
 pub(crate) const NAME: &str = "default";
 
-/// Whether the account is missing.
+/// Whether the account must be created.
 pub(crate) fn is_missing(namespace: Option<&Namespace>, account: Option<&ServiceAccount>) -> bool {
     namespace.is_some_and(|namespace| !namespace.is_being_deleted()) && account.is_none()
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Key, Object, ObjectExt};
 use crate::queue::{Next, Queue};
 
-/// Queues new namespaces, and the namespaces of deleted accounts.
+/// Queues changed namespaces, and the namespaces of deleted accounts.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.namespaces.on_change(move |change| own.add(Key::new("", name(change.latest()))));
@@ -28,7 +28,7 @@ fn name<K: Object>(object: Option<&Arc<K>>) -> &str {
     object.map(|object| object.name()).unwrap_or_default()
 }
 
-/// Reconciles one namespace.
+/// Creates the account of one namespace if it is missing.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let caches = &context.caches;
     let namespace = caches.namespaces.get(&key);

@@ -1,4 +1,4 @@
-//! Decides about one ServiceCIDR. Pure. Source: `pkg/controller/servicecidrs`.
+//! Plans the changes of a ServiceCIDR. No I/O. Source: `pkg/controller/servicecidrs`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use crate::object::{ObjectExt, ServiceCIDR};
 
-/// Keeps a ServiceCIDR until no service needs it.
+/// Finalizer that keeps a ServiceCIDR while a service uses it.
 pub(crate) const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
-/// Minimum time between the deletion request and the removal of the finalizer: every API server must see the request
-/// before.
+/// Minimum time between the deletion request and the removal of the finalizer, so that every API server has observed
+/// the request.
 const DELETION_GRACE: Duration = Duration::from_secs(10);
 const READY: &str = "Kubernetes Service CIDR is ready";
 const IN_USE: &str =
@@ -26,7 +26,7 @@ pub(crate) enum Action {
     SetFinalizers(Vec<String>),
     /// Patches the status.
     SetStatus(Value),
-    /// Plans again after this time.
+    /// Plan again after this time.
     Wait(Duration),
 }
 
@@ -35,8 +35,8 @@ pub(crate) fn ranges(cidr: &ServiceCIDR) -> impl Iterator<Item = IpNetwork> {
     cidr.spec.cidrs.iter().flatten().filter_map(|range| range.parse().ok())
 }
 
-/// Plans a ServiceCIDR. `others`: all other ServiceCIDRs. `first_only_in` finds an address of a service in a range that
-/// is in none of the other ranges.
+/// Plans a ServiceCIDR. `others` are all other ServiceCIDRs. `first_only_in` returns a service's address that is in a
+/// range and in none of the other ranges.
 pub(crate) fn plan(
     cidr: &ServiceCIDR,
     others: &[Arc<ServiceCIDR>],
@@ -53,7 +53,7 @@ pub(crate) fn plan(
     if !is_protected {
         return Vec::new();
     }
-    // Ranges that are also being deleted cannot take over the addresses.
+    // Ranges that are also being deleted cannot provide the addresses.
     let others: Vec<IpNetwork> =
         others.iter().filter(|other| !other.is_being_deleted()).flat_map(|other| ranges(other)).collect();
     if ranges(cidr).any(|range| first_only_in(range, &others).is_some()) {
@@ -66,7 +66,7 @@ pub(crate) fn plan(
     vec![Action::SetFinalizers(finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect())]
 }
 
-/// The patch of the condition Ready, if it differs.
+/// The patch of the condition Ready. `None` if it is unchanged.
 fn status(
     cidr: &ServiceCIDR,
     (ready, reason, message): (&str, &str, &str),

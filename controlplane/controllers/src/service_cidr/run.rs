@@ -13,7 +13,7 @@ use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Queues changed ServiceCIDRs. Those that are being deleted are also queued when another one changes, and when an
+/// Queues changed ServiceCIDRs. Terminating ServiceCIDRs are also queued when another one changes, and when an
 /// IPAddress is deleted.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let ending: Arc<Mutex<BTreeSet<Key>>> = Arc::default();

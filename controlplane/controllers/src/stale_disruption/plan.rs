@@ -4,16 +4,17 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::object::{ObjectExt, Pod};
 
-/// A client that sets the condition deletes the pod within this time. Upstream has the same value.
+/// Time within which a client that sets the condition must delete the pod, as upstream.
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
-/// The time at which the condition becomes stale. `None` without the condition, or if the pod ends.
+/// The time at which the condition becomes stale. `None` without the condition, or if the pod is terminating or
+/// finished.
 pub(crate) fn stale_at(pod: &Pod) -> Option<Timestamp> {
     if pod.is_being_deleted() || pod.finished() {
         return None;
     }
     let condition = pod.condition("DisruptionTarget").filter(|condition| condition.status == "True")?;
-    // After an eviction by its node a pod may take any time to end.
+    // After an eviction by its node, a pod may take any time to terminate.
     if condition.reason.as_deref() == Some("TerminationByKubelet") {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Resets stale conditions DisruptionTarget.
+//! Resets stale DisruptionTarget conditions.
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::object::{Claim, ObjectExt, Pod, StatefulSet};
 
-/// The name of the claim that a pod has for a claim template.
+/// The name of a pod's claim for a claim template.
 pub(super) fn claim_name(set: &StatefulSet, template: &str, ordinal: i32) -> String {
     format!("{template}-{}-{ordinal}", set.name())
 }
@@ -19,7 +19,7 @@ pub(super) fn claim_names(set: &StatefulSet, ordinal: i32) -> Vec<String> {
         .collect()
 }
 
-/// New claims for a pod, without those that exist.
+/// New claims for a pod. Existing claims are omitted.
 pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> bool) -> Vec<Value> {
     let mut claims = Vec::new();
     for template in &set.spec.volume_claim_templates {
@@ -38,61 +38,86 @@ pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> 
         if template["metadata"]["annotations"].is_object() {
             metadata["annotations"] = template["metadata"]["annotations"].clone();
         }
-        let owners = owners(set, None, &[]);
-        if !owners.is_empty() {
-            metadata["ownerReferences"] = json!(owners);
+        if let Some(owner) = wanted_owner(set, None) {
+            metadata["ownerReferences"] = json!([owner]);
         }
         claims.push(json!({"metadata": metadata, "spec": template["spec"]}));
     }
     claims
 }
 
-/// The owner references of a claim by the retention policy. `condemned` is the pod if it is above the set's size: its
-/// claims are deleted with it if `whenScaled` is Delete.
-pub(super) fn owners(
-    set: &StatefulSet,
-    condemned: Option<&Pod>,
-    present: &[OwnerReference],
-) -> Vec<OwnerReference> {
+/// Whether the retention policy deletes claims: with the set, and with a pod above the set's size.
+fn deletes(set: &StatefulSet) -> (bool, bool) {
     let policy = set.spec.persistent_volume_claim_retention_policy.as_ref();
-    let deletes = |value: Option<&Option<String>>| value.and_then(Option::as_deref) == Some("Delete");
-    let when_deleted = deletes(policy.map(|policy| &policy.when_deleted));
-    let when_scaled = deletes(policy.map(|policy| &policy.when_scaled));
-    let is_ours = |owner: &OwnerReference| {
-        owner.uid == set.uid() || (owner.kind == "Pod" && owner.name.starts_with(&format!("{}-", set.name())))
-    };
-    let mut owners: Vec<_> = present.iter().filter(|owner| !is_ours(owner)).cloned().collect();
-    let reference = |mut owner: OwnerReference| {
-        owner.block_owner_deletion = Some(true);
-        owner.controller = Some(true);
-        owner
-    };
-    match condemned {
-        Some(pod) if when_scaled => owners.push(reference(pod.controller_reference())),
-        Some(_) | None if when_deleted => owners.push(reference(set.controller_reference())),
-        Some(_) | None => {}
-    }
-    owners
+    let is_delete = |value: Option<&Option<String>>| value.and_then(Option::as_deref) == Some("Delete");
+    (
+        is_delete(policy.map(|policy| &policy.when_deleted)),
+        is_delete(policy.map(|policy| &policy.when_scaled)),
+    )
 }
 
-/// Whether a claim ends, so that a new pod of this ordinal must not use it: it is being deleted, or an earlier pod of the
-/// name owns it, with which the garbage collector deletes it. Source: `PodClaimIsStale`.
+/// The owner of a claim by the retention policy. `condemned` is the pod if it is above the set's size: its claims are
+/// deleted with it if `whenScaled` is Delete.
+fn wanted_owner(set: &StatefulSet, condemned: Option<&Pod>) -> Option<OwnerReference> {
+    let (with_set, with_pod) = deletes(set);
+    let mut owner = match condemned {
+        Some(pod) if with_pod => pod.controller_reference(),
+        Some(_) | None if with_set => set.controller_reference(),
+        Some(_) | None => return None,
+    };
+    owner.block_owner_deletion = Some(true);
+    owner.controller = Some(true);
+    Some(owner)
+}
+
+/// The owner references that a claim of the pod must get, or `None` if it keeps those that it has. A claim that another
+/// controller manages, or that belongs to a former set or pod of the name, gets no owner. Source:
+/// `isClaimOwnerUpToDate` and `updateClaimOwnerRefForSetAndPod`.
+pub(super) fn changed_owners(
+    set: &StatefulSet,
+    pod: &Pod,
+    is_condemned: bool,
+    present: &[OwnerReference],
+) -> Option<Vec<OwnerReference>> {
+    let is = |owner: &OwnerReference, version: &str, kind: &str, name: &str| {
+        owner.api_version == version && owner.kind == kind && owner.name == name
+    };
+    let names_set = |owner: &OwnerReference| is(owner, "apps/v1", "StatefulSet", set.name());
+    let names_pod = |owner: &OwnerReference| is(owner, "v1", "Pod", pod.name());
+    let is_former = |owner: &OwnerReference| {
+        (names_set(owner) && owner.uid != set.uid()) || (names_pod(owner) && owner.uid != pod.uid())
+    };
+    if present.iter().any(is_former) {
+        return None;
+    }
+    let owns = |uid: &str| present.iter().any(|owner| owner.uid == uid);
+    let is_controller = |owner: &OwnerReference| owner.controller == Some(true);
+    let mut others: Vec<_> =
+        present.iter().filter(|owner| !names_set(owner) && !names_pod(owner)).cloned().collect();
+    if deletes(set) != (false, false) && others.iter().any(is_controller) {
+        return (owns(set.uid()) || owns(pod.uid())).then_some(others);
+    }
+    let wanted = wanted_owner(set, is_condemned.then_some(pod));
+    let is_wanted = |uid: &str| wanted.as_ref().is_some_and(|owner| owner.uid == uid);
+    let is_plain =
+        |owner: &OwnerReference| (owner.uid == set.uid() || owner.uid == pod.uid()) && !is_controller(owner);
+    let is_right = !present.iter().any(is_plain)
+        && [set.uid(), pod.uid()].into_iter().all(|uid| owns(uid) == is_wanted(uid));
+    if is_right {
+        return None;
+    }
+    others.extend(wanted);
+    Some(others)
+}
+
+/// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. Either it is being
+/// deleted, or it is owned by an earlier pod of the same name, with which the garbage collector deletes it. Source:
+/// `PodClaimIsStale`.
 pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
-    let policy = set.spec.persistent_volume_claim_retention_policy.as_ref();
-    let deletes = policy.and_then(|policy| policy.when_scaled.as_deref()) == Some("Delete");
+    let (_, deletes) = deletes(set);
     let pod = format!("{}-{ordinal}", set.name());
     let mut owners = claim.metadata.owner_references.iter().flatten();
     claim.is_being_deleted() || (deletes && owners.any(|owner| owner.kind == "Pod" && owner.name == pod))
-}
-
-/// Whether a claim has other owners than these.
-pub(super) fn differs(claim: &Claim, owners: &[OwnerReference]) -> bool {
-    let uids = |list: &[OwnerReference]| {
-        let mut uids: Vec<String> = list.iter().map(|owner| owner.uid.clone()).collect();
-        uids.sort();
-        uids
-    };
-    uids(claim.metadata.owner_references.as_deref().unwrap_or_default()) != uids(owners)
 }
 
 #[cfg(test)]
@@ -133,26 +158,53 @@ mod tests {
         assert!(is_stale(&retains, &claim("db-1", json!("2026-01-01T00:00:00Z")), 1));
     }
 
+    fn pod() -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "db-1", "uid": "p"}})).unwrap()
+    }
+
+    fn uids(owners: Option<Vec<OwnerReference>>) -> Option<String> {
+        let uids: Vec<String> = owners?.into_iter().map(|owner| owner.uid).collect();
+        Some(uids.join(" "))
+    }
+
     #[test]
     fn the_retention_policy_decides_who_owns_a_claim() {
-        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "db-1", "uid": "p"}})).unwrap();
         let cases = [
-            ("Retain", "Retain", "", ""),
-            ("Delete", "Retain", "s", "s"),
-            ("Retain", "Delete", "", "p"),
-            ("Delete", "Delete", "s", "p"),
+            ("Retain", "Retain", None, None),
+            ("Delete", "Retain", Some("s"), Some("s")),
+            ("Retain", "Delete", None, Some("p")),
+            ("Delete", "Delete", Some("s"), Some("p")),
         ];
         for (deleted, scaled, kept, condemned) in cases {
             let set = set(json!({"whenDeleted": deleted, "whenScaled": scaled}));
-            let uid = |pod: Option<&Pod>| {
-                let owners = owners(&set, pod, &[]);
-                owners.first().map(|owner| owner.uid.clone()).unwrap_or_default()
-            };
-            assert_eq!(
-                (uid(None).as_str(), uid(Some(&pod)).as_str()),
-                (kept, condemned),
-                "{deleted} {scaled}"
-            );
+            for (is_condemned, wanted) in [(false, kept), (true, condemned)] {
+                let owners = changed_owners(&set, &pod(), is_condemned, &[]);
+                assert_eq!(uids(owners.clone()).as_deref(), wanted, "{deleted} {scaled} {is_condemned}");
+                let again = changed_owners(&set, &pod(), is_condemned, &owners.unwrap_or_default());
+                assert_eq!(uids(again), None, "the owners stay: {deleted} {scaled} {is_condemned}");
+            }
         }
+    }
+
+    #[test]
+    fn a_claim_of_another_controller_gets_no_owner() {
+        let owner = |kind: &str, name: &str, uid: &str, controller: bool| -> OwnerReference {
+            let version = if kind == "StatefulSet" { "apps/v1" } else { "v1" };
+            let owner = json!({"apiVersion": version, "kind": kind, "name": name, "uid": uid, "controller": controller});
+            serde_json::from_value(owner).unwrap()
+        };
+        let set = set(json!({"whenDeleted": "Delete", "whenScaled": "Delete"}));
+        let change = |present: &[OwnerReference]| uids(changed_owners(&set, &pod(), true, present));
+        let other = owner("ConfigMap", "other", "c", true);
+        assert_eq!(change(std::slice::from_ref(&other)), None);
+        assert_eq!(change(&[other, owner("Pod", "db-1", "p", false)]).as_deref(), Some("c"));
+        assert_eq!(change(&[owner("ConfigMap", "other", "c", false)]).as_deref(), Some("c p"));
+        assert_eq!(
+            change(&[owner("Pod", "db-1", "p", false)]).as_deref(),
+            Some("p"),
+            "it becomes the controller"
+        );
+        assert_eq!(change(&[owner("Pod", "db-1", "former", true)]), None);
+        assert_eq!(change(&[owner("StatefulSet", "db", "former", true)]), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The plan of a stateful set: pods to create and to delete. With ordered management it is one step at a time.
+//! The plan of a stateful set: pods to create and to delete. With ordered management there is one step at a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) pods: &'a [Arc<Pod>],
     /// The name of the update revision.
     pub(crate) update: &'a str,
-    /// Whether a claim of the pod with this ordinal ends, so that the pod is created later.
+    /// Whether a claim of the pod with this ordinal is about to be deleted, so that the pod must be created later.
     pub(crate) stale: &'a dyn Fn(i32) -> bool,
     pub(crate) now: Timestamp,
 }
 
-/// An action.
+/// A planned action.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Create the pod with this ordinal, of the update revision or of the current one.
+    /// Creates the pod with this ordinal, with the update revision or the current revision.
     Create {
         ordinal: i32,
         updated: bool,
@@ -35,19 +35,19 @@ pub(crate) enum Action {
     Delete(Arc<Pod>),
 }
 
-/// The ordinals of a set: from the first one, up to but without the second one.
+/// The range of ordinals of a set.
 pub(super) fn ordinals(set: &StatefulSet) -> std::ops::Range<i32> {
     let start = set.spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or_default();
     start..start.saturating_add(set.spec.replicas.unwrap_or(1))
 }
 
-/// Whether the action deletes a pod above the set's size.
+/// Whether the action deletes a pod above the desired number.
 pub(super) fn is_above_size(set: &StatefulSet, action: &Action) -> bool {
     let Action::Delete(pod) = action else { return false };
     ordinal(set, pod).is_some_and(|ordinal| !ordinals(set).contains(&ordinal))
 }
 
-/// Whether the pods are created and deleted at the same time.
+/// Whether the pods are created and deleted in parallel.
 fn is_parallel(set: &StatefulSet) -> bool {
     set.spec.pod_management_policy.as_deref() == Some("Parallel")
 }
@@ -76,11 +76,11 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Vec<Action> {
 
 type Pods = BTreeMap<i32, Arc<Pod>>;
 
-/// Plans missing pods and the replacement of ended ones. Returns whether the following steps may run.
+/// Plans missing pods and the replacement of finished pods. Returns whether the following steps may run.
 fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> bool {
     let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
     let mut created = 0;
-    // The loop ends after `BURST` new pods, because a tenant may set `replicas` to 2147483647.
+    // The loop stops after `BURST` new pods, because a tenant may set `replicas` to 2147483647.
     for ordinal in ordinals(set) {
         if created == BURST {
             let later = replicas.range(ordinal..).map(|(_, pod)| pod);
@@ -111,7 +111,7 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
     true
 }
 
-/// Whether a new pod gets the update revision. Below the partition it gets the current one.
+/// Whether a new pod has the update revision. Pods below the partition have the current revision.
 fn is_updated(set: &StatefulSet, ordinal: i32) -> bool {
     let strategy = set.spec.update_strategy.as_ref();
     if strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete") {
@@ -125,7 +125,7 @@ fn is_updated(set: &StatefulSet, ordinal: i32) -> bool {
     ordinal >= start.saturating_add(first)
 }
 
-/// Plans the deletion of pods above the size, highest ordinal first. Returns whether the update may run.
+/// Plans the deletion of pods above the desired number, highest ordinal first. Returns whether the update may run.
 fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &mut Vec<Action>) -> bool {
     let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
     let healthy = |pod: &Pod| !pod.is_being_deleted() && is_available(set, pod, snapshot.now);
@@ -150,8 +150,8 @@ fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &
     true
 }
 
-/// Plans the deletion of pods of old revisions, highest ordinal first. With `maxUnavailable`: as many as may be
-/// unavailable. Without it: the first one, unless a pod with a higher ordinal is unavailable.
+/// Plans the deletion of pods with old revisions, highest ordinal first. With `maxUnavailable`, up to that number of
+/// unavailable pods. Without it, the first pod, unless a pod with a higher ordinal is unavailable.
 fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     let set = snapshot.set;
     let strategy = set.spec.update_strategy.as_ref();
@@ -174,7 +174,7 @@ fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     actions.extend(pods.filter(is_old).take(room).cloned().map(Action::Delete));
 }
 
-/// A number or a percentage of the set's size, at least 1.
+/// `maxUnavailable` as a number, at least 1. A percentage refers to the number of replicas.
 fn max_unavailable(value: &IntOrString, set: &StatefulSet) -> usize {
     let replicas = set.spec.replicas.unwrap_or(1);
     let number = match value {

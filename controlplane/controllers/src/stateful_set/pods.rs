@@ -1,4 +1,4 @@
-//! The pods of a stateful set: names, ordinals, health, and new pods.
+//! The pods of a stateful set: names, ordinals, readiness, and new pods.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::template::Template;
 const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
 
-/// The ordinal of a pod of this set. None if its name is not one of the set's.
+/// The ordinal of a pod. `None` if its name does not belong to this set.
 pub(super) fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i32> {
     let digits = pod.name().strip_prefix(set.name())?.strip_prefix('-')?;
     let plain = digits == "0" || !digits.starts_with('0');
@@ -30,7 +30,7 @@ pub(super) fn is_ready(pod: &Pod) -> bool {
     pod.status.phase.as_deref() == Some("Running") && pod.ready_since().is_some()
 }
 
-/// When a ready pod becomes available. None if the pod is not ready.
+/// The time at which a ready pod becomes available. `None` if the pod is not ready.
 pub(super) fn available_at(set: &StatefulSet, pod: &Pod, now: Timestamp) -> Option<Timestamp> {
     let since = pod.ready_since().filter(|_| is_ready(pod))?;
     let seconds = set.spec.min_ready_seconds.unwrap_or_default();
@@ -41,17 +41,17 @@ pub(super) fn available_at(set: &StatefulSet, pod: &Pod, now: Timestamp) -> Opti
     Timestamp::from_second(since.as_second().saturating_add(seconds.into())).ok()
 }
 
-/// Whether the pod has been ready for long enough.
+/// Whether the pod has been ready for `minReadySeconds`.
 pub(super) fn is_available(set: &StatefulSet, pod: &Pod, now: Timestamp) -> bool {
     available_at(set, pod, now).is_some_and(|at| at <= now)
 }
 
-/// A pod with this ordinal, template and revision.
+/// A new pod with this ordinal, template and revision.
 pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revision: &str) -> Value {
     let mut pod = pod_control::from_template(set, &template.value());
     let name = format!("{}-{ordinal}", set.name());
     pod["metadata"]["name"] = name.clone().into();
-    // Without effect beside the name, but upstream's pods have it.
+    // No effect in addition to the name, but upstream sets it.
     pod["metadata"]["generateName"] = format!("{}-", set.name()).into();
     for (label, value) in
         [(POD_NAME, name.as_str()), (POD_INDEX, &ordinal.to_string()), (POD_REVISION, revision)]

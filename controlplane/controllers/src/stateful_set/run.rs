@@ -1,4 +1,4 @@
-//! Applies the plans of stateful sets.
+//! Reconciles stateful sets.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use super::claims::{claim_names, differs, is_stale, missing, owners};
+use super::claims::{changed_owners, claim_names, is_stale, missing};
 use super::plan::{self, Action, Snapshot, ordinals};
 use super::pods::{new_pod, ordinal};
 use super::status::{Revisions, status};
@@ -22,10 +22,10 @@ use crate::revision_history::{self, Current, Workload, template_of, to_clean};
 use crate::write::{Part, owners_patch, status_patch};
 
 const COMPONENT: &str = "statefulset-controller";
-/// The label with the hash of a revision.
+/// Label with the hash of a revision.
 const HASH: &str = "controller.kubernetes.io/hash";
 
-/// Queues changed stateful sets, and those of changed pods and claims.
+/// Queues changed stateful sets, and the stateful sets of changed pods and claims.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_changed(&context.caches.stateful_sets, queue);
     let (own, sets) = (queue.clone(), context.caches.stateful_sets.clone());
@@ -45,8 +45,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let own = queue.clone();
     context.caches.claims.on_change(move |change| {
-        // The pod of a claim that was deleted, or that an earlier pod does not own any more, may be created. The claim's
-        // name is `template-set-ordinal`.
+        // After a claim was deleted, or an earlier pod no longer owns it, its pod may be created. The claim's name is
+        // `template-set-ordinal`.
         let Some(old) = change.old else { return };
         let owners = &old.metadata.owner_references;
         if change.new.is_none_or(|new| new.metadata.owner_references != *owners)
@@ -94,7 +94,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     };
     let mut outcome = Ok(());
     for action in actions {
-        // As upstream, no pod above the desired number is deleted while a pod below it cannot be created.
+        // As upstream, pods above the desired number are not deleted while a pod below it cannot be created.
         if outcome.is_err() && plan::is_above_size(&set, &action) {
             break;
         }
@@ -106,7 +106,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             }
             Action::Delete(pod) => delete(&control, &pod).await,
         };
-        // With parallel management one failure does not hold back the other pods.
+        // With parallel management a failure does not delay the other pods.
         outcome = outcome.and(done);
     }
     let own = own_pods(context, &*set, &selector);
@@ -132,7 +132,7 @@ fn workload(set: &StatefulSet) -> Workload<'_> {
     }
 }
 
-/// Whether a claim of this ordinal ends. The set creates the pod after it has ended.
+/// Whether a claim of this ordinal is about to be deleted. The pod is created after the deletion.
 fn has_stale_claim(context: &Context, set: &StatefulSet, ordinal: i32) -> bool {
     claim_names(set, ordinal).iter().any(|name| {
         let claim = context.caches.claims.get(&Key::new(set.namespace(), name));
@@ -140,7 +140,7 @@ fn has_stale_claim(context: &Context, set: &StatefulSet, ordinal: i32) -> bool {
     })
 }
 
-/// Creates missing claims of pending pods, and sets the owners of claims by the retention policy.
+/// Creates missing claims of pending pods, and sets the owners of claims according to the retention policy.
 async fn keep_claims(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) -> Result<(), Error> {
     if set.spec.volume_claim_templates.is_empty() {
         return Ok(());
@@ -155,8 +155,10 @@ async fn keep_claims(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) ->
             let key = Key::new(set.namespace(), &name);
             let Some(claim) = context.caches.claims.get(&key) else { continue };
             let present = claim.metadata.owner_references.as_deref().unwrap_or_default();
-            let owners = owners(set, condemned.then_some(pod), present);
-            if differs(&claim, &owners) && !claim.is_being_deleted() {
+            if claim.is_being_deleted() {
+                continue;
+            }
+            if let Some(owners) = changed_owners(set, pod, condemned, present) {
                 let patch = owners_patch(&*claim, &owners);
                 context.writer(&context.caches.claims).merge(&key, Part::Main, patch).await?;
             }
@@ -237,7 +239,7 @@ async fn delete(control: &PodControl<'_, StatefulSet>, pod: &Pod) -> Result<(), 
     }
 }
 
-/// Deletes revisions above the history limit that neither the set nor a pod uses.
+/// Deletes revisions above the history limit that are in use neither by the set nor by a pod.
 async fn clean(
     context: &Context,
     set: &StatefulSet,

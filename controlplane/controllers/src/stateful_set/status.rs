@@ -18,7 +18,7 @@ pub(super) struct Revisions<'a> {
     pub(super) collisions: i32,
 }
 
-/// The desired status, and when it may change without an event.
+/// The desired status, and the time after which it may change without an event.
 pub(super) fn status(
     set: &StatefulSet,
     pods: &[Arc<Pod>],

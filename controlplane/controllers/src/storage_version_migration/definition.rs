@@ -1,5 +1,5 @@
-//! The status of a custom resource definition whose objects are migrated: the condition `StorageMigrating`, and the
-//! versions in which objects may be stored. Pure. Source: `migrationrunner.go`.
+//! The status of a custom resource definition during a migration: the condition `StorageMigrating`, and the versions in
+//! which objects may be stored. No I/O. Source: `migrationrunner.go`.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -8,14 +8,14 @@ use super::plan::time;
 
 const CONDITION: &str = "StorageMigrating";
 
-/// The configuration of the status at the start of a migration.
+/// The apply configuration of the status at the start of a migration.
 pub(super) fn begin(definition: &Value, migration: &str, now: Timestamp) -> Value {
     let message = format!("Migration {migration} is running");
     configuration(definition, ("True", "MigrationRunning", &message), now)
 }
 
-/// The configuration of the status at the end. After a success only the stored version is left, unless the definition
-/// changed meanwhile.
+/// The apply configuration of the status at the end. After a success only the stored version remains, unless the
+/// definition has changed meanwhile.
 pub(super) fn finish(definition: &Value, succeeded: bool, now: Timestamp) -> Value {
     let mut conditions = definition["status"]["conditions"].as_array().into_iter().flatten();
     let began = conditions.find(|condition| condition["type"] == CONDITION);
@@ -53,9 +53,9 @@ fn configuration(definition: &Value, (status, reason, message): (&str, &str, &st
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        // The generation may not change between the read and the write.
+        // The definition must not change between the read and the write.
         "metadata": {"name": metadata["name"], "resourceVersion": metadata["resourceVersion"]},
-        // Each configuration has the list: an apply without a field that the manager owns removes the field.
+        // Each configuration contains the list, because an apply removes owned fields that it omits.
         "status": {"conditions": [condition], "storedVersions": definition["status"]["storedVersions"]},
     })
 }

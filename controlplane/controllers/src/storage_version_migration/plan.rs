@@ -1,4 +1,4 @@
-//! Decides about one migration. Pure. Source: `pkg/controller/storageversionmigrator`.
+//! Decides on the next step of a migration. No I/O. Source: `pkg/controller/storageversionmigrator`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,28 +11,29 @@ use crate::object::{GroupResource, ObjectExt, StorageVersionMigration};
 pub(super) const RUNNING: &str = "Running";
 pub(super) const SUCCEEDED: &str = "Succeeded";
 pub(super) const FAILED: &str = "Failed";
-/// Time after the creation of a migration in which its resource may still appear, as that of a new definition.
-const APPEARS: Duration = Duration::from_secs(60);
-/// Maximum bytes of the message of a condition. The API allows 32,768.
+/// Time after the creation of a migration during which its resource may still be added, for example by a new
+/// definition.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum bytes of a condition's message. The API allows 32,768.
 const MAX_MESSAGE: usize = 8192;
 
 /// The next step of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing until a migration of the resource changes.
+    /// No action until a migration of the resource changes.
     Wait,
     /// Sets the condition Running.
     Begin,
     /// Records the resource version of a list.
     Record,
-    /// Writes the objects again.
+    /// Rewrites the objects.
     Migrate,
     /// Removes the condition Running after the end.
     Finish,
 }
 
-/// The next step. `is_next` returns whether the migration is the next one of its resource. It is called only for a
-/// migration that may begin.
+/// The next step. `is_next` returns whether the migration is the next one of its resource. It is called only if the
+/// migration could begin.
 pub(super) fn step(migration: &StorageVersionMigration, is_next: impl FnOnce() -> bool) -> Step {
     match (migration.is(RUNNING), has_ended(migration)) {
         (true, true) => Step::Finish,
@@ -48,7 +49,7 @@ fn has_ended(migration: &StorageVersionMigration) -> bool {
     migration.is(SUCCEEDED) || migration.is(FAILED)
 }
 
-/// Migrations by creation and name: the oldest is the first.
+/// Migrations ordered by creation time and name.
 type Ordered = BTreeSet<(Option<Timestamp>, String)>;
 
 /// The unfinished migrations of each resource.
@@ -67,7 +68,7 @@ struct OfResource {
 impl Unfinished {
     /// Applies the change of a name. Returns the names of migrations that may begin now.
     ///
-    /// A list after an interruption of the watch reports a deleted and a new migration of one name as one change.
+    /// After an interruption of the watch, a list reports a deleted and a new migration of the same name as one change.
     pub(super) fn follow(
         &mut self,
         old: Option<&StorageVersionMigration>,
@@ -79,7 +80,8 @@ impl Unfinished {
         freed.into_iter().chain(next).collect()
     }
 
-    /// Applies a change of a migration. If it has ended or was deleted, returns the name of the next one of its resource.
+    /// Applies a change of a migration. If it has ended or was deleted, returns the name of the next migration of its
+    /// resource.
     pub(super) fn change(&mut self, migration: &StorageVersionMigration, exists: bool) -> Option<String> {
         let (resource, (created, name)) = (&migration.spec.resource, order(migration));
         let entry = (created, name.to_owned());
@@ -112,7 +114,7 @@ impl Unfinished {
 // === impl OfResource ===
 
 impl OfResource {
-    /// The first waiting migration, if none runs.
+    /// The first waiting migration. `None` while another one runs.
     fn next(&self) -> Option<&str> {
         self.waiting.first().filter(|_| self.running.is_empty()).map(|(_, name)| name.as_str())
     }
@@ -122,30 +124,30 @@ fn order(migration: &StorageVersionMigration) -> (Option<Timestamp>, &str) {
     (migration.metadata.creation_timestamp.as_ref().map(|time| time.0), migration.name())
 }
 
-/// How long to wait for a resource that is not served. None: it will not appear.
-pub(super) fn patience(migration: &StorageVersionMigration, now: Timestamp) -> Option<Duration> {
+/// The remaining time to wait for a resource that is not served. `None` after the timeout.
+pub(super) fn remaining_wait(migration: &StorageVersionMigration, now: Timestamp) -> Option<Duration> {
     let created = migration.metadata.creation_timestamp.as_ref()?.0;
     let age = Duration::try_from(now.duration_since(created)).unwrap_or_default();
-    APPEARS.checked_sub(age).filter(|left| !left.is_zero())
+    DISCOVERY_TIMEOUT.checked_sub(age).filter(|left| !left.is_zero())
 }
 
-/// The effect of the response to the rewrite of one object.
+/// The effect of the response to one rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The object was written again, by this request or by a later one, or it does not exist any more.
+    /// The object was rewritten, by this request or a later one, or it no longer exists.
     Done,
-    /// The request is repeated later.
+    /// The request must be repeated later.
     Retry,
     /// The migration fails.
     Fail,
 }
 
-/// Judges an error of the API server by its code and reason.
+/// Classifies an error of the API server by its code and reason.
 pub(super) fn verdict(code: u16, reason: &str) -> Verdict {
     match (code, reason) {
         (_, "Conflict" | "NotFound") | (409, _) => Verdict::Done,
         (_, "ServerTimeout" | "TooManyRequests" | "ServiceUnavailable" | "InternalError" | "Timeout")
-        // Not the object is missing then but its resource: the next attempt finds out whether it is served.
+        // The resource is missing, not the object: the next attempt checks whether it is served.
         | (404 | 429 | 500..=599, _) => Verdict::Retry,
         _ => Verdict::Fail,
     }
@@ -160,16 +162,16 @@ pub(super) fn may_be_outdated(version: Option<&str>, recorded: &str) -> bool {
     }
 }
 
-/// A condition of a migration: its type, whether it holds, its reason and its message.
+/// A condition of a migration: type, whether it holds, reason and message.
 pub(super) type Outcome<'a> = (&'a str, bool, &'a str, &'a str);
 
-/// The outcome of a migration that cannot go on.
+/// The outcome of a migration that cannot continue.
 pub(super) fn failed(message: &str) -> Outcome<'_> {
     (FAILED, true, "StorageVersionMigrationFailed", message)
 }
 
-/// The patch of the status that sets one condition. It applies to this version of the migration only, because the list of
-/// conditions is replaced.
+/// The patch that sets one condition of the status. It applies only to this version of the migration, because the list
+/// of conditions is replaced.
 pub(super) fn condition_patch(
     migration: &StorageVersionMigration,
     (type_, holds, reason, message): Outcome<'_>,
@@ -188,7 +190,7 @@ pub(super) fn condition_patch(
     status_patch(migration, &json!({"conditions": conditions}))
 }
 
-/// The patch of the status for this version of the migration only.
+/// The patch of the status. It applies only to this version of the migration.
 pub(super) fn status_patch(migration: &StorageVersionMigration, status: &Value) -> Value {
     let metadata = json!({"uid": migration.uid(), "resourceVersion": migration.metadata.resource_version});
     json!({"metadata": metadata, "status": status})
@@ -318,7 +320,7 @@ mod tests {
     fn a_resource_may_appear_within_a_minute() {
         let at = |second: i64| Timestamp::from_second(1_767_225_600 + second).unwrap();
         let new = migration("a", 0, json!({}));
-        assert_eq!(patience(&new, at(20)), Some(Duration::from_secs(40)));
-        assert_eq!((patience(&new, at(60)), patience(&new, at(90))), (None, None));
+        assert_eq!(remaining_wait(&new, at(20)), Some(Duration::from_secs(40)));
+        assert_eq!((remaining_wait(&new, at(60)), remaining_wait(&new, at(90))), (None, None));
     }
 }

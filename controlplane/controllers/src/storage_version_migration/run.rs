@@ -1,4 +1,4 @@
-//! Applies the plan.
+//! Executes migrations.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,14 +20,14 @@ use crate::write::Part;
 
 /// Field manager of the writes, as upstream.
 const MANAGER: &str = "storage-version-migrator-controller";
-/// Objects in one page of the list.
+/// Maximum number of objects in a page of the list.
 const PAGE: u32 = 500;
-/// Number of concurrent writes: the store commits them together.
+/// Number of concurrent writes. The store commits concurrent writes together.
 const CONCURRENT_WRITES: usize = 8;
 
-/// Queues a changed migration, and after the end of one the next one of its resource.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let (own, unfinished) = (queue.clone(), context.unfinished_migrations.clone());
+/// Queues changed migrations, and the next migration of a resource after the end of one.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, unfinished: &Arc<Mutex<Unfinished>>) {
+    let (own, unfinished) = (queue.clone(), unfinished.clone());
     context.caches.migrations.on_change(move |change| {
         let Some(migration) = change.latest() else { return };
         let next = lock(&unfinished).follow(change.old.map(|old| &**old), change.new.map(|new| &**new));
@@ -43,10 +43,14 @@ fn lock(unfinished: &Mutex<Unfinished>) -> MutexGuard<'_, Unfinished> {
 }
 
 /// Reconciles one migration.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+pub(crate) async fn reconcile(
+    context: &Context,
+    unfinished: &Mutex<Unfinished>,
+    key: Key,
+) -> Result<Next, Error> {
     let cache = &context.caches.migrations;
     let Some(migration) = cache.get(&key) else { return Ok(Next::Wait) };
-    match plan::step(&migration, || lock(&context.unfinished_migrations).is_next(&migration)) {
+    match plan::step(&migration, || lock(unfinished).is_next(&migration)) {
         Step::Wait => Ok(Next::Wait),
         Step::Begin => {
             mark_definition(&context.client, &migration).await?;
@@ -62,7 +66,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
 }
 
-/// Takes a step that needs the served kind.
+/// Performs a step that needs the served kind.
 async fn with_kind(
     context: &Context,
     migration: &Arc<StorageVersionMigration>,
@@ -73,7 +77,7 @@ async fn with_kind(
     let is_wanted =
         |kind: &&ApiKind| kind.resource.group == wanted.group && kind.resource.plural == wanted.resource;
     let Some(kind) = found.kinds.iter().find(is_wanted) else {
-        return match plan::patience(migration, Timestamp::now()) {
+        return match plan::remaining_wait(migration, Timestamp::now()) {
             Some(wait) => Ok(Next::After(wait)),
             None => set(context, migration, plan::failed("resource does not exist in discovery")).await,
         };
@@ -98,13 +102,13 @@ async fn with_kind(
     }
 }
 
-/// Why a migration stops before its end.
+/// The reason why a migration stops early.
 enum Stop {
     Retry(Error),
     Fail(String),
 }
 
-/// Writes the objects again that may be stored in an earlier form, one page after the other.
+/// Rewrites the objects that may be stored in an earlier form, page by page.
 async fn migrate(client: &Client, kind: &ApiKind, recorded: &str) -> Result<(), Stop> {
     let mut params = ListParams::default().limit(PAGE);
     loop {
@@ -138,7 +142,7 @@ async fn rewrite(client: &Client, kind: &ApiKind, object: Meta) -> Result<(), St
     }
 }
 
-/// Sets one condition. The change of the migration leads to its next step.
+/// Sets one condition. The resulting change of the migration queues its next step.
 async fn set(
     context: &Context,
     migration: &StorageVersionMigration,
@@ -149,7 +153,7 @@ async fn set(
     Ok(Next::Wait)
 }
 
-/// Writes the begin or the end of a migration to the status of the definition of its resource. A built-in resource has no
+/// Records the start or the end of a migration in the status of the resource's definition. Built-in resources have no
 /// definition.
 async fn mark_definition(client: &Client, migration: &StorageVersionMigration) -> Result<(), Error> {
     let resource = &migration.spec.resource;

@@ -1,4 +1,4 @@
-//! When a pod is to be evicted, from the node's taints and the pod's tolerations. Pure.
+//! The eviction time of a pod, from the node's taints and the pod's tolerations. No I/O.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use coracle_values::toleration::{evicts, tolerates};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-/// When a pod is to be evicted.
+/// The eviction time of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Never,
     At(Timestamp),
 }
 
-/// When a pod with these tolerations is to be evicted. `bound`: the time at which the pod was bound to the node.
+/// The eviction time of a pod with these tolerations. `bound` is the time at which the pod was bound to the node.
 ///
-/// A taint without `timeAdded` counts as new. For a pod that is younger than the taint, tolerationSeconds count from
-/// `bound`: counted from the taint, the pod and each pod that replaces it would be evicted at once.
+/// A taint without `timeAdded` counts as new. tolerationSeconds are counted from `bound` if the pod is younger than the
+/// taint. Otherwise the pod, and each pod that replaces it, would be evicted immediately.
 pub(crate) fn due(
     taints: &[Taint],
     tolerations: &[Toleration],
@@ -30,14 +30,14 @@ pub(crate) fn due(
     ends.min().map_or(Due::Never, Due::At)
 }
 
-/// When the toleration of one taint ends. None if it does not end.
+/// The time at which the toleration of one taint expires. `None` if it does not expire.
 fn end(taint: &Taint, tolerations: &[Toleration], since: Timestamp) -> Option<Timestamp> {
     let matching: Vec<&Toleration> =
         tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
     if matching.is_empty() {
         return Some(since);
     }
-    // The shortest tolerationSeconds count; a toleration without them does not extend the others.
+    // The shortest tolerationSeconds apply. Tolerations without the field do not extend them.
     let seconds = matching.iter().filter_map(|toleration| toleration.toleration_seconds).min()?;
     let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     Some(since.checked_add(lasts).unwrap_or(Timestamp::MAX))

@@ -1,4 +1,4 @@
-//! Evicts the pods that do not tolerate a NoExecute taint of their node, or not any longer.
+//! Evicts pods that do not, or no longer, tolerate a NoExecute taint of their node.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use coracle_values::toleration::evicts;
 
 const COMPONENT: &str = "taint-eviction-controller";
 
-/// Queues nodes with changed NoExecute taints, and such nodes when a pod on them is new or changed.
+/// Queues nodes with changed NoExecute taints, and nodes with such taints when a pod on them is added or changed.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -40,7 +40,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Evicts the pods of one node whose toleration has ended. Returns when the next one ends.
+/// Evicts the pods of one node whose toleration has expired. Returns the time of the next expiry.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(node) = context.caches.nodes.get(&key) else { return Ok(Next::Wait) };
     if !node.taints().iter().any(evicts) {
@@ -57,7 +57,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         };
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
-            // A failed eviction does not stop the others.
+            // A failed eviction does not prevent the others.
             None => failed = evict(context, &pod).await.err().or(failed),
         }
     }

@@ -20,8 +20,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Reconciles one token. An invalid expiration time counts as passed, as in the API server. A newer version of the token
-/// may expire later, so the deletion is for this version.
+/// Deletes one token if it has expired. As in the API server, an invalid time counts as expired. A newer version of the
+/// token may expire later, so the version is a precondition.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(token) = context.caches.tokens.get(&key) else { return Ok(Next::Wait) };
     let Some(expiration) = token.text("expiration") else { return Ok(Next::Wait) };

@@ -1,10 +1,10 @@
-//! When a finished job is deleted.
+//! The deletion time of a finished job.
 
 use jiff::Timestamp;
 
 use crate::object::{Job, ObjectExt};
 
-/// When the job is due for deletion. None if it has no TTL or has not finished.
+/// The time at which the job must be deleted. `None` if it has no TTL or has not finished.
 pub(super) fn due(job: &Job) -> Option<Timestamp> {
     let ttl = job.spec.ttl_seconds_after_finished?;
     if job.is_being_deleted() {

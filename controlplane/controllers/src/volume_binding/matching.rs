@@ -1,4 +1,4 @@
-//! The choice of a volume for a claim: the volume that is reserved for it, else the smallest one that fits.
+//! Selects a volume for a claim: the volume that is reserved for the claim, otherwise the smallest one that fits.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use coracle_values::label_selector::LabelSelector;
 
 use crate::object::{Claim, ObjectExt, PersistentVolume};
 
-/// Why a claim cannot be bound to a volume; upstream's words.
+/// The reason why a claim cannot be bound to a volume, in upstream's words.
 pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {
     let requested = claim.requested().and_then(|size| Quantity::parse(&size.0).ok());
     if volume.size().zip(requested).is_some_and(|(size, requested)| size < requested) {
@@ -33,7 +33,7 @@ pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'sta
     None
 }
 
-/// The volume for a claim. With `only_reserved` only one that is reserved for the claim.
+/// The volume for a claim. With `only_reserved`, only a volume that is reserved for the claim.
 pub(crate) fn best(
     claim: &Claim,
     candidates: &[Arc<PersistentVolume>],

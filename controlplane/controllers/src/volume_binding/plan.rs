@@ -1,4 +1,4 @@
-//! The next writes for one claim or one volume.
+//! The next writes for one claim or one volume. No I/O.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use coracle_events::Event;
 use serde_json::{Value, json};
 
 use super::matching::{best, mismatch};
-use super::{BIND_COMPLETED, BOUND_BY_CONTROLLER, PROVISIONED_BY, PROVISIONER, SELECTED_NODE};
+use super::{BIND_COMPLETED, BOUND_BY_CONTROLLER, PROVISIONER};
+use crate::annotation::{PROVISIONED_BY, SELECTED_NODE};
 use crate::local_volume;
 use crate::object::{Claim, ObjectExt, PersistentVolume, StorageClass};
 use crate::write::Part;
@@ -17,17 +18,17 @@ const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 /// The observed state of a claim.
 pub(crate) struct ObservedClaim<'a> {
     pub(crate) claim: &'a Claim,
-    /// The volume that `spec.volumeName` names.
+    /// The volume in `spec.volumeName`.
     pub(crate) volume: Option<Arc<PersistentVolume>>,
     /// The claim's storage class.
     pub(crate) class: Option<Arc<StorageClass>>,
     /// Name of the default storage class.
     pub(crate) default_class: Option<String>,
-    /// Volumes that the claim could be bound to.
+    /// Volumes to which the claim could be bound.
     pub(crate) candidates: Vec<Arc<PersistentVolume>>,
 }
 
-/// One step. Steps are applied in order; the first failure ends them.
+/// One step. Steps are applied in order, up to the first failure.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     PatchClaim(Part, Value),
@@ -36,7 +37,7 @@ pub(crate) enum Action {
         part: Part,
         patch: Value,
     },
-    /// Deletes this version of a released volume. Its provisioner removes the data before the object is removed.
+    /// Deletes this version of a released volume. The provisioner removes the data before the object is removed.
     DeleteVolume,
     Record(&'static str, bool, String),
 }
@@ -95,7 +96,7 @@ fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
         claim.annotation("volume.beta.kubernetes.io/storage-class"),
         &observed.default_class,
     ) {
-        // The claim is older than the default class.
+        // The claim was created before the default class.
         let patch = json!({"metadata": version(claim), "spec": {"storageClassName": default}});
         return vec![Action::PatchClaim(Part::Main, patch)];
     }
@@ -170,7 +171,7 @@ fn bound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
     }
 }
 
-/// The writes that are still needed to bind a claim and a volume to each other.
+/// The remaining writes to bind a claim and a volume to each other.
 fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
     let mut steps = Vec::new();
     let name = volume.name().to_owned();
@@ -211,7 +212,7 @@ fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
     steps
 }
 
-/// Sets a claim's phase; a claim without a volume has no capacity.
+/// Sets the phase of a claim without a volume, which has no capacity.
 fn phase(claim: &Claim, phase: &str) -> Vec<Action> {
     if claim.status.phase.as_deref() == Some(phase) {
         return Vec::new();
@@ -220,17 +221,17 @@ fn phase(claim: &Claim, phase: &str) -> Vec<Action> {
     vec![Action::PatchClaim(Part::Status, json!({"metadata": {"uid": claim.uid()}, "status": status}))]
 }
 
-/// The claim of a volume in the cache. `None` if the cache lacks it, or has another claim of that name: the cache may be
-/// older than the volume, and the data of a released volume may be deleted. Source: `syncVolume` in `pv_controller.go`.
+/// The claim of a volume in the cache. `None` if the cache has no such claim, or another claim of the same name: the
+/// cache may be older than the volume, and a wrong release may delete data. Source: `syncVolume` in `pv_controller.go`.
 pub(crate) fn cached_claim(volume: &PersistentVolume, cached: Option<Arc<Claim>>) -> Option<Arc<Claim>> {
     cached.filter(|claim| volume.is_for(claim))
 }
 
-/// The steps for a volume. `claim` is the claim that its claimRef names.
+/// The steps for a volume. `claim` is the claim in its claimRef.
 pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Action> {
     let uid = volume.spec.claim_ref.as_ref().and_then(|reference| reference.uid.as_deref());
     if volume.is_being_deleted() {
-        // A bound volume is protected from deletion: without this phase it would stay forever.
+        // A bound volume is protected from deletion. Without the phase Released it would never be removed.
         let is_left = uid.is_some_and(|uid| !uid.is_empty() && claim.is_none_or(|claim| claim.uid() != uid));
         return if is_left { volume_phase(volume, "Released", None) } else { Vec::new() };
     }
@@ -246,7 +247,7 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
         // The claim's own reconcile completes the binding.
         return Vec::new();
     }
-    // The claim has another volume. If this volume was provisioned for the claim, it is superfluous.
+    // The claim is bound to another volume. A volume that was provisioned for the claim is then superfluous.
     if volume.annotation(PROVISIONED_BY).is_some() {
         return released(volume);
     }
@@ -268,7 +269,7 @@ fn released(volume: &PersistentVolume) -> Vec<Action> {
     let steps = volume_phase(volume, "Released", None);
     match volume.spec.persistent_volume_reclaim_policy.as_deref() {
         Some("Delete") => match volume.annotation(PROVISIONED_BY) {
-            // The phase is written first. The response has the newest reclaim policy, and queues the volume again.
+            // The phase is written first. The response contains the current reclaim policy and queues the volume again.
             Some(local_volume::PROVISIONER_NAME) if steps.is_empty() => vec![Action::DeleteVolume],
             Some(_) => steps,
             None => failed(
@@ -292,7 +293,7 @@ fn volume_phase(volume: &PersistentVolume, phase: &str, message: Option<&str>) -
     vec![Action::PatchVolume { name: volume.name().to_owned(), part: Part::Status, patch }]
 }
 
-/// Metadata that restricts a patch to this version of the object.
+/// Metadata that limits a patch to this version of the object.
 fn version<K: ObjectExt>(object: &K) -> Value {
     json!({"uid": object.uid(), "resourceVersion": object.meta().resource_version})
 }

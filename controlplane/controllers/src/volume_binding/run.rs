@@ -12,7 +12,7 @@ use crate::write::if_unchanged;
 
 const COMPONENT: &str = "persistentvolume-controller";
 
-/// Queues changed claims and volumes, and the volumes and claims that they are bound to. A volume's key has no namespace.
+/// Queues changed claims and volumes, and their counterparts. The key of a volume has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, index) = (queue.clone(), context.volumes.clone());
     context.caches.volumes.on_change(move |change| {
@@ -77,7 +77,7 @@ async fn volume(context: &Context, key: &Key) -> Result<(), Error> {
         None => None,
         Some(key) => match plan::cached_claim(&volume, context.caches.claims.get(&key)) {
             Some(claim) => Some(claim),
-            // A volume is released only if the API server confirms that its claim is gone.
+            // A volume is released only if the API server confirms that its claim does not exist any more.
             None => context.writer(&context.caches.claims).live(&key).await?.map(Arc::new),
         },
     };
@@ -143,9 +143,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::annotation::PROVISIONED_BY;
     use crate::local_volume::PROVISIONER_NAME;
     use crate::test_api::TestApi;
-    use crate::volume_binding::PROVISIONED_BY;
 
     #[tokio::test]
     async fn a_released_volume_is_not_deleted_if_its_reclaim_policy_becomes_retain() {

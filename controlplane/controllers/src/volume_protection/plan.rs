@@ -1,4 +1,4 @@
-//! Whether an object needs, keeps or loses its protection.
+//! The finalizers of claims and volumes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -10,7 +10,7 @@ pub(crate) const CLAIM: &str = "kubernetes.io/pvc-protection";
 /// The finalizer of volumes.
 pub(crate) const VOLUME: &str = "kubernetes.io/pv-protection";
 
-/// The new list of finalizers. None: it stays.
+/// The new list of finalizers. `None` if it does not change.
 pub(crate) fn finalizers(
     meta: &ObjectMeta,
     name: &str,
@@ -25,7 +25,7 @@ pub(crate) fn finalizers(
     }
 }
 
-/// Whether a pod on a node uses the claim. No node starts a pod whose claim is being deleted.
+/// Whether a pod on a node uses the claim. Nodes do not start pods whose claim is being deleted.
 pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
     pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty())
         && pod.spec.volumes.iter().any(|volume| volume.claim_name(pod.name()) == claim)

@@ -12,7 +12,7 @@ use crate::object::{Key, Object, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
 use crate::write::{Part, Writer};
 
-/// Queues changed claims and volumes, and the claims of pods that end. A volume's key has no namespace.
+/// Queues changed claims and volumes, and the claims of deleted pods. The key of a volume has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.claims.on_change(move |change| {
@@ -57,12 +57,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Asks the API server whether a pod uses the claim.
+/// Whether a pod uses the claim, according to the API server.
 async fn is_used_now(context: &Context, claim: &Key) -> Result<bool, Error> {
     live::any(&context.client, &claim.namespace, |pod: &Pod| plan::uses(pod, &claim.name)).await
 }
 
-/// Writes the finalizers of an object. None: they stay.
+/// Writes the finalizers of an object. With `None` nothing is written.
 pub(crate) async fn set<K: Object>(
     writer: Writer<'_, K>,
     object: &K,

@@ -250,7 +250,7 @@ const SERVICES: Kind = Kind {
     rules: Rules {
         defaults: defaults::service::service,
         validate: validate::service::service,
-        name: NameRule::Dns1035Label,
+        name: NameRule::Dns1123Label,
         writes: Writes { create: |object| object["status"] = json!({"loadBalancer": {}}), ..WITH_STATUS },
         columns: table::service::COLUMNS,
         cells: table::service::cells,

@@ -27,7 +27,7 @@ pub(super) struct Message {
 
 /// One field.
 pub(super) struct Field {
-    number: u32,
+    pub(super) number: u32,
     /// JSON name; empty if the message's fields are inlined.
     pub(super) name: Box<str>,
     pub(super) r#type: Type,
@@ -91,6 +91,11 @@ impl Message {
         let mut fields: Vec<Field> = rows.iter().filter_map(|row| Field::new(row, names)).collect();
         fields.sort_unstable_by_key(|field| field.number);
         Message { fields: fields.into() }
+    }
+
+    /// All fields, sorted by number.
+    pub(super) fn fields(&self) -> &[Field] {
+        &self.fields
     }
 
     /// The field with this number.

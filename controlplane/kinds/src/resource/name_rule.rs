@@ -7,8 +7,6 @@ pub enum NameRule {
     Dns1123Label,
     /// DNS subdomain (RFC 1123).
     Dns1123Subdomain,
-    /// DNS label (RFC 1035), which starts with a letter.
-    Dns1035Label,
     /// One segment of a URL path.
     PathSegment,
 }

@@ -90,7 +90,11 @@ fn init_containers_show_how_far_they_are() {
 
 fn check_row(api_version: &str, kind: &str, object: Value, expect: Value) {
     let kind = by_kind(api_version, kind).unwrap();
-    let options = Options { include: Include::None, headers: false, now: now() };
+    let options = Options {
+        content: Content { include: Include::None, version: MetaVersion::V1 },
+        headers: false,
+        now: now(),
+    };
     let table = render(kind, [&object], Value::Null, options);
     assert_eq!(table["rows"][0]["cells"], expect);
 }
@@ -152,13 +156,21 @@ fn other_kinds_have_upstreams_columns() {
 fn a_table_carries_columns_metadata_and_objects() {
     let kind = by_kind("v1", "Namespace").unwrap();
     let object = json!({"metadata": {"name": "a", "labels": {"x": "y"}}, "status": {"phase": "Active"}});
-    let options = Options { include: Include::Metadata, headers: true, now: now() };
+    let options = Options {
+        content: Content { include: Include::Metadata, version: MetaVersion::V1 },
+        headers: true,
+        now: now(),
+    };
     let table = render(kind, [&object], json!({"resourceVersion": "7"}), options);
     assert_eq!(table["metadata"]["resourceVersion"], "7");
     assert_eq!(table["columnDefinitions"][0]["format"], "name");
     assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
     assert_eq!(table["rows"][0]["object"]["metadata"]["labels"]["x"], "y");
-    let options = Options { include: Include::Object, headers: false, now: now() };
+    let options = Options {
+        content: Content { include: Include::Object, version: MetaVersion::V1 },
+        headers: false,
+        now: now(),
+    };
     let table = render(kind, [&object], Value::Null, options);
     assert_eq!(table["columnDefinitions"], Value::Null);
     assert_eq!(table["rows"][0]["object"]["kind"], "Namespace");

@@ -82,7 +82,6 @@ fn names(causes: &mut Causes, kind: &Resource, path: &Path, metadata: &Value) {
     let rule: fn(&str) -> Vec<String> = match kind.name_rule {
         NameRule::Dns1123Label => format::dns1123_label,
         NameRule::Dns1123Subdomain => format::dns1123_subdomain,
-        NameRule::Dns1035Label => format::dns1035_label,
         NameRule::PathSegment => format::path_segment,
     };
     let (name, prefix) = (text(&metadata["name"]), text(&metadata["generateName"]));

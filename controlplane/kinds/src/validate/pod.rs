@@ -14,12 +14,29 @@ const DNS_POLICIES: &[&str] = &["ClusterFirstWithHostNet", "ClusterFirst", "Defa
 pub(crate) fn pod(causes: &mut Causes, pod: &Value, old: Option<&Value>) {
     spec(causes, &Path::root("spec"), &pod["spec"]);
     match old {
-        Some(old) => immutable::pod(causes, &pod["spec"], &old["spec"]),
+        Some(old) => {
+            mirror_annotation(causes, pod, old);
+            immutable::pod(causes, &pod["spec"], &old["spec"]);
+        }
         None if items(&pod["spec"]["ephemeralContainers"]).next().is_some() => {
             let path = Path::root("spec").field("ephemeralContainers");
             causes.forbidden(&path, "cannot be set on create");
         }
         None => {}
+    }
+}
+
+/// Refuses a change of the annotation of mirror pods: admission has other rules for a new pod with it. Source:
+/// `ValidatePodSpecificAnnotationUpdates` of `pkg/apis/core/validation`.
+pub(super) fn mirror_annotation(causes: &mut Causes, new: &Value, old: &Value) {
+    let name = resize::MIRROR;
+    let (after, before) = (&new["metadata"]["annotations"][name], &old["metadata"]["annotations"][name]);
+    if after != before {
+        let detail = match before.is_null() {
+            true => "may not add mirror pod annotation",
+            false => "may not remove or update mirror pod annotation",
+        };
+        causes.forbidden(&Path::root("metadata").field("annotations").key(name), detail);
     }
 }
 

@@ -4,13 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, text};
+use super::{Causes, Path, format, items, pod, text};
 
 /// Lists of containers that may not start again after their end, unless the restart policy of the pod allows it.
 const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
 
 /// Checks a new status.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
+    pod::mirror_annotation(causes, new, old);
     let (path, status, before) = (Path::root("status"), &new["status"], &old["status"]);
     let nominated = text(&status["nominatedNodeName"]);
     if !nominated.is_empty() && status["nominatedNodeName"] != before["nominatedNodeName"] {
@@ -99,6 +100,19 @@ mod tests {
         assert_eq!(fields(json!({}), ips(&["10.0.0.1", "10.0.0.2"]), ""), ["status.podIPs"]);
         let host = json!({"hostIP": "10.0.0.1", "hostIPs": [{"ip": "10.0.0.2"}]});
         assert_eq!(fields(json!({}), host, ""), ["status.hostIPs[0].ip"]);
+    }
+
+    #[test]
+    fn the_annotation_of_mirror_pods_stays() {
+        let pod = |annotations: Value| json!({"metadata": {"annotations": annotations}});
+        let (plain, mirror) = (pod(json!({"a": "b"})), pod(json!({"kubernetes.io/config.mirror": "x"})));
+        for (old, new, is_refused) in
+            [(&plain, &mirror, true), (&mirror, &plain, true), (&mirror, &mirror, false)]
+        {
+            let mut causes = Causes::default();
+            update(&mut causes, new, old);
+            assert_eq!(!causes.is_empty(), is_refused, "{old} {new}");
+        }
     }
 
     #[test]

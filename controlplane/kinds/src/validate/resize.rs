@@ -9,7 +9,8 @@ use serde_json::{Map, Value};
 use super::{Causes, Path, entries, items, text};
 use crate::strategy::qos_class;
 
-const MIRROR: &str = "kubernetes.io/config.mirror";
+/// The annotation of mirror pods.
+pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
 const ONLY: &str = "only cpu and memory resources are mutable";
 /// The field of a pod or container that a resize changes.
 const RESOURCES: &str = "resources";

@@ -259,6 +259,12 @@ fn updates_change_only_mutable_fields() {
     check_update("Pod", "/metadata/labels", json!({"a": "b"}), &[]);
     check_update(
         "Pod",
+        "/metadata/annotations",
+        json!({"kubernetes.io/config.mirror": "x"}),
+        &["metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"],
+    );
+    check_update(
+        "Pod",
         "/spec/nodeName",
         json!("n"),
         &["spec: Forbidden: pod updates may not change fields other than"],

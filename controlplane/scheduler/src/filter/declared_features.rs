@@ -5,19 +5,11 @@
 
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
-use crate::object::PodSpec;
 use crate::refusal::Refused;
 
 /// The restart of all containers of a pod when one of them ends.
 const RESTARTS: &str = "RestartAllContainersOnContainerExits";
 const MISSING: &str = "node(s) didn't match Pod's required features";
-
-/// Whether a container has a rule that restarts all containers of the pod.
-pub(crate) fn restarts_all(spec: &PodSpec) -> bool {
-    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
-    rules.any(|rule| rule.action == "RestartAllContainers")
-}
 
 /// The refusal of a pod that restarts all of its containers, by a node that does not declare the feature.
 pub(crate) fn refuse(restarts_all: bool, node: &NodeProperties) -> Option<Refused> {

@@ -1,5 +1,7 @@
 //! The watches of services and workloads.
 
+use std::collections::HashSet;
+
 use coracle_values::object::Key;
 use coracle_values::resource;
 use futures::StreamExt;
@@ -15,16 +17,16 @@ use crate::watch::{stream, watch_config};
 
 /// Number of watched kinds.
 const KINDS: usize = 4;
-const SERVICE: &str = "Service";
+pub(super) const SERVICE: &str = "Service";
 
 /// A change of the selectors of one kind.
 pub(crate) enum Change {
-    /// The kind is listed anew.
-    Clear(&'static str),
+    /// A list of the kind begins.
+    Begin(&'static str),
     Set(&'static str, Key, LabelSelector),
     Remove(&'static str, Key),
-    /// The list of a kind is complete.
-    Listed,
+    /// The list of a kind is complete: objects that it does not have were deleted.
+    Listed(&'static str),
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -108,32 +110,84 @@ where
         None => Change::Remove(kind, key(object)),
     };
     let change = move |event| match event {
-        Event::Init => Change::Clear(kind),
+        Event::Init => Change::Begin(kind),
         Event::InitApply(object) | Event::Apply(object) => set(&object),
         Event::Delete(object) => Change::Remove(kind, key(&object)),
-        Event::InitDone => Change::Listed,
+        Event::InitDone => Change::Listed(kind),
     };
     stream::<K>(client, watch_config()).map(change).boxed()
 }
 
 impl Selectors {
-    /// Applies a change.
+    /// Applies a change. While a kind is listed again, pods are scheduled with the former selectors: without them, the pods
+    /// of a workload would not be spread.
     pub(crate) fn apply(&mut self, change: Change) {
         match change {
-            Change::Clear(SERVICE) => self.clear_services(),
-            Change::Clear(kind) => self.clear_workloads(kind),
-            Change::Set(SERVICE, key, selector) => {
-                self.set_service(key, selector.match_labels.unwrap_or_default());
+            Change::Begin(kind) => drop(self.listing.insert(kind, HashSet::new())),
+            Change::Set(kind, key, selector) => {
+                if let Some(listed) = self.listing.get_mut(kind) {
+                    listed.insert(key.clone());
+                }
+                match kind {
+                    SERVICE => self.set_service(key, selector.match_labels.unwrap_or_default()),
+                    _ => self.set_workload(kind, key, &selector),
+                }
             }
-            Change::Set(kind, key, selector) => self.set_workload(kind, key, &selector),
             Change::Remove(SERVICE, key) => self.remove_service(&key),
             Change::Remove(kind, key) => self.remove_workload(kind, &key),
-            Change::Listed => self.listed += 1,
+            Change::Listed(kind) => {
+                let listed = self.listing.remove(kind).unwrap_or_default();
+                self.retain(kind, &listed);
+                self.listed.insert(kind);
+            }
         }
     }
 
     /// Whether each kind was listed once.
     pub(crate) fn is_complete(&self) -> bool {
-        self.listed >= KINDS
+        self.listed.len() >= KINDS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(kind: &'static str, name: &str) -> Change {
+        let labels = [("app".to_owned(), name.to_owned())].into();
+        let selector = LabelSelector { match_labels: Some(labels), match_expressions: None };
+        Change::Set(kind, Key::new("d", name), selector)
+    }
+
+    fn names(selectors: &Selectors, kind: &str) -> Vec<String> {
+        let services = selectors.services.values().flat_map(|services| services.keys().cloned());
+        let workloads = selectors.workloads.get(kind).into_iter().flat_map(|workloads| workloads.keys());
+        let mut names: Vec<String> = match kind {
+            SERVICE => services.collect(),
+            _ => workloads.map(|key| key.name.clone()).collect(),
+        };
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_former_selectors_are_used_until_a_new_list_is_complete() {
+        for kind in [SERVICE, "ReplicaSet"] {
+            let mut selectors = Selectors::default();
+            for change in [Change::Begin(kind), set(kind, "a"), set(kind, "b"), Change::Listed(kind)] {
+                selectors.apply(change);
+            }
+            selectors.apply(set(kind, "c"));
+            assert_eq!(names(&selectors, kind), ["a", "b", "c"]);
+            selectors.apply(Change::Begin(kind));
+            selectors.apply(set(kind, "d"));
+            assert_eq!(names(&selectors, kind), ["a", "b", "c", "d"], "while the list is incomplete");
+            // A list that breaks off begins anew.
+            for change in [Change::Begin(kind), set(kind, "b"), set(kind, "c"), Change::Listed(kind)] {
+                selectors.apply(change);
+            }
+            assert_eq!(names(&selectors, kind), ["b", "c"]);
+            assert!(!selectors.is_complete(), "one kind was listed twice");
+        }
     }
 }

@@ -131,9 +131,6 @@ impl Affinity {
 
     /// The reason to refuse the node, and whether the removal of pods can change it.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
-        let has = |set: &HashMap<Domain, usize>| {
-            set.keys().any(|(key, value)| node.properties.labels.get(key) == Some(value))
-        };
         let near = |key: &String| match domain(node, key) {
             // The terms select no existing pod. A pod that its own terms select may then be placed on any node.
             Some(_) if self.near.is_empty() => self.selects_itself,
@@ -143,10 +140,10 @@ impl Affinity {
         if !self.keys.iter().all(near) {
             return Some((AFFINITY, false));
         }
-        if has(&self.far) {
+        if !of_node(&self.far, node).is_empty() {
             return Some((ANTI_AFFINITY, true));
         }
-        has(&self.excluded).then_some((EXISTING, true))
+        (!of_node(&self.excluded, node).is_empty()).then_some((EXISTING, true))
     }
 
     /// Scores between the lowest and the highest sum of weights.
@@ -154,12 +151,7 @@ impl Affinity {
         if self.weights.is_empty() {
             return vec![0; nodes.len()];
         }
-        let sum = |node: &Candidate<'_>| -> i64 {
-            let of = |((key, value), weight): (&Domain, &i64)| {
-                if node.properties.labels.get(key) == Some(value) { *weight } else { 0 }
-            };
-            self.weights.iter().map(of).sum()
-        };
+        let sum = |node: &Candidate<'_>| -> i64 { of_node(&self.weights, *node).into_iter().sum() };
         let sums: Vec<i64> = nodes.iter().map(sum).collect();
         let least = sums.iter().copied().min().unwrap_or_default();
         let range = sums.iter().copied().max().unwrap_or_default() - least;
@@ -191,6 +183,18 @@ fn count<'a>(
             counts.remove(&domain);
         }
     }
+}
+
+/// The values of the domains that the node is in. With a label such as `kubernetes.io/hostname` each node has its own
+/// domain, so that reading all domains for each node would be quadratic.
+fn of_node<'a, V>(domains: &'a HashMap<Domain, V>, node: Candidate<'_>) -> Vec<&'a V> {
+    let labels = &node.properties.labels;
+    if domains.len() > labels.len() {
+        let own = labels.iter().map(|(key, value)| (key.clone(), value.clone()));
+        return own.filter_map(|domain| domains.get(&domain)).collect();
+    }
+    let own = domains.iter().filter(|((key, value), _)| labels.get(key) == Some(value));
+    own.map(|(_, value)| value).collect()
 }
 
 fn domain(node: Candidate<'_>, key: &str) -> Option<Domain> {
@@ -251,6 +255,27 @@ mod tests {
         assert_eq!(topology.refusals(first), ["node(s) didn't satisfy existing pods anti-affinity rules"]);
         snapshot.remove("1");
         assert_eq!(fitting(&pod("3", "db", Value::Null), &snapshot), "abc");
+    }
+
+    #[test]
+    fn the_domains_of_a_node_are_found_among_few_and_many() {
+        for count in [1, 2, 3, 20] {
+            let names: Vec<String> = (0..=count).map(|number| format!("n{number:02}")).collect();
+            let nodes = names.iter().map(|name| {
+                fixture::node(
+                    name,
+                    json!({"/metadata/labels": {"kubernetes.io/hostname": name, "zone": "x"}}),
+                )
+            });
+            let mut snapshot = fixture::snapshot(&nodes.collect::<Vec<_>>());
+            let own = required("podAntiAffinity", "db", "kubernetes.io/hostname");
+            for name in &names[..count] {
+                snapshot.place(&pod(name, "db", own.clone()), name);
+            }
+            for own in [own, Value::Null] {
+                assert_eq!(fitting(&pod("new", "db", own), &snapshot), names[count], "{count} domains");
+            }
+        }
     }
 
     #[test]

@@ -297,7 +297,7 @@ impl Constraint {
         let key = || PodSelection { namespace: self.namespace.clone(), selector: selector.clone() };
         let table = selected.table(is_equal, key);
         for node in nodes {
-            add(node, *table.get(node, || self.pods_on(node)));
+            add(node, *table.get(node.info.version(), || self.pods_on(node)));
         }
     }
 

@@ -11,7 +11,6 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -90,8 +89,8 @@ impl Layers {
             disk::remove_tree(path)?;
         }
         let files = unpack_dir.files();
-        let mut made = Made::default();
-        made.measure(&files, "").map_err(|source| LayerError::Disk { verb: "read", path: files, source })?;
+        let made = Made::of(&files);
+        let made = made.map_err(|source| LayerError::Disk { verb: "read", path: files, source })?;
         Ok(made.unpacked(layer))
     }
 }
@@ -131,20 +130,21 @@ impl ComposedMount<'_> {
 // === impl Made ===
 
 impl Made {
-    fn measure(&mut self, directory: &Path, below: &str) -> io::Result<()> {
-        for entry in std::fs::read_dir(directory)? {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            if self.inodes.insert(metadata.ino()) {
-                self.bytes += metadata.blocks() * 512;
+    /// Measures a layer. The image determines how deep its directories are.
+    fn of(files: &Path) -> io::Result<Self> {
+        let (mut made, mut path) = (Self::default(), Vec::new());
+        coracle_tree::walk(files, |found| {
+            path.truncate(found.depth);
+            path.push(found.name.to_string_lossy().into_owned());
+            if made.inodes.insert(found.stat.st_ino) {
+                made.bytes += u64::try_from(found.stat.st_blocks).unwrap_or_default() * 512;
             }
-            if metadata.is_dir() {
-                let path = format!("{below}{}", entry.file_name().to_string_lossy());
-                self.measure(&entry.path(), &format!("{path}/"))?;
-                self.directories.push(path);
+            if found.stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
+                made.directories.push(path.join("/"));
             }
-        }
-        Ok(())
+        })?;
+        made.directories.sort_unstable();
+        Ok(made)
     }
 
     /// All its directories count as implied: their attributes are those of lower layers.
@@ -171,4 +171,29 @@ fn options(near: &Path, ids: &[Digest]) -> String {
         upper.display(),
         work.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_layer_with_paths_above_the_kernels_limit_is_measured() {
+        let layer = tempfile::tempdir().unwrap();
+        let (down, next) = (layer.path().join("down"), layer.path().join("next"));
+        fs::create_dir(&down).unwrap();
+        fs::write(down.join("file"), "content").unwrap();
+        fs::hard_link(down.join("file"), down.join("link")).unwrap();
+        for _ in 0..30 {
+            // The tree so far moves one level down.
+            fs::create_dir(&next).unwrap();
+            fs::rename(&down, next.join("d".repeat(200))).unwrap();
+            fs::rename(&next, &down).unwrap();
+        }
+        let made = Made::of(layer.path()).unwrap();
+        assert_eq!((made.inodes.len(), made.directories.len()), (32, 31));
+        assert_eq!(made.directories[0], "down");
+    }
 }

@@ -1,8 +1,8 @@
 //! The trash: removed layers that are being deleted in the background.
 //!
 //! A removed layer is renamed into the trash directory and deleted by a few threads. Deleting may take
-//! seconds for a large image, for example on a disk that discards freed blocks. What a killed process leaves
-//! there, the next process deletes. Layers in the trash count as disk usage.
+//! seconds for a large image, for example on a disk that discards freed blocks. The next process
+//! deletes the items that a killed process left. Layers in the trash count as disk usage.
 //!
 //! After a power failure no image may have a layer with missing files. So there is one sync between renaming
 //! and deleting: a layer whose old name may reappear is still complete. A removal needs no other sync. If the

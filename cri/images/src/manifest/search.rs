@@ -160,8 +160,9 @@ impl<'a> Search<'a> {
             Fitting::Marked(descriptor) => self.unread.push(wanted(descriptor, Chosen::ByPlatform)),
             Fitting::Unmarked(all) => {
                 self.unsure = true;
-                self.unread
-                    .extend(all.into_iter().rev().map(|descriptor| wanted(descriptor, Chosen::Unmarked)));
+                // More are never read.
+                let first = all.into_iter().take(UNMARKED_MAX).rev();
+                self.unread.extend(first.map(|descriptor| wanted(descriptor, Chosen::Unmarked)));
             }
         }
         Ok(())

@@ -248,6 +248,19 @@ fn configurations_of_all_builders_are_parsed() {
 }
 
 #[test]
+fn a_configuration_takes_limited_memory() {
+    let host = platform("amd64", "");
+    let parse = |config: serde_json::Value| {
+        parse_config(config.to_string().as_bytes(), 0, &host, Chosen::Direct).map(|parsed| parsed.config)
+    };
+    let empty = vec![serde_json::json!({}); 30_000];
+    let config = parse(serde_json::json!({"history": empty, "unknown": empty})).unwrap();
+    assert_eq!(config.history().as_ref().map(Vec::len), Some(1000));
+    let many = parse(serde_json::json!({"config": {"Env": vec![""; 30_000]}}));
+    assert!(matches!(many, Err(ManifestError::ConfigValues(_))), "{many:?}");
+}
+
+#[test]
 fn a_single_image_may_be_for_another_processor_but_not_for_another_system() {
     let arm = platform("arm64", "v8");
     let config = |os: &str| format!(r#"{{"architecture":"amd64","os":"{os}"}}"#);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::place::is_address_of;
+use super::host_match::is_address_of;
 
 /// A host to send requests to.
 #[derive(Debug, Clone, PartialEq, Eq)]

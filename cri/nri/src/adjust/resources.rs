@@ -4,6 +4,18 @@ use coracle_proto::nri::{Field, LinuxCpu, LinuxMemory, LinuxResources};
 
 use crate::owners::{Claims, Conflict};
 
+/// Sets the requested numbers and flags of a part of the resources in every target.
+macro_rules! set_values {
+    ($part:ident of ($asked:ident, $claims:ident, $targets:ident): $($name:ident is $field:ident),* $(,)?) => {$(
+        if let Some(value) = $asked.$name {
+            $claims.set(Field::$field)?;
+            for target in $targets.iter_mut() {
+                target.$part.get_or_insert_default().$name = Some(value);
+            }
+        }
+    )*};
+}
+
 /// Sets the requested fields in every target. The caller merges device rules, because updates have none.
 pub(super) fn merge(
     asked: &LinuxResources,
@@ -52,17 +64,8 @@ fn memory(
     claims: &mut Claims<'_>,
     targets: &mut [&mut LinuxResources],
 ) -> Result<(), Conflict> {
-    macro_rules! one_value {
-        ($($name:ident is $field:ident),* $(,)?) => {$(
-            if let Some(value) = asked.$name {
-                claims.set(Field::$field)?;
-                for target in targets.iter_mut() {
-                    target.memory.get_or_insert_default().$name = Some(value);
-                }
-            }
-        )*};
-    }
-    one_value!(
+    set_values!(
+        memory of (asked, claims, targets):
         limit is MemLimit,
         reservation is MemReservation,
         swap is MemSwapLimit,
@@ -80,17 +83,8 @@ fn cpu(
     claims: &mut Claims<'_>,
     targets: &mut [&mut LinuxResources],
 ) -> Result<(), Conflict> {
-    macro_rules! one_value {
-        ($($name:ident is $field:ident),* $(,)?) => {$(
-            if let Some(value) = asked.$name {
-                claims.set(Field::$field)?;
-                for target in targets.iter_mut() {
-                    target.cpu.get_or_insert_default().$name = Some(value);
-                }
-            }
-        )*};
-    }
-    one_value!(
+    set_values!(
+        cpu of (asked, claims, targets):
         shares is CpuShares,
         quota is CpuQuota,
         period is CpuPeriod,

@@ -17,7 +17,7 @@ use crate::adjust::{Change, Creation, Updates};
 use crate::connection::CallError;
 use crate::events;
 use crate::owners::Owners;
-use crate::plugin::{JoinError, Plugin};
+use crate::plugin::{JoinError, Plugin, fitted_beside};
 use crate::snapshot::{PodState, Snapshot};
 use crate::states::{SentState, States, sent_state};
 use crate::{Error, adjust};
@@ -184,7 +184,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Requests changes to the update of a container.
+    /// Requests changes to the update of a container. Plugins get a large container without its longest fields.
     pub(super) async fn update(
         &self,
         pod: &PodSandbox,
@@ -193,9 +193,10 @@ impl Chain {
     ) -> Result<Change, Error> {
         let mut change = Change::new(&container.id, resources);
         for plugin in self.of(Event::UpdateContainer) {
+            let others = [pod.encoded_len(), change.resources.encoded_len()];
             let request = UpdateContainerRequest {
                 pod: Some(pod.clone()),
-                container: Some(container.clone()),
+                container: Some(fitted_beside(container, &others)),
                 linux_resources: Some(change.resources.clone()),
             };
             let answer =
@@ -210,10 +211,11 @@ impl Chain {
     }
 
     /// Sends the stop of a container, which cannot be refused. Returns the updates of other containers that
-    /// plugins request.
+    /// plugins request. Plugins get a large container without its longest fields.
     pub(super) async fn stop(&self, pod: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
         let (mut updates, mut owners) = (Updates::default(), Owners::default());
-        let request = StopContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
+        let container = fitted_beside(container, &[pod.encoded_len()]);
+        let request = StopContainerRequest { pod: Some(pod.clone()), container: Some(container) };
         for plugin in self.of(Event::StopContainer) {
             let answer = call_plugin::<StopContainerResponse>(plugin, Event::StopContainer, &request).await;
             let answer = match answer {
@@ -260,5 +262,114 @@ fn drop_unresponsive<A>(
             let plugin = plugin.identity.full();
             Err(Error::Refused { plugin, event: events::name(event), source })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use coracle_proto::nri::{ConfigureResponse, ContainerEviction, RegisterPluginRequest};
+    use coracle_proto::ttrpc::{Request, Status};
+    use futures::future::BoxFuture;
+
+    use super::*;
+    use crate::Host;
+    use crate::connection::{Connection, Service};
+    use crate::mux;
+    use crate::plugin::Candidate;
+    use crate::settings::Settings;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    /// A runtime that the plugin does not call.
+    struct NoHost;
+
+    impl Host for NoHost {
+        fn snapshot(&self) -> Snapshot {
+            Snapshot::default()
+        }
+
+        fn update(self: Arc<Self>, _update: ContainerUpdate) -> BoxFuture<'static, Result<(), String>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn evict(self: Arc<Self>, _eviction: ContainerEviction) -> BoxFuture<'static, Result<(), String>> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    /// The plugin's side: subscribes to updates and stops, and records the requests with their containers.
+    #[derive(Default)]
+    struct Recorder {
+        received: Mutex<Vec<(String, Container)>>,
+    }
+
+    impl Service for Recorder {
+        fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>> {
+            Box::pin(async move {
+                if request.method == "Configure" {
+                    let events = events::bit(Event::UpdateContainer) | events::bit(Event::StopContainer);
+                    let events = i32::try_from(events).expect("a mask");
+                    return Ok(ConfigureResponse { events }.encode_to_vec());
+                }
+                // The stop has the pod and the container in the same fields.
+                let sent = UpdateContainerRequest::decode(request.payload.as_slice()).expect("a request");
+                let container = sent.container.unwrap_or_default();
+                self.received.lock().expect("no panic").push((request.method, container));
+                Ok(Vec::new())
+            })
+        }
+    }
+
+    /// A chain with one plugin, and the plugin's connection.
+    async fn chain(recorder: Arc<Recorder>) -> (Chain, Arc<Connection>) {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let peer = Connection::open(theirs, mux::RUNTIME, recorder);
+        let candidate = Candidate { stream: ours, identity: None, config: String::new(), child: None };
+        let register = RegisterPluginRequest {
+            plugin_name: "recorder".into(),
+            plugin_idx: "00".into(),
+            ..Default::default()
+        };
+        let settings = Settings::default();
+        let host: Arc<dyn Host> = Arc::new(NoHost);
+        let (plugin, registered) = tokio::join!(
+            Plugin::join(candidate, &settings, Arc::downgrade(&host)),
+            peer.call::<Empty>("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin", &register, LONG),
+        );
+        registered.expect("registered");
+        let mut chain = Chain::default();
+        chain.plugins.push(Arc::new(plugin.expect("joined")));
+        (chain, peer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_update_and_a_stop_of_a_container_that_no_message_has_room_for_are_sent() {
+        let recorder = Arc::new(Recorder::default());
+        let (chain, _peer) = chain(recorder.clone()).await;
+        let large = Container { id: "large".into(), env: vec!["x".repeat(5 << 20)], ..Default::default() };
+        let small = Container { id: "small".into(), env: vec!["x".into()], ..Default::default() };
+        let pod = PodSandbox::default();
+        for container in [&large, &small] {
+            let update = chain.update(&pod, container, LinuxResources::default()).await;
+            update.expect("the update is not refused");
+            assert!(chain.stop(&pod, container).await.is_empty());
+        }
+        let received = recorder.received.lock().expect("no panic");
+        let received: Vec<_> = received
+            .iter()
+            .map(|(method, container)| (method.as_str(), container.id.as_str(), container.env.len()))
+            .collect();
+        assert_eq!(
+            received,
+            [
+                ("UpdateContainer", "large", 0),
+                ("StopContainer", "large", 0),
+                ("UpdateContainer", "small", 1),
+                ("StopContainer", "small", 1)
+            ]
+        );
     }
 }

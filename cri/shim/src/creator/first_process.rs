@@ -99,7 +99,7 @@ pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     // The pod's processes end with the shim. Set again, because the change of ids clears it.
     let _ = kernel::die_with_parent();
     reporter.send(&Message::Ready);
-    if !is_started(first.request.gate) {
+    if !is_started(first.request.start_pipe) {
         kernel::leave(255)
     }
     let (kind, message) = program::become_program(process.args().as_deref().unwrap_or_default(), &env);
@@ -108,9 +108,9 @@ pub(super) fn run(first: &FirstProcess<'_>) -> ! {
 }
 
 /// Waits for the start byte. A pipe that is closed without one means that the shim is gone.
-fn is_started(gate: &OwnedFd) -> bool {
+fn is_started(start_pipe: &OwnedFd) -> bool {
     loop {
-        match nix::unistd::read(gate, &mut [0]) {
+        match nix::unistd::read(start_pipe, &mut [0]) {
             Err(nix::Error::EINTR) => {}
             read => return read == Ok(1),
         }
@@ -141,7 +141,7 @@ fn prepare<'a>(first: &FirstProcess<'a>) -> Result<(&'a Process, Vec<CString>), 
     }
     drop(root);
     // No descriptor of the host is open when the container's own paths are resolved.
-    let keep = [first.reporter.fd(), first.request.gate.as_raw_fd()];
+    let keep = [first.reporter.fd(), first.request.start_pipe.as_raw_fd()];
     kernel::close_all_but(&keep).map_err(FirstError::Close)?;
     let filter = Filter::of(first.spec, || Ok(first.request.seccomp_program.to_vec()));
     let env = identity::assume(process, filter.map_err(FirstError::Filter)?.as_ref())?;

@@ -84,7 +84,7 @@ pub(super) fn mount(root: BorrowedFd<'_>, entry: &Mount, label: Option<&str>) ->
         let deep = Attributes { set: deep.attr_set, clear: deep.attr_clr };
         kernel::set_attributes(&tree, deep, Depth::All).map_err(failed)?;
     }
-    let place = open_place(root, entry, kind)?;
+    let place = open_mount_point(root, entry, kind)?;
     kernel::attach_mount_at(&tree, place).map_err(|source| MountError::Attach { at: at.clone(), source })
 }
 
@@ -151,7 +151,7 @@ fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Re
 
 /// Opens the mount point. proc and sysfs are mounted at exactly their path: symbolic links of the image are
 /// not followed.
-fn open_place(root: BorrowedFd<'_>, entry: &Mount, kind: Kind) -> Result<OwnedFd, MountError> {
+fn open_mount_point(root: BorrowedFd<'_>, entry: &Mount, kind: Kind) -> Result<OwnedFd, MountError> {
     let at = entry.destination();
     let failed = |source| MountError::Place { at: at.clone(), source };
     let place = place::make(root, at, kind).map_err(failed)?;
@@ -213,7 +213,7 @@ mod tests {
             let json = serde_json::json!({
                 "destination": destination, "type": "bind", "source": source, "options": ["rbind"],
             });
-            matches!(open_place(root.as_fd(), &entry(json), Kind::File), Err(MountError::InProc(_)))
+            matches!(open_mount_point(root.as_fd(), &entry(json), Kind::File), Err(MountError::InProc(_)))
         };
         assert!(refused("/proc/self/environ", "/etc/hostname"));
         assert!(refused("/proc", "/etc"));

@@ -138,7 +138,7 @@ impl Stage {
         let failed = |source| StageError::Make { dir: at.clone(), source };
         let final_path = match request.user {
             None => at.clone(),
-            Some(_) => public_place(request.dir).ok_or(StageError::NowherePublic)?,
+            Some(_) => public_directory(request.dir).ok_or(StageError::NowherePublic)?,
         };
         unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed(errno.into()))?;
         fs::create_dir_all(&at).map_err(failed)?;
@@ -295,7 +295,7 @@ fn is_mapped(mount: &Mount) -> bool {
 }
 
 /// The first world-accessible directory that does not contain `dir`.
-fn public_place(dir: &Path) -> Option<PathBuf> {
+fn public_directory(dir: &Path) -> Option<PathBuf> {
     let places = PUBLIC.iter().map(Path::new);
     places.filter(|place| !dir.starts_with(place)).find(|place| is_public(place)).map(Path::to_owned)
 }
@@ -313,9 +313,9 @@ mod tests {
 
     #[test]
     fn a_public_mount_is_readable_and_hides_no_mount_of_the_runtime() {
-        let place = public_place(Path::new("/run/x")).unwrap();
+        let place = public_directory(Path::new("/run/x")).unwrap();
         assert!(is_public(&place) && PUBLIC.iter().any(|public| place == Path::new(public)));
-        assert_ne!(public_place(&place.join("x")), Some(place));
+        assert_ne!(public_directory(&place.join("x")), Some(place));
         let closed = std::env::temp_dir().join(format!("coracle-stage-{}", std::process::id()));
         fs::create_dir(&closed).unwrap();
         fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o750)).unwrap();

@@ -12,7 +12,7 @@ use super::{CallId, Shim};
 use crate::call_error::CallError;
 use crate::cgroup;
 use crate::console::Console;
-use crate::container::{Container, Gate, Phase};
+use crate::container::{Container, Phase, StartChannel};
 use crate::creator;
 use crate::init::Process1;
 use crate::kernel::{self, Fork};
@@ -52,7 +52,7 @@ impl Shim {
         let (stdio, ends) = Stdio::new(create)?;
         let console = if create.terminal { Some(Console::listen(&dir)?) } else { None };
         let (mut report, child_end) = Report::pair()?;
-        let (waiting, gate) = pipe2(OFlag::O_CLOEXEC)?;
+        let (waiting, start_pipe) = pipe2(OFlag::O_CLOEXEC)?;
         // These processes are not reaped yet, so their pids cannot have been reused.
         let alive = self.containers.values().filter(|container| container.is_alive() && container.pid > 0);
         let of_containers: Vec<_> =
@@ -75,7 +75,7 @@ impl Shim {
             seccomp_program: &create.seccomp_program,
             shim: nix::unistd::getpid().as_raw(),
             pid_namespaces: &pid_namespaces,
-            gate: &waiting,
+            start_pipe: &waiting,
         };
         let creator = fork_creator(&request, Reporter::new(&child_end))?;
         report.expect(creator);
@@ -83,7 +83,7 @@ impl Shim {
             id: id.clone(),
             phase: Phase::Creating { call_id, creator, first: 0, ready: false },
             pid: 0,
-            gate: Gate::Pipe(gate),
+            start_channel: StartChannel::Pipe(start_pipe),
             cgroup: String::new(),
             shares_pids: false,
             pod_oom_kills: 0,
@@ -133,7 +133,7 @@ impl Shim {
             }
             (Message::ByLibrary, Phase::Creating { ready, .. }) => {
                 *ready = true;
-                container.gate = Gate::Library;
+                container.start_channel = StartChannel::Library;
                 self.created(serial);
             }
             (Message::Failed(kind, message), Phase::Creating { call_id, .. }) => {

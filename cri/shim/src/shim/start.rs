@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use super::{CallId, Shim, create, done};
 use crate::call_error::CallError;
 use crate::console;
-use crate::container::{Gate, Phase};
+use crate::container::{Phase, StartChannel};
 
 impl Shim {
     pub(super) fn start(&mut self, call_id: CallId, id: &str) -> Result<(), CallError> {
@@ -16,9 +16,9 @@ impl Shim {
         if !matches!(container.phase, Phase::Created) || container.deletion.is_some() {
             return Err(CallError::wrong_state(id, container.description()));
         }
-        let begun = match &container.gate {
-            Gate::Pipe(gate) => nix::unistd::write(gate, b"s").map(drop).map_err(io::Error::from),
-            Gate::Library => notify(&state),
+        let begun = match &container.start_channel {
+            StartChannel::Pipe(pipe) => nix::unistd::write(pipe, b"s").map(drop).map_err(io::Error::from),
+            StartChannel::Library => notify(&state),
         };
         begun.map_err(|error| CallError::cannot("start the container", &error))?;
         container.phase = Phase::Starting { call_id };

@@ -44,7 +44,7 @@ impl Pod {
             &std::env::current_exe().unwrap(),
             &dir.join("shim"),
             config,
-            crate::shim_client::Times::default(),
+            crate::shim_client::Timeouts::default(),
         )
         .await
         .unwrap();

@@ -309,7 +309,7 @@ pub(crate) async fn a_pod_that_cannot_be_made_names_the_failed_step(pod: Pod) {
         &std::env::current_exe().unwrap(),
         &dir,
         config,
-        crate::shim_client::Times::default(),
+        crate::shim_client::Timeouts::default(),
     )
     .await
     .unwrap_err();

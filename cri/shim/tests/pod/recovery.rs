@@ -39,7 +39,7 @@ pub(crate) async fn client(dir: PathBuf) -> ExitCode {
         &std::env::current_exe().unwrap(),
         &dir.join("shim"),
         config,
-        crate::shim_client::Times::default(),
+        crate::shim_client::Timeouts::default(),
     )
     .await
     .unwrap();

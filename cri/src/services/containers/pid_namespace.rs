@@ -8,7 +8,7 @@ use tracing::warn;
 use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
-use crate::namespaces::{self, Pids};
+use crate::namespaces::{self, PidNamespace};
 use crate::nri::PodOf;
 use crate::pidfd;
 use crate::records::ContainerPhase;
@@ -44,9 +44,9 @@ impl ContainerService {
         let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         let options = security.and_then(|security| security.namespace_options.as_ref());
         let (pid, id) = match namespaces::pids(&namespaces::options(sandbox.config()), options) {
-            Pids::Own | Pids::Nodes => return Ok(None),
-            Pids::Pods => (live.init_pid, &sandbox.id),
-            Pids::Targets => {
+            PidNamespace::Container | PidNamespace::Node => return Ok(None),
+            PidNamespace::Pod => (live.init_pid, &sandbox.id),
+            PidNamespace::Target => {
                 let id = options.map(|options| &options.target_id).unwrap_or(&sandbox.id);
                 (self.target_pid(sandbox, id)?, id)
             }

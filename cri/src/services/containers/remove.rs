@@ -30,7 +30,7 @@ impl ContainerService {
     pub(crate) async fn remove_container(&self, container: &Container) -> Result<(), Error> {
         // Kill first: this ends a checkpoint in progress, which holds the lock that is taken below.
         self.kill_container(container).await?;
-        let _alone = container.removing.lock().await;
+        let _guard = container.removing.lock().await;
         if self.objects.tables.containers.get(&container.id).is_none() {
             return Ok(());
         }

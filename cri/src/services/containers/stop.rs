@@ -16,7 +16,7 @@ use crate::records::ContainerPhase;
 use crate::shim_client::ErrorKind;
 
 /// Timeout for the end of killed processes.
-const KILL_TIME: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ContainerService {
     /// Stops a container. The request's `timeout` is the grace period in seconds.
@@ -55,7 +55,7 @@ impl ContainerService {
     pub(crate) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
         let in_state = |state| Error::WrongState { what: "container", id: container.id.clone(), state };
         // A creation in progress is complete or undone after this, unless the shim does not answer.
-        let limit = self.config.shim_times.end;
+        let limit = self.config.shim_timeouts.end;
         if timeout(limit, container.starting.lock()).await.is_err() {
             return Err(in_state("being created or started"));
         }
@@ -91,7 +91,7 @@ impl ContainerService {
             }
         }
         self.thaw_killed(container);
-        if timeout(KILL_TIME, container.wait_exited()).await.is_ok() {
+        if timeout(KILL_TIMEOUT, container.wait_exited()).await.is_ok() {
             return Ok(());
         }
         Err(in_state("killed but has not ended"))

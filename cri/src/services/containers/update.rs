@@ -48,7 +48,7 @@ impl ContainerService {
         requested: cri::LinuxContainerResources,
     ) -> Result<(), Error> {
         // One change at a time, and not during a start or while the end is recorded.
-        let _alone = container.starting.lock().await;
+        let _guard = container.starting.lock().await;
         updatable(container)?;
         let before = container.resources();
         let after = merged(before.clone().unwrap_or_default(), &requested);

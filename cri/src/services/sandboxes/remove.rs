@@ -22,7 +22,7 @@ impl SandboxService {
         }
         first(errors)?;
         coracle_fault::point("remove-pod.containers");
-        let _alone = sandbox.ending.lock().await;
+        let _guard = sandbox.ending.lock().await;
         if self.objects.tables.sandboxes.get(&sandbox.id).is_none() {
             return Ok(cri::RemovePodSandboxResponse {});
         }

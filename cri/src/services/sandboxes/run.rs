@@ -86,7 +86,7 @@ impl SandboxService {
         steps.done("record");
         let dir = self.objects.records.sandbox_dir(&id);
         let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
-        let (shim, state) = Shim::spawn(self.shim_program.path(), &dir, config, self.config.shim_times)
+        let (shim, state) = Shim::spawn(self.shim_program.path(), &dir, config, self.config.shim_timeouts)
             .await
             .map_err(Error::shim("start the pod's shim"))?;
         undo.push(Step::Shim(shim.clone()));

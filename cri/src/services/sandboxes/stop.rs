@@ -28,7 +28,7 @@ impl SandboxService {
 
     /// Stops a sandbox. All steps are tried; the first error is returned.
     pub(crate) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
-        let _alone = sandbox.ending.lock().await;
+        let _guard = sandbox.ending.lock().await;
         // Recorded first, because the steps below cannot be reverted: if the runtime dies meanwhile, no pod stays ready
         // without its network. If the record cannot be written (disk full), the sandbox is still stopped.
         if sandbox.begin_stop()

@@ -6,6 +6,9 @@ use super::dictionary::dictionary;
 
 /// Maximum uncompressed size of a header block.
 const LIMIT: usize = 64 << 10;
+/// Maximum headers of a block. In memory each takes the space of two strings besides its text; a block of empty headers
+/// would take six times its size. Clients send three.
+const MAX_HEADERS: u32 = 64;
 
 /// Names (in lower case) and values, in order.
 pub(super) type Headers = Vec<(String, String)>;
@@ -17,6 +20,8 @@ pub(super) enum HeaderError {
     Compression(String),
     #[error("header block exceeds {LIMIT} uncompressed bytes")]
     TooLong,
+    #[error("header block has {0} headers; the maximum is {MAX_HEADERS}")]
+    TooMany(u32),
     #[error("header block is truncated")]
     Short,
 }
@@ -42,8 +47,7 @@ impl Inflater {
 
     /// Decompresses and parses the next block.
     pub(super) fn headers(&mut self, block: &[u8]) -> Result<Headers, HeaderError> {
-        let plain = self.unpack(block)?;
-        parse(&plain).ok_or(HeaderError::Short)
+        parse(&self.unpack(block)?)
     }
 
     fn unpack(&mut self, mut block: &[u8]) -> Result<Vec<u8>, HeaderError> {
@@ -74,14 +78,14 @@ impl Inflater {
     }
 }
 
-fn parse(mut plain: &[u8]) -> Option<Headers> {
-    let count = take_u32(&mut plain)?;
-    let mut headers = Vec::new();
-    for _ in 0..count {
-        let name = take_text(&mut plain)?;
-        headers.push((name.to_ascii_lowercase(), take_text(&mut plain)?));
+fn parse(mut plain: &[u8]) -> Result<Headers, HeaderError> {
+    let count = take_u32(&mut plain).ok_or(HeaderError::Short)?;
+    if count > MAX_HEADERS {
+        return Err(HeaderError::TooMany(count));
     }
-    Some(headers)
+    let headers =
+        (0..count).map(|_| Some((take_text(&mut plain)?.to_ascii_lowercase(), take_text(&mut plain)?)));
+    headers.collect::<Option<Headers>>().ok_or(HeaderError::Short)
 }
 
 fn take_u32(plain: &mut &[u8]) -> Option<u32> {
@@ -149,5 +153,10 @@ mod tests {
         let mut block = Vec::with_capacity(1 << 20);
         deflate.deflate.compress_vec(&vec![0; 1 << 20], &mut block, FlushCompress::Sync).expect("packs");
         assert_eq!(Inflater::new().headers(&block), Err(HeaderError::TooLong));
+        for (count, is_accepted) in [(MAX_HEADERS, true), (MAX_HEADERS + 1, false)] {
+            let headers: Headers = (0..count).map(|_| (String::new(), String::new())).collect();
+            let block = Deflater::new().expect("dictionary").block(&headers).expect("packs");
+            assert_eq!(Inflater::new().headers(&block).is_ok(), is_accepted, "{count}");
+        }
     }
 }

@@ -22,7 +22,7 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// What the client sent.
+/// An event in the client's stream of frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A part of a text or binary message.
@@ -446,5 +446,24 @@ mod tests {
         let expected =
             [encode(PONG, &[b"still there?"]), encode(BINARY, &[b"ab"]), encode(CLOSE, &[&NORMAL_CLOSURE])];
         assert_eq!(writer.output, expected.concat());
+    }
+
+    #[tokio::test]
+    async fn no_closing_frame_follows_an_interrupted_message() {
+        let (output, mut client) = tokio::io::duplex(8);
+        let (_reader, mut writer) = split(tokio::io::empty(), output);
+        tokio::select! {
+            biased;
+            sent = writer.send(BINARY, &[&[7; 100]]) => panic!("the client has not read: {sent:?}"),
+            () = tokio::task::yield_now() => {}
+        }
+        let closed = async {
+            writer.close().await.expect("nothing is written");
+            drop(writer);
+        };
+        let mut received = Vec::new();
+        let ((), read) = tokio::join!(closed, client.read_to_end(&mut received));
+        read.expect("the end");
+        assert_eq!(received, encode(BINARY, &[&[7; 100]])[..8]);
     }
 }

@@ -14,8 +14,8 @@ use super::super::secret::Entry;
 use super::config::{Entries, Settings};
 use crate::duration;
 
-/// Limit of a call, as in the kubelet.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of a call, as in the kubelet.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum bytes of the response, and of the program's standard error.
 const ANSWER_MAX: u64 = 1 << 20;
 const COMPLAINT_MAX: u64 = 1 << 10;
@@ -81,7 +81,7 @@ pub(super) async fn call(settings: &Settings, program: &Path, image: &str) -> Re
         "kind": "CredentialProviderRequest",
         "image": image,
     });
-    let answered = tokio::time::timeout(CALL_LIMIT, run(settings, program, request.to_string())).await;
+    let answered = tokio::time::timeout(CALL_TIMEOUT, run(settings, program, request.to_string())).await;
     let response: Response = serde_json::from_slice(&answered.map_err(|_late| CallError::Late)??)
         .map_err(|error| CallError::Json(error.classify(), error.line(), error.column()))?;
     if response.kind != "CredentialProviderResponse" || response.api_version != settings.api_version {

@@ -1,4 +1,4 @@
-//! Shared results of concurrent work with the same key.
+//! Single-flight: concurrent calls with the same key share one execution and its result.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::OnceCell;
 
-/// Running work by key.
+/// The running executions by key.
 pub(super) struct Flights<K, T>(Mutex<HashMap<K, Arc<OnceCell<Arc<T>>>>>);
 
-/// Removes the work from the list with its last waiter.
+/// Removes an execution from the map when its last waiter is dropped.
 struct FlightGuard<'a, K: Eq + Hash, T> {
     flights: &'a Flights<K, T>,
     key: K,

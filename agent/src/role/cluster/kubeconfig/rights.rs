@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
+use rustix::process::getgroups;
+use rustix::thread::set_thread_groups;
 
 /// Maximum number of links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -17,6 +19,8 @@ const MAX_LINKS: usize = 40;
 pub(super) struct Rights {
     user: Uid,
     former: (Uid, Gid),
+    /// Supplementary groups. The kernel checks them as it checks the group for files.
+    former_groups: Vec<rustix::process::Gid>,
 }
 
 // === impl Rights ===
@@ -30,9 +34,12 @@ impl Rights {
         }
         let Some(owner) = first_owner(dir, MAX_LINKS)? else { return Ok(None) };
         let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
+        let former_groups = getgroups()?;
+        // Of this thread only. The C library would change the groups of all threads: nptl(7).
+        set_thread_groups(&[])?;
         let former = (setfsuid(Uid::from_raw(u32::MAX)), setfsgid(group));
         setfsuid(user);
-        let taken = Self { user, former };
+        let taken = Self { user, former, former_groups };
         // The calls report no errors. A change to an invalid user changes nothing and returns the current one.
         if setfsuid(Uid::from_raw(u32::MAX)) == user && setfsgid(Gid::from_raw(u32::MAX)) == group {
             Ok(Some(taken))
@@ -46,6 +53,9 @@ impl Drop for Rights {
     fn drop(&mut self) {
         setfsuid(self.former.0);
         setfsgid(self.former.1);
+        // The thread has CAP_SETGID, which a change of the user for files does not remove. Without its groups it has
+        // fewer rights.
+        let _ = set_thread_groups(&self.former_groups);
     }
 }
 
@@ -75,4 +85,24 @@ fn first_owner(path: &Path, links: usize) -> io::Result<Option<Metadata>> {
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_of_root_are_dropped_and_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(4321), Some(4321)).unwrap();
+        let (before, group) = (getgroups().unwrap(), rustix::process::Gid::from_raw(5432));
+        set_thread_groups(&[group]).unwrap();
+        let rights = Rights::of_owner(dir.path()).unwrap().unwrap();
+        let meanwhile = getgroups().unwrap();
+        drop(rights);
+        let after = getgroups().unwrap();
+        set_thread_groups(&before).unwrap();
+        assert!(meanwhile.is_empty(), "{meanwhile:?}");
+        assert_eq!(after, [group]);
+    }
 }

@@ -128,7 +128,9 @@ fn peers_without_common_ranges_are_planned_alone() {
     same_range.1.cidrs = all["n1"].cidrs.clone();
     let mut same_end = peer(5, PeerKind::Vxlan, &[4]);
     same_end.1.ends = all["n1"].ends.clone();
-    for other in [peer(5, PeerKind::Udp, &[4]), same_range, same_end] {
+    let mut same_device = peer(5, PeerKind::Vxlan, &[4]);
+    same_device.1.ends[0].vtep = all["n1"].ends[0].vtep;
+    for other in [peer(5, PeerKind::Udp, &[4]), same_range, same_end, same_device] {
         assert!(!is_planned_alone(&all, &with(other.clone())), "{other:?} comes");
         assert!(!is_planned_alone(&with(other.clone()), &all), "{other:?} leaves");
     }

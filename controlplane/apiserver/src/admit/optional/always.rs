@@ -11,7 +11,7 @@ use crate::{
     error::Result,
 };
 
-/// The user of this server's own requests. If they were refused, the server could not start.
+/// The user of this server's own requests. The server could not start if they were refused.
 const OWN_USER: &str = "system:apiserver";
 
 pub(in crate::admit) struct AlwaysAdmit;

@@ -1,5 +1,5 @@
-//! Every container pulls its image at each start, so that a pod cannot use a private image of another one without its
-//! credentials.
+//! Sets the pull policy `Always` for every container. A pod then cannot use a private image that another pod has pulled
+//! without having the credentials.
 //!
 //! Source: `plugin/pkg/admission/alwayspullimages`.
 
@@ -70,7 +70,7 @@ fn set(target: &mut Value, field: &str) {
     }
 }
 
-/// Whether a pod gets images that it did not have.
+/// Whether the request adds images to a pod.
 fn applies(attributes: &Attributes<'_>, object: &Value) -> bool {
     let ephemeral = attributes.operation == Operation::Update
         && attributes.kind.is("", "Pod")

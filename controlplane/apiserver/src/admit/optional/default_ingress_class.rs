@@ -1,4 +1,4 @@
-//! A new Ingress without a class gets the default class.
+//! Sets the default class of new Ingresses without a class.
 //!
 //! Source: `plugin/pkg/admission/network/defaultingressclass`.
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 const GROUP: &str = "networking.k8s.io";
-/// The older way to name a class.
+/// The deprecated annotation that names a class.
 const CLASS: &str = "kubernetes.io/ingress.class";
 const IS_DEFAULT: &str = "ingressclass.kubernetes.io/is-default-class";
 
@@ -38,7 +38,7 @@ impl Admit for DefaultIngressClass {
         let Some(kind) = by_resource(GROUP, "v1", "ingressclasses") else { return Ok(()) };
         let classes = admission.cache.list(kind, "");
         let mut defaults: Vec<Value> = classes.iter().map(|class| class.value()).filter(is_default).collect();
-        // Of several the newest, and of those of one second the first by name.
+        // Of several default classes, the newest; at the same time, the first by name.
         defaults.sort_by(|a, b| {
             let time = |class: &Value| class["metadata"]["creationTimestamp"].as_str().map(str::to_owned);
             time(b).cmp(&time(a)).then_with(|| name(a).cmp(name(b)))

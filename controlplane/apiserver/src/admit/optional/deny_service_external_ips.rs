@@ -1,5 +1,5 @@
-//! A Service gets no external addresses besides those that it has. Such an address captures the traffic of all nodes and
-//! pods to it (CVE-2020-8554).
+//! Refuses new external addresses of Services. Such an address captures the traffic of all nodes and pods to it
+//! (CVE-2020-8554).
 //!
 //! Source: `plugin/pkg/admission/network/denyserviceexternalips`.
 

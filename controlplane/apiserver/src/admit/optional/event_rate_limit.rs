@@ -1,7 +1,7 @@
-//! Limits the rate of writes of events: of all clients, of a namespace, of a user, or of a source and object.
+//! Limits the rate of event writes: of all clients together, of a namespace, of a user, or of a source and object.
 //!
-//! Source: `plugin/pkg/admission/eventratelimit`. Upstream does not count requests of the group `events.k8s.io`. Here
-//! they count: they write the same objects, so a client could evade the limits with them.
+//! Source: `plugin/pkg/admission/eventratelimit`. Unlike upstream, requests of the group `events.k8s.io` are also
+//! limited: they write the same objects, and a client could evade the limits with them.
 
 mod buckets;
 
@@ -22,7 +22,7 @@ use crate::{
     remote::cache::key,
 };
 
-/// Maximum bytes of a key in a message.
+/// Maximum bytes of a key in an error.
 const MAX_SHOWN_KEY: usize = 1024;
 /// Number of buckets of a limit without `cacheSize`.
 const DEFAULT_CACHE_SIZE: usize = 4096;
@@ -37,7 +37,7 @@ struct Limit {
     buckets: Mutex<Buckets>,
 }
 
-/// The requests that share a bucket.
+/// Which requests share a bucket.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 enum Scope {
     Server,
@@ -89,7 +89,7 @@ impl Admit for EventRateLimit {
 
 impl EventRateLimit {
     /// # Errors
-    /// There is no configuration, or an invalid one.
+    /// There is no configuration, or it is invalid.
     pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {
         let Some(config) = configs.take::<Config>("EventRateLimit")? else {
             return Self::of(Vec::new());
@@ -113,7 +113,7 @@ impl EventRateLimit {
         Ok(Self { limits: limits.collect::<std::result::Result<_, _>>()? })
     }
 
-    /// Takes a token of each limit. A limit counts the request even if another one refuses it, as upstream.
+    /// Takes a token from each limit. As upstream, a limit counts the request even if another one refuses it.
     fn accept(&self, namespace: &str, user: &str, event: &Value) -> Result<()> {
         let mut refusals = Vec::new();
         for limit in &self.limits {
@@ -140,7 +140,7 @@ impl EventRateLimit {
 // === impl LimitConfig ===
 
 impl LimitConfig {
-    /// The empty buckets, or the invalid field and why it is.
+    /// The full buckets. The error names the invalid field and the reason.
     fn checked(&self) -> std::result::Result<Buckets, String> {
         for (field, value) in [("burst", self.burst), ("qps", self.qps)] {
             if value <= 0 {
@@ -150,7 +150,7 @@ impl LimitConfig {
         let rate = Rate { per_second: self.qps.into(), burst: self.burst.into() };
         let size = usize::try_from(self.cache_size);
         match (self.scope, size) {
-            // One bucket for all requests. Upstream ignores the size here.
+            // One bucket for all requests. As upstream, the size is ignored.
             (Scope::Server, _) => Ok(Buckets::new(rate, 1)),
             (_, Ok(0)) => Ok(Buckets::new(rate, DEFAULT_CACHE_SIZE)),
             (_, Ok(size)) => Ok(Buckets::new(rate, size)),
@@ -171,7 +171,7 @@ impl Scope {
             Self::Namespace => vec![namespace],
             Self::User => vec![user],
             Self::SourceAndObject => {
-                // The group events.k8s.io has other names for these fields.
+                // The group events.k8s.io names these fields differently.
                 let first = |names: [&str; 2]| {
                     names.map(|name| &event[name]).into_iter().find(|value| value.is_object())
                 };

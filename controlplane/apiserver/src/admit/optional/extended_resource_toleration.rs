@@ -1,5 +1,5 @@
-//! A pod that requests an extended resource tolerates the taint with the resource's name, so that nodes with special
-//! hardware can refuse other pods.
+//! Adds a toleration to pods that request an extended resource. Nodes with special hardware can thus have a taint with
+//! the resource's name that keeps other pods away.
 //!
 //! Source: `plugin/pkg/admission/extendedresourcetoleration`.
 
@@ -48,7 +48,8 @@ fn add(pod: &mut Value) {
     }
 }
 
-/// Whether a resource belongs to a vendor: `example.com/gpu`. Kubernetes' own domain and quota names do not.
+/// Whether a resource belongs to a vendor, for example `example.com/gpu`. Resources of Kubernetes' own domain and quota
+/// names do not.
 fn is_extended(name: &str) -> bool {
     let domain = name.split_once('/').map(|(domain, _)| domain);
     let own = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");

@@ -1,4 +1,5 @@
-//! Required pod anti-affinity is limited to nodes. With a larger topology one pod could keep all others from a zone.
+//! Limits required pod anti-affinity to the topology of nodes. With a larger topology one pod could exclude all other
+//! pods from a zone.
 //!
 //! Source: `plugin/pkg/admission/antiaffinity`.
 

@@ -1,7 +1,8 @@
 //! A webhook decides whether the images of a pod may run (ImageReview of `imagepolicy.k8s.io/v1alpha1`).
 //!
-//! Source: `plugin/pkg/admission/imagepolicy`. The call has the limits of all webhooks of kubeconfig files (`remote.rs`).
-//! Upstream's annotation of the pod, `alpha.image-policy.k8s.io/failed-open`, is lost there too: validation gets a copy.
+//! Source: `plugin/pkg/admission/imagepolicy`. The limits of `remote.rs` apply to the call. The annotation
+//! `alpha.image-policy.k8s.io/failed-open` is not set on the pod. Upstream also loses it, because validation gets a
+//! copy.
 
 mod config;
 mod review;
@@ -24,12 +25,12 @@ use crate::{
 
 /// Prefix of the keys of audit annotations.
 const AUDIT_PREFIX: &str = "imagepolicywebhook.image-policy.k8s.io/";
-/// Maximum duration of a call with all of its attempts.
+/// Timeout of a call, including all attempts.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of cached acceptances, and of refusals.
+/// Maximum number of cached acceptances, and of cached refusals.
 const MAX_CACHED: usize = 1024;
 
-/// The plugin. It has no webhook if it does not run.
+/// The plugin. It has no webhook while it is disabled.
 #[derive(Default)]
 pub(in crate::admit) struct ImagePolicyWebhook(Option<Webhook>);
 
@@ -67,7 +68,7 @@ impl Admit for ImagePolicyWebhook {
 
 impl ImagePolicyWebhook {
     /// # Errors
-    /// There is no configuration, or it or the kubeconfig file cannot be used.
+    /// There is no configuration, or the configuration or the kubeconfig file is invalid.
     pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {
         let settings = Settings::read(configs)?;
         let path = &settings.kubeconfig;
@@ -80,7 +81,7 @@ impl ImagePolicyWebhook {
 // === impl Webhook ===
 
 impl Webhook {
-    /// Accepts or refuses the pod. The error is the reason.
+    /// Accepts or refuses the pod. The error is the reason of the refusal.
     async fn decide(&self, spec: Value, attributes: &Attributes<'_>) -> std::result::Result<(), String> {
         let annotate = |name: &str, value: &str| {
             if let Some(record) = attributes.audit {
@@ -106,10 +107,10 @@ impl Webhook {
         }
     }
 
-    /// The webhook's answer, cached or new. The error is the failure of the call.
+    /// The webhook's response, from the cache or from a call. The error is the failure of the call.
     async fn status(&self, spec: Value) -> std::result::Result<Arc<Status>, String> {
-        let question = key(&[spec.to_string().as_bytes()]);
-        if let Some(status) = self.answers.get(&question) {
+        let cache_key = key(&[spec.to_string().as_bytes()]);
+        if let Some(status) = self.answers.get(&cache_key) {
             return Ok(status);
         }
         let answer = self.remote.post(&review::request(spec)).await?;
@@ -119,7 +120,7 @@ impl Webhook {
         } else {
             (Outcome::Refused, self.settings.deny_ttl)
         };
-        self.answers.insert(question, status.clone(), lasts);
+        self.answers.insert(cache_key, status.clone(), lasts);
         Ok(status)
     }
 }
@@ -139,7 +140,7 @@ mod tests {
         ImagePolicyWebhook::read(&mut configs).unwrap().0.unwrap()
     }
 
-    fn question(image: &str) -> Value {
+    fn image_spec(image: &str) -> Value {
         review::spec(&json!({"spec": {"containers": [{"image": image}]}}), "", "default")
     }
 
@@ -152,8 +153,8 @@ mod tests {
         .await;
         let webhook = webhook(&hook, "denyTTL: -1");
         for _ in 0..2 {
-            assert!(webhook.status(question("good")).await.unwrap().allowed);
-            let refused = webhook.status(question("bad")).await.unwrap();
+            assert!(webhook.status(image_spec("good")).await.unwrap().allowed);
+            let refused = webhook.status(image_spec("bad")).await.unwrap();
             let why = "image policy webhook backend denied one or more images: bad image";
             assert_eq!(refused.decision().unwrap_err(), why);
         }
@@ -168,12 +169,12 @@ mod tests {
     #[tokio::test]
     async fn a_failing_webhook_gives_no_answer_and_is_asked_five_times() {
         let hook = Hook::start(|_| (500, String::new())).await;
-        let why = webhook(&hook, "retryBackoff: -1").status(question("good")).await.unwrap_err();
+        let why = webhook(&hook, "retryBackoff: -1").status(image_spec("good")).await.unwrap_err();
         assert!(why.contains("responded with 500"), "{why}");
         assert_eq!(hook.count(), 5);
         let wrong =
             Hook::start(|_| (200, json!({"kind": "Pod", "status": {"allowed": true}}).to_string())).await;
-        assert!(webhook(&wrong, "").status(question("good")).await.is_err());
+        assert!(webhook(&wrong, "").status(image_spec("good")).await.is_err());
     }
 
     #[test]

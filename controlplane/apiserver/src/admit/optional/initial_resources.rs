@@ -1,4 +1,4 @@
-//! Requests of containers that have none: estimates from the usage of the same image.
+//! Sets missing requests of containers to estimates from the usage of the same image.
 //!
 //! Source: `plugin/pkg/admission/initialresources`, v1.9. The usage comes from the nodes of this cluster.
 
@@ -14,14 +14,14 @@ use crate::{
     usage_history::{Estimated, UsageHistory},
 };
 
-/// The annotation that names the estimated requests.
+/// Annotation with the estimated requests.
 const ANNOTATION: &str = "kubernetes.io/initial-resources";
-/// Start of the annotation's value.
+/// Prefix of the annotation's value.
 const SET: &str = "Initial Resources plugin set: ";
 
-/// Maximum containers of a pod that gets estimates. Pods with more get none.
+/// Maximum containers of a pod. Pods with more get no estimates.
 const MAX_CONTAINERS: usize = 500;
-/// Maximum images of a pod that get estimates, in the order of its containers. An estimate reads all samples.
+/// Maximum images of a pod that get estimates, in the order of its containers. Each estimate reads all samples.
 const MAX_IMAGES: usize = 64;
 
 /// The estimates of CPU and memory of each image of a pod.
@@ -47,9 +47,9 @@ impl Admit for InitialResources {
     }
 }
 
-/// Sets the missing requests of a pod's containers, and the annotation.
+/// Sets the missing requests of a pod's containers and the annotation.
 fn estimate(history: &UsageHistory, namespace: &str, pod: &mut Value, now: u64) {
-    let mut notes = Vec::new();
+    let mut descriptions = Vec::new();
     let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
     let Some(containers) = containers.filter(|containers| containers.len() <= MAX_CONTAINERS) else { return };
     let estimates = estimates(history, namespace, containers, now);
@@ -57,17 +57,17 @@ fn estimate(history: &UsageHistory, namespace: &str, pod: &mut Value, now: u64) 
         let name = container["name"].as_str().unwrap_or_default().to_owned();
         let set = set_requests(&estimates, container);
         if !set.is_empty() {
-            notes.push(format!("{} request for container {name}", set.join(", ")));
+            descriptions.push(format!("{} request for container {name}", set.join(", ")));
         }
     }
-    let Some(metadata) = metadata_mut(pod).filter(|_| !notes.is_empty()) else { return };
+    let Some(metadata) = metadata_mut(pod).filter(|_| !descriptions.is_empty()) else { return };
     let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
     if !annotations.is_object() {
         return;
     }
-    // A second run, after a webhook has added a container, continues the text of the first one.
+    // A second run, after a webhook has added a container, appends to the text of the first run.
     let before = annotations[ANNOTATION].as_str().filter(|text| text.starts_with(SET));
-    let text = before.map_or_else(|| SET.to_owned(), |text| format!("{text}; ")) + &notes.join("; ");
+    let text = before.map_or_else(|| SET.to_owned(), |text| format!("{text}; ")) + &descriptions.join("; ");
     annotations[ANNOTATION] = text.into();
 }
 
@@ -83,7 +83,7 @@ fn estimates(history: &UsageHistory, namespace: &str, containers: &[Value], now:
     estimates
 }
 
-/// Sets the missing requests of a container. Returns the names of the resources.
+/// Sets the missing requests of a container. Returns the names of their resources.
 fn set_requests(estimates: &Estimates, container: &mut Value) -> Vec<&'static str> {
     let image = container["image"].as_str().unwrap_or_default();
     let [cpu, memory] = estimates.get(image).copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! An update of a pod must not need a feature that its node does not declare in `status.declaredFeatures`.
+//! Refuses updates of pods that need a feature which the node does not declare in `status.declaredFeatures`.
 //!
 //! Source: `plugin/pkg/admission/nodedeclaredfeatures`, `k8s.io/component-helpers/nodedeclaredfeatures`.
 
@@ -12,9 +12,9 @@ use crate::{
     error::{ApiError, Result},
 };
 
-/// Changes of the resources of a pod as a whole.
+/// Feature for changes of pod-level resources.
 const POD_LEVEL: &str = "InPlacePodLevelResourcesVerticalScaling";
-/// Changes of the resources of init containers that end.
+/// Feature for changes of the resources of init containers that terminate.
 const INIT_CONTAINERS: &str = "InPlacePodVerticalScalingInitContainers";
 
 pub(in crate::admit) struct NodeDeclaredFeatures;
@@ -48,8 +48,7 @@ impl Admit for NodeDeclaredFeatures {
     }
 }
 
-/// The features that a change of a pod's spec needs, sorted. The other features of v1.36 concern fields that do not
-/// change.
+/// The features that a change of a pod's spec needs, sorted. Other features of v1.36 concern immutable fields.
 fn needed(old: &Value, new: &Value) -> Vec<&'static str> {
     let mut needed = Vec::new();
     if old["resources"] != new["resources"] {

@@ -1,5 +1,5 @@
-//! OwnerReferencesPermissionEnforcement: a change of an object's owners needs the permission to delete the object.
-//! An owner reference with `blockOwnerDeletion` needs the permission to change the owner's finalizers.
+//! OwnerReferencesPermissionEnforcement: changing an object's owners requires the permission to delete the object. An
+//! owner reference with `blockOwnerDeletion` requires the permission to change the owner's finalizers.
 //!
 //! Source: `plugin/pkg/admission/gc`.
 

@@ -1,5 +1,5 @@
-//! The pods of a namespace run on nodes with labels that an annotation of the namespace names. The plugin's
-//! configuration has the labels of namespaces without annotation, and the labels that the pods of a namespace may name.
+//! Adds the node selector in an annotation of the namespace to its pods. The plugin's configuration has the default for
+//! namespaces without the annotation, and whitelists of labels per namespace.
 //!
 //! Source: `plugin/pkg/admission/podnodeselector`.
 
@@ -18,16 +18,16 @@ use crate::{
 
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 
-/// The key of the configuration that is not the name of a namespace.
+/// The configuration key of the default. All other keys are names of namespaces.
 const CLUSTER_DEFAULT: &str = "clusterDefaultNodeSelector";
 
 type Labels = Map<String, Value>;
 
 #[derive(Default)]
 pub(in crate::admit) struct PodNodeSelector {
-    /// The labels for pods of namespaces without annotation.
+    /// The labels for pods of namespaces without the annotation.
     cluster_default: Labels,
-    /// The labels that the pods of a namespace may name.
+    /// The labels that the pods of a namespace may select.
     whitelists: BTreeMap<String, Labels>,
 }
 
@@ -85,7 +85,7 @@ impl PodNodeSelector {
         Ok(Self { cluster_default: whitelists.remove(CLUSTER_DEFAULT).unwrap_or_default(), whitelists })
     }
 
-    /// The labels that the namespace's annotation names, or else those of the configuration.
+    /// The labels in the namespace's annotation, otherwise the default.
     fn wanted(&self, admission: &Admission, attributes: &Attributes<'_>) -> Result<Labels> {
         let Some(kind) = by_resource("", "v1", "namespaces") else { return Ok(Map::new()) };
         let Some(namespace) = admission.cache.get(kind, "", attributes.namespace) else {
@@ -112,7 +112,7 @@ impl PodNodeSelector {
     }
 }
 
-/// Reads `key=value,key=value`.
+/// Parses `key=value,key=value`.
 fn parse(text: &str) -> std::result::Result<Labels, String> {
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     parts
@@ -123,7 +123,7 @@ fn parse(text: &str) -> std::result::Result<Labels, String> {
         .collect()
 }
 
-/// Adds the labels to the pod's node selector. A different value there is an error.
+/// Adds the labels to the pod's node selector. A different value of a key is an error.
 fn merge(pod: &mut Value, wanted: &Labels) -> std::result::Result<(), String> {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut).filter(|_| !wanted.is_empty()) else {
         return Ok(());

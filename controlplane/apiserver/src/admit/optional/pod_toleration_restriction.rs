@@ -1,5 +1,5 @@
-//! The tolerations of a namespace's pods: default ones, and those that are allowed. Annotations of the namespace have
-//! both, and the plugin's configuration has those of other namespaces.
+//! Default and allowed tolerations of the pods of a namespace. They are set by annotations of the namespace, otherwise
+//! by the plugin's configuration.
 //!
 //! Source: `plugin/pkg/admission/podtolerationrestriction`.
 
@@ -23,10 +23,10 @@ use crate::{
 
 const DEFAULTS: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
 const WHITELIST: &str = "scheduler.alpha.kubernetes.io/tolerationsWhitelist";
-/// Maximum number of tolerations of a pod and of an annotation. The comparison of two lists takes quadratic time.
+/// Maximum number of tolerations of a pod and of an annotation, because comparing two lists takes quadratic time.
 const MAX_TOLERATIONS: usize = 1000;
 
-/// The lists of namespaces without annotations.
+/// The lists for namespaces without annotations.
 #[derive(Default)]
 pub(in crate::admit) struct PodTolerationRestriction {
     defaults: Vec<Toleration>,
@@ -103,7 +103,7 @@ impl PodTolerationRestriction {
         })
     }
 
-    /// Checks the tolerations of a pod against those that its namespace, or else the cluster, allows.
+    /// Checks the tolerations of a pod against the whitelist of its namespace, otherwise of the cluster.
     fn check(&self, attributes: &Attributes<'_>, annotations: &Value, own: &[Toleration]) -> Result<()> {
         if own.is_empty() {
             return Ok(());
@@ -118,7 +118,7 @@ impl PodTolerationRestriction {
     }
 }
 
-/// The tolerations of a field of the configuration.
+/// Parses the tolerations of a configuration field.
 fn configured(field: &str, list: Vec<Value>) -> std::result::Result<Vec<Toleration>, String> {
     let path = format!("podtolerationrestriction.{field}");
     for (index, toleration) in list.iter().enumerate() {
@@ -145,7 +145,7 @@ fn annotations(admission: &Admission, attributes: &Attributes<'_>) -> Result<Val
     Ok(value["metadata"]["annotations"].take())
 }
 
-/// The tolerations in an annotation. None without the annotation, so that the list of the cluster counts.
+/// The tolerations in an annotation. `None` without the annotation: the cluster's list then applies.
 fn listed(attributes: &Attributes<'_>, annotations: &Value, name: &str) -> Result<Option<Vec<Toleration>>> {
     let text = match annotations[name].as_str() {
         None => return Ok(None),

@@ -1,4 +1,5 @@
-//! Copies the zone and the region of a node to its pods: at the binding, and if a new pod names its node.
+//! Copies the zone and the region of a node to its pods: at the binding, and at the creation of a pod that names its
+//! node.
 //!
 //! Source: `plugin/pkg/admission/podtopologylabels`.
 
@@ -33,13 +34,13 @@ impl Admit for PodTopologyLabels {
         Ok(())
     }
 
-    /// The labels of a binding are those of its pod.
+    /// The labels of a binding are copied to its pod.
     fn handles_own_objects(&self) -> bool {
         true
     }
 }
 
-/// The node of a pod or of a binding, if there is one.
+/// The node in a pod or a binding, if there is one.
 fn node_name<'a>(subresource: &str, object: &'a Value) -> Option<&'a str> {
     let name = match subresource {
         "" => &object["spec"]["nodeName"],
@@ -49,7 +50,7 @@ fn node_name<'a>(subresource: &str, object: &'a Value) -> Option<&'a str> {
     name.as_str().filter(|name| !name.is_empty())
 }
 
-/// The topology labels of a node. A node that does not exist has none.
+/// The topology labels of a node. A missing node has none.
 fn labels_of(admission: &Admission, node: &str) -> Map<String, Value> {
     let kind = by_resource("", "v1", "nodes");
     let Some(node) = kind.and_then(|kind| admission.cache.get(kind, "", node)) else { return Map::new() };
@@ -59,7 +60,7 @@ fn labels_of(admission: &Admission, node: &str) -> Map<String, Value> {
     labels.into_iter().filter(|(key, _)| LABELS.contains(&key.as_str())).collect()
 }
 
-/// Adds labels to an object. They replace those that the client chose.
+/// Adds labels to an object. They replace the client's values.
 fn add(object: &mut Value, labels: Map<String, Value>) {
     if labels.is_empty() {
         return;

@@ -1,5 +1,5 @@
-//! Pods cannot choose users, groups and SELinux labels. Pod Security replaces this plugin, which Kubernetes removed in
-//! v1.30.
+//! Refuses pods that set users, groups or SELinux labels. Pod Security replaces this plugin, which Kubernetes removed
+//! in v1.30.
 //!
 //! Source: `plugin/pkg/admission/securitycontext/scdeny` of v1.29.
 
@@ -25,15 +25,15 @@ impl Admit for SecurityContextDeny {
         if !writes_pod(attributes) {
             return Ok(());
         }
-        match chosen(&object["spec"]) {
+        match forbidden_field(&object["spec"]) {
             None => Ok(()),
             Some(field) => Err(forbidden(attributes, format!("{field} is forbidden"))),
         }
     }
 }
 
-/// The first field that is set although it must not be.
-fn chosen(spec: &Value) -> Option<String> {
+/// The first forbidden field that is set.
+fn forbidden_field(spec: &Value) -> Option<String> {
     let pod = &spec["securityContext"];
     let of_pod = ["supplementalGroups", "seLinuxOptions", "runAsUser", "fsGroup"];
     if let Some(field) = of_pod.into_iter().find(|field| !pod[*field].is_null()) {
@@ -53,10 +53,13 @@ mod tests {
 
     #[test]
     fn users_and_labels_are_found_in_pods_and_containers() {
-        assert_eq!(chosen(&json!({"containers": [{"securityContext": {"privileged": true}}]})), None);
-        let pod = chosen(&json!({"securityContext": {"fsGroup": 0}}));
+        assert_eq!(
+            forbidden_field(&json!({"containers": [{"securityContext": {"privileged": true}}]})),
+            None
+        );
+        let pod = forbidden_field(&json!({"securityContext": {"fsGroup": 0}}));
         assert_eq!(pod.unwrap(), "pod.Spec.SecurityContext.fsGroup");
-        let container = chosen(&json!({"initContainers": [{"securityContext": {"runAsUser": 0}}]}));
+        let container = forbidden_field(&json!({"initContainers": [{"securityContext": {"runAsUser": 0}}]}));
         assert_eq!(container.unwrap(), "SecurityContext.runAsUser");
     }
 }

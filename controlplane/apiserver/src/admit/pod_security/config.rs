@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::admit::config::{PluginConfigs, expect};
 
-/// Configuration of Pod Security by the cluster's administrator.
+/// Cluster-wide configuration of Pod Security.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodSecurityConfig {
     /// The policy of a namespace without labels.
@@ -49,7 +49,7 @@ struct Exemptions {
 // === impl PodSecurityConfig ===
 
 impl PodSecurityConfig {
-    /// The configuration in the file. The default level is privileged, without exemptions.
+    /// The configuration in the file. By default the level is privileged, and there are no exemptions.
     ///
     /// # Errors
     /// The configuration is invalid.

@@ -1,5 +1,5 @@
-//! The labels of a namespace: invalid labels are refused; a stricter level gets a warning for each violation of the
-//! existing pods.
+//! The Pod Security labels of a namespace. Invalid labels are refused. A stricter level causes a warning for each
+//! violation of the existing pods.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -16,7 +16,7 @@ use crate::{
     offload,
 };
 
-/// Maximum pods that are checked when a namespace's policy becomes stricter, as upstream.
+/// Maximum number of pods that are checked when a namespace's policy becomes stricter, as upstream.
 const MAX_PODS: usize = 3000;
 /// Maximum duration of that check, as upstream.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ pub(super) fn validate(
             ));
         }
     } else if before.is_some() {
-        // Up to a second of parsing and checking.
+        // The check takes up to a second.
         offload::run(true, || warn_about_pods(config, admission, attributes, new.enforce));
     }
     Ok(())
@@ -64,7 +64,7 @@ fn is_stricter(new: LevelVersion, old: LevelVersion) -> bool {
     new != old && new.level != Level::Privileged && !relaxed
 }
 
-/// Adds one warning for all pods with the same violations.
+/// Adds one warning for each group of pods with the same violations.
 fn warn_about_pods(
     config: &PodSecurityConfig,
     admission: &Admission,
@@ -112,7 +112,7 @@ fn line(reasons: &str, names: &[&str]) -> String {
     }
 }
 
-/// The pods of a namespace, first one of each controller and those without.
+/// The pods of a namespace: first one pod of each controller and all pods without a controller, then the others.
 fn pods(config: &PodSecurityConfig, admission: &Admission, namespace: &str) -> Vec<Value> {
     let Some(kind) = by_resource("", "v1", "pods") else { return Vec::new() };
     let Ok(objects) = admission

@@ -25,7 +25,7 @@ pub(super) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::re
     let request = ApplyRequest { live, config: &config, manager: "admission-policy", force: true };
     let applied = updater.apply(request, Managers::default()).map_err(|error| error.to_string())?;
     let mut object = applied.object;
-    // Keep the owners as they were before admission, which owns no fields.
+    // Keep the field owners: admission owns no fields.
     if let Some(metadata) = metadata_mut(&mut object) {
         match &live["metadata"]["managedFields"] {
             Value::Null => metadata.remove("managedFields"),

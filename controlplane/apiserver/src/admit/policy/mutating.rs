@@ -43,7 +43,7 @@ impl Admit for MutatingPolicies {
             return Ok(());
         }
         let before = object.clone();
-        // Policies that may be evaluated again, each with the object as it was after their evaluation.
+        // Policies with `reinvocationPolicy: IfNeeded`, each with the object after its evaluation.
         let mut called: Vec<(&Bound<MutatingPolicy>, Value)> = Vec::new();
         for bound in policies.iter() {
             if apply(admission, bound, attributes, object).await? && bound.policy.rules.again {
@@ -87,7 +87,7 @@ fn cannot_change(attributes: &Attributes<'_>) -> bool {
     is_exempt(attributes) || attributes.operation == Operation::Delete
 }
 
-/// Applies a policy for each of its bindings and parameters. Returns whether it ran.
+/// Applies a policy for each of its bindings and parameters. Returns whether a match condition held.
 async fn apply(
     admission: &Admission,
     bound: &Bound<MutatingPolicy>,
@@ -124,14 +124,14 @@ async fn apply(
     Ok(ran)
 }
 
-/// A policy with one parameter of a number.
+/// A policy with one of its parameters. `params` also has the number of parameters.
 struct Invocation<'a> {
     policy: &'a Policy<MutatingPolicy>,
     params: (Option<&'a Value>, usize),
 }
 
 impl Invocation<'_> {
-    /// Applies the mutations in order. The outer error is that of a conversion, the inner one that of the policy.
+    /// Applies the mutations in order. The outer error is an error of a conversion, the inner one of the policy.
     async fn run(
         &self,
         admission: &Admission,
@@ -144,7 +144,7 @@ impl Invocation<'_> {
         let is_heavy = is_heavy(&objects, self.params);
         let mut is_repeated = false;
         let mutate = || {
-            // An attempt that was cut off may have changed the object.
+            // An interrupted attempt may have changed the object.
             if std::mem::replace(&mut is_repeated, true) {
                 objects.new.clone_from(&before);
             }
@@ -164,7 +164,7 @@ impl Invocation<'_> {
         Ok(Ok(true))
     }
 
-    /// Changes the new object. Returns whether the match conditions hold.
+    /// Applies the mutations to the new object. Returns whether the match conditions hold.
     fn mutate(
         &self,
         attributes: &Attributes<'_>,
@@ -183,7 +183,7 @@ impl Invocation<'_> {
     }
 }
 
-/// The object after a patch, with its defaults.
+/// The object after a patch, with defaults.
 fn patched(
     attributes: &Attributes<'_>,
     kind: &Resource,
@@ -196,7 +196,7 @@ fn patched(
     let new = match patch {
         Patch::Json(operations) => match patch::json(object, &operations) {
             Ok(new) => new,
-            // If a `test` operation of the patch fails, the patch is not applied. This is not an error.
+            // If a `test` operation of the patch fails, the patch is skipped without an error.
             Err(error) if error.to_string().contains("value did not match") => return Ok(object.clone()),
             Err(error) => return Err(format!("JSON Patch: {error}")),
         },
@@ -207,7 +207,7 @@ fn patched(
     completed(attributes, kind, new)
 }
 
-/// Denies the request, unless the failure policy is `Ignore` and covers the reason.
+/// Denies the request, unless the failure policy is `Ignore` and applies to the reason.
 fn failed(
     attributes: &Attributes<'_>,
     policy: &Policy<MutatingPolicy>,

@@ -7,17 +7,17 @@ use serde_json::Value;
 
 use crate::{admit::Admission, cache::Object, convert};
 
-/// Maximum number of parameters of one binding. Tenants may make the objects that a selector finds, and a policy is
-/// evaluated for each of them. Tests make few objects.
+/// Maximum number of parameters of one binding. Tenants may create objects that a selector finds, and a policy is
+/// evaluated for each of them. The limit is lower in tests.
 const MAX_PARAMS: usize = if cfg!(test) { 20 } else { 1000 };
 
-/// The reason why the parameters of a binding are not known; the text is for the client.
+/// Reason why the parameters of a binding cannot be collected. The client receives the text.
 #[derive(Debug)]
 pub(super) enum ParamError {
-    /// An error that upstream has, too: the failure policy decides.
+    /// An error that also exists upstream. The failure policy applies.
     Failed(String),
-    /// More parameters than are supported. Upstream has no limit, so the failure policy `Ignore` does not cover it: tenants
-    /// could make parameters until a policy that restricts them has no effect.
+    /// More parameters than are supported. Upstream has no limit, so the failure policy `Ignore` does not apply:
+    /// otherwise tenants could create parameters until a policy no longer restricts them.
     TooMany(String),
 }
 
@@ -33,7 +33,7 @@ pub(super) struct ParamRef {
     name: String,
     namespace: String,
     selector: Option<LabelSelector>,
-    /// Whether a request without parameters is denied.
+    /// Whether a request is denied if there are no parameters.
     denies: bool,
 }
 
@@ -59,7 +59,7 @@ impl ParamRef {
     }
 }
 
-/// The parameters of a binding for a request in a namespace. None stands for a policy without parameters.
+/// The parameters of a binding for a request in a namespace. A policy without parameters has the single entry `None`.
 ///
 /// # Errors
 /// The parameters cannot be found, or there are too many.

@@ -14,7 +14,7 @@ use crate::{
     error::{ApiError, Result},
 };
 
-/// The message of a policy that is not evaluated to its end, whatever its failure policy.
+/// The message if the cost limit stops the evaluation. It applies with every failure policy.
 const TOO_COSTLY: &str = "the expressions of the admission policies of this request exceed its cost limit";
 
 /// Evaluates validating policies.
@@ -114,7 +114,7 @@ fn invalid(message: String) -> Denial {
     Denial { index: 0, message, reason: "Invalid".to_owned() }
 }
 
-/// Carries out the actions of a binding. Returns the denial, if there is one.
+/// Performs the actions of a binding. Returns the denial, if there is one.
 fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> Option<ApiError> {
     let (policy, binding) = of;
     let mut denial = None;
@@ -143,7 +143,7 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
     denial
 }
 
-/// Annotates the audit record with a failed validation. A request without a record is logged instead.
+/// Annotates the audit record with a failed validation. Without an audit record the failure is logged.
 fn audit_failure(attributes: &Attributes<'_>, (policy, binding): (&str, &Binding), failed: &Denial) {
     const KEY: &str = "validation.policy.admission.k8s.io/validation_failure";
     let Denial { index, message, .. } = failed;

@@ -1,4 +1,4 @@
-//! One webhook of a configuration. Pure.
+//! One webhook of a configuration. No I/O.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use serde_json::Value;
 use super::super::matching::Matching;
 use crate::webhook_client::Endpoint;
 
-/// One webhook, parsed.
+/// A parsed webhook.
 pub(in crate::admit) struct Hook {
     pub(crate) name: String,
     pub(super) matching: Matching,
     pub(crate) conditions: Conditions,
     pub(crate) endpoint: Endpoint,
-    /// Whether a failed call fails the request.
-    pub(crate) fails: bool,
-    /// Whether it may be called for a dry run.
+    /// Whether a failed call rejects the request.
+    pub(crate) fail_closed: bool,
+    /// Whether the webhook may be called for a dry run.
     pub(crate) dry_run: bool,
-    /// Whether it is called again when a later webhook has changed the object.
-    pub(crate) again: bool,
+    /// Whether the webhook is called again if a later webhook has changed the object.
+    pub(crate) reinvoke: bool,
     /// Version of the AdmissionReview.
     pub(crate) version: &'static str,
 }
@@ -27,7 +27,7 @@ pub(in crate::admit) struct Hook {
 // === impl Hook ===
 
 impl Hook {
-    /// Reads a webhook of a configuration, which is validated and has its defaults.
+    /// Parses a webhook of a validated configuration with defaults.
     pub(crate) fn read(hook: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let seconds = hook["timeoutSeconds"].as_u64().unwrap_or(10);
@@ -38,9 +38,9 @@ impl Hook {
             matching: Matching::of_webhook(hook),
             conditions: Conditions::read(&hook["matchConditions"], false),
             endpoint: Endpoint::read(&hook["clientConfig"], Duration::from_secs(seconds)),
-            fails: hook["failurePolicy"] != "Ignore",
+            fail_closed: hook["failurePolicy"] != "Ignore",
             dry_run: matches!(hook["sideEffects"].as_str(), Some("None" | "NoneOnDryRun")),
-            again: hook["reinvocationPolicy"] == "IfNeeded",
+            reinvoke: hook["reinvocationPolicy"] == "IfNeeded",
             version: if version == Some("v1beta1") { "v1beta1" } else { "v1" },
         }
     }

@@ -1,4 +1,4 @@
-//! From the claims of a verified token to a user. Pure.
+//! Maps the claims of a verified token to a user. No I/O.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use super::{
     expression::Expression,
 };
 
-/// Why the claims of a token do not give a user.
+/// Reason why the claims of a token do not yield a user.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ClaimError {
     #[error("the claim {0:?} is missing or empty")]
@@ -29,7 +29,7 @@ pub(super) enum ClaimError {
     NoText(String),
 }
 
-/// The user of a token, named as the configuration says.
+/// The user of a token, according to the mappings of the configuration.
 pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimError> {
     for (claim, value) in &config.required_claims {
         if claims[claim] != value.as_str() {
@@ -86,7 +86,7 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
     Ok(user)
 }
 
-/// Result of an expression that must be a non-empty string.
+/// The result of an expression that must be a non-empty string.
 fn one(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
     match expression.over_claims(claims).map_err(ClaimError::Expression)? {
         Value::String(text) if !text.is_empty() => Ok(text),
@@ -94,7 +94,7 @@ fn one(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
     }
 }
 
-/// Result of an expression: a string, a list of strings, or null. Empty strings are omitted, as upstream.
+/// The result of an expression: a string, a list of strings, or null. Empty strings are omitted, as upstream.
 fn several(expression: &Expression, claims: &Value) -> Result<Vec<String>, ClaimError> {
     let wrong = || ClaimError::NoText(expression.source.clone());
     let texts = match expression.over_claims(claims).map_err(ClaimError::Expression)? {
@@ -118,7 +118,7 @@ fn text<'a>(claims: &'a Value, claim: &str) -> Result<&'a str, ClaimError> {
     }
 }
 
-/// The groups of a claim, which may be absent, one text or a list of texts.
+/// The groups in a claim: absent, one text, or a list of texts.
 fn list<'a>(claims: &'a Value, claim: &str) -> Result<Vec<&'a str>, ClaimError> {
     let wrong = || ClaimError::NotGroups(claim.to_owned());
     match &claims[claim] {

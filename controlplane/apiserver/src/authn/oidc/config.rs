@@ -1,4 +1,4 @@
-//! The configuration of authentication: `AuthenticationConfiguration` of `apiserver.config.k8s.io`.
+//! The authentication configuration: `AuthenticationConfiguration` of `apiserver.config.k8s.io`.
 
 mod single;
 
@@ -13,7 +13,7 @@ pub use single::OidcConfig;
 /// Maximum number of issuers, and of rules and extra mappings of one issuer.
 const MAX_RULES: usize = 64;
 
-/// Algorithms that issuers may use, as upstream; ES512 too, which is in `es512.rs`.
+/// Algorithms that issuers may use, as upstream. ES512 is handled in `es512.rs`.
 const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -25,14 +25,14 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::PS512,
 ];
 
-/// The authenticators that the configuration file adds to those of the cluster itself.
+/// The authenticators that the configuration file adds to those of the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AuthenticationConfig {
     pub(crate) issuers: Vec<IssuerConfig>,
     pub(crate) anonymous: AnonymousConfig,
 }
 
-/// Anonymous authentication: the paths on which requests without credentials are accepted.
+/// Anonymous authentication: whether and where requests without credentials are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum AnonymousConfig {
     /// Anonymous requests are accepted on all paths.
@@ -46,23 +46,23 @@ pub(crate) enum AnonymousConfig {
 /// One issuer.
 #[derive(Clone, Debug)]
 pub(crate) struct IssuerConfig {
-    /// The value of the claim `iss`, and where discovery starts.
+    /// The value of the claim `iss`. It is also the base URL of discovery.
     pub(crate) url: String,
-    /// Another URL of the discovery document.
+    /// URL of the discovery document, if it differs from the default.
     pub(crate) discovery_url: Option<String>,
-    /// Authorities of the issuer's certificate in PEM form; `None` uses the system's.
+    /// Certificate authorities of the issuer in PEM. `None` uses the system's authorities.
     pub(crate) authority: Option<String>,
     /// A token must have one of these audiences.
     pub(crate) audiences: Vec<String>,
     pub(crate) algorithms: Vec<Algorithm>,
-    /// Whether tokens may be signed with ES512, which is not one of the other algorithms.
+    /// Whether tokens may be signed with ES512, which `algorithms` does not contain.
     pub(crate) has_es512: bool,
     pub(crate) username: Mapping,
     pub(crate) groups: Option<Mapping>,
     pub(crate) uid: Option<Mapping>,
-    /// Keys of extra values, with the expressions for them.
+    /// Keys of extra values, and the expressions for their values.
     pub(crate) extra: Vec<(String, Expression)>,
-    /// Claims with the value that they must have.
+    /// Claims that tokens must have, with their required values.
     pub(crate) required_claims: BTreeMap<String, String>,
     /// Rules about the claims.
     pub(crate) claim_rules: Vec<Rule>,
@@ -70,21 +70,21 @@ pub(crate) struct IssuerConfig {
     pub(crate) user_rules: Vec<Rule>,
 }
 
-/// Source of a value.
+/// How a value is derived from the claims.
 #[derive(Clone, Debug)]
 pub(crate) enum Mapping {
     Claim(PrefixedClaim),
     Expression(Expression),
 }
 
-/// An expression that must be true, and the reason of the refusal if it is not.
+/// An expression that must be true, and the message if it is not.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) expression: Expression,
     pub(crate) message: String,
 }
 
-/// A claim, and the prefix that its value gets.
+/// A claim, and the prefix for its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixedClaim {
     pub(crate) claim: String,
@@ -185,7 +185,7 @@ struct Condition {
 // === impl AuthenticationConfig ===
 
 impl AuthenticationConfig {
-    /// Reads the file's text.
+    /// Parses the text of the file.
     ///
     /// # Errors
     /// The first invalid field, in one sentence.
@@ -271,7 +271,7 @@ fn issuer(jwt: Jwt) -> Result<IssuerConfig, String> {
     Ok(config)
 }
 
-/// Claims with required values, and rules with expressions.
+/// Splits the rules into required claims and expressions.
 fn claim_rules(rules: Vec<ClaimRule>) -> Result<(BTreeMap<String, String>, Vec<Rule>), String> {
     at_most("claimValidationRules", rules.len())?;
     let (mut required, mut expressions) = (BTreeMap::new(), Vec::new());
@@ -333,7 +333,7 @@ fn extra(mappings: Vec<ExtraMapping>) -> Result<Vec<(String, Expression)>, Strin
     Ok(all)
 }
 
-/// An expression for the name that reads the email address must be accompanied by one that reads `email_verified`: an
+/// Checks that an expression for the user name that reads `email` is accompanied by one that reads `email_verified`: an
 /// address that the issuer did not verify may belong to another user.
 fn check_email(config: &IssuerConfig) -> Result<(), String> {
     let Mapping::Expression(name) = &config.username else { return Ok(()) };
@@ -380,7 +380,7 @@ fn mapping(field: &str, source: Source, (wanted, has_prefix): (Wanted, bool)) ->
     }
 }
 
-/// A URL of an issuer has the scheme https and neither user, query nor fragment.
+/// Checks that the URL of an issuer has the scheme https and no user, query or fragment.
 fn check_url(field: &str, url: &str) -> Result<(), String> {
     let parsed = url.parse::<http::Uri>().map_err(|error| format!("{field}: {url:?}: {error}"))?;
     let is_plain = !url.contains(['?', '#', '@']);

@@ -1,4 +1,4 @@
-//! Tokens that are signed with ES512 (ECDSA with P-521), which the library for the other algorithms does not have.
+//! Tokens that are signed with ES512 (ECDSA with P-521), which the library for the other algorithms does not support.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use jsonwebtoken::{
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::config::IssuerConfig;
 
-/// Bytes of a coordinate of a point.
+/// Bytes of one coordinate of a point.
 const COORDINATE: usize = 66;
 
 /// The header of a token.
@@ -25,14 +25,15 @@ pub(super) struct Header {
     crit: Option<Value>,
 }
 
-/// The header of a token, if it names this algorithm. A token with extensions is refused as one of another algorithm.
+/// The header of a token with this algorithm. `None` for other algorithms and for tokens with critical extensions,
+/// which are then refused.
 pub(super) fn header(token: &str) -> Option<Header> {
     let header = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').next()?).ok()?;
     let header: Header = serde_json::from_slice(&header).ok()?;
     (header.alg == "ES512" && header.crit.is_none()).then_some(header)
 }
 
-/// The claims of a token for this issuer's audiences that is signed with the key and has not expired at `now`, in seconds.
+/// The claims of a token. Checks its signature, issuer, audience and expiry; `now` is in seconds since 1970.
 pub(super) fn claims(token: &str, key: &Jwk, config: &IssuerConfig, now: i64) -> Result<Value, Error> {
     let claims = verified(token, key).ok_or(ErrorKind::InvalidSignature)?;
     let expiry = claims["exp"].as_f64().ok_or_else(|| ErrorKind::MissingRequiredClaim("exp".to_owned()))?;
@@ -54,7 +55,7 @@ pub(super) fn claims(token: &str, key: &Jwk, config: &IssuerConfig, now: i64) ->
     Ok(claims)
 }
 
-/// The claims of a token that is signed with the key.
+/// The claims of a token. `None` unless it is signed with the key.
 fn verified(token: &str, key: &Jwk) -> Option<Value> {
     let AlgorithmParameters::EllipticCurve(point) = &key.algorithm else { return None };
     (point.curve == EllipticCurve::P521).then_some(())?;

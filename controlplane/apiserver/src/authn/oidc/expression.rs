@@ -1,4 +1,4 @@
-//! Expressions of the configuration, over the claims of a token or over the user made from them.
+//! CEL expressions of the authentication configuration, over the claims of a token or over the resulting user.
 //!
 //! Source: `k8s.io/apiserver/pkg/authentication/cel`.
 
@@ -26,7 +26,7 @@ pub(crate) struct Expression {
     program: Program,
 }
 
-/// Result types that a field allows.
+/// The result types that a field accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     Bool,
@@ -40,7 +40,7 @@ impl Expression {
     /// Compiles an expression over `claims`.
     ///
     /// # Errors
-    /// It does not compile, or has another type.
+    /// The expression does not compile, or has another result type.
     pub(super) fn of_claims(source: &str, wanted: Wanted) -> Result<Self, String> {
         Self::compile(source, wanted, &Environment::default().variable("claims", CLAIMS.clone()))
     }
@@ -48,7 +48,7 @@ impl Expression {
     /// Compiles an expression over `user`.
     ///
     /// # Errors
-    /// It does not compile, or has another type.
+    /// The expression does not compile, or has another result type.
     pub(super) fn of_user(source: &str, wanted: Wanted) -> Result<Self, String> {
         Self::compile(source, wanted, &Environment::default().variable("user", USER.clone()))
     }
@@ -77,7 +77,7 @@ impl Expression {
         self.evaluate(("claims", Cel::from_json(claims, &CLAIMS)))
     }
 
-    /// Whether the expression is true of the user.
+    /// Whether the expression is true for the user.
     ///
     /// # Errors
     /// The evaluation failed.

@@ -1,5 +1,5 @@
-//! The public keys of an issuer: fetched when a token needs them, kept for an hour or until a token names an unknown
-//! key.
+//! The public keys of an issuer. They are fetched when a token needs them, and kept for an hour or until a token names
+//! an unknown key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,12 +14,12 @@ use super::config::IssuerConfig;
 
 /// Maximum bytes of a document of the issuer.
 const MAX_DOCUMENT: usize = 1 << 20;
-/// Maximum duration of one request.
+/// Timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum time between two fetches. Anyone can send tokens with unknown keys.
+/// Minimum time between two fetches, because any client can send tokens with unknown keys.
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum age of keys. The next token after it fetches the keys again, so that keys the issuer removed are rejected.
-/// If the issuer does not respond, the old keys are kept.
+/// Maximum age of keys. Afterwards the next token causes a fetch, so that keys that the issuer removed are rejected. If
+/// the issuer does not respond, the old keys are kept.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
 const MAX_KEYS: usize = 100;
@@ -29,9 +29,9 @@ pub(super) struct Keys {
     issuer: String,
     discovery: String,
     current: ArcSwap<Vec<Jwk>>,
-    /// When the current keys were fetched.
+    /// Time at which the current keys were fetched.
     renewed: ArcSwap<Option<Instant>>,
-    /// When the last fetch began, then when it ended. Held during a fetch, so that there is one at a time.
+    /// Time of the last fetch: its start while it runs, then its end. Locked during a fetch, so that only one runs.
     fetched: Mutex<Option<Instant>>,
 }
 
@@ -57,7 +57,7 @@ impl Keys {
         })
     }
 
-    /// The key with this id; the only key if the token names none.
+    /// The key with this id. Without an id, the only key of the issuer.
     pub(super) async fn find(&self, id: Option<&str>) -> Result<Option<Jwk>, String> {
         let key = self.known(id);
         if key.is_some() && !self.is_old() {
@@ -65,11 +65,11 @@ impl Keys {
         }
         let mut fetched = match self.fetched.try_lock() {
             Ok(fetched) => fetched,
-            // Another request is fetching the keys. Use the old ones until it has finished.
+            // Another request is fetching the keys. Use the old key until it has finished.
             Err(_) if key.is_some() => return Ok(key),
             Err(_) => self.fetched.lock().await,
         };
-        // Another request may have fetched it in the meantime.
+        // Another request may have fetched the key meanwhile.
         let key = self.known(id);
         if (key.is_some() && !self.is_old())
             || fetched.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL)
@@ -80,7 +80,7 @@ impl Keys {
         let renewed = self.fetch().await.inspect_err(|reason| {
             tracing::warn!(issuer = self.issuer, reason, "cannot fetch the keys of the token issuer");
         });
-        // The fetch may have lasted longer than the interval. Requests that waited for it do not fetch again.
+        // The fetch may have taken longer than the interval. Requests that waited for it do not fetch again.
         *fetched = Some(Instant::now());
         match (renewed, key) {
             (Ok(keys), _) => {
@@ -113,7 +113,7 @@ impl Keys {
         let place = document["jwks_uri"].as_str().ok_or("the discovery document has no jwks_uri")?;
         let set = self.get(place).await?;
         let keys = set["keys"].as_array().ok_or("the key set has no keys")?;
-        // A key of an unknown type is skipped: the set can have keys for other clients.
+        // Skip keys of unknown types: the set may contain keys for other clients.
         Ok(keys.iter().take(MAX_KEYS).filter_map(|key| serde_json::from_value(key.clone()).ok()).collect())
     }
 
@@ -124,7 +124,7 @@ impl Keys {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
             if body.len() + chunk.len() > MAX_DOCUMENT {
-                return Err(format!("GET {url}: the answer is larger than {MAX_DOCUMENT} bytes"));
+                return Err(format!("GET {url}: the response is larger than {MAX_DOCUMENT} bytes"));
             }
             body.extend_from_slice(&chunk);
         }
@@ -132,7 +132,7 @@ impl Keys {
     }
 }
 
-/// TLS with the authorities of the configuration, or with those of the system.
+/// TLS with the authorities of the configuration, or of the system.
 fn tls(authority: Option<&str>) -> Result<rustls::ClientConfig, String> {
     let mut roots = rustls::RootCertStore::empty();
     match authority {

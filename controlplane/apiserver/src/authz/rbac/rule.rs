@@ -12,16 +12,16 @@ pub(crate) struct Rule {
     pub(crate) verbs: Vec<String>,
     pub(crate) groups: Vec<String>,
     pub(crate) resources: Vec<String>,
-    /// `resourceNames`. An empty list allows all names.
+    /// `resourceNames`. Empty allows all names.
     pub(crate) names: Vec<String>,
     pub(crate) urls: Vec<String>,
 }
 
-/// Maximum number of parts of all rules of a role that are compared one by one. Four lists of a thousand words have
-/// 10¹² parts, in a request of a few kilobytes.
+/// Maximum number of parts of all rules of a role that are compared one by one. A request of a few kilobytes can
+/// contain four lists of a thousand words, which have 10¹² parts.
 pub(crate) const MAX_PARTS: usize = 20_000;
 
-/// Maximum bytes of the words of all these parts. A word may have a megabyte, and each part repeats it.
+/// Maximum bytes of the words of all these parts. Each part repeats its words, and a word may have a megabyte.
 const MAX_BYTES: usize = 16 << 20;
 
 /// The rules have more than [`MAX_PARTS`] parts, or [`MAX_BYTES`] bytes.
@@ -36,7 +36,7 @@ fn has(list: &[String], word: &str) -> bool {
 }
 
 impl Rule {
-    /// The rule that allows everything.
+    /// Two rules that together allow every request.
     pub(crate) fn all() -> [Self; 2] {
         let any = || vec!["*".to_owned()];
         [
@@ -93,7 +93,7 @@ impl Rule {
         })
     }
 
-    /// The rule without repeated words.
+    /// The rule without duplicate words.
     fn without_repeats(&self) -> Self {
         let once = |list: &[String]| {
             let mut found = HashSet::new();
@@ -114,14 +114,14 @@ impl Rule {
         lists.iter().any(|list| list.len() > 100) || self.part_count() > 1000
     }
 
-    /// Number of parts.
+    /// Number of parts that [`Rule::parts`] returns.
     fn part_count(&self) -> usize {
         let lists = [self.groups.len(), self.resources.len(), self.names.len().max(1)];
         let objects = lists.into_iter().fold(1, usize::saturating_mul);
         self.verbs.len().saturating_mul(self.urls.len().saturating_add(objects))
     }
 
-    /// Bytes of the parts, at most.
+    /// Upper bound of the bytes of the parts.
     fn part_bytes(&self) -> usize {
         let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
         let longest = lists.map(|list| list.iter().map(String::len).max().unwrap_or_default());
@@ -154,7 +154,7 @@ impl Rule {
         parts
     }
 
-    /// Whether the rule covers a rule for resources or for URLs. A name is literal: `*` is no wildcard there.
+    /// Whether the rule covers a rule for resources or for URLs. In resource names `*` is not a wildcard.
     fn covers(&self, part: &Self) -> bool {
         let each = |own: &[String], asked: &[String]| asked.iter().all(|word| has(own, word));
         let all = |own: &[String], asked: &[String]| has(own, "*") || each(own, asked);
@@ -173,10 +173,10 @@ impl Rule {
     }
 }
 
-/// The parts of these rules that the held rules do not cover.
+/// The parts of the wanted rules that the held rules do not cover.
 ///
 /// # Errors
-/// There are too many parts to compare. Rules that one held rule covers as a whole do not count.
+/// There are too many parts to compare. Wanted rules that a single held rule covers are not counted.
 pub(crate) fn missing<'a>(
     held: impl Iterator<Item = &'a Rule> + Clone,
     wanted: &[Rule],

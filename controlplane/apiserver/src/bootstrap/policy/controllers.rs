@@ -6,7 +6,7 @@ use super::{
     Rule::{self, Named, On},
 };
 
-/// The rules of each controller. The cluster role and its binding are `system:controller:NAME`; the subject is the service
+/// The rules of each controller. Its cluster role and binding are `system:controller:NAME`; the subject is the service
 /// account NAME in `kube-system`.
 pub(super) const CONTROLLERS: &[(&str, &[Rule])] = &[
     (

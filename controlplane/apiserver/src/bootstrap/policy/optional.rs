@@ -11,11 +11,11 @@ use super::{
 const SCHEDULING: &str = "scheduling.k8s.io";
 const MIGRATION: &str = "storagemigration.k8s.io";
 
-/// Rules that exist while a resource is served.
+/// Rules that are added while a resource is served.
 pub(super) struct Optional {
     /// Group, version and name of the resource.
     resource: (&'static str, &'static str, &'static str),
-    /// Further rules of cluster roles.
+    /// Additional rules of cluster roles.
     pub(super) roles: &'static [(&'static str, &'static [Rule])],
     /// Roles of controllers.
     pub(super) controllers: &'static [(&'static str, &'static [Rule])],

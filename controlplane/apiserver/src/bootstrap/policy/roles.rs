@@ -1,5 +1,5 @@
-//! Default cluster roles, except those of controllers. Source: `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`,
-//! and kubeadm for the roles with its name.
+//! Default cluster roles, except those of controllers. Source:
+//! `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`, and kubeadm for the roles with the prefix `kubeadm:`.
 
 use super::{
     ALL, API, CERTIFICATES, EVENTS, READ, Role,
@@ -158,7 +158,7 @@ pub(super) const ROLES: &[Role<'_>] = &[
     ("kubeadm:get-nodes", "", &[On("", "nodes", "get")]),
 ];
 
-/// Rules of the role `edit`, besides those of `view`.
+/// Rules of the role `edit`, in addition to those of `view`.
 pub(super) const EDIT: &[Rule] = &[
     On("", "pods/attach pods/exec pods/portforward pods/proxy secrets services/proxy", READ),
     On("", "serviceaccounts", "impersonate"),
@@ -275,7 +275,7 @@ const SCHEDULER: &[Rule] = &[
     On("resource.k8s.io", "resourceclaims/binding", "patch update"),
 ];
 
-/// Rules of `system:node`. The node authorizer decides about nodes, so no subject has this role.
+/// Rules of `system:node`. No subject is bound to it by default, because the node authorizer decides about nodes.
 const NODE: &[Rule] = &[
     On("authentication.k8s.io", "tokenreviews", "create"),
     On("authorization.k8s.io", "localsubjectaccessreviews subjectaccessreviews", "create"),

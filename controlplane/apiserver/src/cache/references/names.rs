@@ -1,5 +1,5 @@
-//! The names in a pod's spec and status, read from the encoded pod. The parser skips all other fields: at the start all
-//! pods are read.
+//! The names in a pod's spec and status, read from the encoded pod. The parser skips all other fields, because all pods
+//! are read at the start.
 
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
@@ -8,8 +8,8 @@ use crate::pod_references::{
     accounts_of, claims_of, config_maps_of, is_mirror, resource_claims_of, secrets_of,
 };
 
-/// The node of a pod and the names of the objects that it refers to. A mirror pod has no names: its node creates it, and
-/// must not give itself rights. Source: `AddPod` of upstream's node authorizer.
+/// The node of a pod and the names of the objects that it refers to. A mirror pod has no names: its node creates it and
+/// could otherwise give itself permissions. Source: `AddPod` of upstream's node authorizer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     /// Empty if the pod is not bound.
@@ -19,7 +19,7 @@ pub(super) struct Names {
     pub(super) accounts: Vec<String>,
     pub(super) claims: Vec<String>,
     pub(super) resource_claims: Vec<String>,
-    /// Whether the spec has ResourceClaims, whose names the status may have.
+    /// Whether the spec has ResourceClaims. Their names may be in the status.
     pub(super) has_resource_claims: bool,
 }
 
@@ -117,7 +117,7 @@ struct Variable {
     value_from: Option<From>,
 }
 
-/// The source of one variable, or of many.
+/// The source of one variable or of several.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct From {
@@ -130,11 +130,11 @@ struct From {
 // === impl Names ===
 
 impl Names {
-    /// The names in an encoded pod with this name.
+    /// The names in an encoded pod. `pod_name` is part of the names of ephemeral claims.
     pub(super) fn read(pod_name: &str, encoded: &[u8]) -> Self {
         match serde_json::from_slice::<Pod>(encoded) {
             Ok(pod) => Self::of(pod_name, pod),
-            // A field has another type than in the schema. The other fields are read.
+            // A field has a type that differs from the schema. The other fields are still read.
             Err(_) => Self::of_tree(pod_name, &serde_json::from_slice(encoded).unwrap_or_default()),
         }
     }

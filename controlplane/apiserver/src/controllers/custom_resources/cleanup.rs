@@ -1,4 +1,4 @@
-//! Deletes the objects of a deleted definition, then its finalizer (`controller/finalizer`).
+//! Deletes the objects of a terminating definition, then removes its finalizer.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -64,10 +64,11 @@ async fn clean(state: &Arc<State>, definition: &Definition) -> Result<()> {
     .await
 }
 
-/// Deletes each object, and waits for the finalizers of those that have some.
+/// Deletes each object, and waits until those with finalizers are removed.
 ///
-/// Every API server does this. When another one has removed the finalizer of the definition, a new definition can have the
-/// name: its objects must stay, so a deletion names the uid, and the wait ends with the definition.
+/// Every API server does this concurrently. After another server has removed the finalizer of the definition, a new
+/// definition can have the same name. The new definition's objects must stay: each deletion has a uid precondition, and
+/// the wait ends with the definition.
 async fn delete_all(state: &Arc<State>, definition: &Definition, resource: &Arc<Resource>) -> Result<()> {
     let collection = state.cache.of(resource)?;
     let scope = Scope { prefix: prefix_of(resource, ""), ..Scope::default() };

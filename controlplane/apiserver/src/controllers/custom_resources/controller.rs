@@ -1,7 +1,7 @@
-//! Follows the definitions: plans their names and conditions, adds and removes their resources.
+//! Reconciles the definitions: sets their names and conditions, adds and removes their resources.
 //!
-//! A change of one definition concerns that definition alone, unless it releases names: then the definitions of its group
-//! that wait for names are reconciled again.
+//! A change of a definition causes a reconcile of that definition only. If the change releases names, the definitions
+//! of the same group that wait for names are also reconciled.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::state::State;
 use crate::write;
 
-/// Capacity of the queue of definitions whose cleanup ended.
+/// Capacity of the queue of finished cleanups.
 const QUEUE_CAPACITY: usize = 64;
 
 /// Serves the established definitions, then starts a task that watches all definitions.
@@ -41,9 +41,9 @@ struct Controller {
     state: Weak<State>,
     /// Definitions by name.
     definitions: HashMap<String, Definition>,
-    /// The served state of each definition: its specification and accepted names, as text.
+    /// The served state of each definition: its specification and accepted names as text, for comparison.
     served: HashMap<String, String>,
-    /// Names of terminating definitions. A task deletes the objects of each.
+    /// Names of terminating definitions whose objects a task deletes.
     cleaning: BTreeSet<String>,
     ended: mpsc::Sender<String>,
 }
@@ -69,13 +69,13 @@ impl Controller {
 
     async fn run(mut self, mut events: Events, mut cleanups: mpsc::Receiver<String>) {
         loop {
-            // Both receivers keep their messages when the other one is ready.
+            // Cancel-safe: both receivers keep their messages.
             tokio::select! {
                 event = events.recv() => {
                     let Some(state) = self.state.upgrade() else { return };
                     match event {
                         Some(event) => self.apply(&state, &event).await,
-                        // The watcher was too slow, or the server ends.
+                        // The watcher was too slow, or the server stops.
                         None => match self.load(&state).await {
                             Ok(again) if !state.shutdown.is_cancelled() => events = again,
                             _ => return,
@@ -175,7 +175,7 @@ impl Controller {
         }
     }
 
-    /// Adds the definition's resources, or replaces them if the definition changed.
+    /// Adds the definition's resources, or replaces them if the definition has changed.
     async fn serve(&mut self, state: &Arc<State>, name: &str, definition: &Definition) {
         let text = format!(
             "{:?} {:?} {}",
@@ -215,7 +215,7 @@ impl Controller {
     }
 }
 
-/// The names of built-in resources of a group, as a definition that has them.
+/// The names of the built-in resources of a group, in the form of definitions.
 fn built_in_names(group: &str) -> Vec<Definition> {
     let resources = coracle_kinds::kind::built_in().iter().filter(|resource| resource.group == group);
     resources

@@ -1,4 +1,4 @@
-//! Definitions as stored objects: their kind, and changes of them by this server.
+//! Access to stored definitions: their kind, and changes of them by this server.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) fn kind() -> Result<Arc<Resource>> {
         .ok_or_else(ApiError::no_resource)
 }
 
-/// Checks that the definition still exists. The error is `NotFound`, also if a new definition has its name.
+/// Checks that the definition still exists. The error is `NotFound`, also if a new definition has the same name.
 pub(super) fn check_exists(state: &State, definition: &Metadata) -> Result<()> {
     let kind = kind()?;
     match state.cache.get(&kind, "", &definition.name) {
@@ -36,8 +36,8 @@ fn check_uid(kind: &Resource, definition: &Metadata, stored: &Value) -> Result<(
     Err(ApiError::not_found(kind, &definition.name))
 }
 
-/// Changes a definition as this server. The error is `NotFound` if the definition was deleted, also if a new definition has
-/// its name.
+/// Changes a definition as this server. The error is `NotFound` if the definition was deleted, also if a new definition
+/// has the same name.
 pub(super) async fn edit(
     state: &Arc<State>,
     definition: &Metadata,

@@ -146,6 +146,48 @@ async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
 }
 
 #[tokio::test]
+async fn a_node_gets_tokens_of_its_own_pods_by_their_uid() {
+    let server = Fixture::new().await;
+    let uid = server.post(PODS, pod("p")).await.body["metadata"]["uid"].clone();
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}});
+    server.post(&format!("{PODS}/p/binding"), binding).await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let own =
+        json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid}}});
+    let without_uid = json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p"}}});
+    for (of, request, code) in
+        [("n1", &own, 201), ("n1", &without_uid, 403), ("n1", &json!({"spec": {}}), 403), ("n2", &own, 403)]
+    {
+        let request = Request::post(path).body(Full::from(request.to_string())).unwrap();
+        let answer = server.send(node(of), request).await;
+        assert_eq!(answer.code, code, "{of}: {}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn the_range_of_a_node_is_not_chosen_by_the_node() {
+    let server = Fixture::new().await;
+    let range = json!({"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]});
+    let request = |method: &str, path: &str, body: Value| {
+        let media = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let request = Request::builder().method(method).uri(path).header("content-type", media);
+        request.body(Full::from(body.to_string())).unwrap()
+    };
+    let (all, own) = ("/api/v1/nodes", "/api/v1/nodes/n1");
+    let with_range = json!({"metadata": {"name": "n1"}, "spec": range});
+    let send = |request| server.send(node("n1"), request);
+    assert_eq!(send(request("POST", all, with_range)).await.code, 403);
+    assert_eq!(send(request("POST", all, json!({"metadata": {"name": "n1"}}))).await.code, 201);
+    assert_eq!(send(request("PATCH", own, json!({"spec": range}))).await.code, 403);
+    assert_eq!(server.merge(own, json!({"spec": range})).await.code, 200);
+    // Other changes of a node that has a range.
+    let other = json!({"metadata": {"annotations": {"a": "b"}}});
+    for path in [own, "/api/v1/nodes/n1/status"] {
+        assert_eq!(send(request("PATCH", path, other.clone())).await.code, 200, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn a_review_of_a_token_names_only_audiences_of_the_token() {
     let server = Fixture::new().await;
     let path = "/api/v1/namespaces/default/serviceaccounts/default/token";

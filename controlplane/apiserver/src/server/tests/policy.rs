@@ -196,3 +196,27 @@ async fn connections_through_the_proxy_are_admitted() {
     assert_eq!(server.get(&format!("{proxy}/secret/x")).await.code, 422);
     assert_eq!(server.get(&format!("{proxy}/y")).await.code, 404);
 }
+
+#[tokio::test]
+async fn each_object_of_a_deleted_collection_has_a_budget_of_its_own() {
+    let server = Fixture::new().await;
+    // The cost is the product of a tenth of both lengths: 810,000. So an object costs more than 8 million, and all of them
+    // more than a request may.
+    let one = json!({"expression": "!oldObject.data.a.contains(oldObject.data.b)"});
+    let spec = json!({
+        "matchConstraints": {"resourceRules": [{"operations": ["DELETE"], "apiGroups": ["*"], "apiVersions": ["*"],
+            "resources": ["configmaps"]}]},
+        "validations": vec![one; 10],
+    });
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    bind(&server, "validating", "b", json!({})).await;
+    for number in 0..13 {
+        let mut object = map(&format!("m-{number}"), json!({"a": "x".repeat(9000), "b": "y".repeat(9000)}));
+        object["metadata"]["labels"] = json!({"size": "large"});
+        assert_eq!(server.post(MAPS, object).await.code, 201);
+    }
+    let large = format!("{MAPS}?labelSelector=size%3Dlarge");
+    let deleted = server.delete(&large, json!({})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    assert_eq!(server.get(&large).await.body["items"], json!([]));
+}

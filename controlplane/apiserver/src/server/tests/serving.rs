@@ -60,6 +60,44 @@ async fn a_changed_authorization_configuration_takes_effect() {
 }
 
 #[tokio::test]
+async fn clients_that_read_only_protobuf_get_it() {
+    let server = Fixture::new().await;
+    server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    let get = async |path: String, accept: &str| {
+        let request = Request::get(path).header("accept", accept);
+        let answer = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), Some(admin())).await;
+        let media = answer.headers()["content-type"].to_str().unwrap().to_owned();
+        (answer.status().as_u16(), media, answer.into_body().collect().await.unwrap().to_bytes())
+    };
+    let protobuf = "application/vnd.kubernetes.protobuf";
+    let (code, media, bytes) = get(format!("{CONFIG_MAPS}/a"), protobuf).await;
+    assert_eq!((code, media.as_str()), (200, protobuf));
+    let object = coracle_kinds::protobuf::decode(&bytes).unwrap();
+    assert_eq!((&object["kind"], &object["metadata"]["name"]), (&json!("ConfigMap"), &json!("a")));
+    let (code, media, bytes) = get(CONFIG_MAPS.to_owned(), protobuf).await;
+    assert_eq!((code, media.as_str(), bytes.starts_with(b"k8s\0")), (200, protobuf, true));
+    let (code, media, _) = get(CONFIG_MAPS.to_owned(), "application/vnd.kubernetes.protobuf,*/*").await;
+    assert_eq!((code, media.as_str()), (200, "application/json"));
+    let table = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";
+    let (code, _, bytes) = get(CONFIG_MAPS.to_owned(), table).await;
+    let table: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!((code, &table["apiVersion"]), (200, &json!("meta.k8s.io/v1beta1")));
+    let watch = format!(
+        "{CONFIG_MAPS}?watch=1&timeoutSeconds=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+    );
+    let (_, media, bytes) = get(watch.clone(), protobuf).await;
+    assert_eq!(media, "application/vnd.kubernetes.protobuf;stream=watch");
+    let length = u32::from_be_bytes(bytes[..4].try_into().unwrap()) as usize;
+    assert!(bytes[4..4 + length].starts_with(b"\x0a\x05ADDED"), "{bytes:?}");
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let (_, _, lines) = get(watch, table).await;
+    let last = lines.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty()).unwrap();
+    let last: serde_json::Value = serde_json::from_slice(last).unwrap();
+    let row = &last["object"]["rows"][0]["object"]["metadata"]["annotations"];
+    assert_eq!((&last["type"], &row["k8s.io/initial-events-end"]), (&json!("BOOKMARK"), &json!("true")));
+}
+
+#[tokio::test]
 async fn a_large_object_is_compressed() {
     let server = Fixture::new().await;
     let mut large = config_map("large", json!({}));

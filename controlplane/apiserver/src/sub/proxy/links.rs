@@ -1,4 +1,4 @@
-//! Links of a server behind the proxy, in redirects and in HTML pages, changed so that they lead through the proxy.
+//! Rewrites links in redirects and HTML pages of a proxied server, so that they point to the proxy.
 //!
 //! Source: `apimachinery/pkg/util/proxy/transport.go`.
 
@@ -51,20 +51,20 @@ const LINKS: &[(&str, &[&str])] = &[
     ("video", &["poster", "src"]),
 ];
 
-/// Maximum bytes that the rewriter keeps of one page: a tag has at most this size.
+/// Maximum bytes that the rewriter buffers of one page, and so the maximum size of a tag.
 const MAX_TAG: usize = 1 << 20;
 /// Bytes of a compressed page that are decompressed in one step. The result is at most about a thousand times larger.
 const COMPRESSED_PIECE: usize = 128;
-/// Bytes of a page that are rewritten at once. Short links grow to forty times their size, and the result waits in memory
-/// until the client reads it.
+/// Bytes of a page that are rewritten in one step. Short links may grow to forty times their size, and the output stays
+/// in memory until the client reads it.
 const PLAIN_PIECE: usize = 8 << 10;
 
-/// The rewriting of links: links to one of `hosts` get the prefix `base`.
+/// Rules of the rewriting: links to one of `hosts` get the prefix `base`.
 #[derive(Clone)]
 pub(super) struct Links {
     /// Path of the proxy, without a slash at the end.
     pub(super) base: String,
-    /// Host and port by which the page may name its own server: those of the client's request and of the server.
+    /// Hosts and ports by which the page may name its own server: those of the client's request and of the server.
     pub(super) hosts: Vec<String>,
 }
 
@@ -75,9 +75,9 @@ type Sink = Box<dyn FnMut(&[u8]) + Send>;
 /// A page whose links are rewritten while it is sent to the client.
 struct Page {
     source: Body,
-    /// Bytes of the source that were not rewritten yet.
+    /// Source bytes that are not decompressed yet.
     input: Bytes,
-    /// Decompressed bytes that were not rewritten yet.
+    /// Decompressed bytes that are not rewritten yet.
     plain: Bytes,
     /// Whether the source has no more bytes.
     is_read: bool,
@@ -100,9 +100,9 @@ impl Links {
     /// Changes a redirect, or else the links of a page.
     pub(super) fn rewrite(self, mut reply: Reply) -> Reply {
         if let Some(place) = reply.headers().get(header::LOCATION) {
-            let moved = place.to_str().ok().and_then(|place| self.moved(place));
-            if let Some(Ok(moved)) = moved.map(|place| HeaderValue::from_str(&place)) {
-                reply.headers_mut().insert(header::LOCATION, moved);
+            let rewritten = place.to_str().ok().and_then(|place| self.rewritten(place));
+            if let Some(Ok(rewritten)) = rewritten.map(|place| HeaderValue::from_str(&place)) {
+                reply.headers_mut().insert(header::LOCATION, rewritten);
             }
             return reply;
         }
@@ -115,9 +115,9 @@ impl Links {
         reply.map(|body| Page::new(self, coding, body).boxed_unsync())
     }
 
-    /// The link through the proxy. `None` if the link leads through the proxy already or to another server, or is
-    /// relative.
-    fn moved(&self, link: &str) -> Option<String> {
+    /// The link that points to the proxy. `None` if the link is relative, points to another server, or points to the
+    /// proxy already.
+    fn rewritten(&self, link: &str) -> Option<String> {
         let path = match link.split_once("://") {
             Some(("http" | "https", rest)) => {
                 let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -135,14 +135,14 @@ impl Links {
         Some(format!("{}{slash}{path}", self.base))
     }
 
-    fn change(&self, element: &mut Element<'_, '_, SendHandlerTypes>) {
+    fn rewrite_element(&self, element: &mut Element<'_, '_, SendHandlerTypes>) {
         let name = element.tag_name();
         let Some((_, attributes)) = LINKS.iter().find(|(with, _)| *with == name) else { return };
         for attribute in *attributes {
-            let moved = element.get_attribute(attribute).and_then(|link| self.moved(link.trim()));
-            if let Some(moved) = moved {
-                // An error means an invalid name, and these are valid.
-                let _ = element.set_attribute(attribute, &moved);
+            let rewritten = element.get_attribute(attribute).and_then(|link| self.rewritten(link.trim()));
+            if let Some(rewritten) = rewritten {
+                // Fails only for invalid attribute names; these are valid.
+                let _ = element.set_attribute(attribute, &rewritten);
             }
         }
     }
@@ -156,7 +156,7 @@ fn is_html(headers: &HeaderMap) -> bool {
 // === impl Coding ===
 
 impl Coding {
-    /// The compression of a response; `None` for one that is not known.
+    /// The compression of a response; `None` if it is not supported.
     fn of(headers: &HeaderMap) -> Option<Self> {
         match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
             None | Some(b"" | b"identity") => Some(Self::Identity),
@@ -166,7 +166,7 @@ impl Coding {
         }
     }
 
-    /// Takes the next piece of the input, decompressed.
+    /// Removes the next piece from the input and decompresses it.
     fn next(&mut self, input: &mut Bytes) -> io::Result<Bytes> {
         if matches!(self, Self::Identity) {
             return Ok(std::mem::take(input));
@@ -186,7 +186,7 @@ impl Coding {
         Ok(std::mem::take(plain).into())
     }
 
-    /// The bytes that the decompressor has kept, after the last piece.
+    /// The remaining decompressed bytes at the end of the input.
     fn rest(&mut self) -> io::Result<Bytes> {
         let plain = match self {
             Self::Identity => return Ok(Bytes::new()),
@@ -214,7 +214,7 @@ impl Page {
         };
         let mut settings = Settings::new_send();
         settings.element_content_handlers.push(element!("*", move |element| {
-            links.change(element);
+            links.rewrite_element(element);
             Ok(())
         }));
         settings.memory_settings =
@@ -264,7 +264,7 @@ impl http_body::Body for Page {
             } else if self.input.is_empty() {
                 match ready!(Pin::new(&mut self.source).poll_frame(context)) {
                     Some(Ok(frame)) => {
-                        // Trailers are left out: they may describe the page before the changes.
+                        // Trailers are dropped: they may describe the page before the changes, such as a digest.
                         self.input = frame.into_data().unwrap_or_default();
                         Ok(())
                     }
@@ -325,7 +325,7 @@ mod tests {
             ("mailto:a@b", None),
             ("", None),
         ] {
-            assert_eq!(links().moved(link).as_deref(), expect, "{link}");
+            assert_eq!(links().rewritten(link).as_deref(), expect, "{link}");
         }
     }
 

@@ -232,3 +232,18 @@ fn active_pods_of_a_deleted_job_lose_their_finalizer_and_do_not_count() {
     let lists = update.status.uncounted_terminated_pods.unwrap();
     assert_eq!(lists.failed.as_deref(), Some(&["2".to_owned()][..]));
 }
+
+#[test]
+fn restart_counts_of_any_size_exceed_the_limit() {
+    let spec = json!({"backoffLimit": 6, "template": {"spec": {"restartPolicy": "OnFailure"}}});
+    let job = job(spec, json!({}));
+    let mut one = pod("1");
+    Arc::make_mut(&mut one).status.container_statuses.all_restarts = i32::MAX;
+    let own = vec![one, pods("2").remove(0)];
+    let mut other = own.clone();
+    Arc::make_mut(&mut other[1]).status.container_statuses.all_restarts = 1;
+    for own in [own, other] {
+        let observed = ObservedJob::of(&job, &own, now());
+        assert_eq!(status::update(&observed).status.conditions.unwrap()[0].type_, "FailureTarget");
+    }
+}

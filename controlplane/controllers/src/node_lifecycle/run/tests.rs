@@ -90,11 +90,11 @@ async fn every_pod_of_a_lost_node_becomes_not_ready_even_if_a_write_conflicts() 
         context.caches.pods.written(serde_json::from_value(pod).unwrap());
     }
     lock(&api.refuses).insert(paths[1].clone());
-    let key = Key::new("", "n");
-    assert!(reconcile(&context, key.clone()).await.is_err_and(|error| error.is_conflict()));
+    let (lifecycle, key) = (Lifecycle::new(), Key::new("", "n"));
+    assert!(reconcile(&context, &lifecycle, key.clone()).await.is_err_and(|error| error.is_conflict()));
     assert_eq!(api.ready("/api/v1/nodes/n"), "Unknown");
     // The queue retries a failed reconcile.
-    assert!(reconcile(&context, key).await.is_ok());
+    assert!(reconcile(&context, &lifecycle, key).await.is_ok());
     assert_eq!(paths.map(|path| api.ready(&path)), ["False", "False", "False"]);
 }
 
@@ -102,6 +102,7 @@ async fn every_pod_of_a_lost_node_becomes_not_ready_even_if_a_write_conflicts() 
 struct Cluster {
     api: Api,
     context: Context,
+    lifecycle: Lifecycle,
     nodes: Vec<Value>,
     versions: u64,
 }
@@ -113,7 +114,7 @@ impl Cluster {
         let hour = Duration::from_secs(3600);
         let grace = ControllersConfig { node_monitor_grace: hour, ..ControllersConfig::default() };
         let context = api.context(grace);
-        Self { api, context, nodes: Vec::new(), versions: 1 }
+        Self { api, context, lifecycle: Lifecycle::new(), nodes: Vec::new(), versions: 1 }
     }
 
     fn add(mut self, zone: &str, ready: usize, lost: usize) -> Self {
@@ -152,7 +153,7 @@ impl Cluster {
     async fn after(&self, seconds: u64, zone: &str) -> usize {
         for second in 0..=seconds {
             for node in self.context.caches.nodes.all() {
-                reconcile(&self.context, node.key()).await.unwrap();
+                reconcile(&self.context, &self.lifecycle, node.key()).await.unwrap();
             }
             if second < seconds {
                 tokio::time::advance(Duration::from_secs(1)).await;

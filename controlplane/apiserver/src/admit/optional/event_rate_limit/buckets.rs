@@ -1,4 +1,4 @@
-//! Token buckets by key. The least recently used one is evicted if there are too many.
+//! Token buckets by key. Above the capacity the least recently used bucket is evicted.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,15 +6,15 @@ use tokio::time::Instant;
 
 use crate::remote::cache::Key;
 
-/// A difference of tokens that rounding explains.
+/// Tolerated rounding error of the token count.
 const ROUNDING: f64 = 1e-9;
 
-/// How a bucket fills.
+/// The fill rate and the size of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
     /// Tokens per second.
     pub(super) per_second: f64,
-    /// Tokens of a full bucket.
+    /// Maximum number of tokens in a bucket.
     pub(super) burst: f64,
 }
 
@@ -22,8 +22,9 @@ pub(super) struct Buckets {
     rate: Rate,
     /// Maximum number of buckets.
     capacity: usize,
+    /// Buckets by key.
     by_key: HashMap<Key, Bucket>,
-    /// Keys by the number of their last use.
+    /// Keys ordered by the sequence number of their last use.
     by_use: BTreeMap<u64, Key>,
     uses: u64,
 }
@@ -41,7 +42,7 @@ impl Buckets {
         Self { rate, capacity, by_key: HashMap::new(), by_use: BTreeMap::new(), uses: 0 }
     }
 
-    /// Takes a token. A new bucket is full. Returns whether there was one.
+    /// Takes a token. A new bucket is full. Returns false if the bucket was empty.
     pub(super) fn take(&mut self, key: Key, now: Instant) -> bool {
         self.uses += 1;
         let (rate, last_use) = (self.rate, self.uses);

@@ -6,18 +6,18 @@ use serde::Deserialize;
 
 use crate::admit::config::PluginConfigs;
 
-/// How the webhook is called.
+/// Settings of the webhook.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// The file with the webhook's URL.
+    /// Kubeconfig file of the webhook.
     pub(super) kubeconfig: PathBuf,
-    /// Time to live of a cached acceptance. Zero disables the cache.
+    /// Time to live of a cached acceptance. Zero disables its cache.
     pub(super) allow_ttl: Duration,
-    /// Time to live of a cached refusal. Zero disables the cache.
+    /// Time to live of a cached refusal. Zero disables its cache.
     pub(super) deny_ttl: Duration,
     /// Pause before the first retry.
     pub(super) retry_backoff: Duration,
-    /// Whether pods are accepted if the webhook fails.
+    /// Whether pods are accepted if the call fails.
     pub(super) default_allow: bool,
 }
 
@@ -32,18 +32,18 @@ struct Config {
 #[derive(Default)]
 struct ImagePolicy {
     kube_config_file: PathBuf,
-    /// Seconds. 0 is the default, -1 disables.
+    /// Seconds. 0 means the default, -1 disables.
     #[serde(rename = "allowTTL")]
     allow_ttl: i64,
-    /// Seconds. 0 is the default, -1 disables.
+    /// Seconds. 0 means the default, -1 disables.
     #[serde(rename = "denyTTL")]
     deny_ttl: i64,
-    /// Milliseconds. 0 is the default, -1 disables.
+    /// Milliseconds. 0 means the default, -1 disables.
     retry_backoff: i64,
     default_allow: bool,
 }
 
-/// A duration of the configuration.
+/// Unit, default and range of a duration in the configuration.
 struct Rule {
     unit: Duration,
     default: Duration,
@@ -90,7 +90,7 @@ impl Settings {
 // === impl Rule ===
 
 impl Rule {
-    /// Reads a number of units.
+    /// Converts a number of units.
     fn read(&self, count: i64) -> Result<Duration, String> {
         let [min, max] = self.range;
         let invalid =

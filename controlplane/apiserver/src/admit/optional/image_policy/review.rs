@@ -1,15 +1,15 @@
-//! ImageReview: the request to the webhook and its answer. Pure.
+//! ImageReview: the request to the webhook and its response. No I/O.
 
 use coracle_values::names::qualified_name;
 use serde_json::{Map, Value, json};
 
 const API_VERSION: &str = "imagepolicy.k8s.io/v1alpha1";
 const KIND: &str = "ImageReview";
-/// The annotations of a pod that the webhook sees.
+/// Part of the names of annotations that are sent to the webhook.
 const ANNOTATIONS: &str = ".image-policy.k8s.io/";
-/// Maximum bytes of a reason. The rest is cut off.
+/// Maximum bytes of a reason. Longer reasons are truncated.
 const MAX_REASON: usize = 1024;
-/// Maximum bytes of the audit annotations of an answer.
+/// Maximum bytes of the audit annotations of a response.
 const MAX_AUDIT_ANNOTATIONS: usize = 4096;
 
 /// The webhook's decision.
@@ -17,7 +17,7 @@ const MAX_AUDIT_ANNOTATIONS: usize = 4096;
 pub(super) struct Status {
     pub(super) allowed: bool,
     pub(super) reason: String,
-    /// Names without the prefix of the plugin, and values.
+    /// Names without the prefix of the plugin, and their values.
     pub(super) audit_annotations: Vec<(String, String)>,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn request(spec: Value) -> Value {
 // === impl Status ===
 
 impl Status {
-    /// Reads an answer. An answer without a decision refuses the pod, as upstream.
+    /// Parses a response. As upstream, a response without a decision refuses the pod.
     pub(super) fn read(answer: &Value) -> Result<Self, String> {
         for (field, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
             let found = &answer[field];
@@ -74,7 +74,7 @@ impl Status {
         })
     }
 
-    /// Whether the pod is accepted; the message if not.
+    /// `Ok` if the pod is accepted, otherwise the message.
     pub(super) fn decision(&self) -> Result<(), String> {
         match (self.allowed, self.reason.as_str()) {
             (true, _) => Ok(()),
@@ -86,7 +86,7 @@ impl Status {
     }
 }
 
-/// The audit annotations. Invalid names are left out, as upstream. None if a value is not a text, or if they are too
+/// The audit annotations. As upstream, invalid names are skipped. `None` if a value is not a text, or if they are too
 /// long.
 fn audit_annotations(list: &Value) -> Option<Vec<(String, String)>> {
     if list.is_null() {

@@ -1,13 +1,13 @@
-//! Sets of tolerations. Pure.
+//! Sets of tolerations. No I/O.
 //!
 //! Source: `pkg/util/tolerations`.
 
 use serde::{Deserialize, Serialize};
 
-/// The names of the fields.
+/// The field names of a toleration.
 pub(super) const FIELDS: [&str; 5] = ["key", "operator", "value", "effect", "tolerationSeconds"];
 
-/// A toleration of a pod. An absent text is an empty one.
+/// A toleration of a pod. Absent texts are empty.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Toleration {
@@ -26,7 +26,7 @@ pub(super) struct Toleration {
 // === impl Toleration ===
 
 impl Toleration {
-    /// Pods with requests or limits stay on a node with little memory.
+    /// Tolerates the taint for memory pressure.
     pub(super) fn of_memory_pressure() -> Self {
         Self {
             key: "node.kubernetes.io/memory-pressure".to_owned(),
@@ -36,8 +36,8 @@ impl Toleration {
         }
     }
 
-    /// Whether it tolerates every taint that the other one tolerates, for at least as long. As upstream, an operator
-    /// that is left out is `Equal` on this side only.
+    /// Whether this toleration tolerates every taint that the other one tolerates, for at least as long. As upstream,
+    /// an omitted operator means `Equal` on this side only.
     fn includes(&self, other: &Self) -> bool {
         if self == other {
             return true;
@@ -63,7 +63,7 @@ impl Toleration {
     }
 }
 
-/// Both lists without tolerations that others include. Of equal ones the first stays.
+/// Both lists without tolerations that others include. Of equal tolerations the first is kept.
 pub(super) fn merged(own: Vec<Toleration>, added: Vec<Toleration>) -> Vec<Toleration> {
     let all: Vec<Toleration> = own.into_iter().chain(added).collect();
     let mut merged: Vec<Toleration> = Vec::new();
@@ -78,7 +78,7 @@ pub(super) fn merged(own: Vec<Toleration>, added: Vec<Toleration>) -> Vec<Tolera
     merged
 }
 
-/// Whether the whitelist includes each toleration. An empty one includes all.
+/// Whether the whitelist includes each toleration. An empty whitelist allows all.
 pub(super) fn are_allowed(tolerations: &[Toleration], whitelist: &[Toleration]) -> bool {
     let is_allowed = |toleration: &Toleration| whitelist.iter().any(|allowed| allowed.includes(toleration));
     whitelist.is_empty() || tolerations.iter().all(is_allowed)

@@ -1,4 +1,4 @@
-//! One issuer from single settings, as kube-apiserver's `--oidc-*` flags give it.
+//! One issuer from individual settings, as in kube-apiserver's `--oidc-*` flags.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -6,37 +6,37 @@ use jsonwebtoken::Algorithm;
 
 use super::{ALGORITHMS, ClaimRule, Issuer, IssuerConfig, Jwt, Mappings, Source, issuer};
 
-/// The algorithm that the library for the others does not have.
+/// The algorithm that the library for the other algorithms does not support.
 const ES512: &str = "ES512";
 
-/// An issuer of OpenID Connect, given by settings in place of the authentication configuration.
+/// An OpenID Connect issuer, configured by settings instead of the authentication configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OidcConfig {
     /// URL of the issuer.
     pub issuer_url: String,
-    /// Client ID. Tokens must have it as an audience.
+    /// Client ID. It must be an audience of the tokens.
     pub client_id: String,
-    /// Authorities of the issuer's certificate, a PEM file. `None` uses the system's.
+    /// PEM file with the certificate authorities of the issuer. `None` uses the system's authorities.
     pub ca_file: Option<PathBuf>,
     /// Claim with the name of the user.
     pub username_claim: String,
-    /// Prefix of user names. Without it, names have the issuer's URL and `#` before them, unless the claim is `email`.
-    /// The prefix `-` stands for none.
+    /// Prefix of user names. Default: the issuer's URL and `#`, or no prefix if the claim is `email`. The value `-`
+    /// disables the prefix.
     pub username_prefix: Option<String>,
     /// Claim with the groups of the user.
     pub groups_claim: Option<String>,
     /// Prefix of groups.
     pub groups_prefix: String,
-    /// Claims with the value that they must have.
+    /// Claims that tokens must have, with their required values.
     pub required_claims: BTreeMap<String, String>,
-    /// Signing algorithms that tokens may have. Empty is RS256.
+    /// Signing algorithms that tokens may have. Empty means RS256.
     pub signing_algs: Vec<String>,
 }
 
 // === impl OidcConfig ===
 
 impl OidcConfig {
-    /// The issuer with kube-apiserver's defaults. Reads the file of the authorities.
+    /// The issuer with kube-apiserver's defaults. Reads the file with the authorities.
     ///
     /// Source: `ToAuthenticationConfig` in `pkg/kubeapiserver/options` of Kubernetes.
     ///
@@ -95,7 +95,7 @@ impl OidcConfig {
     }
 }
 
-/// The algorithms with these names, and whether ES512 is one of them.
+/// The algorithms with these names, and whether ES512 is among them.
 fn algorithms(names: &[String]) -> Result<(Vec<Algorithm>, bool), String> {
     if names.is_empty() {
         return Ok((vec![Algorithm::RS256], false));

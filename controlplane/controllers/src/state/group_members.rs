@@ -1,4 +1,4 @@
-//! Numbers of the active pods of each group. The cost of a change of a pod does not depend on the number of pods.
+//! Counts the active pods of each group. The cost of a pod's change does not depend on the number of pods.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub(crate) struct GroupMembers(Mutex<HashMap<Key, usize>>);
 
 impl GroupMembers {
     /// Counts a change of a pod. Returns the group that lost its last active pod.
-    pub(super) fn count(&self, change: &Change<'_, Pod>) -> Option<Key> {
+    pub(crate) fn count(&self, change: &Change<'_, Pod>) -> Option<Key> {
         let (old, new) =
             (change.old.and_then(|pod| pod.active_group()), change.new.and_then(|pod| pod.active_group()));
         if old == new {
@@ -35,7 +35,7 @@ impl GroupMembers {
     }
 
     /// Whether a group has active pods.
-    pub(super) fn has(&self, group: &Key) -> bool {
+    pub(crate) fn has(&self, group: &Key) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(group)
     }
 }

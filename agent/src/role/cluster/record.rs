@@ -156,7 +156,7 @@ impl Roots {
 
     /// Locks a cluster, and creates its state directory if it is absent.
     pub(super) fn lock_cluster(&self, name: &Name) -> anyhow::Result<Lock> {
-        Lock::take(&self.state_of(name))
+        Lock::acquire(&self.state_of(name))
     }
 
     /// Whether the cluster has a state directory.
@@ -179,7 +179,7 @@ impl Roots {
 
     /// Records a new cluster with a free number.
     pub(super) fn record(&self, name: &Name, settings: &Settings) -> anyhow::Result<Cluster> {
-        let _lock = Lock::take(&self.state)?;
+        let _lock = Lock::acquire(&self.state)?;
         let (clusters, _) = self.all()?;
         let taken: BTreeSet<u8> = clusters.iter().map(|cluster| cluster.record.number).collect();
         let own = own_addresses()?;
@@ -286,7 +286,7 @@ impl Cluster {
 
 impl Lock {
     /// Locks the directory, and creates it if it is absent. Waits for another process that holds the lock.
-    fn take(path: &Path) -> anyhow::Result<Self> {
+    fn acquire(path: &Path) -> anyhow::Result<Self> {
         let context = || format!("cannot lock {}", path.display());
         loop {
             // Create the parent directory too: the removal of the last cluster removes it.
@@ -419,11 +419,11 @@ mod tests {
     fn a_directory_that_other_users_may_change_is_refused() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
-        assert!(Lock::take(directory.path()).is_ok());
+        assert!(Lock::acquire(directory.path()).is_ok());
         let metadata = fs::metadata(directory.path()).unwrap();
         assert!(check_owner(&metadata, metadata.uid() + 1).is_err());
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(Lock::take(directory.path()).is_err());
+        assert!(Lock::acquire(directory.path()).is_err());
     }
 
     #[test]
@@ -441,12 +441,12 @@ mod tests {
         );
         let directory = tempfile::tempdir().unwrap();
         let below = directory.path().join("shared/clusters");
-        assert!(Lock::take(&below).is_ok());
+        assert!(Lock::acquire(&below).is_ok());
         fs::set_permissions(below.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(Lock::take(&below).is_err());
+        assert!(Lock::acquire(&below).is_err());
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&below, &link).unwrap();
-        assert!(Lock::take(&link).is_err(), "the target of a link is checked");
+        assert!(Lock::acquire(&link).is_err(), "the target of a link is checked");
     }
 
     #[test]

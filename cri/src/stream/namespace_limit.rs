@@ -1,20 +1,14 @@
-//! Limit of the forwarded connections of all clients. Each of them needs a descriptor of this process, and a client has many.
+//! A limit of the node for streams to pods. The pods of one namespace get a part of it only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coracle_connections::Limits;
-
-/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
-const SHARE: u64 = 8;
-/// Maximum connections, even if the descriptor limit permits more.
-const MAX: usize = 4 << 10;
-/// Maximum connections of one namespace, as a multiple of the free ones: at most three quarters of all.
+/// Maximum of one namespace, as a multiple of what is free: at most three quarters of all.
 const PER_FREE: usize = 3;
 
-/// The forwarded connections of this node.
+/// What is taken of the limit. Clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct ForwardLimit {
+pub(super) struct NamespaceLimit {
     most: usize,
     taken: Arc<Mutex<Taken>>,
 }
@@ -25,28 +19,23 @@ struct Taken {
     namespaces: HashMap<String, usize>,
 }
 
-/// A forwarded connection; it ends when this is dropped.
+/// One of the limit; it is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct ForwardPermit {
-    limit: ForwardLimit,
+pub(super) struct NamespacePermit {
+    limit: NamespaceLimit,
     namespace: String,
 }
 
-// === impl ForwardLimit ===
+// === impl NamespaceLimit ===
 
-impl Default for ForwardLimit {
-    fn default() -> Self {
-        Self::new(Limits::share(SHARE, MAX).total)
-    }
-}
-
-impl ForwardLimit {
-    fn new(most: usize) -> Self {
+impl NamespaceLimit {
+    /// A limit of that many permits.
+    pub(super) fn new(most: usize) -> Self {
         Self { most, taken: Arc::default() }
     }
 
-    /// A permit for a connection to a pod of the namespace. None if too little would be left for others.
-    pub(super) fn take(&self, namespace: &str) -> Option<ForwardPermit> {
+    /// A permit for a pod of the namespace. None if too little would be left for others.
+    pub(super) fn take(&self, namespace: &str) -> Option<NamespacePermit> {
         let mut taken = self.taken();
         let own = taken.namespaces.get(namespace).copied().unwrap_or_default() + 1;
         let free = self.most.checked_sub(taken.total + 1)?;
@@ -56,7 +45,7 @@ impl ForwardLimit {
         taken.total += 1;
         taken.namespaces.insert(namespace.to_owned(), own);
         drop(taken);
-        Some(ForwardPermit { limit: self.clone(), namespace: namespace.to_owned() })
+        Some(NamespacePermit { limit: self.clone(), namespace: namespace.to_owned() })
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
@@ -64,9 +53,9 @@ impl ForwardLimit {
     }
 }
 
-// === impl ForwardPermit ===
+// === impl NamespacePermit ===
 
-impl Drop for ForwardPermit {
+impl Drop for NamespacePermit {
     fn drop(&mut self) {
         let mut taken = self.limit.taken();
         taken.total -= 1;
@@ -84,8 +73,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forwarded_connections_of_one_namespace_leave_some_for_others() {
-        let limit = ForwardLimit::new(16);
+    fn the_pods_of_one_namespace_leave_some_for_others() {
+        let limit = NamespaceLimit::new(16);
         let of = |namespace| std::iter::from_fn(|| limit.take(namespace)).collect::<Vec<_>>();
         let (many, few) = (of("a"), of("b"));
         assert_eq!((many.len(), few.len()), (12, 3));
@@ -93,6 +82,5 @@ mod tests {
         drop((many, few));
         assert!(limit.taken().namespaces.is_empty());
         assert_eq!(limit.taken().total, 0);
-        assert!(ForwardLimit::default().most >= 8);
     }
 }

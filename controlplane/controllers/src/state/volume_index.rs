@@ -1,4 +1,4 @@
-//! The index of volumes without a claim and of claims without a volume, so that a change needs no scan of all objects.
+//! Index of volumes without a claim and of claims without a volume, so that a change needs no scan of all objects.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -57,7 +57,7 @@ impl VolumeIndex {
         }
     }
 
-    /// Names of volumes that this claim could be bound to.
+    /// Names of volumes to which this claim could be bound.
     pub(crate) fn candidates(&self, claim: &Claim) -> Vec<String> {
         let state = self.lock();
         let reserved = state.reserved.get(&claim.key()).into_iter().flatten();
@@ -75,7 +75,7 @@ impl VolumeIndex {
     }
 }
 
-/// Removes a value from its group, and the group with its last value.
+/// Removes a value from its group, and the group if it is empty.
 fn remove<K, Q, V, W>(groups: &mut HashMap<K, BTreeSet<V>>, group: &Q, value: &W)
 where
     K: std::borrow::Borrow<Q> + std::hash::Hash + Eq,

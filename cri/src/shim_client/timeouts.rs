@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Timeouts of calls to shims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
+pub struct Timeouts {
     /// For calls without long work.
     pub answer: Duration,
     /// For creating or starting a container or process.
@@ -15,9 +15,9 @@ pub struct Times {
     pub death: Duration,
 }
 
-// === impl Times ===
+// === impl Timeouts ===
 
-impl Default for Times {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             answer: Duration::from_secs(10),

@@ -1,7 +1,7 @@
 //! Counts of pods by controller and labels, updated with each change of a pod.
 //!
-//! With them a reconcile of a replica set does not read all pods of the set, so that a roll-out of many pods does not
-//! cost the square of their number. The pods of one set usually have the same labels and so are one group.
+//! A reconcile of a replica set therefore does not read all pods of the set, which would make a roll-out of many pods
+//! quadratic. The pods of one set usually have the same labels and form one group.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,12 +25,12 @@ pub(crate) struct Group {
 /// Groups by labels.
 pub(crate) type Groups = HashMap<Labels, Group>;
 
-/// Groups by namespace and by the uid of the controller. The uid is empty for pods without a controller.
+/// Groups by namespace and by the uid of the controller. The uid is empty for orphaned pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodCounts(Arc<Mutex<HashMap<String, HashMap<String, Groups>>>>);
 
 impl PodCounts {
-    /// Counts the pods of a cache from now on. Must be called before other handlers that read the counts.
+    /// Starts to count the pods of a cache. Must be called before handlers that read the counts are registered.
     pub(crate) fn follow(&self, pods: &Cache<Pod>) {
         let counts = self.clone();
         pods.on_change_and_now(move |change| {
@@ -44,7 +44,7 @@ impl PodCounts {
         });
     }
 
-    /// Reads the groups of one controller, or those of pods without a controller.
+    /// Reads the groups of one controller. An empty uid selects the orphaned pods.
     pub(crate) fn read<R>(&self, namespace: &str, uid: &str, read: impl FnOnce(&Groups) -> R) -> R {
         let all = self.lock();
         match all.get(namespace).and_then(|owners| owners.get(uid)) {
@@ -58,7 +58,8 @@ impl PodCounts {
     }
 }
 
-/// Changes the counts of the pod's group. Other workloads give each pod its own labels, and nothing reads their counts.
+/// Changes the counts of the pod's group. Pods of other workloads are not counted: each may have its own labels, and
+/// their counts are not used.
 fn count(all: &mut HashMap<String, HashMap<String, Groups>>, pod: &Pod, change: impl Fn(&mut usize)) {
     let owner = controller_of(&pod.metadata);
     let is_counted =

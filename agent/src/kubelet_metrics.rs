@@ -1,0 +1,447 @@
+//! The kubelet's own metrics, with its names, labels and buckets.
+//!
+//! Source: `pkg/kubelet/metrics/metrics.go` and `pkg/kubelet/server/metrics/metrics.go`. Events are counted as they occur;
+//! all other values are read when a client gets the metrics. Labels have values of fixed sets, never text of pods or
+//! requests, so their number is limited.
+
+use std::time::Duration;
+
+use prometheus::{
+    DEFAULT_BUCKETS, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
+    Registry, TextEncoder, core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
+};
+
+/// Bounds in seconds of calls of the runtime: 5 ms, and each 2.5 times the one before.
+const OPERATIONS: [f64; 14] = [
+    0.005,
+    0.0125,
+    0.031_25,
+    0.078_125,
+    0.195_312_5,
+    0.488_281_25,
+    1.220_703_125,
+    3.051_757_812_5,
+    7.629_394_531_25,
+    19.073_486_328_125,
+    47.683_715_820_312_5,
+    119.209_289_550_781_25,
+    298.023_223_876_953_1,
+    745.058_059_692_382_8,
+];
+/// Bounds in seconds of the start of a pod.
+const POD_STARTS: [f64; 25] = [
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0,
+    480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+/// Bounds in seconds of an image pull.
+const PULLS: [f64; 18] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
+    2700.0, 3600.0,
+];
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// Names of image sizes, with the number of bytes that each exceeds.
+const IMAGE_SIZES: [(u64, &str); 12] = [
+    (100 * GIB, "GT100GB"),
+    (60 * GIB, "60GB-100GB"),
+    (40 * GIB, "40GB-60GB"),
+    (30 * GIB, "30GB-40GB"),
+    (20 * GIB, "20GB-30GB"),
+    (10 * GIB, "10GB-20GB"),
+    (5 * GIB, "5GB-10GB"),
+    (GIB, "1GB-5GB"),
+    (500 * MIB, "500MB-1GB"),
+    (100 * MIB, "100MB-500MB"),
+    (10 * MIB, "10MB-100MB"),
+    (0, "0-10MB"),
+];
+
+/// Counters and durations of the events on this node.
+pub struct KubeletMetrics {
+    registry: Registry,
+    operations: Operations,
+    requests: Requests,
+    starts: Starts,
+    syncs: HistogramVec,
+    pulls: HistogramVec,
+    evictions: IntCounterVec,
+}
+
+/// Calls of the runtime.
+struct Operations {
+    total: IntCounterVec,
+    errors: IntCounterVec,
+    durations: HistogramVec,
+}
+
+/// Requests to the kubelet API.
+struct Requests {
+    total: IntCounterVec,
+    durations: HistogramVec,
+}
+
+/// Starts of workers, sandboxes, containers and pods.
+struct Starts {
+    workers: Histogram,
+    sandboxes: IntCounter,
+    sandbox_errors: IntCounter,
+    containers: IntCounterVec,
+    container_errors: IntCounterVec,
+    pods: Histogram,
+}
+
+/// Labels of a request to the kubelet API.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestLabels {
+    pub(crate) method: &'static str,
+    pub(crate) path: &'static str,
+    /// Whether the request is an exec, attach or port-forward.
+    pub(crate) is_long: bool,
+}
+
+impl std::fmt::Debug for KubeletMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KubeletMetrics").finish_non_exhaustive()
+    }
+}
+
+impl Default for KubeletMetrics {
+    fn default() -> Self {
+        let registry = Registry::new();
+        valid(registry.register(Box::new(ProcessCollector::for_self())));
+        let all = Registered(&registry);
+        Self {
+            operations: Operations::new(&all),
+            requests: Requests::new(&all),
+            starts: Starts::new(&all),
+            syncs: all.histograms(
+                ("pod_worker_duration_seconds", DEFAULT_BUCKETS),
+                "Duration in seconds to sync a single pod. Broken down by operation type: create, sync or kill",
+                &["operation_type"],
+            ),
+            pulls: all.histograms(
+                ("image_pull_duration_seconds", &PULLS),
+                "Duration in seconds to pull an image.",
+                &["image_size_in_bytes"],
+            ),
+            evictions: all.counters(
+                "evictions",
+                "Cumulative number of pod evictions by eviction signal",
+                &["eviction_signal"],
+            ),
+            registry,
+        }
+    }
+}
+
+// === impl Operations ===
+
+impl Operations {
+    fn new(all: &Registered<'_>) -> Self {
+        let labels = ["operation_type"];
+        Self {
+            total: all.counters(
+                "runtime_operations_total",
+                "Cumulative number of runtime operations by operation type.",
+                &labels,
+            ),
+            errors: all.counters(
+                "runtime_operations_errors_total",
+                "Cumulative number of runtime operation errors by operation type.",
+                &labels,
+            ),
+            durations: all.histograms(
+                ("runtime_operations_duration_seconds", &OPERATIONS),
+                "Duration in seconds of runtime operations. Broken down by operation type.",
+                &labels,
+            ),
+        }
+    }
+}
+
+// === impl Requests ===
+
+impl Requests {
+    fn new(all: &Registered<'_>) -> Self {
+        let labels = ["method", "path", "server_type", "long_running"];
+        Self {
+            total: all.counters(
+                "http_requests_total",
+                "Number of the http requests received since the server started",
+                &labels,
+            ),
+            durations: all.histograms(
+                ("http_requests_duration_seconds", DEFAULT_BUCKETS),
+                "Duration in seconds until the response of a http request begins",
+                &labels,
+            ),
+        }
+    }
+}
+
+// === impl Starts ===
+
+impl Starts {
+    fn new(all: &Registered<'_>) -> Self {
+        Self {
+            workers: all.histogram(
+                ("pod_worker_start_duration_seconds", DEFAULT_BUCKETS),
+                "Duration in seconds from kubelet seeing a pod to starting a worker.",
+            ),
+            sandboxes: all.counter("started_pods_total", "Cumulative number of pods started"),
+            sandbox_errors: all
+                .counter("started_pods_errors_total", "Cumulative number of errors when starting pods"),
+            containers: all.counters(
+                "started_containers_total",
+                "Cumulative number of containers started",
+                &["container_type"],
+            ),
+            container_errors: all.counters(
+                "started_containers_errors_total",
+                "Cumulative number of errors when starting containers",
+                &["container_type", "code"],
+            ),
+            pods: all.histogram(
+                ("pod_start_duration_seconds", &POD_STARTS),
+                "Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run",
+            ),
+        }
+    }
+}
+
+// === impl KubeletMetrics ===
+
+impl KubeletMetrics {
+    /// Counts a call of the runtime.
+    pub(crate) fn operation(&self, operation: &'static str, took: Duration, succeeded: bool) {
+        self.operations.total.with_label_values(&[operation]).inc();
+        self.operations.durations.with_label_values(&[operation]).observe(took.as_secs_f64());
+        if !succeeded {
+            self.operations.errors.with_label_values(&[operation]).inc();
+        }
+    }
+
+    /// Counts a request to the kubelet API. `took`: until the response begins. The kubelet's duration of an exec, attach
+    /// or port-forward includes the session, so these have none here.
+    pub(crate) fn request(&self, labels: RequestLabels, took: Duration) {
+        let values = [labels.method, labels.path, "readwrite", if labels.is_long { "true" } else { "false" }];
+        self.requests.total.with_label_values(&values).inc();
+        if !labels.is_long {
+            self.requests.durations.with_label_values(&values).observe(took.as_secs_f64());
+        }
+    }
+
+    /// Counts an attempt to start a sandbox.
+    pub(crate) fn pod_started(&self, succeeded: bool) {
+        self.starts.sandboxes.inc();
+        if !succeeded {
+            self.starts.sandbox_errors.inc();
+        }
+    }
+
+    /// Counts an attempt to start a container. `kind`: container, `init_container` or `ephemeral_container`. `failure`:
+    /// the reason of the container's status, one of those in this code.
+    pub(crate) fn container_started(&self, kind: &'static str, failure: Option<&str>) {
+        self.starts.containers.with_label_values(&[kind]).inc();
+        if let Some(reason) = failure {
+            self.starts.container_errors.with_label_values(&[kind, reason]).inc();
+        }
+    }
+
+    /// Counts the start of a pod's worker, this long after the pod was received.
+    pub(crate) fn worker_started(&self, after: Duration) {
+        self.starts.workers.observe(after.as_secs_f64());
+    }
+
+    /// Counts a pass of a pod's worker, with the job that it started.
+    pub(crate) fn synced(&self, operation: &'static str, took: Duration) {
+        self.syncs.with_label_values(&[operation]).observe(took.as_secs_f64());
+    }
+
+    /// Counts a pod that runs, this long after it was received.
+    pub(crate) fn pod_runs(&self, after: Duration) {
+        self.starts.pods.observe(after.as_secs_f64());
+    }
+
+    /// Counts a successful image pull. `size`: bytes of the image, 0 if unknown.
+    pub(crate) fn pulled(&self, size: u64, took: Duration) {
+        self.pulls.with_label_values(&[image_size(size)]).observe(took.as_secs_f64());
+    }
+
+    /// Counts an eviction by its signal.
+    pub(crate) fn evicted(&self, signal: &'static str) {
+        self.evictions.with_label_values(&[signal]).inc();
+    }
+
+    /// All metrics in Prometheus' text format, with those that the caller has read.
+    pub(crate) fn text(&self, current: &Current) -> String {
+        let mut families = self.registry.gather();
+        families.extend(current.0.iter().cloned());
+        encoded(&families)
+    }
+}
+
+/// Values that are read for one response.
+#[derive(Debug, Default)]
+pub(crate) struct Current(Vec<MetricFamily>);
+
+// === impl Current ===
+
+impl Current {
+    /// Adds a gauge with its samples: values of the labels, and the sample's value. A gauge without samples is left out.
+    pub(crate) fn gauge<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: [&str; N],
+        samples: impl IntoIterator<Item = ([String; N], u64)>,
+    ) {
+        let gauge = valid(IntGaugeVec::new(Opts::new(name, help), &labels));
+        for (values, value) in samples {
+            gauge.with_label_values(&values).set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        self.add(&gauge);
+    }
+
+    /// Adds a counter without labels.
+    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
+        let counter = valid(IntCounter::new(name, help));
+        counter.inc_by(value);
+        self.add(&counter);
+    }
+
+    /// The metrics in Prometheus' text format.
+    pub(crate) fn text(&self) -> String {
+        encoded(&self.0)
+    }
+
+    fn add(&mut self, collector: &impl Collector) {
+        // The encoder refuses a family without samples.
+        self.0.extend(collector.collect().into_iter().filter(|family| !family.get_metric().is_empty()));
+    }
+}
+
+/// Makes metrics of the subsystem `kubelet` and registers them.
+struct Registered<'a>(&'a Registry);
+
+// === impl Registered ===
+
+impl Registered<'_> {
+    fn counter(&self, name: &str, help: &str) -> IntCounter {
+        self.registered(valid(IntCounter::new(full(name), help)))
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.registered(valid(IntCounterVec::new(Opts::new(full(name), help), labels)))
+    }
+
+    fn histogram(&self, (name, buckets): (&str, &[f64]), help: &str) -> Histogram {
+        let opts = HistogramOpts::new(full(name), help).buckets(buckets.to_vec());
+        self.registered(valid(Histogram::with_opts(opts)))
+    }
+
+    fn histograms(&self, (name, buckets): (&str, &[f64]), help: &str, labels: &[&str]) -> HistogramVec {
+        let opts = HistogramOpts::new(full(name), help).buckets(buckets.to_vec());
+        self.registered(valid(HistogramVec::new(opts, labels)))
+    }
+
+    fn registered<C: Collector + Clone + 'static>(&self, metric: C) -> C {
+        valid(self.0.register(Box::new(metric.clone())));
+        metric
+    }
+}
+
+/// The name of a metric of the subsystem.
+fn full(name: &str) -> String {
+    format!("kubelet_{name}")
+}
+
+/// Unwraps a result that is an error only if a name in the code is invalid or used twice.
+fn valid<T>(made: prometheus::Result<T>) -> T {
+    made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
+}
+
+fn encoded(families: &[MetricFamily]) -> String {
+    // Writing to memory cannot fail, and each family has samples.
+    TextEncoder::new().encode_to_string(families).unwrap_or_default()
+}
+
+/// The name of an image's size.
+fn image_size(bytes: u64) -> &'static str {
+    IMAGE_SIZES.iter().find(|(above, _)| bytes > *above).map_or("N/A", |&(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines that begin with a text.
+    fn lines(text: &str, start: &str) -> Vec<String> {
+        text.lines().filter(|line| line.starts_with(start)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn events_have_the_kubelets_names_labels_and_buckets() {
+        let metrics = KubeletMetrics::default();
+        metrics.operation("run_podsandbox", Duration::from_millis(20), true);
+        metrics.operation("run_podsandbox", Duration::from_secs(1000), false);
+        metrics.pod_started(true);
+        metrics.pod_started(false);
+        metrics.container_started("container", None);
+        metrics.container_started("init_container", Some("ErrImagePull"));
+        metrics.worker_started(Duration::from_millis(1));
+        metrics.synced("create", Duration::from_millis(30));
+        metrics.pod_runs(Duration::from_secs(7));
+        metrics.pulled(200 << 20, Duration::from_secs(2));
+        metrics.evicted("nodefs.available");
+        let labels = RequestLabels { method: "GET", path: "metrics", is_long: false };
+        metrics.request(labels, Duration::from_millis(3));
+        metrics.request(RequestLabels { method: "POST", path: "exec", is_long: true }, Duration::ZERO);
+        let text = metrics.text(&Current::default());
+        for line in [
+            "# TYPE kubelet_runtime_operations_total counter",
+            "kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 2",
+            "kubelet_runtime_operations_errors_total{operation_type=\"run_podsandbox\"} 1",
+            "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"run_podsandbox\",le=\"0.0125\"} 0",
+            "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"run_podsandbox\",le=\"0.03125\"} 1",
+            "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"run_podsandbox\",le=\"+Inf\"} 2",
+            "kubelet_started_pods_total 2",
+            "kubelet_started_pods_errors_total 1",
+            "kubelet_started_containers_total{container_type=\"container\"} 1",
+            "kubelet_started_containers_total{container_type=\"init_container\"} 1",
+            "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"init_container\"} 1",
+            "kubelet_pod_worker_start_duration_seconds_bucket{le=\"0.005\"} 1",
+            "kubelet_pod_worker_duration_seconds_count{operation_type=\"create\"} 1",
+            "kubelet_pod_start_duration_seconds_bucket{le=\"6\"} 0",
+            "kubelet_pod_start_duration_seconds_bucket{le=\"8\"} 1",
+            "kubelet_image_pull_duration_seconds_bucket{image_size_in_bytes=\"100MB-500MB\",le=\"5\"} 1",
+            "kubelet_evictions{eviction_signal=\"nodefs.available\"} 1",
+            "kubelet_http_requests_total{long_running=\"false\",method=\"GET\",path=\"metrics\",server_type=\"readwrite\"} 1",
+            "kubelet_http_requests_total{long_running=\"true\",method=\"POST\",path=\"exec\",server_type=\"readwrite\"} 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        assert_eq!(lines(&text, "kubelet_http_requests_duration_seconds_count").len(), 1, "{text}");
+        assert_eq!(lines(&text, "process_resident_memory_bytes ").len(), 1, "{text}");
+    }
+
+    #[test]
+    fn values_of_the_moment_are_added_and_empty_ones_left_out() {
+        let mut current = Current::default();
+        current.gauge("node", "A node.", ["node"], [(["a\"\n".to_owned()], 1)]);
+        current.gauge("none", "Nothing.", ["x"], []);
+        current.gauge("plain", "A number.", [], [([], 3)]);
+        current.counter("dropped", "Packets.", 4);
+        let text = KubeletMetrics::default().text(&current);
+        assert_eq!(lines(&text, "node{"), ["node{node=\"a\\\"\\n\"} 1"], "{text}");
+        assert!(!text.contains("none") && text.contains("\nplain 3\n"), "{text}");
+        assert!(text.contains("# TYPE dropped counter\ndropped 4\n"), "{text}");
+        assert!(current.text().starts_with("# HELP node A node.\n"));
+    }
+
+    #[test]
+    fn sizes_of_images_are_those_of_the_kubelet() {
+        let names = [0, 1, 10 << 20, (10 << 20) + 1, 3 << 30, 200 << 30].map(image_size);
+        assert_eq!(names, ["N/A", "0-10MB", "0-10MB", "10MB-100MB", "1GB-5GB", "GT100GB"]);
+    }
+}

@@ -1,0 +1,99 @@
+//! Pauses between the attempts to write one status. Pure.
+
+use std::time::Duration;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Maximum pause after a temporary failure.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// Maximum pause after a failure by authorization.
+const FORBIDDEN_MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Maximum attempts that authorization refuses. They take 12 minutes.
+const FORBIDDEN_MAX: u32 = 20;
+
+/// Why an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The object is deleted, or replaced by another one of the same name.
+    Gone,
+    /// The API server rejects the status.
+    Invalid,
+    /// The node may not write the status. Its role may be granted later: a cluster may be set up in any order.
+    Forbidden,
+    /// A later attempt may succeed.
+    Temporary,
+}
+
+/// The state of the attempts for one status.
+#[derive(Debug)]
+pub(super) struct Retries {
+    next: Duration,
+    forbidden: u32,
+}
+
+// === impl Failure ===
+
+impl Failure {
+    /// The failure with this code of HTTP.
+    pub(super) fn of_code(code: u16) -> Self {
+        match code {
+            404 | 409 => Self::Gone,
+            400 | 422 => Self::Invalid,
+            403 => Self::Forbidden,
+            _ => Self::Temporary,
+        }
+    }
+}
+
+// === impl Retries ===
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self { next: FIRST_PAUSE, forbidden: 0 }
+    }
+}
+
+impl Retries {
+    /// The pause before the next attempt. None if a further one is useless.
+    pub(super) fn after(&mut self, failure: Failure) -> Option<Duration> {
+        let max = match failure {
+            Failure::Gone | Failure::Invalid => return None,
+            Failure::Forbidden => {
+                self.forbidden += 1;
+                if self.forbidden >= FORBIDDEN_MAX {
+                    return None;
+                }
+                FORBIDDEN_MAX_PAUSE
+            }
+            Failure::Temporary => MAX_PAUSE,
+        };
+        let pause = self.next.min(max);
+        self.next = pause * 2;
+        Some(pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forbidden_status_is_tried_for_minutes_but_not_forever() {
+        let mut retries = Retries::default();
+        let pauses: Vec<Duration> =
+            std::iter::from_fn(|| retries.after(Failure::of_code(403))).take(1000).collect();
+        assert_eq!(pauses.len(), 19);
+        assert!(pauses.is_sorted() && pauses[0] == FIRST_PAUSE && pauses[18] == FORBIDDEN_MAX_PAUSE);
+        let total: Duration = pauses.iter().sum();
+        assert!(total > Duration::from_secs(600) && total < Duration::from_secs(900), "{total:?}");
+    }
+
+    #[test]
+    fn other_failures_are_final_or_temporary() {
+        let mut retries = Retries::default();
+        for code in [400, 404, 409, 422] {
+            assert_eq!(retries.after(Failure::of_code(code)), None, "{code}");
+        }
+        let pauses: Vec<_> = (0..100).filter_map(|_| retries.after(Failure::of_code(503))).collect();
+        assert_eq!((pauses.len(), pauses[0], pauses[99]), (100, FIRST_PAUSE, MAX_PAUSE));
+    }
+}

@@ -1,0 +1,224 @@
+//! `/metrics`: the kubelet's own metrics. The numbers of pods and containers, and the usage of volumes, are read for each
+//! response.
+
+use std::collections::BTreeMap;
+
+use coracle_proto::cri::{
+    ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
+};
+use http::Response;
+use jiff::Timestamp;
+
+use super::backend::{Backend, PodView};
+use super::stats::exposition;
+use crate::join::Renewal;
+use crate::kubelet_metrics::Current;
+use crate::runtime::{Body, Runtime, RuntimeError};
+use crate::volume::{ClaimName, FileSystem};
+
+/// Label of containers, and its values in the order of [`running`].
+const STATE: &str = "container_state";
+const STATES: [(ContainerState, &str); 4] = [
+    (ContainerState::ContainerCreated, "created"),
+    (ContainerState::ContainerRunning, "running"),
+    (ContainerState::ContainerExited, "exited"),
+    (ContainerState::ContainerUnknown, "unknown"),
+];
+
+/// The pods with a ready sandbox, and the containers in each of [`STATES`].
+#[derive(Debug, PartialEq, Eq)]
+struct Running {
+    pods: u64,
+    containers: [u64; STATES.len()],
+}
+
+/// Answers a scrape.
+pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
+    let mut current = Current::default();
+    let node = backend.access.node().to_owned();
+    current.gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"], [([node], 1)]);
+    desired(&mut current, &*backend.pods);
+    match running(&*backend.runtime).await {
+        Ok(running) => running.add(&mut current),
+        // The other metrics show the failed calls.
+        Err(error) => tracing::debug!(error = error.message(), "cannot count the running pods for a scrape"),
+    }
+    certificates(&mut current, backend.identity.renewals(), Timestamp::now());
+    claims(&mut current, backend.claims.of(backend.pods.pods()).await);
+    dropped_packets(&mut current, backend).await;
+    let mut text = backend.metrics.text(&current);
+    if let Some(dns) = &backend.dns {
+        text.push_str(&dns.render());
+    }
+    exposition(text)
+}
+
+/// `/metrics/slis`: results of health checks. `/healthz` has one, which is passed whenever the server answers.
+pub(super) fn health() -> Response<Body> {
+    let mut current = Current::default();
+    let check = ["ping".to_owned(), "healthz".to_owned()];
+    let help = "This metric records the result of a single healthcheck.";
+    current.gauge("kubernetes_healthcheck", help, ["name", "type"], [(check, 1)]);
+    exposition(current.text())
+}
+
+/// The pods that the node has to run. It has no static pods.
+fn desired(current: &mut Current, pods: &dyn PodView) {
+    let samples = |number: usize| {
+        [([String::new()], u64::try_from(number).unwrap_or(u64::MAX)), (["true".to_owned()], 0)]
+    };
+    current.gauge(
+        "kubelet_desired_pods",
+        "The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.",
+        ["static"],
+        samples(pods.pods().len()),
+    );
+    current.gauge(
+        "kubelet_active_pods",
+        "The number of pods the kubelet considers active and which are being considered when admitting new pods. \
+         static is true if the pod is not from the apiserver.",
+        ["static"],
+        samples(pods.active()),
+    );
+}
+
+/// The remaining validity of the client certificate and the serving certificate, 0 after their end, and the failures to
+/// renew them. Certificates that the agent does not renew have none.
+fn certificates(current: &mut Current, renewals: [Option<Renewal>; 2], now: Timestamp) {
+    // The kubelet's names of the counters differ.
+    let kinds = [
+        ("client", "kubelet_certificate_manager_client_expiration_renew_errors"),
+        ("server", "kubelet_server_expiration_renew_errors"),
+    ];
+    for ((kind, failures), renewal) in kinds.into_iter().zip(renewals) {
+        let Some(renewal) = renewal else { continue };
+        current.counter(failures, "Counter of certificate renewal errors.", renewal.failures);
+        let left =
+            renewal.until.map(|end| u64::try_from(end.as_second() - now.as_second()).unwrap_or_default());
+        let name = format!("kubelet_certificate_manager_{kind}_ttl_seconds");
+        let help = format!("Gauge of the TTL (time-to-live) of the Kubelet's {kind} certificate in seconds.");
+        current.gauge(&name, &help, [], left.map(|left| ([], left)));
+    }
+}
+
+/// The volumes of claims.
+fn claims(current: &mut Current, volumes: BTreeMap<ClaimName, FileSystem>) {
+    type Value = fn(&FileSystem) -> u64;
+    let metrics: [(&str, &str, Value); 6] = [
+        ("capacity_bytes", "Capacity in bytes of the volume", |volume| volume.capacity),
+        ("available_bytes", "Number of available bytes in the volume", |volume| volume.available),
+        ("used_bytes", "Number of used bytes in the volume", |volume| volume.used),
+        ("inodes", "Maximum number of inodes in the volume", |volume| volume.inodes),
+        ("inodes_free", "Number of free inodes in the volume", |volume| volume.inodes_free),
+        ("inodes_used", "Number of used inodes in the volume", |volume| volume.inodes_used),
+    ];
+    for (name, help, value) in metrics {
+        let samples = volumes
+            .iter()
+            .map(|((namespace, claim), volume)| ([namespace.clone(), claim.clone()], value(volume)));
+        let name = format!("kubelet_volume_stats_{name}");
+        current.gauge(&name, help, ["namespace", "persistentvolumeclaim"], samples);
+    }
+}
+
+/// The packets that the limit on the connections of pods has dropped.
+async fn dropped_packets(current: &mut Current, backend: &Backend) {
+    let Some(network) = backend.network.clone() else { return };
+    let read = tokio::task::spawn_blocking(move || network.dropped_by_connection_limit());
+    if let Ok(Some(packets)) = read.await {
+        current.counter(
+            "coracle_connection_limit_dropped_packets_total",
+            "Number of packets that the limit on the connections of pods dropped.",
+            packets,
+        );
+    }
+}
+
+async fn running(runtime: &dyn Runtime) -> Result<Running, RuntimeError> {
+    let sandboxes = runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?.items;
+    let containers = runtime.list_containers(ListContainersRequest::default()).await?.containers;
+    let is_ready = |sandbox: &&PodSandbox| sandbox.state() == PodSandboxState::SandboxReady;
+    let mut running = Running { pods: 0, containers: [0; STATES.len()] };
+    sandboxes.iter().filter(is_ready).for_each(|_| running.pods += 1);
+    for container in containers {
+        let known = STATES.iter().zip(&mut running.containers);
+        known.filter(|((state, _), _)| *state == container.state()).for_each(|(_, number)| *number += 1);
+    }
+    Ok(running)
+}
+
+// === impl Running ===
+
+impl Running {
+    fn add(&self, current: &mut Current) {
+        current.gauge(
+            "kubelet_running_pods",
+            "Number of pods that have a running pod sandbox",
+            [],
+            [([], self.pods)],
+        );
+        let containers = STATES.iter().zip(self.containers);
+        current.gauge(
+            "kubelet_running_containers",
+            "Number of containers currently running",
+            [STATE],
+            containers.map(|((_, name), number)| ([(*name).to_owned()], number)),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::Pod;
+
+    use super::*;
+
+    struct Two;
+
+    impl PodView for Two {
+        fn pods(&self) -> Vec<Arc<Pod>> {
+            vec![Arc::default(), Arc::default()]
+        }
+
+        fn active(&self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn pods_containers_and_volumes_of_the_moment_are_shown() {
+        let mut current = Current::default();
+        desired(&mut current, &Two);
+        Running { pods: 3, containers: [0, 4, 5, 0] }.add(&mut current);
+        let now = Timestamp::UNIX_EPOCH;
+        let renewal = Renewal { until: Timestamp::from_second(90).ok(), failures: 2 };
+        certificates(&mut current, [Some(renewal), Some(Renewal { until: None, ..renewal })], now);
+        let (name, claim) = ("n".to_owned(), "c".to_owned());
+        let volume =
+            FileSystem { capacity: 9, available: 3, used: 5, inodes: 8, inodes_free: 6, inodes_used: 2 };
+        claims(&mut current, [((name, claim), volume)].into());
+        let text = current.text();
+        for (name, value) in [("capacity_bytes", 9), ("available_bytes", 3), ("used_bytes", 5), ("inodes", 8)]
+        {
+            let labels = "namespace=\"n\",persistentvolumeclaim=\"c\"";
+            let line = format!("kubelet_volume_stats_{name}{{{labels}}} {value}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        for line in [
+            "kubelet_desired_pods{static=\"\"} 2",
+            "kubelet_desired_pods{static=\"true\"} 0",
+            "kubelet_active_pods{static=\"\"} 1",
+            "kubelet_certificate_manager_client_ttl_seconds 90",
+            "kubelet_certificate_manager_client_expiration_renew_errors 2",
+            "kubelet_server_expiration_renew_errors 2",
+            "kubelet_running_pods 3",
+            "kubelet_running_containers{container_state=\"running\"} 4",
+            "kubelet_running_containers{container_state=\"exited\"} 5",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        assert!(!text.contains("server_ttl"), "{text}");
+    }
+}

@@ -1,0 +1,94 @@
+//! The time limit of a request, from its parameter `timeout`. Source: `WithRequestDeadline` of `k8s.io/apiserver`.
+
+use std::time::Duration;
+
+use crate::{
+    error::{ApiError, Result},
+    request::Query,
+};
+
+/// The time limit of a request: the one that the client wants, or `max` if that is shorter or the client wants none.
+pub(crate) fn of_request(query: &Query, max: Duration) -> Result<Duration> {
+    let text = query.get("timeout");
+    if text.is_empty() {
+        return Ok(max);
+    }
+    let seconds = go_seconds(text).map_err(|problem| {
+        ApiError::bad_request(format!("invalid timeout specified in the request URL - {problem}"))
+    })?;
+    let wanted = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    Ok(if wanted.is_zero() { max } else { wanted.min(max) })
+}
+
+/// The seconds of a duration in Go's notation, such as `1m30.5s`. The error is Go's text.
+fn go_seconds(text: &str) -> std::result::Result<f64, String> {
+    let invalid = || format!("time: invalid duration {text:?}");
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if unsigned == "0" {
+        return Ok(0.0);
+    }
+    if unsigned.is_empty() {
+        return Err(invalid());
+    }
+    let (mut rest, mut total) = (unsigned, 0.0);
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, after) = rest.split_at(end);
+        let number: f64 = number.parse().map_err(|_wrong| invalid())?;
+        let end = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
+        let (unit, after) = after.split_at(end);
+        total += number
+            * match unit {
+                "ns" => 1e-9,
+                "us" | "µs" | "μs" => 1e-6,
+                "ms" => 1e-3,
+                "s" => 1.0,
+                "m" => 60.0,
+                "h" => 3600.0,
+                "" => return Err(format!("time: missing unit in duration {text:?}")),
+                unit => return Err(format!("time: unknown unit {unit:?} in duration {text:?}")),
+            };
+        rest = after;
+    }
+    Ok(if text.starts_with('-') { -total } else { total })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::RequestInfo;
+
+    #[test]
+    fn a_client_may_shorten_the_limit() {
+        let limit = |query: &str| {
+            let uri = format!("/version?{query}").parse().unwrap();
+            of_request(&RequestInfo::parse(&http::Method::GET, &uri).query, Duration::from_secs(60))
+        };
+        for (query, seconds) in
+            [("", 60), ("timeout=0s", 60), ("timeout=3m", 60), ("timeout=5s", 5), ("timeout=-1s", 60)]
+        {
+            assert_eq!(limit(query).unwrap(), Duration::from_secs(seconds), "{query}");
+        }
+        let refused = limit("timeout=5").unwrap_err();
+        let message = "invalid timeout specified in the request URL - time: missing unit in duration \"5\"";
+        assert_eq!((refused.code, refused.message.as_str()), (400, message));
+    }
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        for (text, seconds) in
+            [("0", 0.0), ("0s", 0.0), ("3m", 180.0), ("1h1m1.5s", 3661.5), ("-2ms", -0.002)]
+        {
+            assert_eq!(go_seconds(text), Ok(seconds), "{text}");
+        }
+        for (text, error) in [
+            ("invalid", "time: invalid duration \"invalid\""),
+            ("", "time: invalid duration \"\""),
+            ("5", "time: missing unit in duration \"5\""),
+            ("5d", "time: unknown unit \"d\" in duration \"5d\""),
+            ("1.2.3s", "time: invalid duration \"1.2.3s\""),
+        ] {
+            assert_eq!(go_seconds(text), Err(error.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The version of the API, for `/version` and the metrics.
+
+use serde_json::{Value, json};
+
+/// The Kubernetes version of the API.
+const MINOR: &str = "37";
+/// The oldest Kubernetes version of which a server may use the same store.
+const MIN_COMPATIBILITY_MINOR: &str = "36";
+
+/// The version of the API, with upstream's fields.
+pub(crate) fn version() -> Value {
+    json!({
+        "major": "1", "minor": MINOR, "emulationMajor": "1", "emulationMinor": MINOR,
+        "minCompatibilityMajor": "1", "minCompatibilityMinor": MIN_COMPATIBILITY_MINOR,
+        "gitVersion": format!("v1.{MINOR}.0+coracle"),
+        "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "", "compiler": "rustc", "platform": format!("linux/{}", architecture()),
+    })
+}
+
+/// The architecture's name in Go, which clients compare.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

@@ -1,0 +1,8 @@
+//! State that controllers keep between reconciles. It is derived from watched objects, except the back-off of daemon
+//! sets. The [`Context`](crate::context::Context) holds it.
+
+pub(crate) mod daemon_backoff;
+pub(crate) mod group_members;
+pub(crate) mod pod_counts;
+pub(crate) mod service_addresses;
+pub(crate) mod volume_index;

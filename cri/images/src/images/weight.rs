@@ -1,0 +1,79 @@
+//! The memory that configurations take as long as their images are in the store.
+//!
+//! A registry determines the size of a configuration. Nearly all are small and do not count. The others share a limit, so
+//! that many images do not fill the memory of the process.
+
+use std::collections::HashMap;
+
+use oci_spec::image::ImageConfiguration;
+
+use crate::table::{Entry, Table};
+
+/// Maximum bytes of a configuration that does not count.
+const SMALL: usize = 128 << 10;
+/// Maximum bytes of all configurations that count.
+const LARGE_TOTAL: usize = 64 << 20;
+/// Estimated bytes of a parsed value besides its text, and of an entry of the history.
+const PER_VALUE: usize = 64;
+const PER_HISTORY_ENTRY: usize = 256;
+
+/// Whether the table may get an image with this configuration.
+pub(super) fn fits(table: &Table, document: &str, config: &ImageConfiguration) -> bool {
+    let of_entry = |entry: &Entry| of(&entry.record.config, &entry.image.config);
+    is_within(table.all().map(of_entry), of(document, config))
+}
+
+fn is_within(others: impl Iterator<Item = usize>, own: usize) -> bool {
+    own == 0 || others.fold(own, usize::saturating_add) <= LARGE_TOTAL
+}
+
+/// Estimated bytes of a configuration: the document and its parsed form. 0 for a small one.
+fn of(document: &str, config: &ImageConfiguration) -> usize {
+    let length = |list: &Option<Vec<String>>| list.as_ref().map_or(0, Vec::len);
+    let values = config.config().as_ref().map_or(0, |process| {
+        let lists =
+            [process.env(), process.cmd(), process.entrypoint(), process.exposed_ports(), process.volumes()];
+        let labels = process.labels().as_ref().map_or(0, HashMap::len);
+        labels + lists.into_iter().map(length).sum::<usize>()
+    });
+    let history = config.history().as_ref().map_or(0, Vec::len);
+    let bytes = 2 * document.len() + PER_VALUE * values + PER_HISTORY_ENTRY * history;
+    if bytes > SMALL { bytes } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn weight(more: serde_json::Value) -> usize {
+        let mut config =
+            json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let document = config.to_string();
+        let parsed: ImageConfiguration = serde_json::from_value(config).unwrap();
+        of(&document, &parsed)
+    }
+
+    #[test]
+    fn ordinary_configurations_do_not_count() {
+        let env = vec!["A=b"; 100];
+        let history = vec![json!({"created_by": "RUN make"}); 127];
+        assert_eq!(weight(json!({"config": {"Env": env}, "history": history})), 0);
+        for large in [
+            json!({"config": {"Env": vec![""; 10_000]}}),
+            json!({"history": vec![json!({}); 1000]}),
+            json!({"config": {"Labels": {"a": "x".repeat(1 << 20)}}}),
+        ] {
+            assert!(weight(large) > SMALL);
+        }
+    }
+
+    #[test]
+    fn large_configurations_share_a_limit() {
+        assert!(is_within([LARGE_TOTAL].into_iter(), 0), "a small one");
+        assert!(is_within([LARGE_TOTAL / 2].into_iter(), LARGE_TOTAL / 2));
+        assert!(!is_within([LARGE_TOTAL / 2, 1].into_iter(), LARGE_TOTAL / 2));
+    }
+}
