@@ -103,6 +103,13 @@ impl State {
         due
     }
 
+    /// Makes an expired entry due again, because its removal was refused.
+    pub(super) fn postpone_expiry(&mut self, key: &Arc<str>, now: Instant) {
+        let Some(modified) = self.volatile.get(key).map(|entry| entry.modified) else { return };
+        let at = self.expiry(now);
+        self.expiries.entry(at).or_default().insert(key.clone(), modified);
+    }
+
     /// Publishes a commit: adds it to the history and sends it to the watchers.
     pub(super) fn publish(&mut self, commit: Arc<Commit>) {
         self.revision = commit.revision;
@@ -173,5 +180,21 @@ mod tests {
             state.publish(Arc::new(Commit { key, revision, value, created: 1, guard_follows: false }));
         }
         assert_eq!((state.recent.len(), state.recent_bytes, state.compacted), (4, 4 << 20, 96));
+    }
+
+    #[test]
+    fn an_entry_whose_removal_was_refused_expires_again() {
+        let mut state = State::new(1, 1000, 256);
+        let value = Some(vec![0].into());
+        let commit = Commit { key: "a/b".into(), revision: 2, value, created: 2, guard_follows: false };
+        state.apply_volatile(&commit, Some(Duration::from_secs(1)));
+        let first = state.next_expiry().unwrap();
+        let due = state.take_expired(first);
+        assert_eq!(due, [(commit.key.clone(), 2)]);
+        assert_eq!(state.next_expiry(), None);
+        state.postpone_expiry(&commit.key, first);
+        let second = state.next_expiry().unwrap();
+        assert!(second > first, "the removal is not repeated without a pause");
+        assert_eq!(state.take_expired(second), due);
     }
 }

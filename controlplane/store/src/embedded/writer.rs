@@ -154,8 +154,12 @@ impl<'a> Writer<'a> {
         if let Some(last) = accepted.last() {
             state.skip_to(last.commit.revision);
         }
-        for done in accepted.into_iter().filter_map(|one| one.done) {
-            let _ = done.send(Err(Error::Disk { detail: refused.detail.clone() }));
+        for Accepted { commit, done, .. } in accepted {
+            match done {
+                Some(done) => drop(done.send(Err(Error::Disk { detail: refused.detail.clone() }))),
+                // Only the removal of an expired entry has no caller.
+                None => state.postpone_expiry(&commit.key, Instant::now()),
+            }
         }
         if let Some(undo) = &refused.undo {
             self.fail(refused.detail.clone(), undo.clone());
