@@ -11,19 +11,19 @@ use tokio::sync::mpsc;
 
 use crate::{Commit, Entry, Error, Event, Watch};
 
-/// Expiry times are rounded up to this, so that many expiries cost one wake-up.
+/// Expiry times are rounded up to a multiple of this duration, so that many expiries need one wake-up.
 const EXPIRY_STEP: Duration = Duration::from_secs(60);
 
-/// Maximum bytes of the values of recent commits: large objects that change often would otherwise take hundreds of
-/// megabytes.
+/// Maximum size of the values of recent commits, in bytes. Large objects that change often would otherwise need
+/// hundreds of megabytes.
 const MAX_HISTORY_BYTES: usize = 4 << 20;
 
-fn weight(commit: &Commit) -> usize {
+fn value_size(commit: &Commit) -> usize {
     commit.value.as_ref().map_or(0, |value| value.len())
 }
 
 pub(super) struct State {
-    /// The newest published commit.
+    /// The revision of the newest published commit.
     revision: u64,
     /// Revisions up to this one are reserved on disk.
     pub(super) reserved: u64,
@@ -59,7 +59,7 @@ impl State {
         self.revision
     }
 
-    /// Skips the revisions up to this one: no commit gets them.
+    /// Skips the revisions up to this one, so that no commit gets them.
     pub(super) fn skip_to(&mut self, revision: u64) {
         self.revision = self.revision.max(revision);
     }
@@ -86,12 +86,12 @@ impl State {
         }
     }
 
-    /// When the next entry expires.
+    /// The time at which the next entry expires.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.expiries.first_key_value().map(|(at, _)| *at)
     }
 
-    /// Removes the due expiries and returns the entries that were not changed since.
+    /// Removes the due expiry times. Returns their entries that were not changed after the time was set.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(Arc<str>, u64)> {
         let mut due = Vec::new();
         while let Some(first) = self.expiries.first_entry()
@@ -120,17 +120,17 @@ impl State {
                 !sender.is_closed()
             }
         });
-        self.recent_bytes += weight(&commit);
+        self.recent_bytes += value_size(&commit);
         self.recent.push_back(commit);
         while self.recent.len() > self.history || self.recent_bytes > MAX_HISTORY_BYTES {
-            let Some(oldest) = self.forget_oldest() else { break };
+            let Some(oldest) = self.remove_oldest() else { break };
             self.compacted = oldest.revision;
         }
     }
 
-    fn forget_oldest(&mut self) -> Option<Arc<Commit>> {
+    fn remove_oldest(&mut self) -> Option<Arc<Commit>> {
         let oldest = self.recent.pop_front()?;
-        self.recent_bytes -= weight(&oldest);
+        self.recent_bytes -= value_size(&oldest);
         Some(oldest)
     }
 
@@ -154,7 +154,7 @@ impl State {
             return Err(Error::Future { asked: revision, newest: self.revision });
         }
         while self.recent.front().is_some_and(|commit| commit.revision <= revision) {
-            self.forget_oldest();
+            self.remove_oldest();
         }
         self.compacted = self.compacted.max(revision);
         Ok(())
