@@ -44,7 +44,8 @@ pub use error::JoinError;
 pub use own_serving::{RequestedServing, self_signed};
 pub use token::{CaHash, Token};
 
-/// Timeout of the approval and signature of a certificate request while the machine joins. The cluster's controllers take milliseconds.
+/// Timeout of the approval and signature of a certificate request while the machine joins. The cluster's controllers
+/// take milliseconds.
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A machine that has joined: its API client and its certificates.

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 /// Maximum wait for the work.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Places with work in progress.
+/// Paths with work in progress.
 static IN_PROGRESS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// Why there is no result.
@@ -54,13 +54,13 @@ impl Drop for Waiting {
     }
 }
 
-/// Ends the work of a place when dropped.
+/// Ends the work of a path when dropped.
 struct InProgress(PathBuf);
 
 impl InProgress {
-    fn begin(place: &Path) -> Option<Self> {
-        let is_first = IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).insert(place.to_owned());
-        is_first.then(|| Self(place.to_owned()))
+    fn begin(path: &Path) -> Option<Self> {
+        let is_first = IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned());
+        is_first.then(|| Self(path.to_owned()))
     }
 }
 
@@ -70,24 +70,24 @@ impl Drop for InProgress {
     }
 }
 
-/// Runs work that may block, on a thread of its own. At most one attempt per place runs at a time, so that repeated
+/// Runs work that may block, on a thread of its own. At most one attempt per path runs at a time, so that repeated
 /// attempts leave at most one blocked thread.
 ///
 /// # Errors
-/// When the work takes longer than 30 seconds, or an earlier attempt still runs.
+/// If the work takes longer than 30 seconds, an earlier attempt still runs, or no thread can be started.
 pub async fn run<T: Send + 'static>(
-    place: &Path,
+    path: &Path,
     work: impl FnOnce(&Abandoned) -> T + Send + 'static,
 ) -> Result<T, Blocked> {
-    run_within(TIMEOUT, place, work).await
+    run_within(TIMEOUT, path, work).await
 }
 
 async fn run_within<T: Send + 'static>(
     limit: Duration,
-    place: &Path,
+    path: &Path,
     work: impl FnOnce(&Abandoned) -> T + Send + 'static,
 ) -> Result<T, Blocked> {
-    let in_progress = InProgress::begin(place).ok_or(Blocked::Earlier)?;
+    let in_progress = InProgress::begin(path).ok_or(Blocked::Earlier)?;
     let abandoned = Abandoned::default();
     let _waiting = Waiting(abandoned.clone());
     let (done, result) = oneshot::channel();
@@ -112,22 +112,22 @@ mod tests {
 
     #[tokio::test]
     async fn blocked_work_ends_the_wait_and_leaves_one_thread() {
-        let place = Path::new("/blocked/place");
+        let path = Path::new("/blocked/place");
         let short = Duration::from_millis(20);
         let (release, released) = mpsc::channel::<()>();
         let (ended, end) = mpsc::channel();
-        let blocked = run_within(short, place, move |abandoned| {
+        let blocked = run_within(short, path, move |abandoned| {
             let _dropped = released.recv();
             let _test_gone = ended.send(abandoned.is_set());
         });
         assert!(matches!(blocked.await, Err(Blocked::Timeout(_))));
-        assert!(matches!(run(place, |_| ()).await, Err(Blocked::Earlier)));
+        assert!(matches!(run(path, |_| ()).await, Err(Blocked::Earlier)));
         assert_eq!(run(Path::new("/another/place"), |_| 7).await.expect("not blocked"), 7);
         drop(release);
         assert_eq!(end.recv(), Ok(true), "the work can see that its caller stopped waiting");
-        while matches!(run(place, |_| ()).await, Err(Blocked::Earlier)) {
+        while matches!(run(path, |_| ()).await, Err(Blocked::Earlier)) {
             tokio::task::yield_now().await;
         }
-        assert!(!run(place, Abandoned::is_set).await.expect("free again"));
+        assert!(!run(path, Abandoned::is_set).await.expect("free again"));
     }
 }

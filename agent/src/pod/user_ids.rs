@@ -39,7 +39,7 @@ pub(crate) enum UserIdsError {
 pub(crate) struct UserIds {
     pods_dir: PathBuf,
     /// First ids, by pod; unique.
-    taken: Mutex<HashMap<String, u32>>,
+    blocks: Mutex<HashMap<String, u32>>,
 }
 
 /// The kubelet's format.
@@ -65,38 +65,38 @@ impl UserIds {
     /// sandbox.
     pub(crate) fn open(pods_dir: &Path) -> Self {
         let entries = std::fs::read_dir(pods_dir).into_iter().flatten().flatten();
-        let taken = entries.filter_map(|entry| {
+        let blocks = entries.filter_map(|entry| {
             let text = bounded::read(&entry.path().join(FILE), RECORD_MAX).ok()?;
             Some((entry.file_name().into_string().ok()?, first_id(&text)?))
         });
-        Self { pods_dir: pods_dir.to_owned(), taken: Mutex::new(taken.collect()) }
+        Self { pods_dir: pods_dir.to_owned(), blocks: Mutex::new(blocks.collect()) }
     }
 
     /// Allocates a block to the pod, the recorded one or the lowest free one, and records it.
     pub(crate) fn allocate(&self, uid: &str) -> Result<(), UserIdsError> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.contains_key(uid) {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if blocks.contains_key(uid) {
             return Ok(());
         }
-        let free = |first: &u32| !taken.values().any(|other| other == first);
+        let free = |first: &u32| !blocks.values().any(|other| other == first);
         let first = (1..u32::MAX / BLOCK).map(|block| block * BLOCK).find(free);
         let first = first.ok_or(UserIdsError::Exhausted)?;
         let dir = self.pods_dir.join(uid);
         let path = dir.join(FILE);
         record(&dir, first).map_err(|source| UserIdsError::Record { path, source })?;
-        taken.insert(uid.to_owned(), first);
+        blocks.insert(uid.to_owned(), first);
         Ok(())
     }
 
     /// The id mapping of a pod. None if the pod has no block.
     pub(crate) fn mapping(&self, uid: &str) -> Option<cri::IdMapping> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.get(uid).map(|first| cri::IdMapping { container_id: 0, host_id: *first, length: BLOCK })
+        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.get(uid).map(|first| cri::IdMapping { container_id: 0, host_id: *first, length: BLOCK })
     }
 
     /// Frees the block of a removed pod. Its record is removed with its directory.
     pub(crate) fn release(&self, uid: &str) {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
 }
 

@@ -287,8 +287,8 @@ impl State {
         if holds { Ok(claim.clone()) } else { Err(format!("resourceclaim {key} changed")) }
     }
 
-    /// Stores a claim that was written. If the watch has delivered a later state or the deletion of the claim meanwhile,
-    /// that remains: the written state would keep its devices.
+    /// Stores a claim that was written. A later state or a deletion that the watch has delivered in the meantime has
+    /// precedence, because the written state would keep its devices.
     fn update(&mut self, key: &Key, written: Claim) {
         let Some(known) = self.claims.get(key) else { return };
         if known.metadata.uid != written.metadata.uid {

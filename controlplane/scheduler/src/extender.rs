@@ -1,7 +1,7 @@
-//! Extenders: HTTP servers that take part in scheduling. Source: upstream's `extender.go` and `extender/v1`.
+//! Extenders: HTTP servers that participate in scheduling. Source: upstream's `extender.go` and `extender/v1`.
 //!
-//! An extender filters the nodes that our filters accept, scores them, chooses victims of a preemption, or binds the
-//! pod. It is called outside of the scheduling task (`consult.rs`), because it may be slow.
+//! An extender filters the nodes that the scheduler's filters accept, scores them, chooses victims of a preemption, or
+//! binds the pod. It is called outside of the scheduling task (`consult.rs`), because it may be slow.
 
 pub(crate) mod client;
 pub(crate) mod result;
@@ -17,23 +17,23 @@ use crate::object::Pod;
 /// An extender of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extender {
-    /// The URL below which the verbs are. It names the extender in messages.
+    /// The URL to which the paths of the verbs are appended. It identifies the extender in messages.
     pub(crate) url: String,
-    /// The path of each verb; `None` if the extender does not have it.
+    /// The path of each verb. `None` if the extender does not support it.
     pub(crate) filter: Option<String>,
     pub(crate) prioritize: Option<String>,
     pub(crate) preempt: Option<String>,
     pub(crate) bind: Option<String>,
-    /// The weight of its scores, above 0.
+    /// The weight of the extender's scores, above 0.
     pub(crate) weight: i64,
     pub(crate) tls: Tls,
-    /// Maximum time of a request with its response.
+    /// Maximum duration of a request including the response.
     pub(crate) timeout: Duration,
-    /// Whether it gets the names of the nodes instead of the nodes.
+    /// Whether the extender gets the names of the nodes instead of the nodes.
     pub(crate) knows_nodes: bool,
-    /// The extender gets only pods that request one of these resources. Empty: all pods.
+    /// The extender is called only for pods that request one of these resources. If empty, for all pods.
     pub(crate) resources: BTreeSet<String>,
-    /// Whether pods are scheduled without it while it fails.
+    /// Whether pods are scheduled without the extender while it fails.
     pub(crate) ignorable: bool,
 }
 
@@ -42,16 +42,16 @@ pub(crate) struct Extender {
 pub(crate) struct Tls {
     /// Whether the server's certificate is not verified.
     pub(crate) insecure: bool,
-    /// The name in the server's certificate; `None` is that of the URL.
+    /// The name in the server's certificate. `None` means the host of the URL.
     pub(crate) server_name: Option<String>,
-    /// The authorities of the server; `None` are those of the machine.
+    /// The certificate authorities of the server. `None` means those of the machine.
     pub(crate) authorities: Option<Vec<u8>>,
     /// The certificate and the key of the scheduler.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl std::fmt::Debug for Tls {
-    /// Without the key.
+    /// Omits the key and the certificates.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tls")
             .field("insecure", &self.insecure)
@@ -71,7 +71,7 @@ impl Extender {
         self.resources.is_empty() || containers.any(|container| names(&container.resources))
     }
 
-    /// Whether it takes part in the choice of the node.
+    /// Whether the extender participates in the choice of the node.
     pub(crate) fn chooses(&self) -> bool {
         self.filter.is_some() || self.prioritize.is_some()
     }

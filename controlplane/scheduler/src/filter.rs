@@ -1,4 +1,4 @@
-//! Filters: whether a node can run a pod. One file per filter.
+//! Filters decide whether a node can run a pod. One file per filter.
 
 pub(crate) mod declared_features;
 mod host_ports;

@@ -1,13 +1,14 @@
 //! Groups of pods in scheduling (upstream's plugin GangScheduling and its scheduling cycle of pod groups).
 //!
 //! A pod names its group in `spec.schedulingGroup`. It is gated until the PodGroup exists, and for the policy `gang`
-//! until `minCount` pods of the group exist. Pods of the policy `basic` are scheduled one by one. The pods of a gang are
-//! placed together in one step ([`placement`]): all that fit are bound if at least `minCount` pods of the group are then
-//! on nodes, else none. No pod waits with reserved resources for others (upstream's Permit), so groups cannot dead-lock.
+//! until `minCount` pods of the group exist. Pods of the policy `basic` are scheduled one by one. The pods of a gang
+//! are placed in one step ([`placement`]): if at least `minCount` pods of the group are then on nodes, all that fit are
+//! bound, otherwise none. Unlike in upstream's Permit, no pod holds resources while it waits for others, so groups
+//! cannot dead-lock.
 //!
-//! [`Groups`] is an index from groups to their pods: a change of a pod or group reads only that group. [`feed`] watches
-//! the groups. Nothing is watched before the first pod names a group. If the API server does not serve groups, pods do not
-//! wait for them.
+//! [`Groups`] is an index from groups to their pods, so that a change of a pod or group reads only that group. [`feed`]
+//! watches the groups, beginning with the first pod that names a group. If the API server does not serve groups, pods
+//! do not wait for them.
 
 pub(crate) mod condition;
 pub(crate) mod feed;
@@ -33,7 +34,7 @@ pub(crate) struct Groups {
     members: HashMap<String, Key>,
     /// The groups of a list that is being received.
     listed: HashSet<Key>,
-    /// Whether the API server does not serve groups. Then pods do not wait for them.
+    /// Whether the API server does not serve groups. If so, pods do not wait for them.
     is_not_served: bool,
 }
 
@@ -45,26 +46,26 @@ struct Group {
     waiting: HashSet<String>,
     /// The uids of waiting pods that are gated.
     gated: HashSet<String>,
-    /// The uids of pods that are assumed or bound.
+    /// The uids of pods that are bound or being bound.
     scheduled: HashSet<String>,
-    /// Whether the object has the condition `PodGroupScheduled`, or gets it by the write in flight.
+    /// Whether the object has the condition `PodGroupScheduled`, or the write in flight sets it.
     is_scheduled: bool,
     /// The next result to write.
     verdict: Option<Verdict>,
     /// The write in flight: the uid of the object, and the result.
     writing: Option<(String, Verdict)>,
-    /// End of the back-off of the pods that were refused together.
+    /// End of the back-off of pods that were refused together.
     rest_until: Option<Instant>,
 }
 
-/// How the pods of a group are scheduled now.
+/// The way in which the pods of a group are scheduled now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// The pods wait for the PodGroup or for more pods.
     Gated,
     /// One by one.
     Basic,
-    /// Together: at least so many more pods must be placed.
+    /// Together: at least `needed` more pods must be placed.
     Gang { needed: usize },
     /// The group has a field that this scheduler does not support.
     Unsupported,
@@ -89,7 +90,7 @@ impl Groups {
         }
         group.scheduled.insert(uid.to_owned());
         group.gated.remove(uid);
-        // A pod that another program bound may be the last one that its group needs.
+        // A pod that another program bound may complete its group.
         if group.waiting.remove(uid) { group.all_waiting() } else { group.opened() }
     }
 
@@ -140,7 +141,7 @@ impl Groups {
         group.is_scheduled = is_scheduled(&object) || (group.is_scheduled && !is_other);
         group.verdict = group.verdict.take().filter(|_| !is_other);
         group.object = Some(object);
-        // Another policy may help refused pods, too.
+        // Another policy may also help refused pods.
         if is_same { group.opened() } else { group.all_waiting() }
     }
 
@@ -172,13 +173,13 @@ impl Groups {
         self.put(object)
     }
 
-    /// Ends a list: removes the groups that it does not have.
+    /// Ends a list. Removes the groups that are not in it.
     pub(crate) fn finish_list(&mut self) {
         let listed = std::mem::take(&mut self.listed);
         let objects = self.groups.iter().filter(|(_, group)| group.object.is_some());
-        let gone: Vec<Key> =
+        let removed: Vec<Key> =
             objects.map(|(key, _)| key.clone()).filter(|key| !listed.contains(key)).collect();
-        for key in gone {
+        for key in removed {
             self.remove(&key);
         }
     }
@@ -188,7 +189,7 @@ impl Groups {
         self.groups.is_empty()
     }
 
-    /// How the pods of a group are scheduled now.
+    /// The way in which the pods of a group are scheduled now.
     pub(crate) fn policy(&self, key: &Key) -> Policy {
         if self.is_not_served {
             return Policy::Basic;
@@ -202,7 +203,7 @@ impl Groups {
         group.into_iter().flat_map(|group| group.waiting.difference(&group.gated)).cloned().collect()
     }
 
-    /// End of the back-off of a group. A group that is created again keeps it.
+    /// End of the back-off of a group. A group that is deleted and created again keeps it.
     pub(crate) fn rest_until(&self, key: &Key) -> Option<Instant> {
         self.groups.get(key)?.rest_until
     }
@@ -224,10 +225,11 @@ impl Groups {
         self.members.get(uid) == Some(key)
     }
 
-    /// Reports the result of scheduling a group. Returns the write to start, unless one is in flight.
+    /// Reports the result of scheduling a group. Returns the write to start. `None` if a write is in flight or not
+    /// needed.
     pub(crate) fn report(&mut self, key: &Key, verdict: Verdict) -> Option<Write> {
         let group = self.groups.get_mut(key).filter(|group| group.object.is_some())?;
-        // The condition never returns to `False`, for example if a further pod of the group does not fit.
+        // The condition never returns to `False`, even if a further pod of the group does not fit.
         if verdict.is_scheduled || !group.is_scheduled {
             group.is_scheduled = verdict.is_scheduled;
             group.verdict = Some(verdict).filter(|verdict| !group.is_writing(verdict));
@@ -235,7 +237,7 @@ impl Groups {
         if group.writing.is_some() { None } else { group.next_write(key) }
     }
 
-    /// Ends a write. Returns the next one.
+    /// Ends a write. Returns the next write.
     pub(crate) fn written(&mut self, written: &Write, is_done: bool) -> Option<Write> {
         let group = self.groups.get_mut(&written.key)?;
         group.writing = None;
@@ -283,7 +285,7 @@ impl Group {
         Policy::Gang { needed: wanted.saturating_sub(self.scheduled.len()) }
     }
 
-    /// The gated pods that the group no longer gates.
+    /// The pods that were gated, if the group does not gate them any more.
     fn opened(&mut self) -> Vec<String> {
         if self.gated.is_empty() || self.policy() == Policy::Gated {
             return Vec::new();
@@ -300,7 +302,7 @@ impl Group {
         self.waiting.iter().cloned().collect()
     }
 
-    /// Whether the write in flight has this result, and is for the object and not for a deleted one of the same name.
+    /// Whether the write in flight has this result and is for this object, not for a deleted one of the same name.
     fn is_writing(&self, verdict: &Verdict) -> bool {
         let uid = self.object.as_ref().map(ObjectExt::uid);
         self.writing.as_ref().is_some_and(|(of, one)| Some(of.as_str()) == uid && one == verdict)

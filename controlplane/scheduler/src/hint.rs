@@ -9,7 +9,7 @@ pub(crate) struct Changes(u8);
 impl Changes {
     /// A node was added or changed.
     pub(crate) const NODE: Self = Self(1);
-    /// A pod left its node or requests less: resources, host ports or topology domains became free.
+    /// A pod left its node or requests less: resources, host ports or topology domains may have become free.
     pub(crate) const POD_GONE: Self = Self(2);
     /// A pod was placed on a node, or its labels changed: affinity terms may select it.
     pub(crate) const POD_PLACED: Self = Self(4);

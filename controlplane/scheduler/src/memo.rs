@@ -1,5 +1,5 @@
-//! Results for equal pods. What a filter or a score reads from the pod and one node only is computed again only after
-//! the node changed, so the pods of one workload cost little more than one pod.
+//! Results for equal pods. A result that depends only on the pod and one node is computed again only after the node
+//! changed, so the pods of one workload cost little more than one pod.
 //!
 //! The decisions are the same as without these results. Upstream's opportunistic batching reuses the order of the nodes
 //! instead, and only while one pod fills its node.
@@ -13,13 +13,13 @@ use crate::refusal::Refused;
 use crate::request::PodRequirements;
 use coracle_values::label_selector::LabelSelector;
 
-/// Maximum number of keys with results. Each needs about 50 bytes for a node.
+/// Maximum number of keys with results. Each result needs about 50 bytes.
 const KEYS_MAX: usize = 4;
 
-/// Results by key and node. The key that was unused for longest is replaced.
+/// Results by key and node. The least recently used key is replaced.
 #[derive(Debug)]
 pub(crate) struct Memo<K, V> {
-    /// The newest first.
+    /// The most recently used first.
     tables: Vec<(K, Table<V>)>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Table<V> {
     by_slot: Vec<Option<(u64, V)>>,
 }
 
-/// What the filters and scores of [`NodeOutcome`] read from a pod and its profile.
+/// The fields of a pod and its profile that the filters and scores of [`NodeOutcome`] read.
 #[derive(Debug)]
 pub(crate) struct NodeInput {
     profile: Profile,
@@ -40,14 +40,14 @@ pub(crate) struct NodeInput {
     affinity: Option<NodeAffinity>,
 }
 
-/// Selection of the pods of a namespace, for their number on each node.
+/// A selection of the pods of a namespace, for their number on each node.
 #[derive(Debug)]
 pub(crate) struct PodSelection {
     pub(crate) namespace: String,
     pub(crate) selector: LabelSelector,
 }
 
-/// The scores of a node, or the refusal by a filter, if they depend on the pod and the node only.
+/// The scores of a node, or the refusal by a filter, as far as they depend only on the pod and the node.
 pub(crate) type NodeOutcome = Result<NodeScores, Refused>;
 
 // === impl Memo ===
@@ -59,7 +59,7 @@ impl<K, V> Default for Memo<K, V> {
 }
 
 impl<K, V> Memo<K, V> {
-    /// The results of the key that `is_equal` accepts. If there is none, `key` makes it.
+    /// The results of the key that `is_equal` accepts. If there is none, `key` creates it.
     pub(crate) fn table(&mut self, is_equal: impl Fn(&K) -> bool, key: impl FnOnce() -> K) -> &mut Table<V> {
         let found = self.tables.iter().position(|(known, _)| is_equal(known));
         let newest = match found {

@@ -1,4 +1,4 @@
-//! The properties of a node, as filters and scores read them.
+//! The properties of a node that filters and scores read.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +16,6 @@ pub(crate) struct NodeProperties {
     pub(crate) allocatable: Resources,
     /// Features that the node declares.
     pub(crate) declared_features: Vec<String>,
-    /// The size of the disk with local volumes, if it enforces their sizes.
+    /// The size in bytes of the disk with local volumes, if it enforces their sizes.
     pub(crate) local_volumes_disk: Option<Quantity>,
 }

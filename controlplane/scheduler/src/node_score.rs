@@ -23,8 +23,8 @@ pub(crate) fn share(part: i128, whole: i128) -> i64 {
 pub(crate) fn normalize(mut values: Vec<i64>, reverse: bool) -> Vec<i64> {
     let largest = values.iter().copied().max().unwrap_or_default();
     for value in &mut values {
-        let mark = if largest == 0 { 0 } else { *value * MAX_NODE_SCORE / largest };
-        *value = if reverse { MAX_NODE_SCORE - mark } else { mark };
+        let score = if largest == 0 { 0 } else { *value * MAX_NODE_SCORE / largest };
+        *value = if reverse { MAX_NODE_SCORE - score } else { score };
     }
     values
 }

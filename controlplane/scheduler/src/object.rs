@@ -1,4 +1,4 @@
-//! Reduced types of pods and nodes: only the fields that the scheduler reads.
+//! Reduced types of pods and nodes. They contain only the fields that the scheduler reads.
 
 use std::collections::BTreeMap;
 
@@ -73,8 +73,8 @@ pub(crate) fn is_older<K: ObjectExt>(state: &K, other: &K) -> bool {
     version(state) < version(other)
 }
 
-/// The metadata with the fields of [`ReadMeta`]. The managed fields are a third of a pod and would be decoded into a
-/// tree of values.
+/// The metadata with the fields of [`ReadMeta`]. Managed fields are a third of a pod and would be decoded into a tree
+/// of values.
 pub(crate) fn without_managed_fields<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ObjectMeta, D::Error> {
@@ -92,7 +92,7 @@ pub(crate) fn without_managed_fields<'de, D: Deserializer<'de>>(
     })
 }
 
-/// A claim of devices of a pod: an object, or one that a controller makes from a template.
+/// A device claim of a pod: an existing one, or one that a controller creates from a template.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodResourceClaim {
@@ -101,7 +101,7 @@ pub(crate) struct PodResourceClaim {
     pub(crate) resource_claim_template_name: Option<String>,
 }
 
-/// The name of a claim that a controller made.
+/// The name of a claim that a controller created.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodClaimStatus {
@@ -119,7 +119,7 @@ pub(crate) struct PodVolume {
     pub(crate) image: Option<ImageVolumeSource>,
 }
 
-/// A volume with a claim of its own.
+/// A volume with a generated claim.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 pub(crate) struct EphemeralVolume {}
 
@@ -135,7 +135,7 @@ pub(crate) struct Container {
     pub(crate) restart_policy_rules: Option<Vec<RestartRule>>,
 }
 
-/// A rule by which a container is restarted when it ends.
+/// A rule for the restart of a container after it ends.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(crate) struct RestartRule {
@@ -216,7 +216,7 @@ pub(crate) struct BudgetSpec {
     pub(crate) selector: Option<LabelSelector>,
 }
 
-/// How many pods of a budget may be removed.
+/// The number of pods of a budget that may be removed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct BudgetStatus {
@@ -240,7 +240,7 @@ impl Pod {
         self.spec.tolerations.as_deref().unwrap_or_default()
     }
 
-    /// Whether the pod has succeeded or failed and so uses no resources.
+    /// Whether the pod has succeeded or failed, and therefore uses no resources.
     pub(crate) fn finished(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
@@ -256,7 +256,7 @@ impl Pod {
         Some(Key::new(self.namespace(), name))
     }
 
-    /// Whether the pod is to be scheduled now.
+    /// Whether the pod must be scheduled now.
     pub(crate) fn waits(&self) -> bool {
         self.node().is_none()
             && !self.finished()
@@ -264,7 +264,7 @@ impl Pod {
             && self.spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)
     }
 
-    /// Whether two versions of the pod are equal in everything that scheduling depends on.
+    /// Whether two versions of the pod are equal in all fields that scheduling reads.
     pub(crate) fn has_same_requirements(&self, other: &Self) -> bool {
         self.spec == other.spec
             && self.metadata.labels == other.metadata.labels

@@ -15,20 +15,20 @@ use crate::volumes::claims_of;
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     pub(crate) requests: Resources,
-    /// The requests in scores.
+    /// The requests for scores.
     pub(crate) assumed: Resources,
     pub(crate) ports: Vec<HostPort>,
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) priority: i32,
     pub(crate) labels: Labels,
-    /// When the node started the pod; None if it has not.
+    /// The time at which the node started the pod. `None` if it has not.
     pub(crate) started: Option<jiff::Timestamp>,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,
     /// Whether it is being deleted as a victim of preemption.
     pub(crate) preempted: bool,
-    /// The pod's affinity to other pods.
+    /// The pod's affinity and anti-affinity to other pods. `None` if it has none.
     pub(crate) terms: Option<Arc<PodTerms>>,
     /// The claims that the pod uses.
     pub(crate) claims: Vec<Key>,

@@ -1,4 +1,4 @@
-//! Preemption: the choice of pods of lower priority to delete, so that a pod fits. Source: upstream's plugin
+//! Preemption: chooses pods of lower priority that are deleted so that a pod fits. Source: upstream's plugin
 //! DefaultPreemption.
 //!
 //! A victim violates a disruption budget only if no other choice of victims makes room.
@@ -17,7 +17,7 @@ use crate::snapshot::Snapshot;
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
 
-/// A pod that is removed for a pod of higher priority.
+/// A pod that is deleted for a pod of higher priority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Victim {
     pub(crate) uid: String,
@@ -49,9 +49,9 @@ pub(crate) struct Preemption {
     pub(crate) victims: Vec<Victim>,
 }
 
-/// The message of a pod that cannot be scheduled, with the outcome of the preemption and the text that upstream's plugin
-/// DynamicResources adds to every such message. If a pre-filter refused the pod, the plugin has no state of the pod and
-/// reports "not found".
+/// The message of a pod that cannot be scheduled, with the outcome of the preemption and the text that upstream's
+/// plugin DynamicResources adds to every such message. If a pre-filter refused the pod, that plugin has no state of the
+/// pod and reports "not found".
 pub(crate) fn with_outcome(refused: &Unschedulable, preemption: &str) -> String {
     let message = &refused.message;
     match (refused.is_early, preemption) {
@@ -77,7 +77,7 @@ pub(crate) fn best(found: Vec<Preemption>) -> Option<Preemption> {
     found.into_iter().min_by_key(|preemption| disruption_cost(&preemption.victims))
 }
 
-/// The nodes on which preemption helps: at least one. The error is upstream's message.
+/// The nodes on which preemption helps, at least one. The error is upstream's message.
 pub(crate) fn search(
     pod: &Pod,
     profile: &Profile,
@@ -91,17 +91,17 @@ pub(crate) fn search(
         let message = "preemption: not eligible due to a terminating pod on the nominated node.";
         return Err(message.to_owned());
     }
-    let (found, hopeless) = candidates(pod, profile, snapshot, resolvable);
+    let (found, unhelpful) = candidates(pod, profile, snapshot, resolvable);
     if !found.is_empty() {
         return Ok(found);
     }
     let total = snapshot.candidates().count();
     let useless = std::iter::repeat_n(NOT_HELPFUL, total.saturating_sub(resolvable.len()));
-    let reasons = hopeless.iter().map(String::as_str).chain(useless);
+    let reasons = unhelpful.iter().map(String::as_str).chain(useless);
     Err(format!("preemption: {}", fit_error_message(total, reasons)))
 }
 
-/// The pods of lower priority on the nodes of these preemptions. The victims are the same objects as in the
+/// The pods of lower priority on the nodes of these preemptions, by node. The victims are equal to those of the
 /// preemptions.
 pub(crate) fn removable(
     pod: &Pod,
@@ -110,7 +110,7 @@ pub(crate) fn removable(
 ) -> BTreeMap<String, Vec<Victim>> {
     let priority = pod.spec.priority.unwrap_or_default();
     let of_node = |one: &Preemption| {
-        let lower = snapshot.lower_on(&one.node, priority);
+        let lower = snapshot.lower_priority_pods(&one.node, priority);
         let violations = snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
         let pods = lower.iter().zip(violations).map(|((uid, placed), violates)| {
             let known = one.victims.iter().find(|victim| victim.uid == *uid);
@@ -128,34 +128,34 @@ pub(crate) fn candidates(
     snapshot: &mut Snapshot,
     nodes: &BTreeSet<String>,
 ) -> (Vec<Preemption>, Vec<String>) {
-    let (mut found, mut hopeless) = (Vec::new(), Vec::new());
+    let (mut found, mut unhelpful) = (Vec::new(), Vec::new());
     let prepared = decide::prepare(pod, profile, snapshot);
     let beside = snapshot.nodes_nominated_beside(pod);
     let mut simulation = Simulation { pod, profile, prepared, snapshot };
     for node in nodes {
         match victims(&mut simulation, node, beside.contains(node)) {
-            // Only an extender refuses the node. Our filters accept it, so a removal of pods changes nothing for them.
-            Ok(victims) if victims.is_empty() => hopeless.push(NO_VICTIMS.to_owned()),
+            // Only an extender refuses the node. The filters accept it, so a removal of pods does not help.
+            Ok(victims) if victims.is_empty() => unhelpful.push(NO_VICTIMS.to_owned()),
             Ok(victims) => found.push(Preemption { node: node.clone(), victims }),
-            Err(reasons) => hopeless.extend(reasons),
+            Err(reasons) => unhelpful.extend(reasons),
         }
     }
-    (found, hopeless)
+    (found, unhelpful)
 }
 
-/// The harm of removing pods, in upstream's order: violated budgets, the highest priority, the sum of the priorities,
-/// the number of pods, and the age of the most important ones.
+/// The cost of removing pods, in upstream's order: violated budgets, the highest priority, the sum of the priorities,
+/// the number of pods, and the start time of the pods of the highest priority.
 pub(crate) fn disruption_cost(victims: &[Victim]) -> impl Ord + use<> {
     let violations = victims.iter().filter(|victim| victim.violates).count();
     let highest = victims.iter().map(|victim| victim.priority).max();
-    // Upstream makes each priority positive, so that more pods are never less harmful.
+    // Upstream makes each priority positive, so that more pods never cost less.
     let sum: i64 = victims.iter().map(|victim| i64::from(victim.priority) + i64::from(i32::MAX) + 1).sum();
     let oldest =
         victims.iter().filter(|victim| Some(victim.priority) == highest).map(|victim| age(victim.started));
     (violations, highest, sum, victims.len(), Reverse(oldest.min()))
 }
 
-/// The start of a pod for comparisons: a pod that has not started is the youngest.
+/// The start time of a pod for comparisons. A pod that has not started is the youngest.
 fn age(started: Option<Timestamp>) -> Timestamp {
     started.unwrap_or(Timestamp::MAX)
 }
@@ -166,11 +166,11 @@ pub(crate) fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTr
     let nominated = pod.status.nominated_node_name.as_deref().filter(|node| resolvable.contains(*node));
     let priority = pod.spec.priority.unwrap_or_default();
     let node = nominated.and_then(|nominated| snapshot.candidate(nominated));
-    node.is_some_and(|node| node.info.neighbours().any(|other| other.preempted && other.priority < priority))
+    node.is_some_and(|node| node.info.pods().any(|other| other.preempted && other.priority < priority))
 }
 
-/// The cluster while pods are removed and restored. The filters' input is kept up to date with them, so that a step reads
-/// only the pods of its node.
+/// The snapshot while pods are removed and restored. The input of the filters is updated with each step, so that a step
+/// reads only the pods of its node.
 struct Simulation<'a> {
     pod: &'a Pod,
     profile: &'a Profile,
@@ -198,7 +198,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Why the node cannot run the pod. With `beside`, the pods that are nominated for the node count as running on it.
+    /// The reasons why the node cannot run the pod. With `beside`, the pods that are nominated for the node count as
+    /// running on it.
     fn refuse(&mut self, node: &str, beside: bool) -> Option<Vec<String>> {
         if beside {
             let added = self.snapshot.assume_nominated(self.pod, node);
@@ -227,14 +228,16 @@ impl Simulation<'_> {
     }
 }
 
-/// The victims on a node. The error has the reasons why the pod does not fit even without all pods of lower priority.
+/// The victims on a node. The error has the reasons why the pod does not fit even if all pods of lower priority are
+/// removed.
 fn victims(simulation: &mut Simulation<'_>, node: &str, beside: bool) -> Result<Vec<Victim>, Vec<String>> {
-    let mut lower = simulation.snapshot.lower_on(node, simulation.pod.spec.priority.unwrap_or_default());
+    let mut lower =
+        simulation.snapshot.lower_priority_pods(node, simulation.pod.spec.priority.unwrap_or_default());
     if lower.is_empty() {
         return Err(vec![NO_VICTIMS.to_owned()]);
     }
-    // Pods are kept if possible, in this order: first pods whose removal violates a budget, and of these the most
-    // important ones first; then all others.
+    // Pods are kept if possible, in this order: first pods whose removal violates a budget, then the others, each by
+    // descending importance.
     lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), age(placed.started), uid.clone()));
     let violations = simulation.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
     let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();
@@ -410,7 +413,7 @@ mod tests {
             let prepared = decide::prepare(&pod, &profile, &snapshot);
             let mut simulation =
                 Simulation { pod: &pod, profile: &profile, prepared, snapshot: &mut snapshot };
-            let lower = simulation.snapshot.lower_on("a", 10);
+            let lower = simulation.snapshot.lower_priority_pods("a", 10);
             assert_eq!(lower.len(), 3);
             for (uid, _) in &lower {
                 simulation.remove("a", uid);

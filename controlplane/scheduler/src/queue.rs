@@ -1,4 +1,4 @@
-//! The scheduling queue: pods that are ready (by priority and age), in back-off, or unschedulable until a change.
+//! The scheduling queue. Pods are ready (by priority and age), in back-off, or unschedulable until a change.
 //!
 //! ```text
 //!            add                    pop
@@ -7,8 +7,8 @@
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
 //! ```
-//! A popped pod whose group is not complete is gated until the group wakes it.
-//! A change that may help moves an unschedulable pod to ready if its back-off is over, otherwise to back-off.
+//! A popped pod whose group is not complete is gated until the group wakes it. A change that may help an unschedulable
+//! pod makes it ready if its back-off is over, otherwise it moves the pod to the back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -46,8 +46,8 @@ struct Entry {
     rest_until: Option<Instant>,
     /// Number of changes when the pod was popped.
     popped_at: u64,
-    /// Changes of its own volumes and devices while the pod was in flight.
-    meanwhile: Changes,
+    /// Changes of the pod's volumes and devices while the pod was in flight.
+    changes_in_flight: Changes,
     /// The changes that may help a refused pod.
     helped_by: Changes,
 }
@@ -95,7 +95,7 @@ impl Queue {
         }
     }
 
-    /// Adds a pod or its newer version. If its requirements changed, the pod is ready at once.
+    /// Adds a pod or its newer version. If its requirements changed, the pod is ready immediately.
     pub(crate) fn add(&mut self, pod: Pod) {
         let uid = pod.uid().to_owned();
         // The claims of a pod never change.
@@ -114,7 +114,7 @@ impl Queue {
                 refusals: 0,
                 rest_until: None,
                 popped_at: 0,
-                meanwhile: Changes::default(),
+                changes_in_flight: Changes::default(),
                 helped_by: Changes::ALL,
             };
             self.entries.insert(uid.clone(), entry);
@@ -125,7 +125,7 @@ impl Queue {
         if !same && entry.state != QueueState::InFlight {
             self.put_ready(&uid);
         } else if !same {
-            entry.meanwhile = Changes::ALL;
+            entry.changes_in_flight = Changes::ALL;
         }
     }
 
@@ -147,7 +147,7 @@ impl Queue {
         self.start(&uid)
     }
 
-    /// Pops this pod, also before the end of its back-off. `None` if it is in flight or gated.
+    /// Pops this pod, even before the end of its back-off. `None` if it is in flight or gated.
     pub(crate) fn take(&mut self, uid: &str) -> Option<Pod> {
         if matches!(self.entries.get(uid)?.state, QueueState::InFlight | QueueState::Gated) {
             return None;
@@ -160,11 +160,11 @@ impl Queue {
         let entry = self.entries.get_mut(uid)?;
         entry.state = QueueState::InFlight;
         entry.popped_at = self.changes;
-        entry.meanwhile = Changes::default();
+        entry.changes_in_flight = Changes::default();
         Some(entry.pod.clone())
     }
 
-    /// Marks a popped pod that waits for its group. No change helps it.
+    /// Marks a popped pod that waits for its group. No other change helps it.
     pub(crate) fn gate(&mut self, uid: &str) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
             entry.state = QueueState::Gated;
@@ -180,7 +180,7 @@ impl Queue {
         }
     }
 
-    /// Makes a popped pod ready again at this time.
+    /// Makes a popped pod ready at this time.
     pub(crate) fn hold_back(&mut self, uid: &str, until: Instant) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
             entry.state = QueueState::HeldBack(until, entry.serial_number);
@@ -198,7 +198,8 @@ impl Queue {
         pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
-    /// When the next pod is ready: now, or at the end of the first back-off.
+    /// The time at which the next pod is ready: now, or the end of the first back-off. `None` if no pod is waiting for
+    /// either.
     pub(crate) fn due(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::now());
@@ -215,9 +216,9 @@ impl Queue {
         entry.state = QueueState::Unschedulable;
         entry.helped_by = helped_by;
         let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
-        let meanwhile = newer.fold(entry.meanwhile, |all, (one, _)| all | one);
+        let changes_in_flight = newer.fold(entry.changes_in_flight, |all, (one, _)| all | one);
         self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
-        self.help(uid, meanwhile, now);
+        self.help(uid, changes_in_flight, now);
     }
 
     /// Marks a pod whose binding failed: it is retried after its back-off.
@@ -226,7 +227,7 @@ impl Queue {
         self.help(uid, Changes::ALL, now);
     }
 
-    /// Records changes that may make refused pods schedulable. Only the pods that they may help are read.
+    /// Records changes that may make refused pods schedulable. Only the pods that may be helped are read.
     pub(crate) fn change(&mut self, changes: Changes, now: Instant) {
         self.changes += 1;
         for (one, last) in Changes::TYPES.into_iter().zip(&mut self.last_change) {
@@ -240,8 +241,8 @@ impl Queue {
         }
     }
 
-    /// Records changes of devices. They help only pods with claims: released devices help pods that were refused for
-    /// devices, and a changed claim helps the pods that use it.
+    /// Records changes of devices, which help only pods with claims. Released devices help pods that were refused for
+    /// devices. A changed claim helps the pods that use it.
     pub(crate) fn devices_changed(&mut self, changes: &DeviceChanges, now: Instant) {
         let helped = self.with_devices.iter().filter_map(|uid| {
             let uses = uses_any(&self.entries.get(uid)?.pod, &changes.claims);
@@ -253,8 +254,8 @@ impl Queue {
         }
     }
 
-    /// Records changes of claims and volumes. They help only pods with claims: a changed claim helps the pods that use
-    /// it, and a changed volume or class helps all of them.
+    /// Records changes of claims and volumes, which help only pods with claims. A changed claim helps the pods that use
+    /// it. A changed volume or class helps all of them.
     pub(crate) fn volumes_changed(&mut self, changes: &VolumeChanges, now: Instant) {
         let helped = self.with_claims.iter().filter(|uid| {
             let uses = |entry: &Entry| volumes::uses_any(&entry.pod, &changes.claims);
@@ -291,7 +292,7 @@ impl Queue {
                 self.remove_unschedulable(uid, helped_by);
             }
             (QueueState::Unschedulable, _) => self.put_ready(uid),
-            (QueueState::InFlight, _) => entry.meanwhile = entry.meanwhile | changes,
+            (QueueState::InFlight, _) => entry.changes_in_flight = entry.changes_in_flight | changes,
             (QueueState::Ready(_) | QueueState::HeldBack(..) | QueueState::Gated, _) => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::hint::Changes;
 
-/// Why a node cannot run a pod, with upstream's text.
+/// The reason why a node cannot run a pod, in upstream's words.
 pub(crate) type Refusal = String;
 
 /// A refusal of a pod by a filter.

@@ -10,10 +10,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::object::{Container, ContainerStatus, Pod, PodSpec};
 
-/// Assumed requests of a container without requests, in scores only, so that such pods spread too.
+/// Assumed requests of a container without requests. They affect only scores, so that such pods spread too.
 const ASSUMED: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "200Mi")];
 
-/// A host port of a pod.
+/// A host port that a pod uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostPort {
     pub(crate) address: String,
@@ -21,7 +21,7 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
-/// The requests of a pod that filters and scores compare with each node. Read from the pod once.
+/// The requests of a pod that filters and scores compare with each node. They are computed once for each pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodRequirements {
     pub(crate) requests: Resources,
@@ -171,22 +171,22 @@ pub(crate) fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
 }
 
 fn ports(container: &Container, host_network: Option<bool>) -> Vec<HostPort> {
-    let mut taken = Vec::new();
+    let mut ports = Vec::new();
     for port in container.ports.iter().flatten() {
         // With `hostNetwork` each container port is a host port. The API server's defaults do the same.
         let own = (host_network == Some(true)).then_some(port.container_port);
         let Some(number) = port.host_port.filter(|port| *port > 0).or(own) else { continue };
-        taken.push(HostPort {
+        ports.push(HostPort {
             address: port.host_ip.clone().filter(|ip| !ip.is_empty()).unwrap_or_else(|| "0.0.0.0".to_owned()),
             protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
             port: number,
         });
     }
-    taken
+    ports
 }
 
 impl HostPort {
-    /// Whether the two ports cannot be on one node.
+    /// Whether the two ports cannot be used on one node.
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         let all = |port: &Self| port.address == "0.0.0.0" || port.address == "::";
         self.port == other.port

@@ -1,4 +1,4 @@
-//! The volumes and devices that a pod needs on its node. They are reserved before the pod is bound.
+//! Reserves the volumes and devices of a pod on its node before the pod is bound.
 
 use coracle_values::object::Key;
 
@@ -16,7 +16,7 @@ pub(crate) struct Reserved {
     pub(crate) devices: Reservations,
 }
 
-/// Reserves volumes and devices on a node for a pod: both or none. The error has upstream's text.
+/// Reserves volumes and devices on a node for a pod: all or none. The error has upstream's text.
 pub(crate) fn reserve(
     pod: &Pod,
     profile: &Profile,

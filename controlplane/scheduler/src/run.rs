@@ -1,4 +1,4 @@
-//! The task that owns queue and snapshot: it receives watch events and sends bindings.
+//! The task that owns the queue and the snapshot. It receives watch events and starts bindings.
 
 mod extender_calls;
 mod grouped;
@@ -38,8 +38,8 @@ use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use extender_calls::ExtenderCalls;
 
-/// Maximum number of concurrent binding requests. The store syncs concurrent writes together; more requests only need
-/// more memory and, towards another server, more connections.
+/// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
+/// memory and, with a remote server, more connections.
 const MAX_BINDINGS: usize = 32;
 
 /// The result of a binding.
@@ -56,22 +56,22 @@ struct Scheduler {
     recorder: Recorder,
     queue: Queue,
     snapshot: Snapshot,
-    /// Pods with a binding request in flight.
+    /// The uids of pods that are being bound.
     assumed: HashSet<String>,
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
-    /// Whether all permits are in use. Events wait then.
+    /// Whether all permits are in use. Events are not sent then.
     is_saturated: tokio::sync::watch::Sender<bool>,
-    /// Permits of concurrent binding requests to extenders: a slow extender does not delay pods that no extender binds.
+    /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
     marks: JoinSet<()>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
-    /// Before this time no refused gang is tried again: the attempts of all gangs take at most a tenth of the time.
+    /// Before this time no refused gang is retried: the attempts of all gangs use at most a tenth of the time.
     gangs_rest_until: Instant,
-    /// Writes of conditions of groups, at most one of each group, with whether they succeeded.
+    /// Writes of group conditions, at most one for each group, with whether they succeeded.
     group_writes: JoinSet<(Write, bool)>,
     pods: Listing,
     nodes: Listing,
@@ -146,8 +146,8 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     }
 }
 
-/// Returns at once if the time has passed. A timer would wait for up to a millisecond, and each event would start a new
-/// timer.
+/// Waits until a time. Returns immediately if it has passed: a timer would wait for up to a millisecond, and each event
+/// would start a new timer.
 async fn wait_until(due: Option<Instant>) {
     match due {
         Some(due) if due <= Instant::now() => {}
@@ -191,7 +191,7 @@ impl Scheduler {
         }
     }
 
-    /// When the next pod is to be scheduled. Not before all kinds are listed.
+    /// The time at which the next pod can be scheduled. `None` until all kinds are listed.
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
         let (volumes, selectors) = (&self.snapshot.volumes, &self.snapshot.selectors);
@@ -217,7 +217,7 @@ impl Scheduler {
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
                 let known = known.chain(self.groups.uids().cloned());
                 for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
-                    // A pod that is only assumed on a node was listed when it was queued.
+                    // A pod that is being bound was in the list when it was queued.
                     self.remove_pod(&uid);
                 }
             }
@@ -235,9 +235,9 @@ impl Scheduler {
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
-            // The result of the binding in flight decides.
+            // The result of the binding decides.
         } else if pod.waits() && self.config.profile(pod.scheduler()).is_some() {
-            // After a restart the nominations are in the pods.
+            // After a restart the nominations are read from the pods.
             if let (Some(node), false) =
                 (pod.status.nominated_node_name.clone(), self.snapshot.is_nominated(pod.uid()))
             {
@@ -247,7 +247,7 @@ impl Scheduler {
             self.queue.add(pod);
         } else {
             self.queue.remove(pod.uid());
-            // Gated and terminating pods count for their group, pods of other schedulers do not.
+            // Gated and terminating pods count for their group. Pods of other schedulers do not.
             if self.config.profile(pod.scheduler()).is_some() {
                 self.put_in_group(&pod, false);
             }
@@ -297,7 +297,7 @@ impl Scheduler {
             (metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default())
         };
         let has_new_labels = match event {
-            // Until the list is complete the known namespaces stay: without them a pod would violate an anti-affinity.
+            // The known namespaces stay until the list is complete: without them a pod could violate an anti-affinity.
             watcher::Event::Init => return self.listed_namespaces.clear(),
             watcher::Event::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
             watcher::Event::Apply(namespace) => {
@@ -324,7 +324,7 @@ impl Scheduler {
 
     fn budget_event(&mut self, event: watcher::Event<PodDisruptionBudget>) {
         match event {
-            // Until the list is complete the known budgets stay: without them a preemption would violate them.
+            // The known budgets stay until the list is complete: without them a preemption could violate them.
             watcher::Event::Init => self.listed_budgets = Budgets::default(),
             watcher::Event::InitApply(budget) => self.listed_budgets.set(&budget),
             watcher::Event::Apply(budget) => self.snapshot.budgets.set(&budget),
@@ -362,7 +362,7 @@ impl Scheduler {
         }
     }
 
-    /// Reserves what a pod needs on a node, and starts the binding.
+    /// Reserves the volumes and devices of a pod on a node, and starts the binding.
     fn assume_and_bind(&mut self, pod: Pod, profile: &Profile, node: String) {
         match reserve(&pod, profile, &self.snapshot, &node) {
             Ok(reserved) => self.assume(pod, node, reserved),
@@ -392,7 +392,7 @@ impl Scheduler {
                 if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
                     return bound.map_err(BindError::Extender);
                 }
-                // The semaphore is never closed. The wait for volumes and devices needs no permit.
+                // The semaphore is never closed. The wait for volumes and devices does not hold a permit.
                 let _permit = requests.acquire().await;
                 bind::bind(client, &pod, &node).await.map_err(BindError::Request)
             };
@@ -415,7 +415,7 @@ impl Scheduler {
         };
         self.snapshot.volumes.release(&reserved.volumes);
         self.snapshot.devices.release(&reserved.devices);
-        // If the pod is no longer assumed, the watch has reported its state in the meantime.
+        // If the pod is not in `assumed` any more, the watch has delivered its state.
         if !self.assumed.remove(pod.uid()) {
             return;
         }
@@ -436,7 +436,7 @@ impl Scheduler {
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
 
-    /// Queues a pod again after a failure to bind its volumes or devices, or after a failed binding by an extender.
+    /// Queues a pod again after its volumes or devices were not bound, or after an extender failed to bind it.
     fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
         tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
         self.queue.failed(pod.uid(), Instant::now());

@@ -1,4 +1,4 @@
-//! Scores: how well each remaining node fits a pod, from 0 to 100. One file per score.
+//! Scores: how suitable each remaining node is for a pod, from 0 to 100. One file per score.
 
 mod balanced;
 mod fit;
@@ -43,7 +43,7 @@ pub(crate) fn scores(
     let mut found: Vec<Scores> = Vec::new();
     let mut add = |plugin: &'static str, weight: i64, score: &dyn Fn() -> Vec<i64>| {
         if weight > 0 {
-            found.push((plugin, score().into_iter().map(|mark| mark.saturating_mul(weight)).collect()));
+            found.push((plugin, score().into_iter().map(|score| score.saturating_mul(weight)).collect()));
         }
     };
     add("TaintToleration", weights.taints, &|| normalize(each(|own| own.taints), true));
@@ -56,7 +56,7 @@ pub(crate) fn scores(
     found
 }
 
-/// The index of the best node. Of equal nodes the one with the fewest pods wins, then the first.
+/// The index of the best node. Of nodes with equal scores it is the one with the fewest pods, then the first.
 pub(crate) fn best(
     pod: &Pod,
     profile: &Profile,

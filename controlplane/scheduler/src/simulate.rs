@@ -1,5 +1,5 @@
-//! Scheduling of the pods of a given cluster, without an API server. The differential test compares them with those of
-//! the real kube-scheduler's plugins.
+//! Scheduling of the pods of a given cluster, without an API server. The differential test compares the decisions with
+//! those of the real kube-scheduler's plugins.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ struct Case {
     others: Vec<Value>,
 }
 
-/// Start of the first pending pod, in seconds since 1970. The pods of the cluster start earlier.
+/// Start time of the first pending pod, in seconds since 1970. The pods of the cluster start earlier.
 const FIRST_START: i64 = 1_800_000_000;
 
 /// The outcome for one pod.
@@ -51,7 +51,7 @@ struct Decision {
 /// by name) before the next pod is scheduled.
 ///
 /// # Errors
-/// The case is not in the form of the differential test.
+/// The case does not have the format of the differential test.
 pub fn decide_case(case: &str) -> Result<String, serde_json::Error> {
     let case: Case = serde_json::from_str(case)?;
     let mut snapshot = Snapshot::default();

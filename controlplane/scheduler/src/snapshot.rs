@@ -1,4 +1,4 @@
-//! The nodes with the requests of their pods, including assumed pods.
+//! The nodes with the requests of their pods. Pods that are being bound are included.
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
@@ -21,24 +21,25 @@ use crate::request::HostPort;
 use crate::selectors::Selectors;
 use crate::volumes::{Choice, VolumeUsage, Volumes};
 
-/// The node annotation with the size of the disk that has its local volumes. The agent sets it if the disk enforces
-/// sizes.
+/// The node annotation with the size of the disk that has the node's local volumes. The agent sets it if the disk
+/// enforces sizes of volumes.
 const LOCAL_VOLUMES_DISK: &str = "coracle.dev/local-volumes-disk";
 
 /// A node with its pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeInfo {
-    /// None: pods are bound to this node, but the Node object does not exist.
+    /// `None` if pods are bound to this node, but the Node object does not exist.
     properties: Option<NodeProperties>,
-    /// A small number that no other node has at the same time.
+    /// Index into tables of results. No other node has it at the same time.
     slot: usize,
     /// Increases with each change. No two states of any nodes have the same generation.
     generation: u64,
     pods: HashMap<String, Placed>,
-    /// Sizes of the node's images by name. They are no part of the properties: a new image helps no refused pod.
+    /// Sizes of the node's images in bytes, by name. They are not part of the properties, because a new image helps no
+    /// refused pod.
     pub(crate) images: HashMap<String, i64>,
     pub(crate) requested: Resources,
-    /// The sum of requests with the assumed ones, for scores.
+    /// The sum of requests for scores, with assumed requests of containers without requests.
     pub(crate) weighed: Resources,
 }
 
@@ -49,14 +50,14 @@ pub(crate) struct Candidate<'a> {
     pub(crate) info: &'a NodeInfo,
 }
 
-/// A pod for which other pods make room.
+/// A pod for which other pods are evicted from its nominated node.
 #[derive(Debug)]
 struct Nominated {
     node: String,
     placed: Placed,
 }
 
-/// On how many nodes each image is.
+/// The number of nodes that have each image.
 #[derive(Debug, Default)]
 pub(crate) struct Images {
     counts: HashMap<String, usize>,
@@ -67,14 +68,15 @@ pub(crate) struct Images {
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     nodes: BTreeMap<String, NodeInfo>,
+    /// The node of each pod, by uid.
     places: HashMap<String, String>,
-    /// The uids of pods with affinity to other pods.
+    /// The uids of pods with affinity or anti-affinity to other pods.
     with_terms: HashSet<String>,
-    /// Pods for which other pods make room, by uid.
+    /// Pods for which other pods are evicted, by uid.
     nominated: HashMap<String, Nominated>,
     /// The images of all nodes.
     pub(crate) images: Images,
-    /// Index of the node at which the next search starts, if a search does not check all nodes.
+    /// Index of the node at which the next search starts, if searches do not check all nodes.
     pub(crate) search_start: Cell<usize>,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
@@ -82,15 +84,15 @@ pub(crate) struct Snapshot {
     pub(crate) namespaces: HashMap<String, Labels>,
     /// Claims, volumes and storage classes.
     pub(crate) volumes: Volumes,
-    /// Claims of devices, and the devices.
+    /// Claims of devices, and devices.
     pub(crate) devices: Devices,
     /// Selectors of services and workloads.
     pub(crate) selectors: Selectors,
     /// Number of pods on nodes that use each claim.
     pub(crate) claim_users: HashMap<Key, usize>,
-    /// Outcomes of filters and scores for equal pods.
+    /// Results of filters and scores for equal pods.
     pub(crate) outcomes: RefCell<Memo<NodeInput, NodeOutcome>>,
-    /// Numbers of pods for equal spread constraints.
+    /// Numbers of selected pods for equal spread constraints.
     pub(crate) selected: RefCell<Memo<PodSelection, i64>>,
     /// The newest generation of a node.
     generation: u64,
@@ -110,7 +112,7 @@ impl NodeInfo {
     }
 
     /// The pods of the node.
-    pub(crate) fn neighbours(&self) -> impl Iterator<Item = &Placed> {
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &Placed> {
         self.pods.values()
     }
 
@@ -129,7 +131,7 @@ impl NodeInfo {
 }
 
 impl Images {
-    /// The part of the nodes that have this image, from 0 to 1.
+    /// The fraction of the nodes that have this image, from 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "the number of nodes is small")]
     pub(crate) fn share(&self, image: &str) -> f64 {
         self.counts.get(image).copied().unwrap_or_default() as f64 / self.nodes.max(1) as f64
@@ -162,7 +164,7 @@ impl Snapshot {
         Some(Candidate { properties: info.properties.as_ref()?, info })
     }
 
-    /// The pods with affinity to other pods: uid, terms and node.
+    /// The pods with affinity or anti-affinity to other pods: uid, terms and node.
     pub(crate) fn with_affinity(&self) -> impl Iterator<Item = (&str, &PodTerms, Candidate<'_>)> {
         self.with_terms.iter().filter_map(|uid| {
             let info = self.nodes.get(self.places.get(uid)?)?;
@@ -172,7 +174,7 @@ impl Snapshot {
         })
     }
 
-    /// Adds or updates a node. Returns whether it is new or changed in a field that scheduling depends on.
+    /// Adds or updates a node. Returns whether it is new or a field changed that filters read.
     pub(crate) fn set_node(&mut self, node: &Node) -> bool {
         let disk = node.metadata.annotations.as_ref().and_then(|all| all.get(LOCAL_VOLUMES_DISK));
         let properties = NodeProperties {
@@ -219,7 +221,7 @@ impl Snapshot {
             info.generation = self.generation;
             return;
         }
-        // Without free slots the nodes have all slots below their number.
+        // If no slot is free, the slots in use are those below the number of nodes.
         let slot = self.free_slots.pop().unwrap_or(self.nodes.len());
         let info = NodeInfo { slot, generation: self.generation, ..NodeInfo::default() };
         self.nodes.insert(name.to_owned(), info);
@@ -241,8 +243,8 @@ impl Snapshot {
         self.candidates().map(|node| node.properties.name.clone()).collect()
     }
 
-    /// Adds a pod to a node, and removes it from its previous one. Returns changes that may help waiting pods: the pod
-    /// is new on the node or has other labels, or it requests less of a resource.
+    /// Adds a pod to a node, and removes it from its previous node. Returns the changes that may help waiting pods: the
+    /// pod is new on the node or has other labels, or it requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
         let placed = Placed::of(pod);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
@@ -260,7 +262,7 @@ impl Snapshot {
         changes
     }
 
-    /// Adds a pod that was removed to its node again.
+    /// Adds a pod to its node again after it was removed.
     pub(crate) fn restore(&mut self, uid: &str, node: &str, placed: Placed) {
         if placed.terms.is_some() {
             self.with_terms.insert(uid.to_owned());
@@ -281,13 +283,13 @@ impl Snapshot {
     }
 
     /// The pods of a node with a lower priority, by uid.
-    pub(crate) fn lower_on(&self, node: &str, priority: i32) -> Vec<(String, Placed)> {
+    pub(crate) fn lower_priority_pods(&self, node: &str, priority: i32) -> Vec<(String, Placed)> {
         let pods = self.nodes.get(node).into_iter().flat_map(|info| &info.pods);
         let lower = pods.filter(|(_, placed)| placed.priority < priority);
         lower.map(|(uid, placed)| (uid.clone(), placed.clone())).collect()
     }
 
-    /// The use of claims and volumes that the volume filter reads for a node.
+    /// The use of claims and volumes for the volume filter of a node.
     pub(crate) fn volume_usage<'a>(
         &'a self,
         node: Candidate<'a>,
@@ -295,11 +297,11 @@ impl Snapshot {
         VolumeUsage {
             claim_users: &self.claim_users,
             volumes: &self.volumes,
-            used: node.info.neighbours().flat_map(|placed| &placed.claims),
+            used: node.info.pods().flat_map(|placed| &placed.claims),
         }
     }
 
-    /// Records the node on which victims make room for this pod.
+    /// Records the node on which pods are evicted for this pod.
     pub(crate) fn nominate(&mut self, pod: &Pod, node: &str) {
         let nominated = Nominated { node: node.to_owned(), placed: Placed::of(pod) };
         self.nominated.insert(pod.uid().to_owned(), nominated);
@@ -310,12 +312,12 @@ impl Snapshot {
         self.nominated.remove(uid);
     }
 
-    /// The node on which other pods make room for this pod.
+    /// The node on which other pods are evicted for this pod.
     pub(crate) fn nominated_node(&self, uid: &str) -> Option<&str> {
         self.nominated.get(uid).map(|nominated| nominated.node.as_str())
     }
 
-    /// Whether other pods make room for this pod.
+    /// Whether other pods are evicted for this pod.
     pub(crate) fn is_nominated(&self, uid: &str) -> bool {
         self.nominated.contains_key(uid)
     }
@@ -364,7 +366,7 @@ impl Snapshot {
     }
 
     /// Chooses and reserves volumes on a node for the pod's claims. The error is the reason why the node cannot have
-    /// them any more: volumes and claims change while the pod is decided.
+    /// them any more, because volumes and claims may change during the decision.
     pub(crate) fn reserve_volumes(
         &self,
         pod: &Pod,

@@ -41,12 +41,12 @@ impl Topology {
         self.spread.update(pod, node, other, if is_added { 1 } else { -1 });
     }
 
-    /// Whether upstream skips the filter of affinity for the pod.
+    /// Whether upstream skips the affinity filter for the pod.
     pub(crate) fn skips_affinity(&self) -> bool {
         self.affinity.is_skipped()
     }
 
-    /// Skips the filter of affinity, for a pod for which it was skipped before pods were added.
+    /// Skips the affinity filter for a pod for which it was skipped before pods were added.
     pub(crate) fn skip_affinity(&mut self) {
         self.affinity.skip();
     }
@@ -57,7 +57,7 @@ impl Topology {
         self.affinity.filters_as(&other.affinity) && self.spread.filters_as(&other.spread)
     }
 
-    /// Why the node cannot run the pod. None if it can.
+    /// The reason why the node cannot run the pod. `None` if it can.
     pub(crate) fn refuse(&self, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
         let by = |plugin: &str| profile.filters_by(plugin).then_some(());
         let refusal = by("PodTopologySpread").and_then(|()| self.spread.refuse(node));

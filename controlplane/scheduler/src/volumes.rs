@@ -1,9 +1,9 @@
 //! Volumes in scheduling: the claims of a pod restrict its nodes, and unbound claims are bound before the pod.
 //!
-//! This has the functions of upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits
-//! and VolumeZone. Claims, volumes, classes and drivers come from watches of their own ([`feed`]). A claim that waits for
-//! its first pod gets either a volume that exists ([`Choice::Take`]) or the annotation with the selected node, by which a
-//! provisioner makes one.
+//! Source: upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits and VolumeZone.
+//! Claims, volumes, classes and drivers are watched ([`feed`]). A claim that waits for its first pod gets either an
+//! existing volume ([`Choice::Existing`]) or the annotation with the selected node, for which a provisioner then
+//! creates a volume.
 
 pub(crate) mod bind;
 pub(crate) mod feed;
@@ -23,11 +23,11 @@ pub(crate) use self::filter::{PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
 use crate::object::{Pod, is_older};
 
-/// Set by the scheduler on a claim: the node of its first pod.
+/// Annotation of a claim with the node of its first pod. The scheduler sets it.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
-/// Claims, volumes and classes of the cluster; cheap to clone.
+/// Claims, volumes and classes of the cluster. A clone shares them.
 #[derive(Clone, Debug)]
 pub(crate) struct Volumes {
     shared: Arc<Shared>,
@@ -36,16 +36,16 @@ pub(crate) struct Volumes {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Number of changes.
+    /// Incremented at each change.
     changes: watch::Sender<u64>,
 }
 
 /// Changes of claims and volumes that may help pods with claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VolumeChanges {
-    /// Whether volumes, classes, drivers or free space changed: any pod with claims may be helped.
+    /// Whether volumes, classes, drivers or free space changed, which may help any pod with claims.
     pub(crate) supply: bool,
-    /// Claims that changed. They help the pods that use them.
+    /// Changed claims. They help the pods that use them.
     pub(crate) claims: HashSet<Key>,
 }
 
@@ -54,13 +54,13 @@ struct State {
     claims: HashMap<Key, Claim>,
     volumes: BTreeMap<String, Volume>,
     classes: HashMap<String, StorageClass>,
-    /// Volumes that were chosen for a claim, until the watch shows the binding.
-    taken: HashMap<String, Key>,
+    /// Volumes that were chosen for a claim, until the watch delivers the binding.
+    reserved: HashMap<String, Key>,
     drivers: HashMap<String, CsiDriver>,
     csi_nodes: HashMap<String, CsiNode>,
     capacities: HashMap<Key, Capacity>,
     attachments: HashMap<String, Attachment>,
-    /// Changes that the scheduler has not taken yet.
+    /// Changes that the scheduler has not read yet.
     pending: VolumeChanges,
     /// For each kind, whether its first list is complete.
     listed: [bool; 7],
@@ -69,9 +69,9 @@ struct State {
 /// The source of the volume for an unbound claim on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// The volume with this name.
-    Take(String),
-    /// A provisioner makes one.
+    /// The existing volume with this name.
+    Existing(String),
+    /// A provisioner creates the volume.
     Provision,
 }
 
@@ -89,7 +89,7 @@ impl Volumes {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notifies if [`Self::take_changes`] has changes.
+    /// Receives a new value when [`Self::take_changes`] has changes.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
@@ -104,7 +104,7 @@ impl Volumes {
         self.lock().listed.iter().all(|listed| *listed)
     }
 
-    /// Adds an object of a described cluster. Objects of other kinds are ignored.
+    /// Adds an object of a simulated cluster. Objects of other kinds are ignored.
     pub(crate) fn add(&self, kind: &str, object: serde_json::Value) -> Result<(), serde_json::Error> {
         let mut state = self.lock();
         match kind {
@@ -141,7 +141,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// The claims of a pod. Otherwise why no node can run the pod, in upstream's words.
+    /// The claims of a pod. The error is the reason why no node can run the pod, in upstream's words.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Result<PodClaims, String> {
         if pod.spec.volumes.is_empty() { Ok(PodClaims::default()) } else { filter::of_pod(&self.lock(), pod) }
     }
@@ -160,8 +160,8 @@ impl Volumes {
         let mut state = self.lock();
         let chosen = filter::of_pod(&state, pod)?.choices(node).map_err(str::to_owned)?;
         for (claim, choice) in &chosen {
-            if let Choice::Take(volume) = choice {
-                state.taken.insert(volume.clone(), claim.clone());
+            if let Choice::Existing(volume) = choice {
+                state.reserved.insert(volume.clone(), claim.clone());
             }
         }
         Ok(chosen)
@@ -171,10 +171,10 @@ impl Volumes {
     pub(crate) fn release(&self, chosen: &[(Key, Choice)]) {
         let mut state = self.lock();
         for (claim, choice) in chosen {
-            if let Choice::Take(volume) = choice
-                && state.taken.get(volume) == Some(claim)
+            if let Choice::Existing(volume) = choice
+                && state.reserved.get(volume) == Some(claim)
             {
-                state.taken.remove(volume);
+                state.reserved.remove(volume);
             }
         }
     }
@@ -183,8 +183,8 @@ impl Volumes {
 // === impl State ===
 
 impl State {
-    /// Stores a claim that was written. If the watch has delivered a later state or the deletion of the claim meanwhile,
-    /// that remains: there may be no further event.
+    /// Stores a claim that was written. A later state or a deletion that the watch has delivered in the meantime has
+    /// precedence, because there may be no further event.
     fn update_claim(&mut self, key: &Key, written: Claim) {
         let known = self.claims.get(key).filter(|known| known.metadata.uid == written.metadata.uid);
         if known.is_some_and(|known| !is_older(&written, known)) {

@@ -19,7 +19,7 @@ pub(crate) fn watch_config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_TIMEOUT_SECONDS)
 }
 
-/// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
+/// The watch events of one kind. After a failure the stream pauses. The pause doubles with each failure.
 pub(crate) fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
 where
     K: kube::Resource<DynamicType = ()>
@@ -33,7 +33,7 @@ where
     let state = (Box::pin(watcher(api, config)), FIRST_DELAY, Duration::ZERO);
     futures::stream::unfold(state, async |(mut events, mut delay, mut pause)| {
         loop {
-            // A timer without duration ends only with the current millisecond, so it would limit the rate of events.
+            // A timer without duration ends only with the current millisecond, which would limit the rate of events.
             if !pause.is_zero() {
                 tokio::time::sleep(pause).await;
             }
@@ -56,7 +56,7 @@ where
     .boxed()
 }
 
-/// Whether the server does not serve the kind; an older server may not. The list then counts as empty.
+/// Whether the server does not serve the kind, as an older server may not. The list then counts as empty.
 fn is_unserved(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }

@@ -1,11 +1,20 @@
 //! Command, environment and working directory of a container. Pure.
 
+use std::collections::HashMap;
+
 use coracle_images::Image;
 use coracle_proto::cri::ContainerConfig;
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 const TERMINAL: &str = "TERM=xterm";
+
+/// Variables in their order, each key once. A key is found in constant time: an image or a pod can have very many.
+#[derive(Default)]
+struct Environment {
+    entries: Vec<String>,
+    indices: HashMap<String, usize>,
+}
 
 /// The command line. The configuration's command replaces the image's entrypoint and arguments; the configuration's
 /// arguments replace the image's arguments. Empty if neither has one.
@@ -22,19 +31,20 @@ pub(super) fn args(config: &ContainerConfig, image: &Image) -> Vec<String> {
 
 /// The environment: of the image, then of the configuration, with a search path in every case.
 pub(super) fn env(config: &ContainerConfig, image: &Image, hostname: &str) -> Vec<String> {
-    let mut env = Vec::new();
+    let mut env = Environment::default();
     if config.tty {
-        put(&mut env, TERMINAL.to_owned());
+        env.put(TERMINAL.to_owned());
     }
     if !hostname.is_empty() {
-        put(&mut env, format!("HOSTNAME={hostname}"));
+        env.put(format!("HOSTNAME={hostname}"));
     }
     for entry in image.env() {
-        put(&mut env, entry.clone());
+        env.put(entry.clone());
     }
     for entry in &config.envs {
-        put(&mut env, format!("{}={}", entry.key, String::from_utf8_lossy(&entry.value)));
+        env.put(format!("{}={}", entry.key, String::from_utf8_lossy(&entry.value)));
     }
+    let mut env = env.entries;
     if !env.iter().any(|entry| entry.starts_with("PATH=")) {
         env.push(PATH.to_owned());
     }
@@ -48,16 +58,6 @@ pub(crate) fn name_terminal(env: &mut Vec<String>) {
     }
 }
 
-/// Adds an entry, or replaces an entry with the same key.
-fn put(env: &mut Vec<String>, entry: String) {
-    let key = entry.split('=').next().unwrap_or_default();
-    let same = env.iter().position(|old| old.split('=').next() == Some(key));
-    match same {
-        Some(place) => env[place] = entry,
-        None => env.push(entry),
-    }
-}
-
 /// The working directory; the root directory by default.
 pub(super) fn cwd(config: &ContainerConfig, image: &Image) -> String {
     [config.working_dir.as_str(), image.working_dir()]
@@ -68,6 +68,22 @@ pub(super) fn cwd(config: &ContainerConfig, image: &Image) -> String {
 
 fn absolute(dir: &str) -> String {
     if dir.starts_with('/') { dir.to_owned() } else { format!("/{dir}") }
+}
+
+// === impl Environment ===
+
+impl Environment {
+    /// Adds an entry, or replaces the entry with the same key.
+    fn put(&mut self, entry: String) {
+        let key = entry.split('=').next().unwrap_or_default();
+        match self.indices.get(key) {
+            Some(index) => self.entries[*index] = entry,
+            None => {
+                self.indices.insert(key.to_owned(), self.entries.len());
+                self.entries.push(entry);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -101,6 +117,18 @@ mod tests {
         let value = coracle_proto::cri::KeyValue { key: "A".into(), value: b"2=x".to_vec() };
         let config = ContainerConfig { envs: vec![value], ..Default::default() };
         assert_eq!(env(&config, &image, "h"), strings(&["HOSTNAME=h", "A=2=x", "PATH=/bin"]));
+    }
+
+    #[test]
+    fn very_many_variables_take_linear_time() {
+        let variable = |number: u32| coracle_proto::cri::KeyValue {
+            key: format!("V{number}"),
+            value: number.to_string().into(),
+        };
+        let envs = (0..200_000).chain(0..200_000).map(variable).collect();
+        let config = ContainerConfig { envs, ..Default::default() };
+        let env = env(&config, &image(&[], &[], &[]), "");
+        assert_eq!((env.len(), env[1].as_str()), (200_001, "V1=1"));
     }
 
     #[test]

@@ -78,8 +78,8 @@ impl Note {
         }
     }
 
-    /// Removes the note of a finished change. A failure is only logged, because it does not alter the outcome of the change. The
-    /// next start examines a note that is left, and the next change replaces it.
+    /// Removes the note of a finished change. A failure is only logged, because it does not alter the outcome of the
+    /// change. The next start examines a note that is left, and the next change replaces it.
     pub(crate) fn remove(bundle: &Path) {
         if let Err(error) = Self::try_remove(bundle) {
             warn!(error = error.chain(), "cannot remove a note of limits");

@@ -48,7 +48,8 @@ impl Socket {
             None,
         )
         .map_err(|errno| failed("create a socket for", errno))?;
-        // A long list of layers can exceed the default size, and the maximum for unprivileged processes. On failure the default stays.
+        // A long list of layers can exceed the default size, and the maximum for unprivileged processes. On failure the
+        // default stays.
         let _ = setsockopt(&fd, sockopt::SndBufForce, &MAX_PACKET)
             .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &MAX_PACKET));
         // Through the directory's descriptor: the path of a Unix socket has at most 108 bytes.

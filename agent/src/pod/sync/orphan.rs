@@ -1,5 +1,5 @@
-//! Pods of an earlier agent, found in the runtime, the cgroup tree, the pod directories and the records of claims. Each is adopted by the
-//! desired pod of its uid, or ended like a deleted one.
+//! Pods of an earlier agent, found in the runtime, the cgroup tree, the pod directories and the records of claims. Each
+//! is adopted by the desired pod of its uid, or ended like a deleted one.
 
 use std::collections::HashMap;
 use std::sync::Arc;

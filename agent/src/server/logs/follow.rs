@@ -1,8 +1,8 @@
 //! Reading and following a log over rotations until the container ends.
 //!
 //! A follower wakes by a [watch](crate::server::log_watches) on the container's log directory, at the container's end,
-//! and when its client disconnects. Nothing is polled. At the end of a file the next file is found by inode, so that a slow client misses
-//! no rotation.
+//! and when its client disconnects. Nothing is polled. At the end of a file the next file is found by inode, so that a
+//! slow client misses no rotation.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};

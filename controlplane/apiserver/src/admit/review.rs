@@ -16,7 +16,20 @@ pub(super) struct Verdict {
     /// A JSON patch, or null.
     pub(super) patch: Value,
     pub(super) warnings: Vec<String>,
+    /// Annotations of the audit event: names without the webhook's one, and values.
+    pub(super) annotations: Vec<(String, String)>,
 }
+
+/// The stage of admission that a webhook belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Mutating,
+    Validating,
+}
+
+/// Maximum number of audit annotations of one response, and maximum bytes of one value. Further and larger ones are left out.
+const MAX_ANNOTATIONS: usize = 100;
+const MAX_ANNOTATION_BYTES: usize = 32 << 10;
 
 /// The object before and after the request, in the version that the webhook's rules select.
 pub(super) struct Objects {
@@ -92,7 +105,11 @@ fn options(operation: Operation) -> Value {
 }
 
 /// Parses the response to a review with this version and uid. An error counts as a failed call.
-pub(super) fn response(review: &Value, (version, uid): (&str, &str)) -> Result<Verdict, String> {
+pub(super) fn response(
+    review: &Value,
+    (version, uid): (&str, &str),
+    phase: Phase,
+) -> Result<Verdict, String> {
     let api_version = format!("admission.k8s.io/{version}");
     // As upstream, version, uid and patch type of a v1beta1 response are not checked.
     let is_v1 = version == "v1";
@@ -115,6 +132,9 @@ pub(super) fn response(review: &Value, (version, uid): (&str, &str)) -> Result<V
         Value::Null => false,
         _ => return Err("the field response.allowed is not a boolean".to_owned()),
     };
+    if is_v1 && phase == Phase::Validating {
+        refuse_patch(response)?;
+    }
     let mut patch = Value::Null;
     if let Some(text) = response["patch"].as_str().filter(|text| !text.is_empty()) {
         if is_v1 && response["patchType"] != "JSONPatch" {
@@ -125,7 +145,26 @@ pub(super) fn response(review: &Value, (version, uid): (&str, &str)) -> Result<V
     }
     let warnings = response["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let warnings = warnings.map(str::to_owned).collect();
-    Ok(Verdict { allowed, status: response["status"].clone(), patch, warnings })
+    let annotations = annotations(&response["auditAnnotations"]);
+    Ok(Verdict { allowed, status: response["status"].clone(), patch, warnings, annotations })
+}
+
+/// Fails if a validating webhook wants to change the object. Source: `VerifyAdmissionResponse`.
+fn refuse_patch(response: &Value) -> Result<(), String> {
+    if response["patch"].as_str().is_some_and(|patch| !patch.is_empty()) {
+        return Err("validating webhook may not return response.patch".to_owned());
+    }
+    if !response["patchType"].is_null() {
+        return Err("validating webhook may not return response.patchType".to_owned());
+    }
+    Ok(())
+}
+
+fn annotations(sent: &Value) -> Vec<(String, String)> {
+    let texts = sent.as_object().into_iter().flatten();
+    let texts = texts.filter_map(|(name, value)| Some((name, value.as_str()?)));
+    let small = texts.filter(|(_, value)| value.len() <= MAX_ANNOTATION_BYTES);
+    small.take(MAX_ANNOTATIONS).map(|(name, value)| (name.clone(), value.to_owned())).collect()
 }
 
 /// The error of a refused request. Source: `webhook/errors.ToStatusErr`.
@@ -153,7 +192,7 @@ mod tests {
     fn responses_are_checked() {
         let read = |response| response_of(response);
         fn response_of(answer: Value) -> Result<Verdict, String> {
-            response(&review(answer), ("v1", "7"))
+            response(&review(answer), ("v1", "7"), Phase::Mutating)
         }
         let allowed = read(json!({"uid": "7", "allowed": true, "warnings": ["w"]})).unwrap();
         assert_eq!((allowed.allowed, allowed.warnings), (true, vec!["w".to_owned()]));
@@ -161,7 +200,7 @@ mod tests {
         let patched = json!({"uid": "7", "allowed": true, "patch": patch, "patchType": "JSONPatch"});
         assert_eq!(read(patched).unwrap().patch[0]["path"], "/a");
         let older = json!({"response": {"allowed": true, "patch": patch}});
-        assert_eq!(response(&older, ("v1beta1", "7")).unwrap().patch[0]["path"], "/a");
+        assert_eq!(response(&older, ("v1beta1", "7"), Phase::Validating).unwrap().patch[0]["path"], "/a");
         assert!(!read(json!({"uid": "7"})).unwrap().allowed);
         for (answer, why) in [
             (json!({"uid": "8", "allowed": true}), "expected response.uid=\"7\", got \"8\""),
@@ -171,7 +210,29 @@ mod tests {
         ] {
             assert_eq!(read(answer).unwrap_err(), why);
         }
-        assert!(response(&json!({}), ("v1", "7")).is_err());
+        assert!(response(&json!({}), ("v1", "7"), Phase::Mutating).is_err());
+    }
+
+    #[test]
+    fn a_validating_webhook_may_not_return_a_patch() {
+        let read = |answer: Value| response(&review(answer), ("v1", "7"), Phase::Validating);
+        let patched = json!({"uid": "7", "allowed": true, "patch": "W10=", "patchType": "JSONPatch"});
+        assert_eq!(read(patched).unwrap_err(), "validating webhook may not return response.patch");
+        let typed = json!({"uid": "7", "allowed": true, "patchType": "JSONPatch"});
+        assert_eq!(read(typed).unwrap_err(), "validating webhook may not return response.patchType");
+        assert!(read(json!({"uid": "7", "allowed": true, "patch": ""})).is_ok());
+    }
+
+    #[test]
+    fn audit_annotations_are_limited() {
+        let mut sent = serde_json::Map::new();
+        for number in 0..1000 {
+            sent.insert(number.to_string(), "x".into());
+        }
+        assert_eq!(annotations(&sent.into()).len(), MAX_ANNOTATIONS);
+        let sent = json!({"large": "x".repeat(MAX_ANNOTATION_BYTES + 1), "number": 1, "a": "b"});
+        assert_eq!(annotations(&sent), [("a".to_owned(), "b".to_owned())]);
+        assert!(annotations(&json!("x")).is_empty());
     }
 
     #[test]

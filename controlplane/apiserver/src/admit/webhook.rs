@@ -15,6 +15,7 @@ use coracle_kinds::{
     patch, scale,
     schema::{self, FieldValidation, Parsed},
 };
+use coracle_values::names::qualified_name;
 use futures::future::try_join_all;
 use serde_json::Value;
 
@@ -22,7 +23,7 @@ use self::hook::Hook;
 use super::{
     Admission, Admit, Attributes, GROUP, Operation,
     expression::{self, Subject},
-    review::{self, Objects, Verdict},
+    review::{self, Objects, Phase, Verdict},
 };
 use crate::{
     convert,
@@ -97,7 +98,10 @@ impl Admit for ValidatingWebhooks {
         }
         let calls =
             hooks.iter().map(async |hook| match matching(admission, hook, attributes, object).await? {
-                Some(kind) => call(admission, hook, attributes, (&kind, object)).await.map(drop),
+                Some(kind) => {
+                    let called = call(admission, hook, attributes, (&kind, object), Phase::Validating).await;
+                    called.map(drop)
+                }
                 None => Ok(()),
             });
         let began = std::time::Instant::now();
@@ -155,7 +159,7 @@ async fn apply(
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
     let began = std::time::Instant::now();
-    let called = call(admission, hook, attributes, (&kind, object)).await;
+    let called = call(admission, hook, attributes, (&kind, object), Phase::Mutating).await;
     waits::add(began.elapsed());
     let Some(verdict) = called? else { return Ok(true) };
     if verdict.patch.is_null() {
@@ -201,6 +205,7 @@ async fn call(
     hook: &Hook,
     attributes: &Attributes<'_>,
     (kind, object): (&Resource, &Value),
+    phase: Phase,
 ) -> Result<Option<Verdict>> {
     if attributes.dry_run && !hook.dry_run {
         let why = format!("admission webhook {:?} does not support dry run", hook.name);
@@ -212,13 +217,14 @@ async fn call(
     let began = std::time::Instant::now();
     let mut memory = admission.in_flight.response(&hook.endpoint.host());
     let answer = match webhook_client::call(&admission.cache, &hook.endpoint, &request, &mut memory).await {
-        Ok(answer) => review::response(&answer, (hook.version, &uid)),
+        Ok(answer) => review::response(&answer, (hook.version, &uid), phase),
         Err(why) => Err(why),
     };
     let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);
     admission.metrics.called((&hook.name, attributes.operation.name()), rejected, began.elapsed());
     match answer {
         Ok(verdict) => {
+            annotate(attributes, &hook.name, &verdict.annotations);
             verdict.warnings.iter().for_each(|warning| attributes.warnings.add(warning.clone()));
             if verdict.allowed {
                 Ok(Some(verdict))
@@ -232,6 +238,19 @@ async fn call(
         Err(why) => {
             tracing::warn!(webhook = hook.name, why, "webhook failed open");
             Ok(None)
+        }
+    }
+}
+
+/// Records the audit annotations of a webhook below its name. As upstream, those with an invalid name are left out.
+fn annotate(attributes: &Attributes<'_>, hook: &str, annotations: &[(String, String)]) {
+    let Some(record) = attributes.audit else { return };
+    for (name, value) in annotations {
+        let key = format!("{hook}/{name}");
+        if qualified_name(&key).is_empty() {
+            record.annotate(&key, value.as_str());
+        } else {
+            tracing::debug!(webhook = hook, "an audit annotation of a webhook has an invalid name");
         }
     }
 }

@@ -91,7 +91,7 @@ impl<'a> Allocator<'a> {
                 continue;
             }
             let plain = here.into_iter().flat_map(|slice| {
-                let devices = slice.spec.devices.iter().filter(|device| device.is_plain());
+                let devices = slice.spec.devices.iter().filter(|device| device.is_allocatable());
                 devices.map(move |device| Candidate { slice, device })
             });
             candidates.extend(plain);

@@ -48,7 +48,7 @@ async fn classes(client: &Client, devices: &Devices) {
                 state.put_class(class);
             }
             Event::Apply(class) => state.put_class(class),
-            // Without the class a pod has no more devices than before.
+            // A deleted class does not give pods more devices.
             Event::Delete(class) => drop(state.classes.remove(class.name())),
             Event::InitDone => {
                 state.classes.retain(|name, _| listed.contains(name));
@@ -71,7 +71,7 @@ async fn slices(client: &Client, devices: &Devices) {
             }
             Event::Apply(slice) => state.put_slice(slice),
             Event::Delete(slice) => {
-                // A pool without an outdated slice may be complete.
+                // Without an outdated slice a pool may be complete.
                 state.pending.supply |= state.slices.remove(slice.name());
             }
             Event::InitDone => {

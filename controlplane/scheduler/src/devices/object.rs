@@ -1,4 +1,4 @@
-//! Reduced types: the fields of claims, classes and slices that scheduling reads.
+//! Reduced types of device claims, classes and slices: the fields that scheduling reads.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub(super) struct ClaimDevices {
     pub(super) config: Vec<Config>,
 }
 
-/// A request: exactly these devices, or the first of several alternatives that is available.
+/// A request for exactly these devices, or for the first of several alternatives that is available.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Request {
@@ -59,7 +59,7 @@ pub(super) struct Exact {
     pub(super) count: Option<i64>,
     pub(super) admin_access: Option<bool>,
     pub(super) tolerations: Vec<Toleration>,
-    /// Capacity of devices that several claims share. Such devices are not allocated.
+    /// Capacity of devices that several claims share. The scheduler does not allocate such devices.
     pub(super) capacity: Option<Value>,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Constraint {
     pub(super) distinct_attribute: Option<String>,
 }
 
-/// Configuration for a driver. The scheduler passes it on.
+/// Configuration for a driver. The scheduler copies it to the allocation.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(super) struct Config {
@@ -142,7 +142,7 @@ pub(super) struct SliceSpec {
 pub(super) struct Pool {
     pub(super) name: String,
     pub(super) generation: i64,
-    /// The type is signed, because an object that cannot be decoded would stop the watch and thereby all scheduling.
+    /// Signed, because an object that cannot be decoded would stop the watch and thereby all scheduling.
     pub(super) resource_slice_count: i64,
 }
 
@@ -173,9 +173,9 @@ impl Request {
 }
 
 impl Device {
-    /// Whether the scheduler can allocate the device: it does not share counters, is for one claim at a time, and needs no
-    /// confirmation of its driver.
-    pub(super) fn is_plain(&self) -> bool {
+    /// Whether the scheduler can allocate the device: it shares no counters, is used by one claim at a time, and needs
+    /// no confirmation by its driver.
+    pub(super) fn is_allocatable(&self) -> bool {
         self.consumes_counters.is_empty()
             && self.allow_multiple_allocations != Some(true)
             && self.binds_to_node != Some(true)

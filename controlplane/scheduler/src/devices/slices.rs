@@ -1,4 +1,4 @@
-//! The slices of devices by node, so that the filter of a node does not read the slices of all other nodes.
+//! Resource slices by node, so that the filter of a node does not read the slices of all other nodes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -63,17 +63,18 @@ impl Slices {
 
     /// Removes all slices that a complete list does not have.
     pub(super) fn retain(&mut self, listed: &HashSet<String>) {
-        let gone: Vec<String> = self.places.keys().filter(|name| !listed.contains(*name)).cloned().collect();
-        for name in gone {
+        let removed: Vec<String> =
+            self.places.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        for name in removed {
             self.remove(&name);
         }
     }
 
     /// The slices that count for a node, by pool.
     ///
-    /// The slices of a node are a pool of their own, whatever names they have: a generation or a number of slices that
-    /// another node publishes does not count. A pool of several nodes takes precedence over a node's pool with the same
-    /// name, because a node cannot publish the former: otherwise a node could use up the devices of the shared pool.
+    /// The slices of a node are separate pools, whatever names they have: a generation or a number of slices that
+    /// another node publishes does not count. A pool of several nodes has precedence over a node's pool with the same
+    /// name. Otherwise a node could use up the devices of the shared pool, which it cannot publish.
     pub(super) fn pools_of(&self, node: &str) -> Pools<'_> {
         let mut pools = grouped(self.shared.values());
         for (id, slices) in grouped(self.of_nodes.get(node).into_iter().flat_map(BTreeMap::values)) {

@@ -13,7 +13,7 @@ use tower::{BoxError, ServiceBuilder};
 
 use super::Extender;
 
-/// Maximum bytes of a response. The list of 1,000 nodes has about 5 MB.
+/// Maximum size of a response in bytes. A list of 1,000 nodes has about 5 MB.
 const RESPONSE_MAX: usize = 16 << 20;
 
 /// An extender with its connections.
@@ -33,7 +33,8 @@ pub(crate) struct RequestError {
 }
 
 impl Remote {
-    /// Must be called within a tokio runtime.
+    /// An extender with new connections. Must be called within a tokio runtime. The error is a text about URL or TLS
+    /// settings.
     pub(crate) fn new(extender: Extender) -> Result<Self, String> {
         let config = config(&extender)?;
         let mut tcp = HttpConnector::new();
@@ -72,13 +73,13 @@ impl Remote {
         serde_json::from_slice(&bytes).map_err(|error| failed(format!("invalid response: {error}")))
     }
 
-    /// An error of the extender in a request.
+    /// An error of a request to the extender.
     pub(crate) fn error(&self, verb: &str, reason: String) -> RequestError {
         RequestError { url: self.extender.url.clone(), verb: verb.to_owned(), reason }
     }
 }
 
-/// Checks URL and TLS settings, so that they are refused at the start.
+/// Checks URL and TLS settings, so that wrong settings are refused at the start.
 pub(crate) fn check(extender: &Extender) -> Result<(), String> {
     config(extender)?.rustls_https_connector().map(drop).map_err(|error| error.to_string())
 }

@@ -1,12 +1,12 @@
-//! The messages between scheduler and extender (`extender/v1`). Upstream writes the names of the Go fields and reads names
-//! without regard to case.
+//! The messages between scheduler and extender (`extender/v1`). Upstream writes the names of the Go fields and ignores
+//! case when it reads names.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The pod with its candidate nodes: the objects, or their names.
+/// The pod with its candidate nodes, as objects or as names.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct Args<'a> {
@@ -62,7 +62,7 @@ pub(crate) struct HostPriority {
     pub(crate) score: i64,
 }
 
-/// The victims of a preemption by node: the pods, or their uids.
+/// The victims of a preemption by node, as pods or as uids.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct PreemptionArgs<'a> {

@@ -1,11 +1,11 @@
-//! Filter NodePorts: a host port belongs to one pod of a node.
+//! Filter NodePorts: a host port of a node can be used by only one pod.
 
 use super::Refusal;
 use crate::request::HostPort;
 use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(wanted: &[HostPort], node: Candidate<'_>) -> Vec<Refusal> {
-    if wanted.iter().any(|port| node.info.ports().any(|taken| taken.conflicts(port))) {
+    if wanted.iter().any(|port| node.info.ports().any(|used| used.conflicts(port))) {
         return vec!["node(s) didn't have free ports for the requested pod ports".to_owned()];
     }
     Vec::new()

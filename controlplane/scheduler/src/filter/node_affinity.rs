@@ -21,7 +21,7 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
 }
 
 /// The nodes that the required terms name by `metadata.name`, as in upstream's pre-filter. `None` if a term names no
-/// node: all nodes must be checked.
+/// node, so that all nodes must be checked.
 pub(crate) fn named(pod: &Pod) -> Option<BTreeSet<&str>> {
     let affinity = pod.spec.affinity.as_ref()?.node_affinity.as_ref()?;
     let terms = &affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms;
@@ -44,7 +44,7 @@ pub(crate) fn refuse_by_profile(profile: &Profile, node: Candidate<'_>) -> Vec<R
     vec!["node(s) didn't match scheduler-enforced node affinity".to_owned()]
 }
 
-/// Whether a node meets the required terms: one of them, if there are any.
+/// Whether a node meets one of the required terms, if there are any.
 fn meets(affinity: Option<&NodeAffinity>, node: Candidate<'_>) -> bool {
     let required =
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());

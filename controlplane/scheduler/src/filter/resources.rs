@@ -6,7 +6,7 @@ use super::Refusal;
 use crate::config::Fit;
 use crate::snapshot::Candidate;
 
-/// The resources that the node lacks, and whether it would have them without other pods.
+/// The resources that the node lacks, and whether it would have enough of them without other pods.
 pub(crate) fn refuse(wanted: &Resources, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
     let (has, given) = (&node.properties.allocatable, &node.info.requested);
     let (mut reasons, mut resolvable) = (Vec::new(), true);

@@ -9,11 +9,11 @@ use super::object::PodGroup;
 use coracle_values::object::Key;
 
 const TYPE: &str = "PodGroupScheduled";
-/// Maximum attempts of a write.
+/// Maximum number of attempts of a write.
 const ATTEMPTS: u32 = 4;
 const FIRST_DELAY: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// The result of scheduling a group, as its condition reports it.
+/// The result of scheduling a group, for its condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) is_scheduled: bool,
@@ -34,7 +34,7 @@ pub(super) fn is_scheduled(group: &PodGroup) -> bool {
     find(group).is_some_and(|condition| condition.status == "True")
 }
 
-/// The condition to write. `None` if the group has it already.
+/// The condition to write. `None` if the group already has it.
 pub(super) fn condition(group: &PodGroup, verdict: &Verdict, now: jiff::Timestamp) -> Option<Value> {
     let (status, reason) =
         if verdict.is_scheduled { ("True", "Scheduled") } else { ("False", "Unschedulable") };
@@ -69,7 +69,7 @@ fn find(group: &PodGroup) -> Option<&Condition> {
     group.status.conditions.iter().find(|condition| condition.type_ == TYPE)
 }
 
-/// Writes the condition. Errors that may pass are retried.
+/// Writes the condition. Temporary errors are retried.
 pub(crate) async fn write(client: Client, write: &Write) -> Result<(), Error> {
     let api: Api<PodGroup> = Api::namespaced(client, &write.key.namespace);
     let patch = json!({"metadata": {"uid": write.uid}, "status": {"conditions": [write.condition]}});

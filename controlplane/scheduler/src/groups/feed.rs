@@ -11,9 +11,9 @@ use super::object::PodGroup;
 use crate::watch::{stream, watch_config};
 
 const VERSION: &str = "scheduling.k8s.io/v1alpha2";
-/// Pause until the next check whether the API server serves the kind.
+/// Delay until the next check whether the API server serves the kind.
 const PAUSE: Duration = Duration::from_secs(300);
-/// Pause after a check that failed.
+/// Delay after a failed check.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// A change of the groups.
@@ -25,8 +25,8 @@ pub(crate) enum Change {
     NotServed,
 }
 
-/// The watch of PodGroups. It starts with the first pod that is a member of a group: an API server that does not serve
-/// the kind accepts no such pods.
+/// The watch of PodGroups. It starts with the first pod that is a member of a group, because an API server that does
+/// not serve the kind accepts no such pods.
 #[derive(Default)]
 pub(crate) struct Feed {
     changes: Option<BoxStream<'static, Change>>,
@@ -56,7 +56,7 @@ impl Feed {
     }
 }
 
-/// Reports that the kind is not served until it is. Then watches it.
+/// Reports that the kind is not served until it is served. Then watches it.
 fn changes(client: &Client) -> BoxStream<'static, Change> {
     let watch = stream::<PodGroup>(client, watch_config()).map(|event| Change::Watched(Box::new(event)));
     let absent = unfold((client.clone(), Duration::ZERO), async |(client, mut pause)| {

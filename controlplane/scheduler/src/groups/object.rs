@@ -37,7 +37,7 @@ pub(crate) struct SchedulingPolicy {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct GangPolicy {
-    /// Number of pods that must be on nodes together.
+    /// Minimum number of pods that must be placed together.
     pub(crate) min_count: i32,
 }
 

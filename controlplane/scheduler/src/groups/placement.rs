@@ -1,9 +1,9 @@
-//! Places the pods of a gang together: all that fit, or none. Source: `podGroupSchedulingDefaultAlgorithm` and
+//! Places the pods of a gang: all that fit, or none. Source: `podGroupSchedulingDefaultAlgorithm` and
 //! `submitPodGroupAlgorithmResult` of upstream.
 //!
-//! A placed pod takes its resources, and the victims of its preemption are absent, until all pods are placed. Then the
-//! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions, and no further pod is
-//! tried once so many were refused that the gang cannot fit.
+//! Until all pods are placed, the snapshot contains the placed pods and not the victims of their preemption. Then the
+//! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions, and no further
+//! pod is tried after so many were refused that the gang cannot fit.
 
 use coracle_values::object::ObjectExt;
 
@@ -21,7 +21,7 @@ use super::condition::Verdict;
 
 /// Message of a group that does not fit.
 pub(crate) const UNSCHEDULABLE: &str = "pod group is unschedulable";
-/// Message of a group that fits once other pods have made room.
+/// Message of a group that fits after other pods have been evicted.
 const WAITS_FOR_PREEMPTION: &str =
     "pod group is unschedulable, pod group is waiting for preemption to complete";
 /// Message of a pod that fits or was not tried, but whose group does not fit.
@@ -33,18 +33,18 @@ const NO_QUORUM: &str = "pod group is unschedulable, waiting for minCount pods f
 enum Place {
     /// A node can run the pod.
     Fits(String, Reserved),
-    /// A node can run the pod once these victims are gone.
+    /// A node can run the pod after these victims are deleted.
     MadeRoom { node: String, victims: Vec<Victim>, message: String },
     /// No node can run the pod, for this reason.
     Refused(String),
 }
 
-/// What happens to one pod.
+/// The decision for one pod.
 #[derive(Debug)]
 pub(crate) enum Decision {
     /// The pod is bound to the node.
     Bind(String, Reserved),
-    /// The pod is refused. Victims make room for it on the nominated node.
+    /// The pod is refused. Victims are evicted for it from the nominated node.
     Refuse { message: String, nominated: Option<String>, victims: Vec<Victim> },
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Outcome {
     pub(crate) decisions: Vec<Decision>,
     /// The changes that may help the refused pods.
     pub(crate) helped_by: Changes,
-    /// Whether the refused pods are retried without a change: volumes or devices changed meanwhile.
+    /// Whether the refused pods are retried without a change, because volumes or devices changed during the attempt.
     pub(crate) retries: bool,
     pub(crate) verdict: Verdict,
 }
@@ -67,18 +67,18 @@ struct Attempt<'a> {
     /// The uids of the gang's pods. They are never victims of each other.
     members: &'a dyn Fn(&str) -> bool,
     placed: Vec<String>,
-    /// Absent victims: node, uid and pod.
+    /// Removed victims: node, uid and pod.
     removed: Vec<(String, String, Placed)>,
     helped_by: Changes,
     retries: bool,
-    /// Number of pods that may still be refused. `None`: the gang cannot fit.
+    /// Number of pods that may still be refused. `None` if the gang cannot fit any more.
     spare: Option<usize>,
     /// The last refused pod with its message, if no pod was placed after it.
     refused: Option<(&'a Pod, String)>,
 }
 
-/// Places the pods of a gang in this order. It is scheduled if at least `needed` pods are placed, and at least one. The
-/// snapshot is left as it was; reservations stay for the pods to bind.
+/// Places the pods of a gang in this order. The gang is scheduled if at least `needed` pods are placed, and at least
+/// one. The snapshot is restored. Reservations remain for the pods that must be bound.
 pub(crate) fn place(
     pods: &[Pod],
     profile: &Profile,
@@ -113,7 +113,7 @@ pub(crate) fn place(
     Outcome { decisions, helped_by, retries, verdict }
 }
 
-/// The decision for one pod, after all pods of the gang have a place.
+/// The decision for one pod, after all pods of the gang were tried.
 fn settle(place: Place, (fits, waits): (bool, bool), snapshot: &Snapshot) -> Decision {
     let refuse = |message: &str, nominated| Decision::Refuse {
         message: message.to_owned(),
@@ -152,7 +152,7 @@ impl<'a> Attempt<'a> {
         {
             return Place::Refused(message.clone());
         }
-        // The refused pods are enough to wait for: the gang fits only after a change that helps one of them.
+        // Enough pods were refused: the gang fits only after a change that helps one of them.
         if self.spare.is_none() {
             return Place::Refused(NO_QUORUM.to_owned());
         }

@@ -1,6 +1,6 @@
 //! Pods whose scheduling needs calls to extenders. The calls are made for one pod at a time, so the extenders get the
-//! pods in the order of the queue. Other pods are scheduled meanwhile, so that a slow extender delays only its own
-//! pods.
+//! pods in the order of the queue. Other pods are scheduled in the meantime, so that a slow extender delays only its
+//! own pods.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -21,8 +21,8 @@ use crate::preempt::{self, Preemption};
 use coracle_events::Event;
 use coracle_values::object::ObjectExt;
 
-/// Time after which a pod that extenders refused is retried, because no event reports a change of an extender. Upstream
-/// retries unschedulable pods after the same time.
+/// Delay after which a pod that extenders refused is retried, because no event reports a change of an extender.
+/// Upstream retries unschedulable pods after the same time.
 const RETRY: Duration = Duration::from_secs(300);
 
 /// The extenders and the pods that wait for them.
@@ -32,7 +32,7 @@ pub(super) struct ExtenderCalls {
     /// The call in flight.
     in_flight: JoinSet<ExtenderOutcome>,
     retries: JoinSet<String>,
-    /// The pods with a retry.
+    /// The pods that will be retried.
     retried: HashSet<String>,
 }
 
@@ -43,7 +43,7 @@ struct WaitingPods {
     pushed: u64,
 }
 
-/// The result of the calls for one pod. The error is that of an extender.
+/// The result of the calls for one pod. The error is the message of an extender.
 pub(super) enum ExtenderOutcome {
     Nodes { pod: Pod, ranked: Ranked, advice: Result<ExtenderResult, String> },
     Preemption { pod: Pod, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
@@ -53,7 +53,7 @@ pub(super) enum ExtenderOutcome {
 pub(super) enum ExtenderEvent {
     Finished(Box<ExtenderOutcome>),
     Retry(String),
-    /// No call is in flight, and pods wait.
+    /// No call is in flight, and pods are waiting.
     Next,
 }
 
@@ -87,7 +87,7 @@ impl ExtenderCalls {
     /// The next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> ExtenderEvent {
         if self.in_flight.is_empty() && !self.waiting.pods.is_empty() {
-            // Lets the watches run between pods that fit no node.
+            // Lets the watches run between pods for which no node is found.
             tokio::task::yield_now().await;
             return ExtenderEvent::Next;
         }
@@ -100,8 +100,8 @@ impl ExtenderCalls {
 
     /// Whether an extender must be called before the pod is bound.
     pub(super) fn needs_extenders(&self, pod: &Pod) -> bool {
-        let asks = |one: &Remote| one.extender.chooses() || one.extender.preempt.is_some();
-        self.extenders.iter().any(|one| asks(one) && one.extender.is_interested(pod))
+        let calls = |one: &Remote| one.extender.chooses() || one.extender.preempt.is_some();
+        self.extenders.iter().any(|one| calls(one) && one.extender.is_interested(pod))
     }
 
     fn preempts(&self, pod: &Pod) -> bool {
@@ -162,8 +162,7 @@ impl Scheduler {
         }
     }
 
-    /// The pod if it is popped and neither refused nor assumed on a node. It may be deleted during the call of an
-    /// extender.
+    /// The pod if it was popped and is neither refused nor being bound. It may be deleted during a call of an extender.
     fn undecided(&self, uid: &str) -> Option<Pod> {
         self.queue.in_flight(uid).filter(|_| !self.assumed.contains(uid)).cloned()
     }
@@ -203,14 +202,14 @@ impl Scheduler {
         if order.is_empty() {
             return self.refused_by_extenders(pod, profile, ranked.unschedulable(advice));
         }
-        // Other pods were placed during the calls of the extenders.
+        // Other pods may have been placed during the calls of the extenders.
         match first_fitting(&pod, profile, &mut self.snapshot, order) {
             Some(node) => self.assume_and_bind(pod, profile, node),
             None => self.queue.failed(pod.uid(), Instant::now()),
         }
     }
 
-    /// Handles a pod that no node can run, with the extenders that take part in preemption.
+    /// Handles a pod that no node can run, with the extenders for preemption.
     fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
         if !profile.preempts || !self.extender_calls.preempts(&pod) {
             self.refused(&pod, profile, &refused);

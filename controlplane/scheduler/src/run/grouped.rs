@@ -16,12 +16,12 @@ use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::{Key, ObjectExt};
 
-/// After an attempt with refused pods, all gangs that were refused before rest this many times as long as the attempt
-/// took, besides the back-off of each. So gangs that do not fit take at most a tenth of the scheduler's time.
+/// After an attempt with refused pods, no refused gang is retried for this many times the duration of the attempt, in
+/// addition to the back-off of each gang. So gangs that do not fit use at most a tenth of the scheduler's time.
 const REST: u32 = 9;
 /// Message of a pod that is gated. Upstream's plugin uses it for PreEnqueue.
 const GATED: &str = "waiting for minCount pods from a gang to appear in scheduling queue";
-/// Why a group cannot be scheduled by this scheduler.
+/// The reason why this scheduler cannot schedule a group.
 const CONSTRAINTS: &str = "this scheduler does not support schedulingConstraints of a PodGroup";
 const EXTENDERS: &str =
     "this scheduler does not support extenders that filter, score or preempt for pods of a gang";
@@ -88,8 +88,8 @@ impl Scheduler {
     fn gate(&mut self, pod: &Pod) {
         self.queue.gate(pod.uid());
         self.groups.gate(pod.uid());
-        // The group has lost pods since an attempt that evicted other pods for this one. Its nominated node is free for
-        // other pods.
+        // The group has lost pods since an attempt that evicted other pods for this one. Other pods may use its
+        // nominated node.
         if self.snapshot.is_nominated(pod.uid()) {
             self.snapshot.remove_nomination(pod.uid());
             self.report_refusal(pod, GATED.to_owned(), None);
@@ -99,7 +99,8 @@ impl Scheduler {
 
     /// Schedules all waiting pods of a gang.
     fn schedule_gang(&mut self, pod: Pod, profile: &Profile, (group, needed): (&Key, usize)) {
-        // A new pod does not shorten the back-off of its group. Each attempt costs as much as all pods of the group.
+        // A new pod does not shorten the back-off of its group, because each attempt costs as much as all pods of the
+        // group.
         let rest = self.groups.rest_until(group).map(|until| until.max(self.gangs_rest_until));
         if let Some(until) = rest.filter(|until| *until > Instant::now()) {
             return self.queue.hold_back(pod.uid(), until);
@@ -125,15 +126,15 @@ impl Scheduler {
         self.apply(pods, (group, outcome), now + (now - start) * REST);
     }
 
-    /// Why the pods cannot be scheduled together.
+    /// The reason why the pods cannot be scheduled together.
     fn unsupported(&self, pods: &[Pod]) -> Option<String> {
         let schedulers: BTreeSet<&str> = pods.iter().map(Pod::scheduler).collect();
         if let [one, other, ..] = schedulers.into_iter().collect::<Vec<_>>()[..] {
             let why = "all pods in a single pod group should have the same .spec.schedulerName set";
             return Some(format!("{why}, got: {one:?} and {other:?}"));
         }
-        let asks = |pod: &Pod| self.extender_calls.needs_extenders(pod);
-        pods.iter().any(asks).then(|| EXTENDERS.to_owned())
+        let needs = |pod: &Pod| self.extender_calls.needs_extenders(pod);
+        pods.iter().any(needs).then(|| EXTENDERS.to_owned())
     }
 
     /// Binds or refuses the pods of a gang. The back-off of refused pods starts at `rest_from`.
@@ -170,7 +171,7 @@ impl Scheduler {
         if is_released {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
-        // A bound pod has reported the success.
+        // The success was reported when a pod was bound.
         if !outcome.verdict.is_scheduled {
             self.report_group(group, outcome.verdict);
         }

@@ -15,7 +15,7 @@ use coracle_events::Event;
 use coracle_values::object::ObjectExt;
 
 impl Scheduler {
-    /// Handles a pod that no node can run: pods of lower priority may make room for it.
+    /// Handles a pod that no node can run: pods of lower priority may be evicted for it.
     pub(super) fn refused(&mut self, pod: &Pod, profile: &Profile, refused: &Unschedulable) {
         let preemption = if profile.preempts {
             preempt(pod, profile, &mut self.snapshot, &refused.resolvable)
@@ -44,7 +44,7 @@ impl Scheduler {
             }
             Err(why) => {
                 message = with_outcome(refused, &why);
-                // A pod that still waits for its victims keeps its node.
+                // A pod that still waits for its victims keeps its nominated node.
                 pod.status.nominated_node_name.clone().filter(|_| self.snapshot.is_nominated(pod.uid()))
             }
         };

@@ -1,4 +1,4 @@
-//! Score NodeResourcesBalancedAllocation: it prefers nodes on which the pod makes the use of CPU and memory more
+//! Score NodeResourcesBalancedAllocation: nodes get higher scores if the pod makes the use of CPU and memory more
 //! similar.
 //!
 //! Source: upstream's plugin of that name, which compares the node with the pod and without it.
@@ -8,7 +8,7 @@ use crate::request::{PodRequirements, amount};
 use crate::snapshot::Candidate;
 
 /// The score of a node. `resources`: the names of the compared resources.
-pub(super) fn mark(needs: &PodRequirements, resources: &[String], node: Candidate<'_>) -> i64 {
+pub(super) fn score(needs: &PodRequirements, resources: &[String], node: Candidate<'_>) -> i64 {
     let own = &needs.requests;
     // Extended resources count only if the pod requests them.
     let counts = |name: &str| matches!(name, "cpu" | "memory" | "ephemeral-storage") || amount(own, name) > 0;
@@ -24,7 +24,7 @@ pub(super) fn mark(needs: &PodRequirements, resources: &[String], node: Candidat
     MAX_NODE_SCORE / 2 + (MAX_NODE_SCORE / 2 + balance(&|name| amount(own, name)) - balance(&|_| 0)) / 2
 }
 
-/// 100 minus the standard deviation of the used parts in percent.
+/// 100 minus the standard deviation of the used fractions in percent.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "upstream computes so, too")]
 fn balance(used: impl Iterator<Item = (i128, i128)>) -> i64 {
     let parts: Vec<f64> = used.map(|(used, has)| (used as f64 / has as f64).min(1.0)).collect();
@@ -57,7 +57,7 @@ mod tests {
         let nodes: Vec<_> = snapshot.candidates().collect();
         let needs = PodRequirements::of(&pod("p", "0", "4Gi"));
         let resources = ["cpu".to_owned(), "memory".to_owned()];
-        let marks: Vec<i64> = nodes.iter().map(|node| mark(&needs, &resources, *node)).collect();
-        assert_eq!(marks, [87, 62]);
+        let scores: Vec<i64> = nodes.iter().map(|node| score(&needs, &resources, *node)).collect();
+        assert_eq!(scores, [87, 62]);
     }
 }

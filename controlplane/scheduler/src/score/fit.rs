@@ -7,9 +7,9 @@ use crate::node_score::{MAX_NODE_SCORE, share};
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 
-/// The weighted mean of the resources that the node has. With `RequestedToCapacityRatio` the mean is rounded, and
-/// resources with score 0 are left out. Extended resources count only if the pod requests them.
-pub(super) fn mark(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> i64 {
+/// The weighted mean of the scores of the node's resources. With `RequestedToCapacityRatio` the mean is rounded, and
+/// resources with score 0 are ignored. Extended resources count only if the pod requests them.
+pub(super) fn score(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> i64 {
     let (own, assumed) = (&needs.requests, &needs.assumed);
     let (has, weighed) = (&node.properties.allocatable, &node.info.weighed);
     let requested = &node.info.requested;
@@ -40,7 +40,7 @@ pub(super) fn mark(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> i
 }
 
 impl Strategy {
-    /// The score of one resource; `has` is above 0.
+    /// The score of one resource. `has` is above 0.
     fn score(&self, has: i128, used: i128) -> i64 {
         match self {
             Strategy::Least if used > has => 0,
@@ -55,7 +55,7 @@ impl Strategy {
 
 /// The score between the two points around a utilization in percent.
 fn ratio(points: &[(i64, i64)], used: i64) -> i64 {
-    // The file has scores from 0 to 10.
+    // The configuration has scores from 0 to 10.
     let scaled = |score: i64| score * (MAX_NODE_SCORE / 10);
     let Some(next) = points.iter().position(|(at, _)| used <= *at) else {
         return points.last().map_or(0, |(_, score)| scaled(*score));
@@ -77,7 +77,7 @@ mod tests {
     use serde_json::json;
 
     fn score(pod: &Pod, fit: &Fit, nodes: &[Candidate<'_>]) -> Vec<i64> {
-        nodes.iter().map(|node| mark(&PodRequirements::of(pod), fit, *node)).collect()
+        nodes.iter().map(|node| super::score(&PodRequirements::of(pod), fit, *node)).collect()
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! Score ImageLocality: nodes that have the pod's images are better. Source: upstream's plugin of that name.
+//! Score ImageLocality: nodes that have the pod's images get higher scores. Source: upstream's plugin of that name.
 
 use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
 use crate::snapshot::{Candidate, Images};
 
 const MIB: i128 = 1024 * 1024;
-/// Images below this size are pulled quickly and count as nothing.
+/// Smaller images are pulled quickly and do not count.
 const MIN_IMAGE_SIZE: i128 = 23 * MIB;
-/// Size of a container's image from which on it counts in full.
+/// Size of a container's image above which the score does not increase.
 const MAX_IMAGE_SIZE: i128 = 1000 * MIB;
 
 pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<i64> {
@@ -18,7 +18,7 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
     let count = i128::try_from(containers().count()).unwrap_or_default();
     let largest = MAX_IMAGE_SIZE * count;
     let mark = |node: &Candidate<'_>| {
-        // An image on few nodes counts less, so that not all pods of an image come to the same node.
+        // An image on few nodes counts less, so that not all pods with an image are placed on the same node.
         let size = |image: &String| Some(scaled(*node.info.images.get(image)?, images.share(image)));
         let sum: i128 = wanted.iter().filter_map(size).sum();
         let above = sum.clamp(MIN_IMAGE_SIZE, largest.max(MIN_IMAGE_SIZE)) - MIN_IMAGE_SIZE;
@@ -29,7 +29,7 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
     nodes.iter().map(mark).collect()
 }
 
-/// A part of a size, rounded down after upstream's multiplication of floating-point numbers.
+/// A fraction of a size, rounded down after upstream's multiplication of floating-point numbers.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "upstream computes so, too")]
 fn scaled(size: i64, share: f64) -> i128 {
     (size as f64 * share) as i128

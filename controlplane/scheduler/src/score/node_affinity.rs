@@ -1,4 +1,4 @@
-//! Score NodeAffinity: nodes that match more of the preferred terms are better.
+//! Score NodeAffinity: nodes that match preferred terms of more weight get higher scores.
 
 use coracle_values::node_selector::term_matches;
 use k8s_openapi::api::core::v1::{NodeAffinity, PreferredSchedulingTerm};

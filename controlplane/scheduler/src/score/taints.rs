@@ -1,4 +1,4 @@
-//! Score TaintToleration: nodes with fewer untolerated PreferNoSchedule taints are better.
+//! Score TaintToleration: nodes with fewer untolerated PreferNoSchedule taints get higher scores.
 
 use coracle_values::toleration::is_tolerated;
 

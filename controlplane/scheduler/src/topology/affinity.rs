@@ -27,13 +27,13 @@ pub(super) struct Affinity {
     own: PodTerms,
     namespace: String,
     labels: Labels,
-    /// Pods that all affinity terms select, by domain: one for each term.
+    /// The number of pods that all affinity terms select, by domain. A pod counts once for each term.
     near: HashMap<Domain, usize>,
     /// Whether the pod selects itself, so that the first pod of a group can be placed.
     selects_itself: bool,
-    /// Pods that anti-affinity terms select, by domain.
+    /// The number of pods that anti-affinity terms select, by domain.
     far: HashMap<Domain, usize>,
-    /// Anti-affinity terms of other pods that exclude this one, by domain.
+    /// The number of anti-affinity terms of other pods that exclude this one, by domain.
     excluded: HashMap<Domain, usize>,
     /// Sums of the weights of preferred terms by domain.
     weights: HashMap<Domain, i64>,
@@ -77,7 +77,7 @@ impl Affinity {
             return found;
         }
         for node in snapshot.candidates() {
-            for other in node.info.neighbours() {
+            for other in node.info.pods() {
                 let is = |term: &Term| selects(term, &other.namespace, &other.labels);
                 if !own.near.is_empty() && own.near.iter().all(is) {
                     count(&mut found.near, node, own.near.iter(), 1);
@@ -129,7 +129,7 @@ impl Affinity {
         self.near == other.near && self.far == other.far && self.excluded == other.excluded
     }
 
-    /// The reason to refuse the node, and whether the removal of pods can change it.
+    /// The reason why the node is refused, and whether the removal of pods can change it.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         let near = |key: &String| match domain(node, key) {
             // The terms select no existing pod. A pod that its own terms select may then be placed on any node.

@@ -1,4 +1,4 @@
-//! PodTopologySpread: pods are spread evenly over domains of nodes. Source: upstream's plugin of that name.
+//! PodTopologySpread: pods are distributed evenly over domains of nodes. Source: upstream's plugin of that name.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,7 +20,7 @@ const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (mi
 
 /// The label whose domains have one node each.
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// Upstream's default constraints: node label and maximum skew. They only score.
+/// Upstream's default constraints: node label and maximum skew. They affect only scores.
 const DEFAULTS: [(&str, i32); 2] = [(HOSTNAME, 3), ("topology.kubernetes.io/zone", 5)];
 
 /// The constraints of a pod.
@@ -28,8 +28,7 @@ const DEFAULTS: [(&str, i32); 2] = [(HOSTNAME, 3), ("topology.kubernetes.io/zone
 pub(super) struct Spread {
     required: Vec<Required>,
     preferred: Vec<Constraint>,
-    /// Whether nodes without the label of a preferred constraint are ignored. Upstream's default constraints do not
-    /// need the labels.
+    /// Whether nodes without the label of a preferred constraint are ignored. False for upstream's default constraints.
     all_labels: bool,
 }
 
@@ -37,11 +36,11 @@ pub(super) struct Spread {
 #[derive(Debug)]
 struct Required {
     constraint: Constraint,
-    /// Pods by value of the node label, for every domain that an eligible node is in.
+    /// Numbers of pods by value of the node label, for every domain that has an eligible node.
     counts: HashMap<String, i64>,
     /// Number of domains by count.
     domains: BTreeMap<i64, usize>,
-    /// 1 if the constraint selects its own pod.
+    /// 1 if the constraint selects its own pod, otherwise 0.
     own: i64,
 }
 
@@ -50,7 +49,7 @@ struct Constraint {
     key: String,
     max_skew: i64,
     min_domains: i64,
-    /// None selects no pod.
+    /// `None` selects no pod.
     selector: Option<LabelSelector>,
     namespace: String,
     honors_affinity: bool,
@@ -73,15 +72,15 @@ impl Spread {
                 (SpreadDefaults::List(list), selector) => (list.as_slice(), selector),
             },
         };
-        let of = |way: &str| -> Vec<Constraint> {
-            let wanted = all.iter().filter(|one| one.when_unsatisfiable == way);
+        let of = |action: &str| -> Vec<Constraint> {
+            let wanted = all.iter().filter(|one| one.when_unsatisfiable == action);
             wanted.map(|one| Constraint::of(pod, one, selector.as_ref())).collect()
         };
         let required = Required::count(pod, of("DoNotSchedule"), snapshot);
         Self { required, preferred: of("ScheduleAnyway"), all_labels: true }
     }
 
-    /// The reason to refuse the node, and whether the removal of pods can change it.
+    /// The reason why the node is refused, and whether the removal of pods can change it.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         for required in &self.required {
             let Some(value) = node.properties.labels.get(&required.constraint.key) else {
@@ -121,7 +120,7 @@ impl Spread {
         }
     }
 
-    /// Scores: nodes in domains with fewer pods are better. A node without a needed label gets 0.
+    /// Scores: nodes in domains with fewer pods get higher scores. A node without a needed label gets 0.
     pub(super) fn scores(&self, pod: &Pod, nodes: &[Candidate<'_>], snapshot: &Snapshot) -> Vec<i64> {
         if self.preferred.is_empty() {
             return vec![0; nodes.len()];
@@ -152,8 +151,8 @@ impl Spread {
     }
 
     /// For each preferred constraint, the number of pods in each domain of the fitting nodes. As in upstream, a node
-    /// without the label is in the domain of the empty value. Domains that consist of one node
-    /// (`kubernetes.io/hostname`) have the name of the node.
+    /// without the label is in the domain of the empty value. For `kubernetes.io/hostname`, whose domains have one node
+    /// each, the keys are the names of nodes.
     fn counts<'a>(
         &self,
         pod: &Pod,
@@ -226,7 +225,7 @@ impl Required {
         constraints.into_iter().zip(counts).map(required).collect()
     }
 
-    /// The lowest count; 0 if there are fewer domains than `minDomains`.
+    /// The lowest count. 0 if there are fewer domains than `minDomains`.
     fn least(&self) -> i64 {
         let few = i64::try_from(self.counts.len()).is_ok_and(|domains| domains < self.constraint.min_domains);
         if few { 0 } else { self.domains.keys().next().copied().unwrap_or_default() }
@@ -281,7 +280,7 @@ impl Constraint {
     }
 
     /// Calls `add` with the number of selected pods on each node. As in upstream, a selector without requirements
-    /// selects no pod. Only the pods of changed nodes are read again for equal constraints.
+    /// selects no pod. For equal constraints only the pods of changed nodes are counted again.
     fn count<'a>(
         &self,
         nodes: impl Iterator<Item = Candidate<'a>>,
@@ -303,7 +302,7 @@ impl Constraint {
 
     /// Number of selected pods on a node.
     fn pods_on(&self, node: Candidate<'_>) -> i64 {
-        let selected = node.info.neighbours().filter(|other| self.selects(other));
+        let selected = node.info.pods().filter(|other| self.selects(other));
         i64::try_from(selected.count()).unwrap_or(i64::MAX)
     }
 
@@ -314,7 +313,7 @@ impl Constraint {
             && selector.is_some_and(|selector| selector.matches(Some(&other.labels)))
     }
 
-    /// The weighted number of pods in the node's domain. More domains weigh more.
+    /// The weighted number of pods in the node's domain. The weight increases with the number of domains.
     fn weigh(&self, node: Candidate<'_>, counts: &HashMap<&str, i64>, nodes: usize) -> f64 {
         let Some(value) = node.properties.labels.get(&self.key) else { return 0.0 };
         let (count, domains) = if self.key == HOSTNAME {

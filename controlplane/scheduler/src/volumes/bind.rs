@@ -13,13 +13,13 @@ use super::{BOUND_BY_CONTROLLER, Choice, SELECTED_NODE, Volumes};
 /// Maximum time that a pod waits for its volumes, as upstream.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Why the volumes of a pod are not bound.
+/// The reason why the volumes of a pod are not bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
     /// A request failed.
     #[error(transparent)]
     Request(#[from] Error),
-    /// The volumes are not bound in time, or a claim or a volume changed and the choice is no longer valid.
+    /// The volumes were not bound in time, or a claim or a volume changed and the choice is no longer valid.
     #[error("binding volumes: {0}")]
     Volumes(String),
     /// A resource claim changed, so the choice of devices is no longer valid.
@@ -43,7 +43,7 @@ pub(crate) async fn bind(
     let mut changes = volumes.changes();
     for (key, choice) in chosen {
         match choice {
-            Choice::Take(volume) => take(client, volumes, key, volume).await?,
+            Choice::Existing(volume) => reserve(client, volumes, key, volume).await?,
             Choice::Provision => select_node(client, volumes, key, node).await?,
         }
     }
@@ -64,8 +64,8 @@ pub(crate) async fn bind(
     }
 }
 
-/// Reserves a volume for a claim. The binder completes the binding.
-async fn take(client: &Client, volumes: &Volumes, key: &Key, volume: &str) -> Result<(), BindError> {
+/// Reserves a volume for a claim. The volume binding controller completes the binding.
+async fn reserve(client: &Client, volumes: &Volumes, key: &Key, volume: &str) -> Result<(), BindError> {
     let patch = {
         let state = volumes.lock();
         let (claim, volume) = (state.claims.get(key), state.volumes.get(volume));
@@ -95,7 +95,7 @@ fn reservation(claim: &Claim, volume: &Volume) -> Value {
     }}})
 }
 
-/// Sets the annotation of the claim that names the node to the provisioner.
+/// Sets the annotation of the claim with the node for the provisioner.
 async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) -> Result<(), BindError> {
     let patch = {
         let state = volumes.lock();
@@ -110,7 +110,7 @@ async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) 
     };
     let api: Api<Claim> = Api::namespaced(client.clone(), &key.namespace);
     let patched = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-    // The watch may still show the claim without its node. This must not count as a refusal.
+    // The watch may still have the claim without its node, which must not count as a refusal.
     volumes.lock().update_claim(key, patched);
     Ok(())
 }
@@ -130,7 +130,7 @@ fn all_bound(volumes: &Volumes, chosen: &[(Key, Choice)], node: &str) -> Result<
         }
         all = false;
         if *choice == Choice::Provision && claim.annotation(SELECTED_NODE) != Some(node) {
-            // The provisioner has removed the annotation: it cannot make the volume for this node.
+            // The provisioner has removed the annotation, because it cannot create the volume for this node.
             let why = format!("provisioning failed for PVC {:?}", key.name);
             return Err(BindError::Volumes(why));
         }

@@ -9,7 +9,7 @@ use futures::stream::BoxStream;
 use kube::Client;
 use kube::runtime::watcher::Event;
 
-use super::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, Slim, StorageClass, Volume};
+use super::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, Reduce, StorageClass, Volume};
 use super::{State, VolumeChanges, Volumes};
 use crate::object::is_older;
 use crate::watch::{stream, watch_config};
@@ -47,9 +47,9 @@ async fn feed<K, I>(
     }
 }
 
-/// A changed claim helps only the pods that use it.
+/// Applies a change of a claim, which helps only the pods that use it.
 pub(super) fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<Claim>) -> bool {
-    // The scheduler has written the claim, and the event is older.
+    // The event is older than the claim that the scheduler has written.
     if let Event::Apply(claim) = &event
         && state.claims.get(&claim.key()).is_some_and(|known| is_older(claim, known))
     {
@@ -69,8 +69,8 @@ fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>)
     if let Event::Apply(volume) | Event::InitApply(volume) = &event
         && volume.spec.claim_ref.is_some()
     {
-        // The object itself shows the reservation now.
-        state.taken.remove(volume.name());
+        // The object itself has the reservation now.
+        state.reserved.remove(volume.name());
     }
     let (changed, done) = apply(&mut state.volumes, listed, event, |volume| volume.name().to_owned());
     state.listed[1] |= done;
@@ -146,14 +146,14 @@ impl<I: Ord + Eq + Hash, K> Objects<I, K> for std::collections::BTreeMap<I, K> {
 }
 
 /// Applies one event. Returns whether an object changed, and whether the first list is complete.
-fn apply<I: Eq + Hash + Clone, K: Slim>(
+fn apply<I: Eq + Hash + Clone, K: Reduce>(
     objects: &mut impl Objects<I, K>,
     listed: &mut HashSet<I>,
     event: Event<K>,
     key: impl Fn(&K) -> I,
 ) -> (bool, bool) {
     let put = |objects: &mut _, mut object: K| {
-        object.slim();
+        object.reduce();
         let key = key(&object);
         let same = Objects::get(objects, &key) == Some(&object);
         Objects::put(objects, key, object);

@@ -36,13 +36,13 @@ const ZONES: [&str; 4] = [
 /// The claims of a pod, and the volumes that can be bound to them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodClaims {
-    /// Volumes of bound claims. None: the volume does not exist.
+    /// Volumes of bound claims. `None` if the volume does not exist.
     bound: Vec<Option<Volume>>,
     /// Claims that wait for the pod.
     waiting: Vec<Waiting>,
     /// Claims that only one pod may use.
     exclusive: Vec<Key>,
-    /// Drivers that attach volumes of the pod, with the driver's names of the volumes.
+    /// Drivers that attach volumes of the pod, with the names of the volumes in the drivers.
     attached: HashSet<(String, String)>,
 }
 
@@ -60,11 +60,11 @@ pub(crate) struct VolumeUsage<'a, I> {
 struct Waiting {
     claim: Claim,
     class: StorageClass,
-    /// Volumes that fit the claim, the smallest first.
+    /// Volumes that match the claim, the smallest first.
     volumes: Vec<Volume>,
     /// A volume that is reserved for the claim.
     reserved: Option<Volume>,
-    /// Nodes for which the driver has enough space. None: the driver does not report it.
+    /// Nodes for which the driver reports enough space. `None` if the driver does not report space.
     space: Option<Vec<LabelSelector>>,
 }
 
@@ -86,7 +86,7 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
         if claim.spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod") {
             found.exclusive.push(key.clone());
         }
-        found.attached.extend(state.attached_by(&key));
+        found.attached.extend(state.driver_and_volume(&key));
         if claim.is_bound() {
             found.bound.push(state.volumes.get(claim.volume()).cloned());
             continue;
@@ -100,7 +100,7 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
         };
         found.waiting.push(Waiting::of(state, claim, class));
     }
-    // Upstream's VolumeZone looks at named claims only.
+    // Upstream's VolumeZone reads only claims that the pod names.
     let volume = |key: Key| state.claims.get(&key).map(Claim::volume).filter(|volume| !volume.is_empty());
     match named().filter_map(volume).find(|volume| !state.volumes.contains_key(*volume)) {
         Some(missing) => Err(format!("persistentvolume {missing:?} not found")),
@@ -135,7 +135,7 @@ fn claim<'a>(state: &'a State, pod: &Pod, key: &Key) -> Result<&'a Claim, String
     Ok(claim)
 }
 
-/// Free volumes that fit the claim, and the volume that is reserved for the claim, if any.
+/// Free volumes that match the claim, and the volume that is reserved for the claim.
 fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     let selector = claim.spec.selector.as_ref().map(LabelSelector::try_from);
     let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".to_owned());
@@ -149,13 +149,13 @@ fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     };
     let can = |volume: &&Volume| {
         for_claim(volume) != Some(false)
-            && state.taken.get(volume.name()).is_none_or(|by| *by == claim.key())
+            && state.reserved.get(volume.name()).is_none_or(|by| *by == claim.key())
             && volume.size().zip(claim.requested()).is_some_and(|(size, requested)| size >= requested)
             && mode(&volume.spec.volume_mode) == mode(&claim.spec.volume_mode)
             && attributes(&volume.spec.volume_attributes_class_name)
                 == attributes(&claim.spec.volume_attributes_class_name)
             && !volume.is_being_deleted()
-            // Upstream keeps volumes by class.
+            // Upstream groups volumes by class.
             && volume.class() == claim.class()
     };
     let fits = |volume: &&Volume| {
@@ -175,7 +175,7 @@ fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     (free, reserved.first().map(|volume| (*volume).clone()))
 }
 
-/// The nodes for which the class's driver reports enough space for the claim. None if it reports nothing.
+/// The nodes for which the class's driver reports enough space for the claim. `None` if it does not report space.
 fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Option<Vec<LabelSelector>> {
     let requested = requested?;
     state.drivers.get(&class.provisioner)?.spec.storage_capacity.filter(|reports| *reports)?;
@@ -187,7 +187,7 @@ fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Op
 // === impl PodClaims ===
 
 impl PodClaims {
-    /// Why the node cannot have the volumes.
+    /// The reason why the node cannot have the volumes. `None` if it can.
     pub(crate) fn refuse<'a>(
         &self,
         profile: &Profile,
@@ -229,24 +229,24 @@ impl PodClaims {
             && self.attached.is_empty()
     }
 
-    /// For each waiting claim, the volume to take on the node, or the decision to provision one. The error is the
-    /// reason of the first claim that fails.
+    /// The source of the volume of each waiting claim on the node. The error is the reason of the first claim that
+    /// fails.
     pub(super) fn choices(&self, node: &NodeProperties) -> Result<Vec<(Key, Choice)>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());
-        // A provisioner already makes the volume for the selected node.
+        // A provisioner is already creating the volume for the selected node.
         if selected.iter().any(|waiting| waiting.claim.annotation(SELECTED_NODE) != Some(node.name.as_str()))
         {
             return Err(BIND_CONFLICT);
         }
-        // The smallest claims take the smallest volumes.
+        // The smallest claims get the smallest volumes.
         free.sort_by_key(|waiting| waiting.claim.requested());
-        let (mut taken, mut chosen, mut provisioned) = (BTreeSet::new(), Vec::new(), selected);
+        let (mut used, mut chosen, mut provisioned) = (BTreeSet::new(), Vec::new(), selected);
         for waiting in free {
-            match waiting.volume(node, &taken) {
+            match waiting.volume(node, &used) {
                 Some(volume) => {
-                    taken.insert(volume.name());
-                    chosen.push((waiting.claim.key(), Choice::Take(volume.name().to_owned())));
+                    used.insert(volume.name());
+                    chosen.push((waiting.claim.key(), Choice::Existing(volume.name().to_owned())));
                 }
                 None => provisioned.push(waiting),
             }
@@ -269,24 +269,25 @@ impl Waiting {
     }
 
     /// The volume for the claim on a node. If a volume is reserved for the claim, only that volume is possible.
-    fn volume(&self, node: &NodeProperties, taken: &BTreeSet<&str>) -> Option<&Volume> {
+    fn volume(&self, node: &NodeProperties, used: &BTreeSet<&str>) -> Option<&Volume> {
         match &self.reserved {
             Some(reserved) => Some(reserved).filter(|volume| is_reachable(volume, node)),
             None => {
-                let mut free = self.volumes.iter().filter(|volume| !taken.contains(volume.name()));
+                let mut free = self.volumes.iter().filter(|volume| !used.contains(volume.name()));
                 free.find(|volume| is_reachable(volume, node))
             }
         }
     }
 
-    /// Whether a provisioner can make a volume for the node.
+    /// Checks that a provisioner can create a volume for the node.
     fn check_provision(&self, node: &NodeProperties) -> Result<(), &'static str> {
         let provisioner = self.class.provisioner.as_str();
         if provisioner.is_empty() || provisioner == NO_PROVISIONER || !self.allows(node) {
             return Err(BIND_CONFLICT);
         }
         let is_larger = |disk: Quantity| self.claim.requested().is_some_and(|requested| requested > disk);
-        // The provisioner would remove the selected node from the claim, and the pod would be scheduled without end.
+        // The provisioner would remove the selected node from the claim, and the pod would be scheduled again without
+        // end.
         if provisioner == LOCAL_PROVISIONER && node.local_volumes_disk.is_some_and(is_larger) {
             return Err(NO_SPACE);
         }
@@ -294,7 +295,7 @@ impl Waiting {
         if self.space.as_ref().is_none_or(has_space) { Ok(()) } else { Err(NO_SPACE) }
     }
 
-    /// Whether the class makes volumes in the node's topology.
+    /// Whether the class allows volumes in the node's topology.
     fn allows(&self, node: &NodeProperties) -> bool {
         let terms = self.class.allowed_topologies.as_deref().unwrap_or_default();
         terms.is_empty()
@@ -307,7 +308,7 @@ impl Waiting {
     }
 }
 
-/// Whether a volume can be used on a node, by its node affinity.
+/// Whether the node affinity of a volume allows a node.
 fn is_reachable(volume: &Volume, node: &NodeProperties) -> bool {
     let required = volume.spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
     required.is_none_or(|required| {
@@ -315,11 +316,11 @@ fn is_reachable(volume: &Volume, node: &NodeProperties) -> bool {
     })
 }
 
-/// Whether the labels of a volume allow the node's zone. A label lists several zones with `__` between them.
+/// Whether the labels of a volume allow the node's zone. A label separates several zones with `__`.
 fn is_in_zone(volume: &Volume, node: &NodeProperties) -> bool {
     let labels = volume.metadata.labels.iter().flatten();
     let mut zones = labels.filter(|(name, _)| ZONES.contains(&name.as_str()));
-    // A node without zones is in all of them.
+    // A node without zone labels is in all zones.
     !node.labels.keys().any(|name| ZONES.contains(&name.as_str()))
         || zones.all(|(name, value)| {
             let own = node.labels.get(name).or_else(|| node.labels.get(current_name(name)));

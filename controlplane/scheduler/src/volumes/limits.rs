@@ -10,14 +10,14 @@ use super::State;
 type Attached = (String, String);
 
 impl State {
-    /// The driver and the volume of a claim. `None`: the volume need not be attached by a driver.
-    pub(super) fn attached_by(&self, key: &Key) -> Option<Attached> {
+    /// The driver and the volume of a claim. `None` if no driver attaches the volume.
+    pub(super) fn driver_and_volume(&self, key: &Key) -> Option<Attached> {
         let claim = self.claims.get(key)?;
         if let Some(volume) = self.volumes.get(claim.volume()) {
             let source = volume.spec.csi.as_ref()?;
             return Some((source.driver.clone(), source.volume_handle.clone()));
         }
-        // A volume that will be provisioned counts, too.
+        // A volume that will be provisioned also counts.
         let class = self.classes.get(claim.class())?;
         Some((class.provisioner.clone(), format!("{}/{}", claim.namespace(), claim.name())))
     }
@@ -26,7 +26,7 @@ impl State {
     pub(super) fn has_room<'a>(
         &self,
         node: &str,
-        wanted: &HashSet<Attached>,
+        requested: &HashSet<Attached>,
         used: impl Iterator<Item = &'a Key>,
     ) -> bool {
         let drivers = self.csi_nodes.get(node).map(|node| node.spec.drivers.as_slice()).unwrap_or_default();
@@ -40,17 +40,21 @@ impl State {
         if limits.is_empty() {
             return true;
         }
-        let mut attached: HashSet<Attached> = used.filter_map(|key| self.attached_by(key)).collect();
-        let new: Vec<&Attached> = wanted.iter().filter(|one| !attached.contains(*one)).collect();
-        attached.extend(self.attachments.values().filter(|one| one.spec.node_name == node).filter_map(
-            |one| {
-                let volume = self.volumes.get(one.spec.source.persistent_volume_name.as_deref()?)?;
-                Some((one.spec.attacher.clone(), volume.spec.csi.as_ref()?.volume_handle.clone()))
-            },
-        ));
+        let mut attached: HashSet<Attached> = used.filter_map(|key| self.driver_and_volume(key)).collect();
+        let new: Vec<&Attached> =
+            requested.iter().filter(|attachment| !attached.contains(*attachment)).collect();
+        attached.extend(
+            self.attachments.values().filter(|attachment| attachment.spec.node_name == node).filter_map(
+                |attachment| {
+                    let volume =
+                        self.volumes.get(attachment.spec.source.persistent_volume_name.as_deref()?)?;
+                    Some((attachment.spec.attacher.clone(), volume.spec.csi.as_ref()?.volume_handle.clone()))
+                },
+            ),
+        );
         limits.into_iter().all(|(driver, limit)| {
-            let of = |one: &&Attached| one.0 == driver;
-            let new = new.iter().filter(|one| of(one)).count();
+            let of = |attachment: &&Attached| attachment.0 == driver;
+            let new = new.iter().filter(|attachment| of(attachment)).count();
             new == 0 || attached.iter().filter(of).count() + new <= limit
         })
     }

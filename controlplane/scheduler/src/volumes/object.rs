@@ -1,4 +1,4 @@
-//! Reduced types: the fields of claims, volumes and classes that scheduling reads.
+//! Reduced types of claims, volumes and classes: the fields that scheduling reads.
 
 use std::collections::BTreeMap;
 
@@ -125,7 +125,7 @@ pub(super) struct VolumeCount {
     pub(super) count: Option<i32>,
 }
 
-/// How much storage of a class can be provisioned for some nodes (CSIStorageCapacity).
+/// The storage of a class that can be provisioned for some nodes (CSIStorageCapacity).
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Capacity {
@@ -159,22 +159,22 @@ pub(super) struct AttachmentSource {
 }
 
 /// A kind that the cache stores without the metadata that scheduling does not read.
-pub(super) trait Slim: PartialEq {
-    /// Removes fields whose change does not matter.
-    fn slim(&mut self);
+pub(super) trait Reduce: PartialEq {
+    /// Removes fields that scheduling does not read.
+    fn reduce(&mut self);
 }
 
-macro_rules! slim {
+macro_rules! reduce {
     ($($type:ident),*) => {$(
-        impl Slim for $type {
-            fn slim(&mut self) {
+        impl Reduce for $type {
+            fn reduce(&mut self) {
                 self.metadata.managed_fields = None;
             }
         }
     )*};
 }
 
-slim!(Claim, Volume, StorageClass, CsiDriver, CsiNode, Capacity, Attachment);
+reduce!(Claim, Volume, StorageClass, CsiDriver, CsiNode, Capacity, Attachment);
 
 // === impl Claim ===
 
@@ -191,12 +191,12 @@ impl Claim {
         Quantity::parse(&self.spec.resources.requests.get("storage")?.0).ok()
     }
 
-    /// Name of the volume; empty without one.
+    /// Name of the claim's volume. Empty if there is none.
     pub(super) fn volume(&self) -> &str {
         self.spec.volume_name.as_deref().unwrap_or_default()
     }
 
-    /// Whether both sides are bound.
+    /// Whether the claim has a volume and the binding is complete.
     pub(super) fn is_bound(&self) -> bool {
         !self.volume().is_empty() && self.annotation(BIND_COMPLETED).is_some()
     }
@@ -205,7 +205,7 @@ impl Claim {
 // === impl Capacity ===
 
 impl Capacity {
-    /// Maximum size of a volume.
+    /// Maximum size of a volume, in bytes. `None` if it is not reported.
     pub(super) fn limit(&self) -> Option<Quantity> {
         // `maximumVolumeSize` is more precise than `capacity`.
         Quantity::parse(&self.maximum_volume_size.as_ref().or(self.capacity.as_ref())?.0).ok()

@@ -121,7 +121,7 @@ fn a_reserved_volume_is_not_given_to_a_second_claim() {
     let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     let node = snapshot.candidates().next().unwrap().properties;
     let chosen = found.reserve(&pod(&["c"]), node).unwrap();
-    assert_eq!(chosen, [(Key::new("d", "c"), Choice::Take("v".to_owned()))]);
+    assert_eq!(chosen, [(Key::new("d", "c"), Choice::Existing("v".to_owned()))]);
     assert!(accepted(&found, &pod(&["d"])).0.is_empty());
     let late = found.reserve(&pod(&["d"]), node).unwrap_err();
     assert_eq!(late, "node(s) didn't find available persistent volumes to bind");
@@ -279,7 +279,7 @@ fn the_smallest_claim_takes_the_smallest_volume() {
     let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     let claims = found.of_pod(&pod(&["big", "small"])).unwrap();
     let chosen = claims.choices(snapshot.candidates().next().unwrap().properties).unwrap();
-    let take = |claim: &str, volume: &str| (Key::new("d", claim), Choice::Take(volume.to_owned()));
+    let take = |claim: &str, volume: &str| (Key::new("d", claim), Choice::Existing(volume.to_owned()));
     assert_eq!(chosen, [take("small", "v"), take("big", "large")]);
 }
 

@@ -44,9 +44,9 @@ impl ExecService {
     /// Runs a command and returns its output and exit code. After the timeout, or when the caller has disconnected
     /// (`gone`), the command is killed with all processes that it started.
     ///
-    /// A timeout is an error, as in containerd: by the error code the kubelet distinguishes a probe that took too long from one that could
-    /// not run. An error has no field for outputs, so its text has the ends of the outputs. A command that exits in
-    /// time is a success, even if child processes hold its outputs open.
+    /// A timeout is an error, as in containerd: by the error code the kubelet distinguishes a probe that took too long
+    /// from one that could not run. An error has no field for outputs, so its text has the ends of the outputs. A
+    /// command that exits in time is a success, even if child processes hold its outputs open.
     pub(crate) async fn exec_sync(
         &self,
         request: cri::ExecSyncRequest,

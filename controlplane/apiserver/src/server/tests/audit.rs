@@ -102,3 +102,20 @@ async fn a_watch_is_recorded_when_it_starts_and_when_it_ends() {
     let ended = &events(&server, &path, 2).await[1];
     assert_eq!((&ended["stage"], &ended["auditID"]), (&json!("ResponseComplete"), &started["auditID"]));
 }
+
+#[tokio::test]
+async fn annotations_of_webhooks_are_recorded_below_their_names() {
+    let server = with_rules("[{level: Metadata}]").await;
+    let webhook = super::webhook::Webhook::start(
+        |_| json!({"allowed": true, "auditAnnotations": {"owner": "ann", "not a name": "x", "a/b": "x"}}),
+    )
+    .await;
+    let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    assert_eq!(server.post(path, webhook.configuration(json!({}))).await.code, 201);
+    assert_eq!(server.post(CONFIG_MAPS, config_map("a", json!({}))).await.code, 201);
+    let event = &events(&server, CONFIG_MAPS, 1).await[0];
+    let annotations = event["annotations"].as_object().unwrap();
+    let names: Vec<&String> = annotations.keys().filter(|key| key.starts_with("test.example.com")).collect();
+    assert_eq!(names, ["test.example.com/owner"]);
+    assert_eq!(annotations["test.example.com/owner"], "ann");
+}

@@ -70,7 +70,7 @@ impl Webhook {
     }
 
     /// A configuration with one webhook for config maps, with more fields.
-    fn configuration(&self, more: Value) -> Value {
+    pub(super) fn configuration(&self, more: Value) -> Value {
         let mut hook = json!({
             "name": "test.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
             "clientConfig": {"url": self.url, "caBundle": self.ca_bundle},
