@@ -11,7 +11,7 @@ use crate::object::Pod;
 /// Labels of an object.
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// A term: which pods it selects, and the node label by which nodes are grouped.
+/// A term: the pods that it selects, and the node label that groups nodes into domains.
 #[derive(Clone, Debug)]
 pub(crate) struct Term {
     pub(crate) key: String,
@@ -23,7 +23,7 @@ pub(crate) struct Term {
 }
 
 impl Term {
-    /// A term of this pod. Without namespaces it selects in the pod's own namespace.
+    /// A term of this pod. Without namespaces it selects pods in the pod's namespace.
     pub(crate) fn of(pod: &Pod, term: &PodAffinityTerm) -> Self {
         let parse = |selector: &Option<_>| {
             selector.as_ref().and_then(|selector| LabelSelector::try_from(selector).ok())
@@ -47,7 +47,8 @@ impl Term {
         }
     }
 
-    /// Whether the term selects a pod with this namespace and these labels. A term without selector selects none.
+    /// Whether the term selects a pod with this namespace and these labels. `all` has the labels of each namespace. A
+    /// term without selector selects no pod.
     pub(crate) fn selects(&self, namespace: &str, labels: &Labels, all: &HashMap<String, Labels>) -> bool {
         let named = self.namespaces.contains(namespace);
         let selected = || {
@@ -62,7 +63,7 @@ impl Term {
     }
 }
 
-/// The affinity of a pod to other pods.
+/// The affinity and anti-affinity of a pod to other pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodTerms {
     /// Required affinity.
@@ -74,7 +75,7 @@ pub(crate) struct PodTerms {
 }
 
 impl PodTerms {
-    /// The terms of a pod. None if it has none.
+    /// The terms of a pod. `None` if it has none.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let affinity = pod.spec.affinity.as_ref()?;
         let (near, far) = (affinity.pod_affinity.as_ref(), affinity.pod_anti_affinity.as_ref());

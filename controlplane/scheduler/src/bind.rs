@@ -1,4 +1,4 @@
-//! The scheduler's requests: bindings, and the condition of unschedulable pods.
+//! The scheduler's requests: bindings, conditions of unschedulable pods, and deletions of victims.
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
@@ -24,8 +24,8 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
         .map(drop)
 }
 
-/// Writes the condition with the reason why the pod is unschedulable, unless the pod has it already.
-/// `nominated` is the node on which the preemption deletes pods for it.
+/// Writes the condition with the reason why the pod is unschedulable, unless the pod already has it. `nominated` is the
+/// node from which pods are evicted for it.
 pub(crate) async fn mark_unschedulable(
     client: Client,
     pod: &Pod,
@@ -60,7 +60,8 @@ pub(crate) async fn mark_unschedulable(
     api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
-/// Deletes a victim of preemption, after the condition `DisruptionTarget` is set.
+/// Sets the condition `DisruptionTarget` of a victim of preemption, then deletes the victim. A victim that does not
+/// exist any more is not an error.
 pub(crate) async fn evict(client: Client, victim: &Victim, scheduler: &str) -> Result<(), Error> {
     let now = jiff::Timestamp::now();
     let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();

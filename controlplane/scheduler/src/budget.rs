@@ -1,4 +1,4 @@
-//! Disruption budgets: how many more of their pods may be removed.
+//! Disruption budgets: the number of their pods that may be removed.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ impl Budgets {
         }
     }
 
-    /// For each pod: whether its removal violates a budget, after the removal of the pods before it.
+    /// For each pod, whether its removal violates a budget after the removal of the pods before it.
     pub(crate) fn violations<'a>(&self, pods: impl Iterator<Item = &'a Placed>) -> Vec<bool> {
         let mut removed: HashMap<(&str, &str), i32> = HashMap::new();
         let mut violates = |placed: &Placed| {

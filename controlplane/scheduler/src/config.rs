@@ -17,11 +17,11 @@ use crate::extender::Extender;
 /// Configuration of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
-    /// Back-off of a refused pod after its first refusal; it doubles with each refusal.
+    /// Back-off of a refused pod after its first refusal. It doubles with each refusal.
     pub(crate) first_backoff: Duration,
     /// Maximum back-off of a refused pod.
     pub(crate) longest_backoff: Duration,
-    /// At least one. A pod is handled by the profile that its `spec.schedulerName` names.
+    /// At least one profile. A pod is handled by the profile with its `spec.schedulerName`.
     pub(crate) profiles: Vec<Profile>,
     pub(crate) extenders: Vec<Extender>,
 }
@@ -35,39 +35,39 @@ pub struct ConfigError {
     reason: String,
 }
 
-/// How pods of one scheduler name are scheduled.
+/// The configuration for the pods of one scheduler name.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Profile {
     /// The scheduler name of its pods.
     pub(crate) name: String,
     pub(crate) weights: Weights,
     pub(crate) fit: Fit,
-    /// Node affinity that every pod has besides its own.
+    /// Node affinity that applies to every pod in addition to its own.
     pub(crate) added_affinity: Option<NodeAffinity>,
     /// Plugins whose filter does not run.
     pub(crate) without_filters: BTreeSet<&'static str>,
     /// Whether preemption is enabled.
     pub(crate) preempts: bool,
-    /// Whether pods wait for their group and are scheduled with it.
+    /// Whether pods of a group wait for it and are scheduled together.
     pub(crate) gangs: bool,
     pub(crate) spread: SpreadDefaults,
     pub(crate) affinity: AffinityArgs,
     /// The resources of NodeResourcesBalancedAllocation.
     pub(crate) balanced: Vec<String>,
-    /// The search ends after this percentage of nodes that fit, but not before [`MIN_FEASIBLE_NODES`]. 0 selects a
-    /// percentage that falls with the number of nodes, as upstream: 50 less one for each 125 nodes, at least 5.
+    /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. 0 means
+    /// upstream's percentage, which decreases with the number of nodes: 50 minus one for each 125 nodes, at least 5.
     pub(crate) percentage: u8,
 }
 
-/// Minimum number of nodes that fit before the search ends, as upstream.
+/// Minimum number of fitting nodes at which the search ends, as upstream.
 pub(crate) const MIN_FEASIBLE_NODES: usize = 100;
 
 /// Default spread constraints, for pods without constraints.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SpreadDefaults {
-    /// Upstream's, by node and zone.
+    /// Upstream's constraints, by node and zone.
     System,
-    /// Those of the configuration.
+    /// The constraints of the configuration.
     List(Vec<TopologySpreadConstraint>),
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct AffinityArgs {
     pub(crate) ignores_others: bool,
 }
 
-/// Weights of the scores; 0 disables a score.
+/// Weights of the scores. 0 disables a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Weights {
     pub(crate) taints: i64,
@@ -92,7 +92,7 @@ pub(crate) struct Weights {
     pub(crate) images: i64,
 }
 
-/// How NodeResourcesFit scores a node.
+/// The settings of NodeResourcesFit.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fit {
     pub(crate) strategy: Strategy,
@@ -104,14 +104,14 @@ pub(crate) struct Fit {
     pub(crate) ignored_groups: BTreeSet<String>,
 }
 
-/// The score of a resource by its utilization.
+/// The function from the utilization of a resource to its score.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Strategy {
-    /// More free resources are better.
+    /// More free resources give a higher score.
     Least,
-    /// Fewer free resources are better.
+    /// Fewer free resources give a higher score.
     Most,
-    /// Points of utilization in percent and score from 0 to 10, with rising utilization.
+    /// Points of utilization in percent and score from 0 to 10, sorted by utilization.
     Ratio(Vec<(i64, i64)>),
 }
 
@@ -162,10 +162,10 @@ impl Default for Fit {
 }
 
 impl SchedulerConfig {
-    /// Reads a `KubeSchedulerConfiguration` of version v1, or the older `Policy`.
+    /// Reads a `KubeSchedulerConfiguration` of version v1, or the older `Policy`, from a YAML or JSON file.
     ///
     /// # Errors
-    /// The file cannot be read, or has a field that this scheduler does not support.
+    /// The file cannot be read, is invalid, or has a field that this scheduler does not support.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let failed = |reason: String| ConfigError { path: path.display().to_string(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;

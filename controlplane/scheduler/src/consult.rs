@@ -1,5 +1,5 @@
-//! The calls to extenders for one pod: they filter and score nodes, choose victims, or bind it. An error names the
-//! extender that failed and is not ignorable.
+//! The calls to extenders for one pod: they filter and score nodes, choose victims, or bind it. The error is the
+//! message of a failed extender that is not ignorable.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -26,37 +26,37 @@ use crate::refusal::Refused;
 
 /// The best score of an extender.
 const MAX_EXTENDER_PRIORITY: i64 = 10;
-/// Maximum bytes of the reason against a node.
+/// Maximum size of the reason against a node, in bytes.
 const REASON_MAX: usize = 256;
 
-/// The objects that extenders get, as the API server has them.
+/// The objects that extenders get, as read from the API server.
 struct Objects {
     pod: Value,
     nodes: HashMap<String, Value>,
 }
 
-/// Lets the extenders filter and score these nodes for the pod.
+/// Calls the extenders to filter and score these nodes for the pod.
 pub(crate) async fn nodes(
     client: &Client,
     extenders: &[Remote],
     pod: &Pod,
     nodes: Vec<String>,
 ) -> Result<ExtenderResult, String> {
-    let asked = || extenders.iter().filter(|one| one.extender.chooses() && one.extender.is_interested(pod));
-    if asked().next().is_none() {
+    let called = || extenders.iter().filter(|one| one.extender.chooses() && one.extender.is_interested(pod));
+    if called().next().is_none() {
         return Ok(ExtenderResult {
             scores: nodes.into_iter().map(|node| (node, 0)).collect(),
             ..ExtenderResult::default()
         });
     }
-    let with_nodes = asked().any(|one| !one.extender.knows_nodes);
+    let with_nodes = called().any(|one| !one.extender.knows_nodes);
     let objects = objects(client, pod, with_nodes.then_some(&nodes)).await?;
-    let (mut left, mut advice) = (nodes, ExtenderResult::default());
-    for one in asked() {
-        let Some(verb) = one.extender.filter.as_deref().filter(|_| !left.is_empty()) else { continue };
-        match filter(one, verb, &objects, &left).await {
+    let (mut remaining, mut advice) = (nodes, ExtenderResult::default());
+    for one in called() {
+        let Some(verb) = one.extender.filter.as_deref().filter(|_| !remaining.is_empty()) else { continue };
+        match filter(one, verb, &objects, &remaining).await {
             Ok((accepted, refused)) => {
-                left.retain(|node| accepted.contains(node));
+                remaining.retain(|node| accepted.contains(node));
                 advice.refused.extend(refused);
             }
             Err(error) if one.extender.ignorable => {
@@ -65,9 +65,9 @@ pub(crate) async fn nodes(
             Err(error) => return Err(error.to_string()),
         }
     }
-    advice.scores = left.iter().map(|node| (node.clone(), 0)).collect();
-    if left.len() > 1 {
-        for scores in join_all(asked().map(|one| prioritize(one, &objects, &left))).await {
+    advice.scores = remaining.iter().map(|node| (node.clone(), 0)).collect();
+    if remaining.len() > 1 {
+        for scores in join_all(called().map(|one| prioritize(one, &objects, &remaining))).await {
             for (node, score) in scores {
                 if let Some(sum) = advice.scores.get_mut(&node) {
                     *sum = sum.saturating_add(score);
@@ -78,7 +78,7 @@ pub(crate) async fn nodes(
     Ok(advice)
 }
 
-/// The accepted nodes, and the reasons against the others.
+/// The accepted nodes, and the reasons against the other nodes.
 async fn filter(
     remote: &Remote,
     verb: &str,
@@ -117,7 +117,8 @@ async fn filter(
     Ok((accepted, refused))
 }
 
-/// The weighted scores of an extender, on the scale of our scores. As upstream, an extender that fails has none.
+/// The weighted scores of an extender, on the scale of the scheduler's scores. As in upstream, an extender that fails
+/// has none.
 async fn prioritize(remote: &Remote, objects: &Objects, nodes: &[String]) -> Vec<(String, i64)> {
     let Some(verb) = &remote.extender.prioritize else { return Vec::new() };
     let scale = remote.extender.weight.saturating_mul(MAX_NODE_SCORE / MAX_EXTENDER_PRIORITY);
@@ -145,8 +146,8 @@ pub(crate) async fn preemption(
     for one in extenders.iter().filter(|one| one.extender.is_interested(pod)) {
         let Some(verb) = one.extender.preempt.as_deref().filter(|_| !found.is_empty()) else { continue };
         let pods = if one.extender.knows_nodes { HashMap::new() } else { victims(client, &found).await? };
-        let answered = ask_preemption(one, verb, (&objects.pod, &pods), (&found, removable)).await;
-        match answered {
+        let result = call_preemption(one, verb, (&objects.pod, &pods), (&found, removable)).await;
+        match result {
             Ok(chosen) => found = chosen,
             Err(error) if one.extender.ignorable => {
                 tracing::warn!(%error, "an extender failed and is ignored")
@@ -157,7 +158,7 @@ pub(crate) async fn preemption(
     Ok(found)
 }
 
-async fn ask_preemption(
+async fn call_preemption(
     remote: &Remote,
     verb: &str,
     (pod, pods): (&Value, &HashMap<String, Value>),
@@ -203,12 +204,12 @@ async fn ask_preemption(
         }
         chosen.push(Preemption { node, victims });
     }
-    // The response is a map. Of equal nodes the first by name is chosen.
+    // The response is a map. The nodes are sorted, so that of equal nodes the first by name is chosen.
     chosen.sort_by(|one, other| one.node.cmp(&other.node));
     Ok(chosen)
 }
 
-/// Binds the pod by the first extender that binds it. `None`: the scheduler binds the pod.
+/// Binds the pod by the first extender that binds it. `None` if the scheduler must bind it.
 pub(crate) async fn bind(
     extenders: &[Remote],
     pod: &Pod,

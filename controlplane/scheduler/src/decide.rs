@@ -1,4 +1,4 @@
-//! Selects the node for a pod, or states why no node fits.
+//! Selects the node for a pod, or reports why no node fits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -17,10 +17,10 @@ use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 use crate::volumes::PodClaims;
 
-/// Reason for nodes that the pod's node affinity does not name.
+/// Reason for nodes that are not named in the pod's node affinity.
 const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
-/// Why no node can run a pod.
+/// The reason why no node can run a pod.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unschedulable {
     pub(crate) message: String,
@@ -32,7 +32,7 @@ pub(crate) struct Unschedulable {
     pub(crate) is_early: bool,
 }
 
-/// Input of the filters for a pod, computed once for all nodes.
+/// The input of the filters for a pod. It is computed once for all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     pub(crate) topology: Topology,
@@ -46,16 +46,16 @@ pub(crate) struct Filtered<'a> {
     pub(crate) prepared: Prepared,
     /// The nodes that can run the pod.
     pub(crate) fitting: Vec<Candidate<'a>>,
-    /// Their scores that depend on no other node or pod.
+    /// The scores of these nodes that depend on no other node or pod.
     pub(crate) scores: Vec<NodeScores>,
     refused: BTreeMap<&'a str, Refused>,
 }
 
-/// The name of the best node. Otherwise the message of upstream, which counts the nodes by reason.
+/// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
-    let promised = refused_beside_nominated(pod, profile, snapshot);
+    let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, promised)?;
+    let found = filter(pod, profile, snapshot, refused_by_nominated)?;
     let from = (&found.prepared.topology, snapshot);
     let best = score::best(pod, profile, from, (&found.fitting, &found.scores));
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
@@ -71,9 +71,9 @@ pub(crate) struct Ranked {
 
 /// The nodes for a pod with their scores. The error is the reason why no node can run the pod.
 pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<Ranked, Unschedulable> {
-    let promised = refused_beside_nominated(pod, profile, snapshot);
+    let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, promised)?;
+    let found = filter(pod, profile, snapshot, refused_by_nominated)?;
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
     }
@@ -93,22 +93,23 @@ pub(crate) fn first_fitting(
     snapshot: &mut Snapshot,
     nodes: Vec<String>,
 ) -> Option<String> {
-    let promised = refused_beside_nominated(pod, profile, snapshot);
+    let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
     let prepared = prepare(pod, profile, snapshot).ok()?;
     let fits = |name: &String| {
-        let node = snapshot.candidate(name).filter(|_| !promised.contains_key(name));
+        let node = snapshot.candidate(name).filter(|_| !refused_by_nominated.contains_key(name));
         node.is_some_and(|node| refuse(pod, profile, &prepared, (node, snapshot)).is_none())
     };
     nodes.into_iter().find(fits)
 }
 
-/// Filters the nodes that are not refused yet. The error is the reason why no node can run the pod.
+/// Filters the nodes. `refused_by_nominated` has nodes that are already refused. The error is the reason why no node can
+/// run the pod.
 pub(crate) fn filter<'a>(
     pod: &Pod,
     profile: &Profile,
     snapshot: &'a Snapshot,
-    mut promised: HashMap<String, Refused>,
+    mut refused_by_nominated: HashMap<String, Refused>,
 ) -> Result<Filtered<'a>, Unschedulable> {
     let total = snapshot.candidates().count();
     let none = |message: String, helped_by| Unschedulable {
@@ -143,7 +144,7 @@ pub(crate) fn filter<'a>(
             let reasons = vec![NOT_NAMED.to_owned()];
             Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE })
         } else {
-            promised.remove(name)
+            refused_by_nominated.remove(name)
         };
         let outcome = match known {
             Some(refusal) => Err(refusal),
@@ -162,7 +163,7 @@ pub(crate) fn filter<'a>(
     Ok(Filtered { prepared, fitting, scores, refused })
 }
 
-/// The part of the decision about a node that depends on the pod and the node only.
+/// The part of the decision about a node that depends only on the pod and the node.
 fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> NodeOutcome {
     match filter::refuse(pod, needs, profile, node) {
         Some(refused) => Err(refused),
@@ -170,7 +171,7 @@ fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Can
     }
 }
 
-/// Number of nodes that fit at which the search ends.
+/// The number of fitting nodes at which the search ends.
 fn wanted_nodes(percentage: u8, total: usize) -> usize {
     let percentage = match percentage {
         0 => 50_usize.saturating_sub(total / 125).max(5),
@@ -206,7 +207,7 @@ pub(crate) fn refuse(
         .or_else(|| refuse_by_others(profile, prepared, (node, snapshot)))
 }
 
-/// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices, or that comes after
+/// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices, or that follows
 /// these in upstream's order.
 fn refuse_by_others(
     profile: &Profile,
@@ -230,7 +231,7 @@ pub(crate) fn reserve_failed(plugin: &str, why: &str) -> String {
     format!("running Reserve plugin \"{plugin}\": {why}")
 }
 
-/// Nodes that refuse the pod once the pods that are nominated for the node, with the same or a higher priority, run
+/// The nodes that refuse the pod if the pods that are nominated for the node, with the same or a higher priority, run
 /// there.
 pub(crate) fn refused_beside_nominated(
     pod: &Pod,
@@ -251,8 +252,8 @@ pub(crate) fn refused_beside_nominated(
     found
 }
 
-/// The refusal of a node if the pods that are nominated for it run there. If upstream skips the filter of affinity without
-/// these pods, it skips the filter with them too.
+/// The refusal of a node if the pods that are nominated for it run there. If upstream skips the affinity filter without
+/// these pods, it also skips it with them.
 fn refuse_beside_nominated(
     pod: &Pod,
     profile: &Profile,
@@ -288,7 +289,7 @@ pub(crate) fn fit_error_message<'a>(total: usize, reasons: impl Iterator<Item = 
 // === impl Filtered ===
 
 impl Filtered<'_> {
-    /// A refusal by a pre-filter: no node can run the pod.
+    /// The refusals by the filters, if no node can run the pod.
     pub(crate) fn unschedulable(&self) -> Unschedulable {
         let refused = self.refused.iter().map(|(name, refused)| (*name, refused));
         unschedulable(self.refused.len() + self.fitting.len(), refused)
@@ -298,7 +299,7 @@ impl Filtered<'_> {
 // === impl Ranked ===
 
 impl Ranked {
-    /// The accepted nodes, the best first. Of equal nodes the one with the fewest pods comes first.
+    /// The accepted nodes, the best first. Of nodes with equal scores the one with the fewest pods comes first.
     pub(crate) fn order(&self, advice: &ExtenderResult) -> Vec<String> {
         let scored = |(name, total, pods): &(String, i64, i128)| {
             let score = advice.scores.get(name)?;
@@ -325,7 +326,7 @@ fn unschedulable<'a>(
     Unschedulable {
         message: fit_error_message(total, reasons),
         resolvable: resolvable.map(|(name, _)| name.to_owned()).collect(),
-        // A new node may run any pod.
+        // A new node may be able to run any pod.
         helped_by: refused.fold(Changes::NODE, |all, (_, refused)| all | refused.helped_by),
         is_early: false,
     }
@@ -370,8 +371,8 @@ mod tests {
         };
         snapshot.nominate(&pod("p", 10, "3"), "a");
         let mut fitting = |pod: &Pod| -> String {
-            let promised = refused_beside_nominated(pod, &Profile::default(), &mut snapshot);
-            let found = filter(pod, &Profile::default(), &snapshot, promised);
+            let refused_by_nominated = refused_beside_nominated(pod, &Profile::default(), &mut snapshot);
+            let found = filter(pod, &Profile::default(), &snapshot, refused_by_nominated);
             let found = found.unwrap_or_else(|error| panic!("{error:?}"));
             found.fitting.iter().map(|node| node.properties.name.as_str()).collect()
         };

@@ -1,4 +1,4 @@
-//! Devices in scheduling (upstream's plugin DynamicResources). Resource claims restrict the nodes of a pod. The
+//! Devices in scheduling. Source: upstream's plugin DynamicResources. Resource claims restrict the nodes of a pod. The
 //! scheduler allocates devices to the claims before it binds the pod.
 //!
 //! [`feed`] watches claims, classes and slices. [`allocate`] selects devices from the slices.
@@ -32,7 +32,7 @@ use crate::refusal::Refused;
 /// Maximum number of pods that use a claim, as in the API.
 const MAX_USERS: usize = 256;
 
-/// Claims, classes and slices of the cluster; cheap to clone.
+/// Claims, classes and slices of the cluster. A clone shares them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Devices {
     shared: Arc<Shared>,
@@ -41,9 +41,9 @@ pub(crate) struct Devices {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Number of changes.
+    /// Incremented at each change.
     changes: tokio::sync::watch::Sender<u64>,
-    /// Held while a claim of a gang is written: its pods write the same claims at the same time.
+    /// Held while a claim of a gang is written, because pods of the gang write the same claims at the same time.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -56,9 +56,9 @@ struct State {
     assumed: HashMap<Key, Value>,
     /// Claims with a chosen allocation that the pods of one gang share while the gang is placed.
     shared: HashSet<Key>,
-    /// The devices of all allocations, chosen ones included.
+    /// The devices of all allocations, including chosen ones.
     allocated: Allocated,
-    /// Changes that the scheduler has not taken yet.
+    /// Changes that the scheduler has not read yet.
     pending: DeviceChanges,
     listed: [bool; 3],
 }
@@ -77,13 +77,13 @@ pub(crate) struct PodDevices {
 /// Changes of devices and claims that may help pods with claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceChanges {
-    /// Whether devices were released, or slices or classes changed: any pod with claims may be helped.
+    /// Whether devices were released, or slices or classes changed, which may help any pod with claims.
     pub(crate) supply: bool,
-    /// Claims that changed. They help the pods that use them.
+    /// Changed claims. They help the pods that use them.
     pub(crate) claims: HashSet<Key>,
 }
 
-/// The claims to write before a pod is bound, each with its new allocation. `None` if the claim has one already.
+/// The claims to write before a pod is bound, each with its new allocation. `None` if the claim already has one.
 pub(crate) type Reservations = Vec<(Key, Option<Value>)>;
 
 // === impl Devices ===
@@ -93,7 +93,7 @@ impl Devices {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notifies if [`Self::take_changes`] has changes.
+    /// Receives a new value when [`Self::take_changes`] has changes.
     pub(crate) fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
@@ -119,7 +119,7 @@ impl Devices {
         self.lock().listed.iter().all(|listed| *listed)
     }
 
-    /// The claims of a pod. The error is the reason why no node can run the pod, with upstream's text.
+    /// The claims of a pod. The error is the reason why no node can run the pod, in upstream's words.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Result<PodDevices, String> {
         let mut found = PodDevices::default();
         if pod.spec.resource_claims.is_empty() {
@@ -136,7 +136,7 @@ impl Devices {
                     Some(allocation) if state.shared.contains(&key) => {
                         found.allocated.push(selector_of(allocation));
                     }
-                    // Another pod allocates the claim now. If that fails, this pod would have no devices.
+                    // Another pod is allocating the claim. If that fails, this pod would have no devices.
                     Some(_) => {
                         return Err(format!("resource claim {key} is in the process of being allocated"));
                     }
@@ -173,8 +173,8 @@ impl Devices {
         }
     }
 
-    /// Chooses devices on a node for the claims of a pod, and reserves them. The error: claims, slices or classes changed
-    /// after the filter, so that the node cannot provide the devices any more.
+    /// Chooses devices on a node for the claims of a pod, and reserves them. It fails if claims, slices or classes
+    /// changed after the filter, so that the node cannot provide the devices any more.
     pub(crate) fn reserve(&self, claims: &PodDevices, node: &NodeProperties) -> Result<Reservations, String> {
         if !claims.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node)) {
             return Err("resourceclaim not available on the node".to_owned());
@@ -222,7 +222,7 @@ impl Devices {
         }
     }
 
-    /// Takes back a reservation that no binding used. The devices are as before the reservation, so no pod is helped.
+    /// Undoes a reservation that no binding used. The devices are as before the reservation, so no pod is helped.
     pub(crate) fn undo(&self, reserved: &Reservations) {
         let mut state = self.lock();
         let pending = state.pending.clone();
@@ -276,7 +276,7 @@ impl State {
         known.is_some() && self.allocation(&key).is_none()
     }
 
-    /// The claim of a reservation. The error: the claim changed after the reservation, so that the pod would be bound
+    /// The claim of a reservation. It fails if the claim changed after the reservation, because the pod would be bound
     /// without its devices.
     fn reserved_claim(&self, key: &Key, allocation: Option<&Value>) -> Result<Claim, String> {
         let claim = self.claims.get(key).ok_or_else(|| format!("resourceclaim {key} not found"))?;
@@ -329,10 +329,10 @@ impl State {
         });
     }
 
-    /// Removes claims that a complete list does not have.
+    /// Removes claims that are not in a complete list.
     fn retain_claims(&mut self, listed: &HashSet<Key>) {
-        let gone: Vec<Key> = self.claims.keys().filter(|key| !listed.contains(*key)).cloned().collect();
-        for key in gone {
+        let removed: Vec<Key> = self.claims.keys().filter(|key| !listed.contains(*key)).cloned().collect();
+        for key in removed {
             self.remove_claim(&key);
         }
     }
@@ -350,7 +350,7 @@ impl State {
         self.pending.supply |= before.is_some_and(|before| self.allocated.lacks_any_of(&before));
     }
 
-    /// The allocation of a claim: the chosen one until the watch delivers it.
+    /// The allocation of a claim. The chosen one has precedence until the watch delivers it.
     fn allocation(&self, key: &Key) -> Option<&Value> {
         self.assumed.get(key).or_else(|| self.claims.get(key)?.status.allocation.as_ref())
     }
@@ -365,7 +365,7 @@ impl State {
         Ok(())
     }
 
-    /// Allocations of devices of a node for the claims. `None` if there are not enough devices.
+    /// Allocations of a node's devices for the claims. `None` if there are not enough devices.
     fn allocate(&self, claims: &[Claim], node: &NodeProperties) -> Result<Option<Vec<Value>>, String> {
         Allocator::new(&self.classes, &self.slices, &self.allocated, node).allocate(claims)
     }
@@ -377,13 +377,13 @@ pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
     !claims.is_empty() && names.any(|name| claims.contains(&Key::new(pod.namespace(), name)))
 }
 
-/// The name of a pod's claim. `None`: the pod needs no claim object. The error: the claim is not created yet.
+/// The name of a pod's claim. `None` if the pod needs no claim object. It fails if the claim is not created yet.
 fn claim_name<'a>(pod: &'a Pod, claim: &'a PodResourceClaim) -> Result<Option<&'a str>, String> {
     if let Some(name) = &claim.resource_claim_name {
         return Ok(Some(name));
     }
-    let made = pod.status.resource_claim_statuses.iter().find(|status| status.name == claim.name);
-    match made {
+    let generated = pod.status.resource_claim_statuses.iter().find(|status| status.name == claim.name);
+    match generated {
         Some(status) => Ok(status.resource_claim_name.as_deref()),
         None => Err(format!("pod {:?}: ResourceClaim not created yet", pod.key().to_string())),
     }

@@ -121,8 +121,8 @@ fn started(mut pod: Pod, index: usize) -> Pod {
 fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
     let profile = Profile { percentage: 100, ..Profile::default() };
     let mut decision = Decision { pod: pod.name().to_owned(), ..Decision::default() };
-    let promised = refused_beside_nominated(pod, &profile, snapshot);
-    let refused = match filter(pod, &profile, snapshot, promised) {
+    let refused_by_nominated = refused_beside_nominated(pod, &profile, snapshot);
+    let refused = match filter(pod, &profile, snapshot, refused_by_nominated) {
         Err(refused) => Some(refused),
         Ok(found) if found.fitting.is_empty() => Some(found.unschedulable()),
         Ok(found) => {

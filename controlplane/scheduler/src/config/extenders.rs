@@ -22,7 +22,7 @@ pub(super) struct FileExtender {
     prioritize_verb: String,
     weight: i64,
     bind_verb: String,
-    /// The file `Policy` has `enableHttps`.
+    /// The file format `Policy` has `enableHttps`.
     #[serde(rename = "enableHTTPS", alias = "enableHttps")]
     enable_https: bool,
     tls_config: FileTls,
@@ -32,7 +32,7 @@ pub(super) struct FileExtender {
     ignorable: bool,
 }
 
-/// A time limit in a configuration (text such as `5s`), or in the file `Policy` (a number of nanoseconds).
+/// A duration: a text such as `5s`, or a number of nanoseconds in the file format `Policy`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Timeout {
@@ -90,7 +90,7 @@ pub(super) fn apply(files: Vec<FileExtender>, config: &mut SchedulerConfig) -> R
     Ok(())
 }
 
-/// Whether a resource is an extended one: it has a domain that is not Kubernetes' own.
+/// Whether a resource is an extended resource: its name has a domain other than `kubernetes.io` and its subdomains.
 fn is_extended(name: &str) -> bool {
     let domain = name.split_once('/').filter(|(domain, name)| !domain.is_empty() && !name.is_empty());
     domain.is_some_and(|(domain, _)| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
@@ -125,7 +125,7 @@ fn extender(file: FileExtender) -> Result<Extender, String> {
 }
 
 impl Timeout {
-    /// None if it is negative.
+    /// `None` if it is negative.
     fn duration(self) -> Option<Duration> {
         match self {
             Self::Text(text) => (!text.is_negative()).then(|| text.into()),
@@ -146,7 +146,7 @@ fn tls(file: FileTls, enable_https: bool) -> Result<Tls, String> {
         (None, None) => None,
         _ => return Err("tlsConfig: a certificate needs its key, and a key its certificate".to_owned()),
     };
-    // As upstream, enableHTTPS without authorities accepts every certificate.
+    // As in upstream, enableHTTPS without authorities accepts every certificate.
     let insecure = file.insecure || (enable_https && authorities.is_none());
     let server_name = file.server_name.filter(|name| !name.is_empty());
     Ok(Tls { insecure, server_name, authorities, identity })

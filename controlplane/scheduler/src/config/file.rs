@@ -1,4 +1,4 @@
-//! The file form of the configuration: `KubeSchedulerConfiguration` of `kubescheduler.config.k8s.io/v1`.
+//! The file format of the configuration: `KubeSchedulerConfiguration` of `kubescheduler.config.k8s.io/v1`.
 //!
 //! A field that the scheduler does not support is an error, because it would have no effect.
 
@@ -16,7 +16,7 @@ use super::{AffinityArgs, Fit, Profile, SchedulerConfig, SpreadDefaults, Strateg
 
 const API: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
-/// Fields that only a separate scheduler process needs. The control plane has settings for them.
+/// Fields that only a separate scheduler process needs. The control plane has its own settings for them.
 const WITHOUT_EFFECT: [&str; 5] =
     ["clientConnection", "enableContentionProfiling", "enableProfiling", "leaderElection", "parallelism"];
 
@@ -113,7 +113,7 @@ struct BalancedArgs {
     resources: Vec<ResourceWeight>,
 }
 
-/// Parses the file. The error names the invalid field.
+/// Parses the text of a file. The error names the invalid field.
 pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
     let mut value: Value = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
     if value["kind"] == "Policy" && value["apiVersion"] == "v1" {
@@ -246,9 +246,9 @@ fn spread_defaults(
 }
 
 fn check_args(plugin: &str, (version, kind): (Option<String>, Option<String>)) -> Result<(), String> {
-    let is_right = version.is_none_or(|version| version == API)
+    let is_valid = version.is_none_or(|version| version == API)
         && kind.is_none_or(|kind| kind == format!("{plugin}Args"));
-    if is_right { Ok(()) } else { Err(format!("pluginConfig {plugin}: args must be {plugin}Args of {API}")) }
+    if is_valid { Ok(()) } else { Err(format!("pluginConfig {plugin}: args must be {plugin}Args of {API}")) }
 }
 
 fn fit(file: ScoringStrategy) -> Result<Fit, String> {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::{Profile, Weights};
 
-/// Maximum of a score's weight, as upstream.
+/// Maximum weight of a score, as upstream.
 const MAX_WEIGHT: i64 = i64::MAX / 100 / 64;
 
 /// The plugins that filter, in upstream's order.
@@ -33,7 +33,7 @@ const SCORES: [&str; 7] = [
     "NodeResourcesBalancedAllocation",
     "ImageLocality",
 ];
-/// Plugins that every profile has.
+/// Plugins that no profile can disable.
 const FIXED: [&str; 3] = ["SchedulingGates", "PrioritySort", "DefaultBinder"];
 const PREEMPTION: &str = "DefaultPreemption";
 const GANGS: &str = "GangScheduling";
@@ -69,7 +69,7 @@ struct Plugin {
 }
 
 impl Plugins {
-    /// Applies the field. At each extension point the disabled plugins come first, then the enabled ones.
+    /// Applies the field. At each extension point the disabled plugins are applied first, then the enabled ones.
     pub(super) fn apply(&self, profile: &mut Profile) -> Result<(), String> {
         for Plugin { name, .. } in &self.multi_point.disabled {
             if !is_known(name) {
@@ -138,7 +138,7 @@ impl Plugins {
         Ok(())
     }
 
-    /// Refuses changes without effect: a PreFilter or PreScore runs with its filter or score only.
+    /// Refuses changes without effect: a PreFilter or PreScore runs only with its filter or score.
     fn check_others(&self) -> Result<(), String> {
         let default = ["queueSort", "permit", "bind", "preEnqueue", "preFilter", "preScore"];
         let queue = [&self.queue_sort, &self.permit, &self.bind, &self.pre_enqueue];
@@ -176,7 +176,7 @@ fn disable_score(weights: &mut Weights, name: &str) {
     }
 }
 
-/// Sets the weight of a score; without a weight it is 1.
+/// Sets the weight of a score. Without a weight it is 1.
 pub(super) fn set_weight(profile: &mut Profile, name: &str, weight: Option<i64>) -> Result<(), String> {
     let weight = weight.unwrap_or(1);
     if !(1..=MAX_WEIGHT).contains(&weight) {
@@ -192,7 +192,7 @@ impl Weights {
     pub(super) const NONE: Self =
         Self { taints: 0, node_affinity: 0, spread: 0, pod_affinity: 0, fit: 0, balanced: 0, images: 0 };
 
-    /// The weight of a plugin that scores.
+    /// The weight of a plugin that scores. `None` for other plugins.
     pub(super) fn of(&mut self, plugin: &str) -> Option<&mut i64> {
         match plugin {
             "TaintToleration" => Some(&mut self.taints),

@@ -1,4 +1,4 @@
-//! The older file form: `Policy` of version v1, with predicates and priorities by name. Upstream removed it in v1.23.
+//! The older file format: `Policy` of version v1, with predicates and priorities by name. Upstream removed it in v1.23.
 
 use serde::Deserialize;
 
@@ -57,7 +57,8 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
     let policy: Policy = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
     let mut profile = Profile::default();
     if let Some(predicates) = policy.predicates {
-        // As upstream, TaintToleration and NodeUnschedulable always run. The policy has no name for the last one.
+        // As in upstream, TaintToleration and NodeUnschedulable always run. NodeDeclaredFeatures always runs because a
+        // policy has no name for it.
         let mut wanted = vec!["TaintToleration", "NodeUnschedulable", "NodeDeclaredFeatures"];
         for Predicate { name } in &predicates {
             wanted.extend(
@@ -113,7 +114,7 @@ fn prioritize(profile: &mut Profile, priority: Priority) -> Result<(), String> {
         return Err(format!("priorities {name}: the weight must be above 0"));
     }
     let plugin = match name.as_str() {
-        // EqualPriority has no effect: each node gets the same score.
+        // EqualPriority has no effect, because each node gets the same score.
         "EqualPriority" => return Ok(()),
         "LeastRequestedPriority" | "MostRequestedPriority" | "RequestedToCapacityRatioPriority" => {
             "NodeResourcesFit"

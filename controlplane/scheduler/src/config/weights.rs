@@ -1,4 +1,4 @@
-//! Weighted resources and the shape of a score, in both file forms.
+//! Weighted resources and the shape of a score, in both file formats.
 
 use serde::Deserialize;
 
@@ -10,7 +10,7 @@ pub(super) struct ResourceWeight {
     weight: Option<i64>,
 }
 
-/// A shape, and the resources it applies to.
+/// A shape, and the resources to which it applies.
 pub(super) struct FitShape {
     pub(super) shape: Vec<Point>,
     pub(super) resources: Vec<ResourceWeight>,
@@ -33,7 +33,7 @@ pub(super) fn resources(listed: Vec<ResourceWeight>) -> Result<Vec<(String, i64)
     listed.into_iter().map(weight).collect()
 }
 
-/// The points of a shape, with rising utilization.
+/// The points of a shape, sorted by utilization. Fails if they are not in this order or out of range.
 pub(super) fn points(shape: &[Point]) -> Result<Vec<(i64, i64)>, String> {
     let points: Vec<(i64, i64)> = shape.iter().map(|point| (point.utilization, point.score)).collect();
     let in_range = points.iter().all(|(used, score)| (0..=100).contains(used) && (0..=10).contains(score));

@@ -1,7 +1,7 @@
 //! The search for devices of a node. The order of pools and devices is fixed, and the first complete solution is used.
 //!
-//! Source: `dynamic-resource-allocation/structured`. Devices that share counters, or are shared by claims, are left
-//! out.
+//! Source: `dynamic-resource-allocation/structured`. Devices that share counters or that several claims share are not
+//! allocated.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct Candidate<'a> {
     device: &'a Device,
 }
 
-/// The devices of a node, and the devices in use.
+/// The search for devices of one node.
 pub(super) struct Allocator<'a> {
     classes: &'a HashMap<String, Class>,
     candidates: Vec<Candidate<'a>>,
@@ -45,7 +45,7 @@ pub(super) struct Allocator<'a> {
 }
 
 /// A request of a claim with its alternatives.
-struct Wanted<'a> {
+struct RequestChoices<'a> {
     claim: usize,
     /// The request or its alternatives, with their names.
     choices: Vec<(String, &'a Exact)>,
@@ -90,17 +90,17 @@ impl<'a> Allocator<'a> {
                 incomplete = Some(format!("{driver}/{pool}"));
                 continue;
             }
-            let plain = here.into_iter().flat_map(|slice| {
+            let allocatable = here.into_iter().flat_map(|slice| {
                 let devices = slice.spec.devices.iter().filter(|device| device.is_allocatable());
                 devices.map(move |device| Candidate { slice, device })
             });
-            candidates.extend(plain);
+            candidates.extend(allocatable);
         }
         let (programs, selections) = (HashMap::new(), HashMap::new());
         Self { classes, candidates, incomplete, in_use, node, programs, selections, steps: 0 }
     }
 
-    /// The allocation of each claim. None if there are not enough devices.
+    /// The allocation of each claim. `None` if there are not enough devices.
     pub(super) fn allocate(mut self, claims: &'a [Claim]) -> Result<Option<Vec<Value>>, String> {
         let mut wanted = Vec::new();
         for (place, claim) in claims.iter().enumerate() {
@@ -112,7 +112,7 @@ impl<'a> Allocator<'a> {
                         request.name
                     ));
                 }
-                wanted.push(Wanted { claim: place, choices });
+                wanted.push(RequestChoices { claim: place, choices });
             }
         }
         let mut chosen = Vec::new();
@@ -126,11 +126,11 @@ impl<'a> Allocator<'a> {
         Ok(Some(results.collect()))
     }
 
-    /// Chooses devices for the first request, then for the others. On failure `chosen` is unchanged.
+    /// Chooses devices for the first request, then for the others. If there are none, `chosen` is unchanged.
     fn choose(
         &mut self,
         claims: &[Claim],
-        wanted: &[Wanted<'a>],
+        wanted: &[RequestChoices<'a>],
         chosen: &mut Vec<Chosen<'a>>,
     ) -> Result<bool, String> {
         let Some((first, rest)) = wanted.split_first() else { return Ok(true) };
@@ -160,7 +160,7 @@ impl<'a> Allocator<'a> {
         Ok(false)
     }
 
-    /// Chooses `count` of the selected devices, starting at an index.
+    /// Chooses `count` of the selected devices, starting at the index `from`.
     fn fill(
         &mut self,
         step: &Step<'_, 'a>,
@@ -182,9 +182,9 @@ impl<'a> Allocator<'a> {
             let is_chosen = chosen
                 .iter()
                 .any(|one| one.candidate.id() == candidate.id() && (!is_admin || one.claim == claim));
-            let is_taken =
+            let is_used =
                 is_chosen || (!is_admin && self.in_use.has(&candidate.id(), node_of(candidate.slice)));
-            if is_taken || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
+            if is_used || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
             }
             chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
@@ -279,7 +279,7 @@ impl<'a> Allocator<'a> {
         found
     }
 
-    /// Selector of the nodes that can use the devices. `None`: all nodes.
+    /// The selector of the nodes that can use the devices. `None` means all nodes.
     fn selector(&self, chosen: &[&Chosen<'_>]) -> Option<Value> {
         let slices = || chosen.iter().map(|one| &one.candidate.slice.spec);
         if chosen.iter().any(|one| node_of(one.candidate.slice).is_some()) {
@@ -288,7 +288,7 @@ impl<'a> Allocator<'a> {
         }
         let (mut expressions, mut fields) = (Vec::new(), Vec::new());
         for selector in slices().filter_map(|slice| slice.node_selector.as_ref()) {
-            // Validation allows one term only.
+            // Validation allows only one term.
             for term in selector.node_selector_terms.iter().take(1) {
                 for expression in term.match_expressions.iter().flatten() {
                     if !expressions.contains(expression) {
@@ -312,8 +312,8 @@ impl<'a> Allocator<'a> {
 /// One request while its devices are chosen.
 struct Step<'s, 'a> {
     claims: &'s [Claim],
-    first: &'s Wanted<'a>,
-    rest: &'s [Wanted<'a>],
+    first: &'s RequestChoices<'a>,
+    rest: &'s [RequestChoices<'a>],
     name: &'s str,
     exact: &'a Exact,
     selected: &'s [Candidate<'a>],
@@ -329,7 +329,7 @@ pub(super) fn is_reachable(selector: Option<&NodeSelector>, node: &NodePropertie
 fn is_of_node(slice: &Slice, node: &NodeProperties) -> bool {
     let spec = &slice.spec;
     match (node_of(slice), &spec.node_selector) {
-        // Devices with nodes of their own are not supported.
+        // Nodes of single devices are not supported.
         _ if spec.per_device_node_selection == Some(true) => false,
         (Some(name), _) => name == node.name,
         (None, Some(selector)) => is_reachable(Some(selector), node),

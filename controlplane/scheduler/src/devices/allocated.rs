@@ -1,4 +1,4 @@
-//! Index of the devices that the allocations of claims use.
+//! The index of the devices that are allocated to claims.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 /// A device: driver, pool and name.
 pub(super) type DeviceId = (String, String, String);
 
-/// The devices in use. For each device: the number of allocations by the node to which the allocation is restricted,
-/// or `None` for an allocation without such a node.
+/// The devices in use. For each device it has the number of allocations by the node to which the allocation is
+/// restricted, or by `None` for an allocation without such a node.
 ///
-/// Slices of two nodes can have the same pool name. The node keeps their devices apart.
+/// Slices of two nodes can have the same pool name. The node distinguishes their devices.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Allocated {
     users: HashMap<DeviceId, HashMap<Option<String>, usize>>,
@@ -48,7 +48,7 @@ impl Allocated {
     /// Whether a device is in use. `node` is the node of the device's slice, or `None` for devices of several nodes.
     pub(super) fn has(&self, device: &DeviceId, node: Option<&str>) -> bool {
         let Some(nodes) = self.users.get(device) else { return false };
-        // An allocation of a node's device and a device of several nodes is restricted to the node.
+        // The allocation of a node's device together with a device of several nodes is restricted to the node.
         node.is_none() || nodes.keys().any(|user| user.is_none() || user.as_deref() == node)
     }
 }
@@ -62,7 +62,7 @@ fn devices_of(allocation: &Value) -> impl Iterator<Item = DeviceId> {
         .map(move |one| (text(one, "driver"), text(one, "pool"), text(one, "device")))
 }
 
-/// The node to which an allocation is restricted.
+/// The node to which an allocation is restricted. `None` if it is not restricted to one node.
 fn node_of(allocation: &Value) -> Option<String> {
     let terms = allocation.pointer("/nodeSelector/nodeSelectorTerms")?.as_array()?;
     let [term] = terms.as_slice() else { return None };

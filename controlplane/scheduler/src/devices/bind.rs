@@ -13,7 +13,7 @@ use crate::volumes::bind::BindError;
 /// Finalizer that keeps a claim until its devices are free.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// Writes the allocations, and the pod into `reservedFor` of the claims.
+/// Writes the allocations into the claims, and the pod into `reservedFor` of the claims.
 pub(crate) async fn bind(
     client: &Client,
     devices: &Devices,
@@ -25,13 +25,13 @@ pub(crate) async fn bind(
         if allocation.is_none() {
             devices.settled(key).await;
         }
-        // The next pod of the gang reads the claim that this pod wrote, so that it does not conflict.
+        // The next pod of the gang reads the claim that this pod wrote, so that the writes do not conflict.
         let _turn = if pod.group().is_some() { Some(devices.shared.turn.lock().await) } else { None };
         let known = devices.lock().reserved_claim(key, allocation.as_ref());
         let mut claim = known.map_err(BindError::Devices)?;
         if let (Some(_), Some(finalizers)) = (allocation, missing_finalizer(&claim)) {
-            // The finalizer is written before the allocation. Otherwise a deleted claim would release devices that the
-            // pod uses.
+            // The finalizer is written before the allocation. Otherwise the deletion of the claim could release devices
+            // that the pod uses.
             let patch = json!({"metadata": version(&claim, &[("finalizers", finalizers)])});
             claim = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
         }
@@ -53,14 +53,14 @@ fn version(claim: &Claim, more: &[(&str, Value)]) -> Value {
     metadata
 }
 
-/// The finalizers with ours added. `None` if the claim has ours.
+/// The finalizers of the claim and this one. `None` if the claim already has it.
 fn missing_finalizer(claim: &Claim) -> Option<Value> {
     let own = claim.metadata.finalizers.as_deref().unwrap_or_default();
     let has = own.iter().any(|one| one == FINALIZER);
     (!has).then(|| own.iter().map(String::as_str).chain([FINALIZER]).collect())
 }
 
-/// The status with the allocation and the pod in `reservedFor`. `None` if the claim has both.
+/// The status with the allocation and the pod in `reservedFor`. `None` if the claim already has both.
 pub(super) fn status(claim: &Claim, pod: &Pod, allocation: Option<&Value>) -> Option<Value> {
     let mut users = claim.status.reserved_for.clone();
     let is_user = users.iter().any(|user| user["uid"] == pod.uid());

@@ -27,7 +27,7 @@ static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(|| {
     Environment::default().variable("device", Type::Object(Arc::new(device)))
 });
 
-/// Compiles a selector. The error is upstream's.
+/// Compiles a selector. The error is upstream's text.
 pub(super) fn compile(source: &str) -> Result<Program, String> {
     let program =
         Program::compile(source, &ENVIRONMENT).map_err(|error| format!("compilation failed: {error}"))?;
