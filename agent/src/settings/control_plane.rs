@@ -220,8 +220,8 @@ settings! {
     request_timeout: Age = default "60s", "DURATION";
     /// Minimum duration in seconds of a watch that asks for none. Watches end after once to twice this time; 0 sets no limit.
     min_request_timeout: u32 = default "1800", "SECONDS";
-    /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only the two next numbers limit
-    /// them.
+    /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only max-requests-inflight and
+    /// max-mutating-requests-inflight limit them.
     enable_priority_and_fairness: bool = default "true", "BOOL";
     /// Directives of the header Strict-Transport-Security, which browsers read: max-age=SECONDS, includeSubDomains, preload.
     strict_transport_security_directives: Vec<String> = default "", "DIRECTIVE";

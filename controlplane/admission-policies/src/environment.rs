@@ -65,7 +65,7 @@ pub struct Input<'a> {
 impl Expressions {
     /// An environment. `params` is declared if the policy has a `paramKind`.
     pub fn new(has_params: bool) -> Expressions {
-        let message = base(has_params);
+        let message = base(Type::Dyn, has_params.then_some(Type::Dyn));
         let full = message.clone().variable("authorizer", AUTHORIZER);
         let patch = full.clone().with_structures();
         Expressions { full, message, patch, shared: Shared::default() }
@@ -131,13 +131,21 @@ fn compiled(source: &str, environment: &Environment) -> Result<Program, String> 
     Program::compile(source, environment).map_err(|error| format!("compilation failed: {error}"))
 }
 
-fn base(has_params: bool) -> Environment {
+/// The variables of all expressions of a policy for objects of this type. `params` is None without a `paramKind`.
+pub(crate) fn typed(object: Type, params: Option<Type>) -> Environment {
+    base(object, params).variable("authorizer", AUTHORIZER)
+}
+
+fn base(object: Type, params: Option<Type>) -> Environment {
     let environment = Environment::default()
-        .variable("object", Type::Dyn)
-        .variable("oldObject", Type::Dyn)
+        .variable("object", object.clone())
+        .variable("oldObject", object)
         .variable("request", REQUEST.clone())
         .variable("namespaceObject", NAMESPACE.clone());
-    if has_params { environment.variable("params", Type::Dyn) } else { environment }
+    match params {
+        Some(params) => environment.variable("params", params),
+        None => environment,
+    }
 }
 
 // === impl Input ===

@@ -9,6 +9,7 @@
 //! | match conditions of policies and webhooks | `conditions` | `webhook/matchconditions` |
 //! | validations, messages, audit annotations | `validating` | `policy/validating/validator.go` |
 //! | apply configurations, JSON patches | `mutating` | `policy/mutating/patch` |
+//! | warnings about types | `type_check` | `policy/validating/typechecking.go` |
 //!
 //! Invariants: no I/O, no clock, no panic on any input. Each evaluation has a cost limit.
 
@@ -16,12 +17,14 @@ mod conditions;
 mod environment;
 mod mutating;
 mod request_cost;
+mod type_check;
 mod validating;
 
 pub use conditions::{Conditions, MAX_CONDITIONS};
 pub use environment::{Expressions, Input, ResultType, is_free_name};
 pub use mutating::{MutatingPolicy, Patch};
 pub use request_cost::{REQUEST_BUDGET, RequestCost};
+pub use type_check::{ExpressionWarning, TypedKind, check_types};
 pub use validating::{Denial, Outcome, ValidatingPolicy};
 
 /// Maximum number of variables, validations, annotations or mutations of one policy.

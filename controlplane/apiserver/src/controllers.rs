@@ -5,5 +5,6 @@ mod api_services;
 pub(crate) mod custom_resources;
 pub(crate) mod flow_control;
 pub(crate) mod initialization;
+pub(crate) mod policy_status;
 pub(crate) mod quota_status;
 pub(crate) mod usage_history;

@@ -1,5 +1,6 @@
 //! The rules of one version of a custom resource, compiled once.
 
+use coracle_cel::Type;
 use serde_json::Value;
 
 use crate::definition::{Definition, Scale, Version};
@@ -7,7 +8,7 @@ use crate::json_path::JsonPath;
 use crate::rules::Rules;
 use crate::schema::{Schema, SchemaError};
 use crate::violation::{Path, Violations};
-use crate::{TooManyDefaults, check, default, embedded, list_type, prune};
+use crate::{TooManyDefaults, check, default, embedded, list_type, prune, types};
 
 /// One version of a custom resource.
 #[derive(Debug)]
@@ -41,6 +42,11 @@ impl CustomResource {
     /// The schema.
     pub fn schema(&self) -> &Schema {
         &self.schema
+    }
+
+    /// The type of the objects in CEL. `metadata` is the type of their metadata. None: the schema has no type.
+    pub fn cel_type(&self, metadata: &Type) -> Option<Type> {
+        types::of_resource(&self.schema, metadata)
     }
 
     /// Whether it has rules in CEL.

@@ -9,52 +9,108 @@ use crate::schema::Schema;
 
 /// The type of a schema's values. None if rules cannot read them. A resource has type and object metadata too.
 pub(crate) fn of_schema(schema: &Schema, resource: bool) -> Option<Type> {
-    if schema.int_or_string {
-        return Some(Type::Dyn);
-    }
-    Some(match &*schema.kind {
-        "array" => Type::list(of_schema(schema.item()?, schema.item()?.embedded)?),
-        "object" => match schema.additional_schema() {
-            Some(additional) if schema.properties.is_empty() => {
-                Type::Map(Arc::new(of_schema(additional, additional.embedded)?))
-            }
-            _ => object(schema, resource || schema.embedded),
-        },
-        "boolean" => Type::Bool,
-        "number" => Type::Double,
-        "integer" => Type::Int,
-        "string" => match &*schema.format {
-            "byte" => Type::Bytes,
-            "duration" => Type::Duration,
-            "date" | "date-time" => Type::Timestamp,
-            _ => Type::String,
-        },
-        _ => return None,
-    })
+    Reader { metadata: &metadata() }.schema(schema, resource)
 }
 
-fn object(schema: &Schema, resource: bool) -> Type {
-    let mut fields = BTreeMap::new();
-    let mut add = |name: &str, kind: Type| {
-        if let Some(identifier) = escape::escape(name) {
-            fields.insert(identifier.into_boxed_str(), Field { name: name.into(), kind });
+/// The type of the objects of a custom resource. `metadata` is the type of their metadata: unlike rules, other readers
+/// see all of its fields.
+pub(crate) fn of_resource(schema: &Schema, metadata: &Type) -> Option<Type> {
+    Reader { metadata }.schema(schema, true)
+}
+
+struct Reader<'a> {
+    /// The type of the metadata of resources.
+    metadata: &'a Type,
+}
+
+// === impl Reader ===
+
+impl Reader<'_> {
+    fn schema(&self, schema: &Schema, resource: bool) -> Option<Type> {
+        if schema.int_or_string {
+            return Some(Type::Dyn);
         }
-    };
-    for (name, property) in &schema.properties {
-        if let Some(kind) = of_schema(property, property.embedded) {
-            add(name, kind);
+        Some(match &*schema.kind {
+            "array" => Type::list(self.below(schema.item()?)?),
+            "object" => match schema.additional_schema() {
+                Some(additional) if schema.properties.is_empty() => {
+                    Type::Map(Arc::new(self.below(additional)?))
+                }
+                _ => self.object(schema, resource || schema.embedded),
+            },
+            "boolean" => Type::Bool,
+            "number" => Type::Double,
+            "integer" => Type::Int,
+            "string" => match &*schema.format {
+                "byte" => Type::Bytes,
+                "duration" => Type::Duration,
+                "date" | "date-time" => Type::Timestamp,
+                _ => Type::String,
+            },
+            _ => return None,
+        })
+    }
+
+    fn below(&self, schema: &Schema) -> Option<Type> {
+        self.schema(schema, schema.embedded)
+    }
+
+    fn object(&self, schema: &Schema, resource: bool) -> Type {
+        let mut fields = BTreeMap::new();
+        let mut add = |name: &str, kind: Type| {
+            if let Some(identifier) = escape::escape(name) {
+                fields.insert(identifier.into_boxed_str(), Field { name: name.into(), kind });
+            }
+        };
+        for (name, property) in &schema.properties {
+            if let Some(kind) = self.below(property) {
+                add(name, kind);
+            }
         }
+        if resource {
+            add("apiVersion", Type::String);
+            add("kind", Type::String);
+            add("metadata", self.metadata.clone());
+        }
+        Type::Object(Arc::new(ObjectType { name: "object".to_owned(), fields }))
     }
-    if resource {
-        add("apiVersion", Type::String);
-        add("kind", Type::String);
-        add("metadata", metadata());
-    }
-    Type::Object(Arc::new(ObjectType { name: "object".to_owned(), fields }))
 }
 
 fn metadata() -> Type {
     let field = |name: &str| (Box::from(name), Field { name: name.into(), kind: Type::String });
     let fields = BTreeMap::from([field("name"), field("generateName")]);
     Type::Object(Arc::new(ObjectType { name: "object".to_owned(), fields }))
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_cel::{Environment, Program};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn objects_have_the_given_metadata_and_rules_see_names_only() {
+        let schema = json!({"type": "object", "properties": {
+            "metadata": {"type": "object"},
+            "spec": {"type": "object", "properties": {
+                "replicas": {"type": "integer"},
+                "template": {"type": "object", "x-kubernetes-embedded-resource": true}}}}});
+        let schema = Schema::parse(&schema).unwrap();
+        let field = Field { name: "labels".into(), kind: Type::Map(Arc::new(Type::String)) };
+        let fields = BTreeMap::from([(Box::from("labels"), field)]);
+        let metadata = Type::Object(Arc::new(ObjectType { name: "meta".to_owned(), fields }));
+        let compiled = |kind: Option<Type>, source: &str| {
+            let environment = Environment::default().variable("object", kind.unwrap());
+            Program::compile(source, &environment).map(|program| program.kind().to_string())
+        };
+        let object = || of_resource(&schema, &metadata);
+        assert_eq!(compiled(object(), "object.spec.replicas").as_deref(), Ok("int"));
+        for labels in ["object.metadata.labels", "object.spec.template.metadata.labels"] {
+            assert_eq!(compiled(object(), labels).as_deref(), Ok("map(string, string)"));
+            assert!(compiled(of_schema(&schema, true), labels).is_err());
+        }
+        let error = compiled(object(), "object.spec.maxRetries").unwrap_err().to_string();
+        assert!(error.contains("undefined field 'maxRetries'"), "{error}");
+    }
 }

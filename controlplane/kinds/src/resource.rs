@@ -17,6 +17,7 @@ mod tests;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use coracle_cel::Type;
 use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -172,6 +173,11 @@ pub trait Strategy: Send + Sync {
 
     /// Cells of one object, one for each of [`Resource::columns`].
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value>;
+
+    /// The type of the objects in CEL, for warnings about expressions. None: their fields are unknown.
+    fn cel_type(&self) -> Option<Type> {
+        None
+    }
 
     /// Types for field ownership (server-side apply). None: objects are maps, lists are atomic.
     fn ownership(&self) -> Option<(&Schema, TypeId)>;

@@ -1,6 +1,7 @@
 //! Schemas: decoding by field types, unknown and duplicate fields.
 
 mod canonical;
+mod cel_type;
 mod check;
 pub(crate) mod model;
 mod order;
@@ -8,6 +9,8 @@ mod parse;
 pub(crate) mod shape;
 
 use serde_json::Value;
+
+pub use cel_type::cel_type;
 
 /// `fieldValidation` of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +84,11 @@ pub fn decode_metadata(object: &mut Value) -> Result<Vec<String>, String> {
 }
 
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+
+/// The CEL type of `metadata` of all objects.
+pub fn metadata_type() -> coracle_cel::Type {
+    cel_type(METADATA).unwrap_or(coracle_cel::Type::Dyn)
+}
 
 /// Checks an object against the named definition (see [`crate::kind::schema_of`]) and makes it canonical: removes
 /// unknown fields, rewrites times and quantities, and makes the object canonical. Returns the object and warnings

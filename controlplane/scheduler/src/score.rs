@@ -26,8 +26,8 @@ pub(crate) fn of_node(
     NodeScores {
         taints: taints::count(pod, node),
         node_affinity: node_affinity::weight(pod, profile.added_affinity.as_ref(), node),
-        fit: fit::mark(needs, &profile.fit, node),
-        balanced: balanced::mark(needs, &profile.balanced, node),
+        fit: fit::score(needs, &profile.fit, node),
+        balanced: balanced::score(needs, &profile.balanced, node),
     }
 }
 

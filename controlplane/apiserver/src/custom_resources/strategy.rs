@@ -1,5 +1,6 @@
 //! Rules for the objects of a custom resource version.
 
+use coracle_cel::Type;
 use coracle_custom_resources::columns::PrinterColumn;
 use coracle_custom_resources::{CustomResource, Violations};
 use coracle_kinds::resource::Strategy;
@@ -112,6 +113,10 @@ impl Strategy for CustomStrategy {
         let name = object["metadata"]["name"].clone();
         let others = self.columns.iter().map(|column| column.cell(object, |at| age_of(at, now)));
         std::iter::once(name).chain(others).collect()
+    }
+
+    fn cel_type(&self) -> Option<Type> {
+        self.rules.cel_type(&schema::metadata_type())
     }
 
     fn ownership(&self) -> Option<(&Schema, TypeId)> {

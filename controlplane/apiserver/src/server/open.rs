@@ -29,7 +29,10 @@ use crate::{
     bootstrap,
     cache::Cache,
     config::{ApiserverConfig, OpenError, ServerOptions, open_audit},
-    controllers::{aggregation, custom_resources, flow_control, initialization, quota_status, usage_history},
+    controllers::{
+        aggregation, custom_resources, flow_control, initialization, policy_status, quota_status,
+        usage_history,
+    },
     error::ApiError,
     flow_control::FlowControl,
     in_flight::InFlight,
@@ -228,6 +231,7 @@ async fn serve_initializers(state: &State) -> Result<(), ApiError> {
 async fn start_controllers(state: &Arc<State>, files: reload::Files) {
     flow_control::start(state).await;
     custom_resources::start(state).await;
+    policy_status::start(state);
     aggregation::start(state);
     reload::start(state, files);
     if state.admission.initialization.is_some() {

@@ -32,6 +32,7 @@ mod metrics;
 mod options;
 mod pod_security;
 mod policy;
+mod policy_status;
 mod quota;
 mod rbac;
 mod registry;

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
+use coracle_cel::Type;
 use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -154,6 +155,10 @@ impl Strategy for BuiltIn {
 
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         (self.0.rules.cells)(object, now)
+    }
+
+    fn cel_type(&self) -> Option<Type> {
+        schema::cel_type(self.0.schema)
     }
 
     fn ownership(&self) -> Option<(&Schema, TypeId)> {
