@@ -7,6 +7,7 @@
 mod buckets;
 mod health;
 mod reloads;
+mod request_labels;
 mod serving;
 
 use std::{
@@ -15,18 +16,18 @@ use std::{
     time::Duration,
 };
 
-use coracle_kinds::{Resource, Resources};
-use http::HeaderMap;
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+pub(crate) use request_labels::Request;
 pub(crate) use serving::{LongRunning, Terminated};
 
 use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
 use health::HealthMetrics;
 use reloads::Reloads;
+use request_labels::{LABELS, SLI_LABELS};
 use serving::ServingMetrics;
 
 use crate::{
@@ -36,7 +37,6 @@ use crate::{
     cache::Cache,
     flow_control::FlowControl,
     in_flight::InFlight,
-    media,
     reply::{self, Reply},
     request::RequestInfo,
     version::version,
@@ -47,11 +47,6 @@ pub(crate) const PATH: &str = "/metrics";
 /// Path of the results of health checks.
 pub(crate) const SLI_PATH: &str = "/metrics/slis";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Labels of a request, in the order of [`Request::labels`].
-const LABELS: [&str; 8] =
-    ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
-/// Labels of the SLI durations. Dry runs are not counted there.
-const SLI_LABELS: [&str; 7] = ["verb", "group", "version", "resource", "subresource", "scope", "component"];
 
 /// The metrics of this server.
 pub(crate) struct Metrics {
@@ -89,18 +84,6 @@ pub(crate) enum Attempt {
 
 /// Maximum number of webhooks with their own label. Further webhooks have the label `other`.
 const MAX_WEBHOOKS: usize = 200;
-
-/// The labels of one request.
-pub(crate) struct Request {
-    verb: &'static str,
-    dry_run: &'static str,
-    group: String,
-    version: String,
-    resource: String,
-    subresource: String,
-    scope: &'static str,
-    is_long: bool,
-}
 
 // === impl Metrics ===
 
@@ -419,70 +402,6 @@ fn valid<T>(made: prometheus::Result<T>) -> T {
 
 fn signed(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-// === impl Request ===
-
-impl Request {
-    pub(crate) fn of(info: &RequestInfo, headers: &HeaderMap, resources: &Resources, is_long: bool) -> Self {
-        let path = info.resource.as_ref();
-        let kind = path.and_then(|path| path.find(resources)).map(|kind| &**kind);
-        let subresource = path.map_or("", |path| path.subresource.as_str());
-        let subresource = kind.and_then(|kind: &Resource| kind.subresource(subresource)).map(|_| subresource);
-        let scope = match (path, kind) {
-            (Some(path), Some(_)) if !path.name.is_empty() => "resource",
-            (Some(path), Some(_)) if !path.namespace.is_empty() => "namespace",
-            (_, Some(_)) => "cluster",
-            _ => "",
-        };
-        Self {
-            verb: verb(info.verb, headers),
-            dry_run: if info.query.get("dryRun") == "All" { "All" } else { "" },
-            group: kind.map(|kind| kind.group.clone().into_owned()).unwrap_or_default(),
-            version: kind.map(|kind| kind.version.clone().into_owned()).unwrap_or_default(),
-            resource: kind.map(|kind| kind.plural.clone().into_owned()).unwrap_or_default(),
-            subresource: subresource.unwrap_or_default().to_owned(),
-            scope,
-            is_long,
-        }
-    }
-
-    /// The labels without that of dry runs.
-    fn sli_labels(&self) -> [&str; 7] {
-        let [verb, _dry_run, group, version, resource, subresource, scope, component] = self.labels();
-        [verb, group, version, resource, subresource, scope, component]
-    }
-
-    fn labels(&self) -> [&str; 8] {
-        [
-            self.verb,
-            self.dry_run,
-            &self.group,
-            &self.version,
-            &self.resource,
-            &self.subresource,
-            self.scope,
-            "apiserver",
-        ]
-    }
-}
-
-/// The verb as upstream reports it.
-fn verb(verb: &str, headers: &HeaderMap) -> &'static str {
-    match verb {
-        "get" => "GET",
-        "list" => "LIST",
-        "watch" => "WATCH",
-        "create" | "post" => "POST",
-        "update" | "put" => "PUT",
-        "patch" if matches!(media::body_type(headers), Ok(media::BodyType::ApplyPatch)) => "APPLY",
-        "patch" => "PATCH",
-        "delete" => "DELETE",
-        "deletecollection" => "DELETECOLLECTION",
-        "head" => "HEAD",
-        "options" => "OPTIONS",
-        _ => "other",
-    }
 }
 
 /// The response, if the path is that of metrics.
