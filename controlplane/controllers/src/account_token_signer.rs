@@ -27,14 +27,14 @@ pub(crate) struct Subject<'a> {
 }
 
 impl AccountTokenSigner {
-    /// Makes a signer from a P-256 key in PKCS#8 form. None for any other key.
+    /// Makes a signer from a P-256 key in PKCS#8 form. `None` for any other key.
     #[must_use]
     pub fn new(pkcs8: &[u8]) -> Option<Self> {
         let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
         EcdsaKeyPair::from_pkcs8(algorithm, pkcs8, &SystemRandom::new()).ok().map(|key| Self(Arc::new(key)))
     }
 
-    /// A signed token. None if signing fails.
+    /// A signed token. `None` if signing fails.
     pub(crate) fn sign(&self, subject: &Subject<'_>) -> Option<String> {
         let Subject { namespace, secret, account, account_uid } = subject;
         let payload = json!({

@@ -49,12 +49,12 @@ fn fill_absent(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>
     }
 }
 
-/// The object in a field, created if absent. None if the field has another type.
+/// The object in a field, created if absent. `None` if the field has another type.
 fn child<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
     parent.as_object_mut().and_then(|map| child_of(map, name))
 }
 
-/// The map in a field, created if absent. None if the field has another type.
+/// The map in a field, created if absent. `None` if the field has another type.
 fn child_of<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
     let value = parent.entry(name).or_insert(Value::Null);
     if value.is_null() {

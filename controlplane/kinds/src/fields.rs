@@ -1,8 +1,8 @@
-//! The fields that lists and watches of each built-in kind can select by.
+//! The fields by which lists and watches of each built-in kind can select objects.
 
 use serde_json::Value;
 
-/// A field that lists and watches can select by.
+/// A field by which lists and watches can select objects.
 #[derive(Clone, Copy)]
 pub struct Field {
     /// Its path as clients write it: `spec.nodeName`.
@@ -11,7 +11,7 @@ pub struct Field {
     pub value: fn(&Value) -> String,
 }
 
-/// The text at a path; empty if absent.
+/// The text at a path. Empty if absent.
 fn text(object: &Value, path: &[&str]) -> String {
     let value = path.iter().fold(object, |value, name| &value[*name]);
     match value {
@@ -21,12 +21,12 @@ fn text(object: &Value, path: &[&str]) -> String {
     }
 }
 
-/// The boolean at a path; false if absent.
+/// The boolean at a path. False if absent.
 fn flag(object: &Value, path: &[&str]) -> String {
     path.iter().fold(object, |value, name| &value[*name]).as_bool().unwrap_or(false).to_string()
 }
 
-/// The number at a path; 0 if absent.
+/// The number at a path. 0 if absent.
 fn count(object: &Value, path: &[&str]) -> String {
     path.iter().fold(object, |value, name| &value[*name]).as_i64().unwrap_or(0).to_string()
 }

@@ -1,4 +1,4 @@
-//! Whether an object is initialized, by its `metadata.initializers`.
+//! Whether an object is initialized, according to its `metadata.initializers`.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ pub fn is_pending(object: &Value) -> bool {
     object["metadata"]["initializers"]["pending"].as_array().is_some_and(|list| !list.is_empty())
 }
 
-/// The failure of an initializer: a Status. None if there is none.
+/// The failure of an initializer: a Status. `None` if there is none.
 pub fn failure(object: &Value) -> Option<&Value> {
     Some(&object["metadata"]["initializers"]["result"]).filter(|result| !result.is_null())
 }

@@ -60,7 +60,7 @@ pub fn take(object: &mut Value) -> Result<(Option<Value>, Vec<String>), String> 
     Ok((Some(field), notes))
 }
 
-/// Sets `metadata.initializers`; None removes it.
+/// Sets `metadata.initializers`. `None` removes it.
 pub fn set(object: &mut Value, initializers: Option<Value>) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     match initializers {

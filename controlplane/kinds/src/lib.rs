@@ -1,4 +1,4 @@
-//! The API's kinds as data: schemas, defaults, validation, patches, wire decoding and tables. Pure: no I/O.
+//! The API's kinds as data: schemas, defaults, validation, patches, wire decoding and tables. No I/O.
 //!
 //! Start at [`kind`]: one table with a row for each built-in kind, so that a new kind is added in one place.
 //! [`resource`] has the form in which rows and custom resources are served. Objects are JSON

@@ -162,7 +162,7 @@ fn above_ratio(kind: &str, name: &str, enforced: Quantity, usage: &Usage<'_>) ->
 }
 
 /// The amount that a pod needs: the sum of its containers, or the largest init container. A sidecar counts as a
-/// container. None if a container does not have the amount.
+/// container. `None` if a container does not have the amount.
 fn pod_amount(pod: &Value, list: &str, name: &str) -> Option<Quantity> {
     let amount = |container: &Value| quantity(&container["resources"][list][name]);
     let (sidecars, inits): (Vec<&Value>, Vec<&Value>) =

@@ -17,7 +17,7 @@ struct Ownership {
     atomic: TypeId,
 }
 
-/// The schema and the type of a kind's definition (see [`crate::kind::schema_of`]). None for an unknown definition.
+/// The schema and the type of a kind's definition (see [`crate::kind::schema_of`]). `None` for an unknown definition.
 pub fn of_schema(name: &str) -> Option<(&'static Schema, TypeId)> {
     let id = schemas().id(name)?;
     let ownership: &'static Ownership = &OWNERSHIP;

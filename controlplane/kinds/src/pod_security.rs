@@ -40,13 +40,13 @@ pub fn reasons(violations: &[Violation]) -> String {
     violations.iter().map(|violation| violation.reason).collect::<Vec<_>>().join(", ")
 }
 
-/// The metadata and spec of a workload's pod template; `None` for other kinds and for an absent template.
+/// The metadata and spec of a workload's pod template. `None` for other kinds and for an absent template.
 pub fn template<'a>(group: &str, plural: &str, object: &'a Value) -> Option<(&'a Value, &'a Value)> {
     let template = object.pointer(template_path(group, plural)?).filter(|template| template.is_object())?;
     Some((&template["metadata"], &template["spec"]))
 }
 
-/// The path of a workload's pod template; `None` for other kinds.
+/// The path of a workload's pod template. `None` for other kinds.
 pub(crate) fn template_path(group: &str, plural: &str) -> Option<&'static str> {
     match (group, plural) {
         ("", "replicationcontrollers")

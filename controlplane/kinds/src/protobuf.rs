@@ -160,7 +160,7 @@ fn read_entry(
     Ok(())
 }
 
-/// The JSON form of one value. None if the value means absent.
+/// The JSON form of one value. `None` if the value means absent.
 fn read_value(shape: &Type, value: WireValue<'_>, depth: u32) -> Result<Option<Value>, DecodeError> {
     let read = match shape {
         Type::Text => Some(Value::String(text(value)?)),

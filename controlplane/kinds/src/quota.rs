@@ -73,7 +73,8 @@ impl Quota {
         usage
     }
 
-    /// Why a request does not fit into the quota. `requested` has the positive amounts of the request.
+    /// The reason why a request exceeds the quota. `None` if it does not. `requested` has the positive amounts of the
+    /// request.
     pub fn exceeded(&self, used: &Usage, requested: &Usage) -> Option<String> {
         let amount = |name: &str| used.get(name).copied().unwrap_or(0);
         let over: Vec<&str> = self
@@ -129,7 +130,7 @@ pub fn reads_object(kind: &Resource) -> bool {
     usage::reads_object(kind)
 }
 
-/// The growth of a usage. Amounts that do not grow are left out.
+/// The growth of a usage. Amounts that do not grow are omitted.
 pub fn growth(new: &Usage, old: &Usage) -> Usage {
     let grown = |(name, amount): (&String, &i128)| {
         let more = amount - old.get(name).copied().unwrap_or(0);

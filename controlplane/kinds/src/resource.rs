@@ -38,7 +38,7 @@ pub type Text = Cow<'static, str>;
 /// shared.
 #[expect(clippy::struct_excessive_bools, reason = "independent properties of a resource")]
 pub struct Resource {
-    /// API group, empty for the core group.
+    /// API group. Empty for the core group.
     pub group: Text,
     /// API version within the group.
     pub version: Text,
@@ -64,17 +64,17 @@ pub struct Resource {
     pub subresources: Vec<Subresource>,
     /// Name of the OpenAPI definition: `io.k8s.api.core.v1.Pod`, `com.example.v1.Widget`.
     pub schema: Text,
-    /// The OpenAPI v3 schema to publish. None: the built-in definition of that name.
+    /// The OpenAPI v3 schema to publish. `None` means the built-in definition of that name.
     pub definition: Option<Arc<Value>>,
-    /// The OpenAPI v2 schema to publish. None: made from the v3 schema.
+    /// The OpenAPI v2 schema to publish. `None` if it is generated from the v3 schema.
     pub definition_v2: Option<Arc<Value>>,
-    /// The version that objects are stored in. None: this one.
+    /// The version that objects are stored in. `None` means this one.
     pub storage: Option<Arc<Resource>>,
-    /// Conversion between versions. None: only `apiVersion` differs.
+    /// Conversion between versions. `None` if only `apiVersion` differs.
     pub convert: Option<Arc<dyn Convert>>,
     /// Whether objects are stored in the store's memory tier only.
     pub volatile: bool,
-    /// Default time to live of an object in seconds; 0 has no limit.
+    /// Default time to live of an object in seconds. 0 means no limit.
     pub ttl_seconds: u32,
     /// Fields for field selectors, with `metadata.name` and `metadata.namespace`.
     pub fields: Vec<SelectableField>,
@@ -86,7 +86,7 @@ pub struct Resource {
     pub has_status: bool,
     /// Whether `metadata.generation` increases when the spec changes.
     pub has_generation: bool,
-    /// Fields of the subresource `scale`. None for the built-in workloads, whose fields are fixed.
+    /// Fields of the subresource `scale`. `None` for the built-in workloads, whose fields are fixed.
     pub scale: Option<ScalePaths>,
     /// Column definitions of tables: a JSON array.
     pub columns: Value,
@@ -101,7 +101,7 @@ pub struct Resource {
 pub struct Subresource {
     /// Last path segment.
     pub name: Text,
-    /// API group of its kind; empty for the core group.
+    /// API group of its kind. Empty for the core group.
     pub group: Text,
     /// API version of its kind.
     pub version: Text,
@@ -122,7 +122,7 @@ pub struct ScalePaths {
     pub selector: Option<Vec<String>>,
 }
 
-/// The rules for the objects of a resource version. All methods are pure: no I/O, no clock.
+/// The rules for the objects of a resource version. The methods do no I/O and do not read the clock.
 pub trait Strategy: Send + Sync {
     /// Checks the types of a body and makes it canonical; prunes unknown fields. Returns the object and the warnings.
     /// `apiVersion`, `kind` and `metadata` of custom resources are checked by [`crate::schema::decode_metadata`].
@@ -174,12 +174,12 @@ pub trait Strategy: Send + Sync {
     /// Cells of one object, one for each of [`Resource::columns`].
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value>;
 
-    /// The type of the objects in CEL, for warnings about expressions. None: their fields are unknown.
+    /// The type of the objects in CEL, for warnings about expressions. `None` if their fields are unknown.
     fn cel_type(&self) -> Option<Type> {
         None
     }
 
-    /// Types for field ownership (server-side apply). None: objects are maps, lists are atomic.
+    /// Types for field ownership (server-side apply). `None` if objects are maps and lists are atomic.
     fn ownership(&self) -> Option<(&Schema, TypeId)>;
 }
 
@@ -280,7 +280,7 @@ impl Resource {
         self.storage.is_none()
     }
 
-    /// The built-in definition with the markers of strategic merge patches. None: such patches are not supported.
+    /// The built-in definition with the markers of strategic merge patches. `None` if such patches are not supported.
     pub fn patch_definition(&self) -> Option<&str> {
         (self.is_built_in && self.definition.is_none()).then_some(&*self.schema)
     }

@@ -72,7 +72,7 @@ pub fn set_replicas(kind: &Resource, workload: &mut Value, replicas: i64) {
     }
 }
 
-/// The value at a path; null if absent.
+/// The value at a path. Null if absent.
 fn at<'a>(object: &'a Value, path: &[String]) -> &'a Value {
     path.iter().fold(object, |value, name| &value[name.as_str()])
 }

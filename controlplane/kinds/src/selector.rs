@@ -65,7 +65,7 @@ impl FieldSelector {
         self.terms.iter().all(|term| (term.field.read(object) == term.value) == term.equal)
     }
 
-    /// As [`FieldSelector::matches`], from the object's attributes.
+    /// [`FieldSelector::matches`] for the object's attributes.
     pub fn matches_attributes(&self, attributes: &SelectorAttributes) -> bool {
         self.terms.iter().all(|term| (attributes.field(&term.field.stored) == term.value) == term.equal)
     }

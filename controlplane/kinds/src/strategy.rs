@@ -212,7 +212,7 @@ pub fn qos_class(spec: &Value) -> QosClass {
     QosClass::of(lists.into_iter().flatten().flatten().map(part))
 }
 
-/// The metadata of an object, created if absent. None if it is not an object.
+/// The metadata of an object, created if absent. `None` if it is not an object.
 fn metadata_of(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
     object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
 }

@@ -1,4 +1,4 @@
-//! Decides the addresses of a LoadBalancer service and the node that announces them. Pure.
+//! Decides the addresses of a LoadBalancer service and the node that announces them. No I/O.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::object::{ClusterRole, ObjectExt};
 
-/// The rules of all selected roles, ordered by role name, without duplicates. None for a role that is not aggregated.
+/// The rules of all selected roles, ordered by role name, without duplicates. `None` for a role that is not aggregated.
 pub(crate) fn rules(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Option<Vec<Value>> {
     let aggregation = role.aggregation_rule.as_ref()?;
     let mut rules: Vec<Value> = Vec::new();

@@ -25,7 +25,7 @@ pub(crate) struct Plan {
     /// The status without the job to create.
     pub(crate) status: CronJobStatus,
     pub(crate) events: Vec<Event>,
-    /// When to reconcile again even without a change.
+    /// Delay of the next reconcile if nothing changes.
     pub(crate) again: Option<Duration>,
 }
 

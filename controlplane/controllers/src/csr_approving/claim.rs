@@ -25,7 +25,7 @@ pub(crate) enum Claim {
     Refused(String),
 }
 
-/// Id and Secret of the bootstrap token that authenticated the request; None for other users.
+/// Id and Secret of the bootstrap token that authenticated the request. `None` for other users.
 pub(crate) fn token(request: &CertificateSigningRequest) -> Option<(&str, Key)> {
     let id = request.spec.username.strip_prefix("system:bootstrap:")?;
     Some((id, Key::new("kube-system", &format!("bootstrap-token-{id}"))))

@@ -40,7 +40,7 @@ impl<'a> Reserved<'a> {
         }
     }
 
-    /// The owner of a reserved name; None if the node may have it.
+    /// The owner of a reserved name. `None` if the node may have it.
     pub(crate) fn name(&self, node: &str, dns: &str) -> Option<String> {
         let dns = dns.trim_end_matches('.').to_ascii_lowercase();
         if SERVICES.iter().any(|end| dns.ends_with(end)) {
@@ -51,7 +51,7 @@ impl<'a> Reserved<'a> {
         (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is the API server"))
     }
 
-    /// The owner of a reserved address; None if the node may have it.
+    /// The owner of a reserved address. `None` if the node may have it.
     pub(crate) fn address(&self, node: &str, address: &IpAddr) -> Option<String> {
         let address = address.to_canonical();
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {

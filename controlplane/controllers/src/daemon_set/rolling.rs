@@ -12,7 +12,7 @@ pub(super) fn surges(set: &DaemonSet) -> bool {
     bounds(set, 1).is_some_and(|(surge, _)| surge > 0)
 }
 
-/// `maxSurge` and `maxUnavailable` as numbers. None for other strategies.
+/// `maxSurge` and `maxUnavailable` as numbers. `None` for other strategies.
 fn bounds(set: &DaemonSet, desired: usize) -> Option<(usize, usize)> {
     let strategy = set.spec.update_strategy.as_ref()?;
     if strategy.type_.as_deref().unwrap_or("RollingUpdate") != "RollingUpdate" {

@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     pub(crate) revision: Option<String>,
     /// The status to write, if it changed.
     pub(crate) status: Option<DeploymentStatus>,
-    /// When to reconcile again even without a change.
+    /// Delay of the next reconcile if nothing changes.
     pub(crate) again: Option<Duration>,
 }
 

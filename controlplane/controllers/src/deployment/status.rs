@@ -42,7 +42,7 @@ pub(crate) fn counts(
     }
 }
 
-/// The number of pods that are being deleted. None if the number of one set is not known. A set that was never
+/// The number of pods that are being deleted. `None` if the number of one set is not known. A set that was never
 /// reconciled does not count.
 fn terminating(history: &History) -> Option<i32> {
     let observed = |set: &&Arc<ReplicaSet>| {
@@ -92,7 +92,7 @@ pub(crate) fn rollout(
     (status, wait)
 }
 
-/// progressDeadlineSeconds; None for the largest number, which means no deadline.
+/// progressDeadlineSeconds. `None` for the largest number, which means no deadline.
 pub(crate) fn deadline(deployment: &Deployment) -> Option<i64> {
     deployment.spec.progress_deadline_seconds.filter(|seconds| *seconds != i32::MAX).map(i64::from)
 }

@@ -30,17 +30,17 @@ pub(crate) enum Controller {
 #[derive(Debug)]
 pub(crate) struct Verdict {
     pub(crate) status: PodDisruptionBudgetStatus,
-    /// When to reconcile again even without a change.
+    /// Time of the next reconcile if nothing changes.
     pub(crate) recheck: Option<Timestamp>,
     /// Pods that were evicted but not deleted.
     pub(crate) overdue: Vec<Arc<Pod>>,
     /// Whether the budget has a percentage but some pods have no controller.
     pub(crate) unmanaged: bool,
-    /// Why the expected number is unknown. Then no disruption is allowed.
+    /// The reason why the expected number is unknown. No disruption is allowed then.
     pub(crate) failure: Option<String>,
 }
 
-/// Expected number of pods, and how many of them must be healthy.
+/// Expected number of pods, and minimum number of healthy pods.
 struct Expected {
     pods: i32,
     healthy: i32,

@@ -1,4 +1,4 @@
-//! Distribution of endpoints over slices, with as few changed slices as possible. Pure.
+//! Distribution of endpoints over slices, with as few changed slices as possible. No I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort};
 
 use crate::object::EndpointSlice;
 
-/// Maximum endpoints of a slice, as upstream's default.
+/// Maximum number of endpoints of a slice, as upstream's default.
 pub(crate) const SLICE_MAX: usize = 100;
 
 /// The address type (`IPv4` or `IPv6`) and the ports of a slice.

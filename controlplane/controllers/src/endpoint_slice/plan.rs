@@ -1,4 +1,4 @@
-//! The desired endpoints of a service, grouped by address family and ports. Pure.
+//! The desired endpoints of a service, grouped by address family and ports. No I/O.
 
 use std::sync::Arc;
 

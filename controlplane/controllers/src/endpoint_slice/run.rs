@@ -67,13 +67,13 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(pause_after(count))
 }
 
-/// The metadata of all slices of an owner.
+/// The owner reference and labels of all slices of an owner.
 pub(crate) struct Identity {
     pub(crate) owner: OwnerReference,
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-/// The owner's slices of this manager.
+/// The slices of the owner that this manager wrote.
 pub(crate) fn slices_of(context: &Context, key: &Key, uid: &str, manager: &str) -> Vec<Arc<EndpointSlice>> {
     let mut all = context.caches.endpoint_slices.owned_by(&key.namespace, uid);
     all.retain(|slice| {
@@ -84,7 +84,7 @@ pub(crate) fn slices_of(context: &Context, key: &Key, uid: &str, manager: &str) 
     all
 }
 
-/// Applies the changes: first additions, so that no endpoint is missing in between.
+/// Applies the changes. Additions come first, so that no endpoint is missing between two requests.
 pub(crate) async fn apply(
     context: &Context,
     key: &Key,
@@ -132,7 +132,7 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-/// The merge patch of the labels: the desired ones, and null for those to remove.
+/// The merge patch of the labels: the desired labels, and null for labels to remove.
 fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
     let mut patch = json!(identity.labels);
     for name in slice.metadata.labels.iter().flatten().map(|(name, _)| name) {

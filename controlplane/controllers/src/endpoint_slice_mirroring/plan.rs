@@ -1,4 +1,4 @@
-//! The endpoints of a user's Endpoints, grouped by address family and ports. Pure.
+//! The endpoints of a user's Endpoints, grouped by address family and ports. No I/O.
 
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
@@ -8,9 +8,9 @@ use crate::object::{Endpoints, Service};
 
 /// Label of Endpoints that are not mirrored.
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
-/// Annotation of Endpoints that are a lock of leader election.
+/// Annotation of Endpoints that are used as a lock for leader election.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
-/// Maximum mirrored addresses of a subset, as upstream's default.
+/// Maximum number of mirrored addresses of a subset, as upstream's default.
 const ADDRESSES_MAX: usize = 1000;
 
 /// Whether the Endpoints of this service are mirrored.

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::object::{ObjectExt, Pod, Service};
 
-/// Whether this controller manages the service's endpoints. Without a selector the user does.
+/// Whether this controller manages the service's endpoints. Users manage those of services without a selector.
 pub(crate) fn is_ours(service: &Service) -> bool {
     service.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
         && service.spec.type_.as_deref() != Some("ExternalName")
@@ -23,8 +23,8 @@ pub(crate) fn selects(service: &Service, pod: &Pod) -> bool {
     is_ours(service) && service.spec.selector.iter().flatten().all(|(name, value)| has(name, value))
 }
 
-/// Whether the API accepts an address of an endpoint. A node may report any address of its pods. One that is refused must
-/// not keep the endpoints of other nodes from changing. Source: `ValidateEndpointIP`.
+/// Whether the API accepts an IP address of an endpoint. A node may report any address for its pods, and one invalid
+/// address must not prevent changes of the endpoints of other nodes. Source: `ValidateEndpointIP`.
 pub(crate) fn is_reachable(ip: &str) -> bool {
     match ip.parse() {
         Ok(IpAddr::V4(ip)) => {
@@ -39,7 +39,7 @@ pub(crate) fn is_reachable(ip: &str) -> bool {
     }
 }
 
-/// The desired endpoints: one subset for each set of ports that pods have in common.
+/// The desired endpoints: one subset for all pods with the same ports.
 pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
@@ -72,7 +72,7 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
     subsets
 }
 
-/// Whether the default family of the service is IPv6. Endpoints have that one only.
+/// Whether the first family of the service is IPv6. Endpoints have only addresses of that family.
 fn is_ipv6(service: &Service) -> bool {
     match service.spec.ip_families.as_deref() {
         Some([first, ..]) => first == "IPv6",
@@ -80,7 +80,7 @@ fn is_ipv6(service: &Service) -> bool {
     }
 }
 
-/// The address of the pod in a family.
+/// The pod's first valid address in a family.
 fn pod_ip(pod: &Pod, is_ipv6: bool) -> Option<String> {
     let all = pod.status.pod_ips.iter().flatten().map(|ip| &ip.ip).chain(&pod.status.pod_ip);
     all.filter(|ip| is_reachable(ip)).find(|ip| ip.contains(':') == is_ipv6).cloned()
@@ -102,7 +102,7 @@ fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
     }
 }
 
-/// The ports of an endpoint: named target ports are those of the pod.
+/// The ports of a pod's endpoint. Named target ports are looked up in the pod's containers.
 pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     let all = service.spec.ports.iter().flatten();
     let mut ports: Vec<EndpointPort> = all

@@ -22,7 +22,7 @@ struct Entry {
 }
 
 impl Backoff {
-    /// The rest of the back-off. None if a failed pod of the node may be deleted now.
+    /// The rest of the back-off. `None` if a failed pod of the node may be deleted now.
     pub(crate) fn remaining(&self, set: &Key, node: &str, now: Timestamp) -> Option<Duration> {
         let entry = self.0.get(set)?.get(node)?;
         crate::queue::until(entry.since.checked_add(entry.wait).ok()?, now)

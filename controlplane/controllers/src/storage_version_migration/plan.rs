@@ -14,7 +14,7 @@ pub(super) const FAILED: &str = "Failed";
 /// Time after the creation of a migration during which its resource may still be added, for example by a new
 /// definition.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum bytes of a condition's message. The API allows 32,768.
+/// Maximum size of a condition's message, in bytes. The API allows 32,768.
 const MAX_MESSAGE: usize = 8192;
 
 /// The next step of a migration.

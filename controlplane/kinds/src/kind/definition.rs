@@ -1,4 +1,4 @@
-//! The form of a row: a kind and its rules.
+//! The format of a row: a kind and its rules.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::resource::NameRule;
 
 /// A kind that the API server serves under a resource name.
 pub struct Kind {
-    /// API group, empty for the core group.
+    /// API group. Empty for the core group.
     pub group: &'static str,
     /// API version within the group.
     pub version: &'static str,
@@ -34,7 +34,7 @@ pub struct Kind {
     pub schema: &'static str,
     /// Whether objects are stored in the store's memory tier only.
     pub volatile: bool,
-    /// Default time to live of an object in seconds; 0 has no limit.
+    /// Default time to live of an object in seconds. 0 means no limit.
     pub ttl_seconds: u32,
     /// Fields for field selectors, besides `metadata.name` and `metadata.namespace`.
     pub fields: &'static [Field],
@@ -99,7 +99,7 @@ pub(crate) struct Writes {
 pub struct Subresource {
     /// Last path segment.
     pub name: &'static str,
-    /// API group of its kind; empty for the core group.
+    /// API group of its kind. Empty for the core group.
     pub group: &'static str,
     /// API version of its kind.
     pub version: &'static str,

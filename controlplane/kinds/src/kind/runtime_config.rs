@@ -1,4 +1,4 @@
-//! Which built-in versions are served: upstream's flag `--runtime-config`. Source: `pkg/server/resourceconfig` and
+//! The built-in versions that are served: upstream's flag `--runtime-config`. Source: `pkg/server/resourceconfig` and
 //! `pkg/server/options/api_enablement.go` of k8s.io/apiserver.
 
 use std::collections::BTreeMap;

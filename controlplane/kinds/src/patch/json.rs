@@ -66,7 +66,7 @@ pub(super) fn apply(object: &Value, patch: &Value) -> Result<Value, PatchError> 
 }
 
 /// The operation for an absent field of a present map, which upstream reads as null: `replace` adds the field, `test`
-/// finds null, `copy` copies null. None if there is nothing to do. Source: `partialDoc.get` of `evanphx/json-patch`.
+/// finds null, `copy` copies null. `None` if there is nothing to do. Source: `partialDoc.get` of `evanphx/json-patch`.
 fn lenient(object: &Value, operation: PatchOperation) -> Option<PatchOperation> {
     let is_missing = |path: &str| {
         let parent = path.rsplit_once('/').and_then(|(parent, _)| object.pointer(parent));

@@ -53,7 +53,7 @@ fn malformed(text: &str) -> PatchError {
     PatchError::Malformed(text.to_owned())
 }
 
-/// The definition of one field. None for fields of free-form maps.
+/// The definition of one field. `None` for fields of free-form maps.
 struct FieldInfo<'a> {
     markers: PatchMarkers,
     /// The definition of the object or, for lists and maps, of the elements.

@@ -17,7 +17,7 @@ pub(super) struct Pod<'a> {
     pub(super) spec: &'a Value,
 }
 
-/// A check. None if the pod passes.
+/// A check. `None` if the pod passes.
 pub(super) type Check = fn(&Pod<'_>) -> Option<Violation>;
 
 /// A check with its revisions, each with the first minor version of Kubernetes that has it.

@@ -61,12 +61,12 @@ impl Policy {
         (policy, read.causes.into_list())
     }
 
-    /// Whether no checks apply.
+    /// Whether no check applies.
     pub fn is_privileged(&self) -> bool {
         [self.enforce, self.audit, self.warn].iter().all(|mode| mode.level == Level::Privileged)
     }
 
-    /// Whether both have the same effect.
+    /// Whether both policies have the same effect.
     pub fn is_equivalent(&self, other: &Self) -> bool {
         self.enforce.is_equivalent(&other.enforce)
             && self.audit.is_equivalent(&other.audit)

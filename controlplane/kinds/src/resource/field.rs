@@ -1,4 +1,4 @@
-//! Fields that lists and watches can select by.
+//! Fields by which lists and watches can select objects.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::fields::{self, Field};
 
-/// A field that lists and watches can select by.
+/// A field by which lists and watches can select objects.
 #[derive(Clone, Debug)]
 pub struct SelectableField {
     /// Its path as clients write it: `spec.nodeName`.
@@ -22,7 +22,7 @@ pub struct SelectableField {
 pub enum FieldValue {
     /// By a function of a built-in row.
     Function(fn(&Value) -> String),
-    /// By the field's name as a path: a text, boolean or integer; empty if absent.
+    /// By the field's name as a path: a text, boolean or integer. Empty if absent.
     Path,
 }
 

@@ -26,7 +26,7 @@ pub struct Resources {
 
 /// The resources of one group version.
 pub struct GroupVersion {
-    /// API group, empty for the core group.
+    /// API group. Empty for the core group.
     pub group: Box<str>,
     /// Version.
     pub version: Box<str>,

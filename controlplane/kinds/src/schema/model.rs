@@ -43,11 +43,11 @@ pub(crate) struct Property {
     pub(crate) name: Box<str>,
     /// Its type.
     pub(crate) value_type: ValueType,
-    /// When Go writes the field.
+    /// The condition under which Go writes the field.
     pub(crate) presence: Presence,
     /// Its Go type and embedded structs in decoding errors, if they do not follow from `value_type`.
     pub(crate) go: Option<Box<GoField>>,
-    /// Markers for strategic merge.
+    /// Markers for strategic merge patches.
     pub(crate) patch: PatchMarkers,
     /// Markers for field ownership.
     pub(crate) ownership: OwnershipMarkers,

@@ -17,7 +17,7 @@ const UNINITIALIZED: &str = "metadata.initializers";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SelectorAttributes {
     labels: Box<[(Box<str>, Box<str>)]>,
-    /// Values by field name. Empty values are left out.
+    /// Values by field name. Empty values are omitted.
     fields: Box<[(Arc<str>, Box<str>)]>,
 }
 

@@ -30,7 +30,7 @@ pub(super) fn set_transition_time(new: &mut Value, old: &Value) {
     }
 }
 
-/// Sets `dataSource` from `dataSourceRef`, and the other way round, if one of them is absent. A source in another
+/// Sets `dataSource` from `dataSourceRef`, and vice versa, if one of them is absent. A source in another
 /// namespace is only in the latter. Source: `NormalizeDataSources`.
 pub(crate) fn normalize_data_sources(claim: &mut Value) {
     let Some(spec) = claim["spec"].as_object_mut() else { return };
@@ -48,7 +48,7 @@ pub(crate) fn normalize_data_sources(claim: &mut Value) {
     };
 }
 
-/// The present as the API writes times.
+/// The current time in the format of the API.
 fn now() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -9,9 +9,9 @@ use super::storage::{parameters, provisioner};
 use super::{Causes, Path, entries, format, items, text};
 use coracle_values::Quantity;
 
-/// Maximum bytes of an attachment's metadata.
+/// Maximum size of an attachment's metadata, in bytes.
 const MAX_METADATA: usize = 256;
-/// Maximum bytes of an error message.
+/// Maximum size of an error message, in bytes.
 const MAX_MESSAGE: usize = 1024;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
 const LIFECYCLE_MODES: &[&str] = &["Persistent", "Ephemeral"];

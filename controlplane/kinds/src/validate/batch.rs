@@ -14,7 +14,7 @@ const MAX_FAILED_INDEXES: i64 = 100_000;
 const MANY_COMPLETIONS: i64 = 100_000;
 /// Maximum parallelism and failed indexes of such a job.
 const MANY_COMPLETIONS_LIMIT: i64 = 10_000;
-/// Maximum bytes of the name in `managedBy`.
+/// Maximum size of the name in `managedBy`, in bytes.
 const MAX_MANAGED_BY: usize = 63;
 /// Maximum length of a cron job's name: its jobs' names have eleven characters more.
 const MAX_CRON_JOB_NAME: usize = 52;

@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
 
-/// Maximum bytes of the reason of a condition.
+/// Maximum size of the reason of a condition, in bytes.
 const MAX_REASON: usize = 1024;
-/// Maximum bytes of the message of a condition.
+/// Maximum size of the message of a condition, in bytes.
 const MAX_MESSAGE: usize = 32768;
 const REASON: &str = "a condition reason must start with alphabetic character, optionally followed by a string of \
     alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  \

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, entries, format, text};
 
-/// Maximum bytes of all values together.
+/// Maximum size of all values together, in bytes.
 const MAX_SIZE: usize = 1024 * 1024;
 
 pub(crate) fn config_map(causes: &mut Causes, object: &Value, old: Option<&Value>) {

@@ -15,13 +15,13 @@ const MAX_CONFIGS: usize = 32;
 const MAX_SELECTORS: usize = 32;
 const MAX_ALTERNATIVES: usize = 8;
 const MAX_RESERVED: usize = 256;
-/// Maximum bytes of the CEL expression of a selector.
+/// Maximum size of the CEL expression of a selector, in bytes.
 const MAX_EXPRESSION: usize = 10 << 10;
-/// Maximum bytes of the name of a driver.
+/// Maximum size of the name of a driver, in bytes.
 const MAX_DRIVER: usize = 63;
-/// Maximum bytes of the name of a pool.
+/// Maximum size of the name of a pool, in bytes.
 const MAX_POOL: usize = 253;
-/// Maximum bytes of the opaque parameters of a configuration, as JSON.
+/// Maximum size of the opaque parameters of a configuration, as JSON, in bytes.
 const MAX_PARAMETERS: usize = 10 << 10;
 const ONE_REQUEST: &str = "exactly one of `exactly` or `firstAvailable` is required";
 const ONE_PLACE: &str =

@@ -11,7 +11,7 @@ use crate::Resource;
 use crate::cause::{Causes, Path};
 use crate::resource::NameRule;
 
-/// Maximum bytes of all annotations together.
+/// Maximum size of all annotations together, in bytes.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 
 /// Rules for every write.

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
 
-/// Maximum bytes of a storage driver's node id.
+/// Maximum size of a storage driver's node id, in bytes.
 const MAX_NODE_ID: usize = 192;
 
 pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {

@@ -97,7 +97,7 @@ fn source_ranges(causes: &mut Causes, path: &Path, object: &Value, old: Option<&
     }
 }
 
-/// Checks where the traffic of a service may go.
+/// Checks the traffic policies of a service.
 fn traffic(causes: &mut Causes, path: &Path, spec: &Value) {
     let external = &spec["externalTrafficPolicy"];
     let here = path.field("externalTrafficPolicy");

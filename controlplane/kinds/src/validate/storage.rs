@@ -25,7 +25,7 @@ const NO_SOURCES: &[&str] = &[
     "volumeAttributesClassName",
 ];
 const MAX_PARAMETERS: usize = 512;
-/// Maximum bytes of all parameters of a class.
+/// Maximum size of all parameters of a class, in bytes.
 const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// The text of a field; empty if absent.
+/// The text of a field. Empty if absent.
 pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }

@@ -13,7 +13,7 @@ use coracle_values::Quantity;
 pub(super) type Volumes<'a> = HashSet<&'a str>;
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
-/// Maximum bytes of the name of a storage driver.
+/// Maximum size of the name of a storage driver, in bytes.
 const MAX_DRIVER: usize = 63;
 const VOLUME_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];

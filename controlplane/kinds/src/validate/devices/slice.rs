@@ -18,9 +18,9 @@ const MAX_ATTRIBUTES: usize = 32;
 const MAX_ATTRIBUTE_VALUES: usize = 48;
 const MAX_TAINTS: usize = 16;
 const MAX_CONDITIONS: usize = 4;
-/// Maximum bytes of a C identifier.
+/// Maximum size of a C identifier, in bytes.
 const MAX_IDENTIFIER: usize = 32;
-/// Maximum bytes of a value of the type string or version.
+/// Maximum size of a value of the type string or version, in bytes.
 const MAX_VALUE: usize = 64;
 const IDENTIFIER: &str = "a valid C identifier must start with alphabetic character or '_', followed by a string of \
     alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is \
