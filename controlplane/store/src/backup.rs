@@ -1,5 +1,5 @@
-//! The form of a backup: all durable entries of the embedded store at one revision, as they are on disk. Encrypted
-//! entries stay encrypted.
+//! The format of a backup. It has all durable entries of the embedded store at one revision, as they are on disk.
+//! Encrypted entries stay encrypted.
 //!
 //! | part | bytes |
 //! |---|---|
@@ -17,11 +17,11 @@ use sha2::{Digest as _, Sha256};
 use crate::Error;
 
 const MAGIC: &[u8; 16] = b"coracle backup\r\n";
-/// The version that this program writes. Backups of later versions are refused.
+/// The version of the format. Backups of other versions are refused.
 const VERSION: u32 = 1;
-/// Bytes of one chunk of a backup, approximately.
+/// Approximate size of one chunk of a backup, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Maximum bytes of a key, and of a value: more is a damaged length.
+/// Maximum size of a key and of a value in bytes. A larger length is damaged.
 const MAX_KEY: usize = 64 << 10;
 const MAX_VALUE: usize = 64 << 20;
 
@@ -30,7 +30,7 @@ const MAX_VALUE: usize = 64 << 20;
 pub struct BackupHead {
     /// The newest revision. The backup has all durable commits up to it.
     pub revision: u64,
-    /// The end of the reserved revisions: no commit has a greater one.
+    /// The end of the reserved revisions. No commit has a greater revision.
     pub(crate) reserved: u64,
 }
 
@@ -43,14 +43,14 @@ pub struct BackupSummary {
     pub entries: u64,
 }
 
-/// A key and the value as it is on disk.
+/// A key, and its value as it is on disk.
 pub(crate) type Record = (Box<[u8]>, Box<[u8]>);
 
-/// A running backup: its bytes in chunks. Reading blocks on the disk.
+/// A running backup, as an iterator over its bytes in chunks. Reading blocks on the disk.
 pub struct Backup {
     records: Box<dyn Iterator<Item = Result<Record, Error>> + Send>,
     hash: Sha256,
-    /// The head, before it was sent.
+    /// The head. `None` after it was returned.
     head: Option<BackupHead>,
     entries: u64,
     is_ended: bool,
@@ -142,7 +142,7 @@ impl<R: BufRead> Reader<R> {
         Ok(reader)
     }
 
-    /// The next entry; `None` at the end of a complete backup.
+    /// The next entry. `None` at the end of a complete backup, after its checksum was verified.
     pub(crate) fn next(&mut self) -> Result<Option<Record>, Error> {
         let [tag] = self.array()?;
         match tag {
@@ -180,7 +180,7 @@ impl<R: BufRead> Reader<R> {
         if length > max {
             return Err(invalid("it is damaged: an entry is too long"));
         }
-        // Memory is allocated as the bytes arrive, because the length may be damaged.
+        // Memory is allocated as the bytes are read, because the length may be damaged.
         let mut bytes = Vec::new();
         let limit = u64::try_from(length).unwrap_or(u64::MAX);
         let read = self.source.by_ref().take(limit).read_to_end(&mut bytes).map_err(|error| short(&error))?;
@@ -202,7 +202,7 @@ impl<R: BufRead> Reader<R> {
 /// Reads a whole backup and verifies its checksum.
 ///
 /// # Errors
-/// [`Error::Backup`] if it is incomplete, damaged or of a later version.
+/// [`Error::Backup`] if it is incomplete, damaged, or of another version.
 pub fn verify_backup(source: impl BufRead) -> Result<BackupSummary, Error> {
     let mut reader = Reader::new(source)?;
     while reader.next()?.is_some() {}

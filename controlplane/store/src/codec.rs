@@ -1,4 +1,4 @@
-//! Entries as bytes in the store. Values under some prefixes are encrypted in this form; in memory they are not.
+//! The format of entries in the store. Values with some key prefixes are encrypted in it, but not in memory.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use coracle_sealing::{Encryption, Keys, is_encrypted, is_sealed};
 
 use crate::{Entry, Error};
 
-/// Encryption of the values of some keys.
+/// The encryption of the values of some keys.
 #[derive(Debug)]
 pub struct Sealing {
     /// The keys of the key file.
     pub keys: Keys,
-    /// Keys with one of these prefixes have encrypted values.
+    /// Prefixes of the keys whose values are encrypted.
     pub prefixes: Vec<String>,
     /// Providers of the encryption configuration. They take precedence over the key file.
     pub encryption: Option<Arc<Encryption>>,
 }
 
-/// Revisions of an entry: of its creation and of its last change.
+/// The revisions at which an entry was created and last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Revisions {
     pub(crate) created: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Revisions {
 pub(crate) struct EntryCodec(pub(crate) Option<Sealing>);
 
 impl EntryCodec {
-    /// Encodes an entry: its revisions, `created` and `modified`, in big-endian, then the bytes, which may be sealed.
+    /// Encodes an entry: the revisions `created` and `modified` in big-endian, then the value, which may be encrypted.
     pub(crate) fn encode(
         &self,
         key: &str,
@@ -57,7 +57,7 @@ impl EntryCodec {
         has_providers && split(bytes).is_some_and(|(_, value)| is_encrypted(value))
     }
 
-    /// The encrypted value; `None` if the values of this key are stored as they are.
+    /// The encrypted value. `None` if the values of this key are not encrypted.
     pub(crate) fn seal(&self, key: &str, value: &[u8]) -> Result<Option<Vec<u8>>, coracle_sealing::Error> {
         match self.encryption(key) {
             Some(encryption) => encryption.seal(key, value),
@@ -65,7 +65,7 @@ impl EntryCodec {
         }
     }
 
-    /// The decrypted value; `None` if the value is not encrypted.
+    /// The decrypted value. `None` if the value is not encrypted.
     pub(crate) fn open(&self, key: &str, value: &[u8]) -> Result<Option<Bytes>, Error> {
         let Some(sealing) = self.0.as_ref().filter(|_| is_encrypted(value)) else { return Ok(None) };
         let failed = |source| Error::Sealed { key: key.to_owned(), source };
@@ -73,7 +73,7 @@ impl EntryCodec {
             Some(encryption) => encryption.open(key, value),
             None => Ok(None),
         };
-        // A value of an AES-GCM provider has the same prefix as a value of the key file.
+        // A value of an AES-GCM provider has the same prefix as a value that is encrypted with the key file.
         let failure = match by_provider {
             Ok(Some(opened)) => return Ok(Some(opened.into())),
             Ok(None) => None,
@@ -91,8 +91,8 @@ impl EntryCodec {
         split(bytes).map(|(revisions, _)| revisions)
     }
 
-    /// Key prefixes whose values may be encrypted. With a configuration these are all keys: an earlier configuration
-    /// may have named more resources.
+    /// Prefixes of the keys whose values may be encrypted. With an encryption configuration these are all keys, because
+    /// an earlier configuration may have named more resources.
     pub(crate) fn prefixes(&self) -> Vec<&str> {
         match &self.0 {
             Some(Sealing { encryption: Some(_), .. }) => vec![""],
@@ -101,7 +101,7 @@ impl EntryCodec {
         }
     }
 
-    /// The entry in the form in which it would be written now. `None` if it has that form.
+    /// The entry as it would be written now. `None` if it is already stored in this way.
     pub(crate) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };
         if self.is_current(key, value) {
@@ -112,13 +112,13 @@ impl EntryCodec {
         self.encode(key, revisions, &entry.value).map(Some).map_err(failed)
     }
 
-    /// Whether values of this key may be stored in a form in which they would not be written now.
+    /// Whether values of this key may be stored in another way than they would be written now.
     pub(crate) fn may_be_outdated(&self, key: &str) -> bool {
         let has_providers = self.0.as_ref().is_some_and(|sealing| sealing.encryption.is_some());
         has_providers || self.sealing(key).is_some()
     }
 
-    /// Whether a stored value is in the form in which it would be written now.
+    /// Whether a value is stored as it would be written now.
     pub(crate) fn is_current(&self, key: &str, value: &[u8]) -> bool {
         match (self.encryption(key), self.sealing(key)) {
             _ if self.0.is_none() => true,
@@ -128,7 +128,7 @@ impl EntryCodec {
         }
     }
 
-    /// As [`EntryCodec::is_current`], of an encoded entry.
+    /// [`EntryCodec::is_current`] for an encoded entry.
     pub(crate) fn is_current_entry(&self, key: &str, bytes: &[u8]) -> bool {
         split(bytes).is_none_or(|(_, value)| self.is_current(key, value))
     }

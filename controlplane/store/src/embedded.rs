@@ -1,9 +1,9 @@
 //! The embedded store, on fjall.
 //!
-//! One thread (`writer`) makes all commits. It takes the waiting writes, checks each against the state, syncs them with
-//! one fdatasync and publishes them. So commits are ordered, and concurrent ones share a sync. fjall spares flash: a
-//! durable commit of a 1.5 kB object writes 5.7 kB to disk, against 19 kB with SQLite and 40 kB with redb. Its latency
-//! is the lowest of the three, too.
+//! One thread (`writer`) makes all commits. It checks the waiting writes, syncs them with one fdatasync and publishes
+//! them. So commits are ordered, and concurrent ones share a sync. fjall writes less to flash storage than others: a
+//! durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB of SQLite and 40 kB of redb. It also
+//! has the lowest latency of the three.
 
 mod engine;
 mod inspect;
@@ -29,16 +29,16 @@ pub use restore::restore;
 use space::SpaceReserves;
 use state::State;
 
-/// Number of revisions that are reserved on disk at a time. Volatile commits write nothing to disk. So after a restart
-/// the counter continues at the end of the reservation, which no commit can have passed.
+/// Number of revisions that are reserved on disk in one step. Volatile commits write nothing to disk, so after a
+/// restart the counter continues at the end of the reservation, which no commit has exceeded.
 const RESERVED: u64 = 1 << 16;
 
 /// Settings of the embedded store.
 #[derive(Debug)]
 pub struct EmbeddedOptions {
-    /// Number of past commits that a watch can start from.
+    /// Number of recent commits that a watch can start before.
     pub history: usize,
-    /// The encryption of values on disk; `None` encrypts nothing.
+    /// The encryption of values on disk. `None` means no encryption.
     pub sealing: Option<Sealing>,
 }
 
@@ -55,14 +55,14 @@ pub struct Embedded {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// The state that the writer thread and the readers share.
+/// The state that the writer thread and readers share.
 struct Shared {
     path: PathBuf,
     codec: Arc<EntryCodec>,
     /// `None` while the writer reopens the database after a failure.
     engine: RwLock<Option<Engine>>,
     state: Mutex<State>,
-    /// Why the engine refuses writes; `None` if it accepts them.
+    /// The reason why the engine refuses writes. `None` if it accepts them.
     failure: Mutex<Option<String>>,
 }
 
@@ -73,8 +73,8 @@ struct Job {
 }
 
 impl Embedded {
-    /// Opens the store in `path`, or creates it. Entries that must be encrypted and are not sealed with the first key are
-    /// encrypted before this returns.
+    /// Opens the store in `path`, or creates it. First, entries that must be encrypted and are not encrypted with the
+    /// first key are encrypted, if the disk has space for a copy.
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.
@@ -89,11 +89,12 @@ impl Embedded {
             Ok(true) => {
                 drop(engine);
                 engine = Engine::open(path, codec.clone())?;
-                // The replaced store has the values in plain text.
+                // The replaced store may have the values in plain text.
                 migrate::remove(&migrate::sibling(path, ".sealing")).map_err(failed)?;
             }
             Err(error @ (Error::Sealed { .. } | Error::Read { .. })) => return Err(error),
-            // The disk has no room for the copy, or the file system cannot exchange: the entries stay readable.
+            // The disk has no space for the copy, or the file system cannot exchange directories. The entries stay
+            // readable.
             Err(error) => tracing::warn!(%error, "cannot encrypt the entries of an earlier version"),
         }
         Self::run(path, codec, engine, options.history)
@@ -130,7 +131,7 @@ impl Embedded {
     }
 }
 
-/// Removes what an interrupted restore left beside the store.
+/// Removes the files of an interrupted restore beside the store.
 fn remove_leftovers(path: &Path) -> std::io::Result<()> {
     let remains = migrate::sibling(path, restore::RESTORING);
     if remains.exists() {
@@ -146,7 +147,7 @@ fn make_directory(path: &Path) -> std::io::Result<()> {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        // When the sender is dropped, the writer finishes the queued writes and ends.
+        // When the sender is dropped, the writer ends after the queued writes.
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -220,7 +221,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the function with the open database, which stays open meanwhile.
+    /// Calls the function with the open database, which is not closed during the call.
     fn read<T>(&self, read: impl FnOnce(&Engine) -> Result<T, Error>) -> Result<T, Error> {
         let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
         let closed = || Error::Read {
@@ -229,7 +230,7 @@ impl Shared {
         read(engine.as_ref().ok_or_else(closed)?)
     }
 
-    /// Replaces the database after the running reads; `None` closes it.
+    /// Replaces the database after the running reads. `None` closes it.
     fn replace_engine(&self, engine: Option<Engine>) {
         *self.engine.write().unwrap_or_else(PoisonError::into_inner) = engine;
     }
@@ -268,7 +269,7 @@ impl Shared {
         })?;
         let revision = state.revision();
         drop(state);
-        // This runs without the lock: a key management service that does not respond must not delay writes.
+        // This runs without the lock, because a key management service that does not respond must not delay writes.
         for (key, bytes) in sealed {
             entries.extend(self.codec.decode(&key, &bytes)?);
         }

@@ -5,21 +5,21 @@ use std::path::PathBuf;
 /// A failed store operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The write's expectation did not hold.
+    /// The condition of the write did not hold.
     #[error("cannot write the entry: {}", state(*found))]
     Conflict {
-        /// The entry's current revision; `None` when there is no such entry.
+        /// The entry's current revision. `None` if there is no such entry.
         found: Option<u64>,
         /// The revision at which the store checked the entry.
         at: u64,
     },
-    /// The expectation of the write's guard did not hold; that of the entry did.
+    /// The condition of the write's guard did not hold. That of the entry did.
     #[error("cannot write the entry: its guard changed at revision {at} or before")]
     Guard {
         /// The revision at which the store checked the guard.
         at: u64,
     },
-    /// The store's server does not answer, or has no leader. The outcome of a write is unknown.
+    /// The store's server does not respond, or has no leader. The outcome of a write is unknown.
     #[error("etcd cannot serve the request: {detail}")]
     Unavailable {
         /// The error text of the connection or the server.
@@ -112,7 +112,7 @@ pub enum Error {
         /// The defect.
         detail: String,
     },
-    /// The store has no backups of its own.
+    /// The store cannot create backups.
     #[error("cannot back up the store: the objects are in etcd; use `etcdctl snapshot save`")]
     BackupOfEtcd,
     /// The store was closed.

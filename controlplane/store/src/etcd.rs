@@ -1,8 +1,8 @@
 //! The store on etcd 3.6, which several servers share.
 //!
-//! A key is stored below a prefix. A revision is etcd's own, so a transaction is one commit. One task per watch follows
-//! etcd and resumes after a disconnection. Another task compacts the history; of all servers that share the prefix one
-//! does it in each interval.
+//! Keys have a common prefix in etcd. Revisions are those of etcd, so a transaction is one commit. One task for each
+//! watch follows etcd and resumes after a disconnection. Another task compacts the history: of all servers that share
+//! the prefix, one does it in each interval.
 
 mod compaction;
 mod connection;
@@ -33,9 +33,9 @@ mod api {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// Time between compactions of the history. kube-apiserver has the same.
+/// Interval of compactions of the history, as in kube-apiserver.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
-/// Time that a starting server waits for etcd.
+/// Maximum time that a starting server waits for etcd.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between attempts to reach etcd at the start.
 const START_PAUSE: Duration = Duration::from_secs(1);
@@ -47,16 +47,16 @@ pub struct EtcdOptions {
     pub servers: Vec<String>,
     /// Prefix of all keys.
     pub prefix: String,
-    /// TLS, for `https` URLs.
+    /// TLS for `https` URLs.
     pub tls: Option<EtcdTls>,
-    /// The encryption of values in etcd; `None` encrypts nothing.
+    /// The encryption of values in etcd. `None` means no encryption.
     pub sealing: Option<Sealing>,
 }
 
 /// TLS files of the connection to etcd, in PEM.
 #[derive(Clone, Debug)]
 pub struct EtcdTls {
-    /// Authorities that sign etcd's certificates.
+    /// Certificate authorities that sign etcd's certificates.
     pub authority: PathBuf,
     /// The client's certificate and key, if etcd verifies clients.
     pub identity: Option<(PathBuf, PathBuf)>,
@@ -68,7 +68,7 @@ pub struct Etcd {
     compaction: JoinHandle<()>,
 }
 
-/// The part of the store that it shares with its tasks.
+/// The part of the store that its tasks share.
 struct Shared {
     connection: Connection,
     keys: Keys,
@@ -78,7 +78,7 @@ struct Shared {
 
 /// The names of keys in etcd.
 struct Keys {
-    /// The prefix; ends with `/`.
+    /// The prefix. It ends with `/`.
     prefix: String,
 }
 
@@ -89,17 +89,17 @@ impl Keys {
         Self { prefix: format!("/{}/", prefix.trim_matches('/')) }
     }
 
-    /// The name in etcd.
+    /// The name of a key in etcd.
     fn outer(&self, key: &str) -> Vec<u8> {
         format!("{}{key}", self.prefix).into_bytes()
     }
 
-    /// The key of a name in etcd.
+    /// The key of a name in etcd. `None` if the name does not have the prefix.
     fn inner<'a>(&self, name: &'a [u8]) -> Option<&'a str> {
         std::str::from_utf8(name).ok()?.strip_prefix(&self.prefix)
     }
 
-    /// The end of the range of names that start with the same bytes.
+    /// The end of the range of names that begin with this name.
     fn end_of(mut name: Vec<u8>) -> Vec<u8> {
         // The prefix ends with `/`, so there is a byte that can be incremented.
         while let Some(last) = name.pop() {
@@ -115,10 +115,10 @@ impl Keys {
 // === impl Etcd ===
 
 impl Etcd {
-    /// Connects to etcd, and waits at most a minute for it. Must be called within a tokio runtime.
+    /// Connects to etcd, and waits at most one minute for it. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`Error::Endpoint`] if the settings cannot be used, [`Error::Unavailable`] if etcd does not answer.
+    /// [`Error::Endpoint`] if the settings cannot be used, [`Error::Unavailable`] if etcd does not respond.
     pub async fn connect(options: EtcdOptions) -> Result<Self, Error> {
         let connection = Connection::new(&options.servers, options.tls.as_ref())?;
         let shared = Arc::new(Shared {
@@ -193,7 +193,7 @@ impl Store for Etcd {
 // === impl Shared ===
 
 impl Shared {
-    /// Waits until etcd answers.
+    /// Waits until etcd responds.
     async fn wait(&self) -> Result<(), Error> {
         let until = tokio::time::Instant::now() + START_TIMEOUT;
         loop {

@@ -1,15 +1,15 @@
-//! The store: versioned bytes by key, with compare-and-swap and watch. It does not depend on Kubernetes kinds.
+//! The store: versioned values by key, with compare-and-swap and watches. It does not depend on Kubernetes kinds.
 //!
-//! Start reading at [`Store`]. It has two implementations: [`Embedded`] for one server, [`Etcd`] for several servers that
-//! share one store. `suite.rs` has the tests that both pass. One revision counts the commits of the whole store. Every
-//! entry has the revision that created it and the revision that last changed it.
+//! The interface is [`Store`]. It has two implementations: [`Embedded`] for one server, and [`Etcd`] for several
+//! servers that share one store. `suite.rs` has the tests of both. One revision counts the commits of the whole store.
+//! Every entry has the revision that created it and the revision that last changed it.
 //!
 //! Invariants:
-//! - A revision is never used twice, also not after a restart, in either tier.
-//! - Commits reach every watcher in revision order, without gaps.
-//! - A durable write is acknowledged only after it was synced to disk. A volatile write never touches the disk of the
-//!   embedded store; etcd stores it like a durable one, with a lease if it has a time to live.
-//! - Without calls the embedded store neither wakes up nor writes, except for due expiries.
+//! - A revision is never used twice, not even after a restart, in any tier.
+//! - Every watcher gets the commits in the order of revisions, without gaps.
+//! - A durable write is acknowledged only after it was synced to disk. A volatile write never reaches the disk of the
+//!   embedded store. etcd stores it like a durable one, with a lease if it has a time to live.
+//! - Without calls the embedded store neither wakes up nor writes, except to remove expired entries.
 
 mod backup;
 mod codec;

@@ -1,4 +1,4 @@
-//! The interface between the API server and its store.
+//! The interface of the store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,46 +8,46 @@ use tokio::sync::mpsc;
 
 use crate::{Backup, Error};
 
-/// Versioned keyed bytes. Implementations: [`crate::Embedded`] and [`crate::Etcd`].
+/// Versioned values by key. Implementations: [`crate::Embedded`] and [`crate::Etcd`].
 pub trait Store: Send + Sync + 'static {
-    /// The newest version of the entry with this key.
+    /// The newest version of the entry with this key. `None` if there is no such entry.
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, Error>>;
 
-    /// Entries in key order, all from one revision.
+    /// Entries in the order of their keys, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Creates, replaces or deletes one entry and touches the write's guard, if the expectations of both hold. Returns
-    /// the commit's revision once the commit is as durable as its tier requires.
+    /// Creates, replaces or deletes one entry and touches the write's guard, if the conditions of both hold. Returns
+    /// the commit's revision when the commit is as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
-    /// Every commit under `prefix` after the revision `after`, in order. The watch also reaches every revision that
-    /// another call of this store returns, by a commit or by [`Event::Progress`].
+    /// Returns every commit under `prefix` after the revision `after`, in order. The watch also reaches every revision
+    /// that another call of this store returns, by a commit or by [`Event::Progress`].
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
-    /// Removes the history up to `revision`; the newest version of every entry stays.
+    /// Removes the history up to `revision`. The newest version of every entry stays.
     fn compact(&self, revision: u64) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// The revision of the newest commit that is acknowledged, by any server.
+    /// The revision of the newest commit that any server has acknowledged.
     fn revision(&self) -> BoxFuture<'_, Result<u64, Error>>;
 
     /// Whether the store accepts writes now.
     fn health(&self) -> Health;
 
-    /// Whether other processes write to this store. Then a reader of a cache must wait for [`Store::revision`] to see all
-    /// acknowledged commits.
+    /// Whether other processes write to this store. If so, a reader of a cache must wait for [`Store::revision`] to see
+    /// all acknowledged commits.
     fn is_shared(&self) -> bool;
 
-    /// The time for which the commits of other processes could not be read. `None`: they can be read, or there are no
-    /// other processes.
+    /// The time for which the commits of other processes could not be read. `None` if they can be read, or if there are
+    /// no other processes.
     fn unreachable_for(&self) -> Option<Duration> {
         None
     }
 
-    /// Whether the value of a key is encrypted as it would be now. True for an absent entry. A write of the same value
-    /// encrypts it with the current key.
+    /// Whether the value of a key is encrypted with the current key, or need not be encrypted. True for an absent
+    /// entry. A write of the same value encrypts it with the current key.
     fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>>;
 
-    /// Starts a backup of all durable entries at the current revision. Writes go on meanwhile.
+    /// Starts a backup of all durable entries at the current revision. Writes continue during the backup.
     fn backup(&self) -> Result<Backup, Error>;
 }
 
@@ -56,12 +56,12 @@ pub trait Store: Send + Sync + 'static {
 pub enum Health {
     /// All writes are accepted.
     Good,
-    /// New objects are refused: the disk is full.
+    /// New objects are refused because the disk is full.
     Full {
         /// Free bytes.
         free: u64,
     },
-    /// Durable writes are refused; why.
+    /// Durable writes are refused for this reason.
     Failed(String),
 }
 
@@ -83,9 +83,9 @@ pub struct Entry {
 pub struct Range {
     /// Prefix of the keys.
     pub prefix: String,
-    /// First key; empty starts at the beginning.
+    /// First key. If empty, the list starts at the beginning.
     pub start: String,
-    /// Maximum number of entries; 0 for all.
+    /// Maximum number of entries. 0 means all.
     pub limit: usize,
 }
 
@@ -116,7 +116,7 @@ pub enum Tier {
     Durable,
     /// In memory only: lost at a restart, or after the time to live.
     Volatile {
-        /// Time to live, accurate to a minute; `None` has no limit.
+        /// Time to live, accurate to a minute. `None` means no limit.
         ttl: Option<Duration>,
     },
 }
@@ -128,16 +128,16 @@ pub struct Write {
     pub key: Arc<str>,
     /// The condition.
     pub expect: Expect,
-    /// The new bytes; `None` deletes.
+    /// The new value. `None` deletes the entry.
     pub value: Option<Bytes>,
     /// The tier of the entry.
     pub tier: Tier,
-    /// A second entry that this write checks and touches in the same commit.
+    /// A second entry that is checked and touched in the same commit.
     pub guard: Option<Guard>,
 }
 
-/// An empty entry that represents a set of entries. Writers that decide from the whole set touch its guard, so that of
-/// two concurrent ones the second fails with [`Error::Guard`].
+/// An empty entry that represents a set of entries. Writers whose decision depends on the whole set touch its guard, so
+/// that the second of two concurrent writers fails with [`Error::Guard`].
 #[derive(Clone, Debug)]
 pub struct Guard {
     /// The guard's key.
@@ -153,9 +153,9 @@ pub struct Commit {
     pub revision: u64,
     /// The entry's key.
     pub key: Arc<str>,
-    /// The new bytes; `None` when deleted.
+    /// The new value. `None` if the entry was deleted.
     pub value: Option<Bytes>,
-    /// Revision of the commit that created the entry; 0 for a deletion if the store does not have it.
+    /// Revision of the commit that created the entry. 0 for a deletion if the store does not know it.
     pub created: u64,
     /// Whether the commit of the write's guard follows, with the same revision. That commit completes the revision.
     pub guard_follows: bool,
@@ -168,25 +168,25 @@ pub enum Event {
     Commit(Arc<Commit>),
     /// All commits up to this revision were sent.
     Progress(u64),
-    /// The watch missed commits that are compacted. These are all entries under its prefix; the watch continues after
-    /// the page's revision.
+    /// The watch missed commits that are compacted. The page has all entries under the prefix. The watch continues
+    /// after the page's revision.
     Resync {
         /// All entries that can be decrypted.
         page: Page,
-        /// Keys of entries that exist and cannot be decrypted. The consumer keeps their former values: a missing entry
-        /// counts as deleted, and deletions have effects on other objects.
+        /// Keys of entries that exist but cannot be decrypted. The consumer must keep their former values, because a
+        /// missing entry counts as deleted, and deletions affect other objects.
         unreadable: Vec<Arc<str>>,
     },
 }
 
-/// A running watch. Its queue has no limit, so the consumer must keep reading.
+/// A running watch. Its queue has no limit, so the consumer must read it continuously.
 #[derive(Debug)]
 pub struct Watch {
     pub(crate) events: mpsc::UnboundedReceiver<Event>,
 }
 
 impl Watch {
-    /// The next event; `None` when the store is closed.
+    /// The next event. `None` if the store is closed.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }

@@ -29,7 +29,7 @@ pub(crate) async fn commit(watch: &mut Watch) -> Arc<Commit> {
     }
 }
 
-/// Runs every test on a new store.
+/// Runs every test, each on a new store.
 pub(crate) async fn all(make: impl AsyncFn() -> Arc<dyn Store>) {
     for tier in TIERS {
         writes_are_compare_and_swap(make().await, tier).await;
@@ -145,8 +145,8 @@ async fn a_guard_is_checked_and_touched_with_the_entry(store: Arc<dyn Store>, ti
     let late = store.write(guarded("/g/b", Expect::Absent)).await.unwrap_err();
     assert!(matches!(late, Error::Guard { at } if at >= first), "{late:?}");
     assert_eq!(store.get("/g/b").await.unwrap(), None);
-    let taken = store.write(guarded("/g/a", Expect::Revision(first))).await.unwrap_err();
-    assert!(matches!(taken, Error::Conflict { found: Some(found), .. } if found == first), "{taken:?}");
+    let conflict = store.write(guarded("/g/a", Expect::Revision(first))).await.unwrap_err();
+    assert!(matches!(conflict, Error::Conflict { found: Some(found), .. } if found == first), "{conflict:?}");
     let second = store.write(guarded("/g/b", Expect::Revision(first))).await.unwrap();
     assert_eq!(store.get("guard").await.unwrap().unwrap().modified, second);
 }

@@ -1,4 +1,4 @@
-//! The handles of the engine: a database that can be closed and reopened while the store is open.
+//! The engine: a database that can be closed and reopened while the store is open.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,7 +25,7 @@ pub(super) struct Engine {
     codec: Arc<EntryCodec>,
 }
 
-/// Entries as they are on disk, to overwrite those of a failed batch: key and bytes, `None` if absent.
+/// Entries as they are on disk, which overwrite those of a failed batch: key and bytes. `None` if the entry is absent.
 pub(super) type Undo = Vec<(Arc<str>, Option<Vec<u8>>)>;
 
 impl Engine {
@@ -66,13 +66,13 @@ impl Engine {
         self.database.persist(PersistMode::SyncData)
     }
 
-    /// The entry under a key.
+    /// The entry with this key. `None` if there is no such entry.
     pub(super) fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
         let found = self.entries.get(key).map_err(|error| read_error(&error))?;
         found.map(|bytes| self.codec.decode(key, &bytes)).transpose().map(Option::flatten)
     }
 
-    /// Whether the value of a key is encrypted as it would be now.
+    /// Whether the value of a key is encrypted with the current key, or need not be encrypted.
     pub(super) fn is_current(&self, key: &str) -> Result<bool, Error> {
         let found = self.entries.get(key).map_err(|error| read_error(&error))?;
         Ok(found.is_none_or(|bytes| self.codec.is_current_entry(key, &bytes)))
@@ -84,12 +84,12 @@ impl Engine {
         Ok(found.and_then(|bytes| EntryCodec::revisions(&bytes)))
     }
 
-    /// Calls `take` with the entries from `start` that have the prefix, in key order.
+    /// Calls `visit` with the entries from `start` that have the prefix, in the order of their keys.
     pub(super) fn scan(
         &self,
         start: &str,
         prefix: &str,
-        mut take: impl FnMut(&str, &[u8]) -> Result<(), Error>,
+        mut visit: impl FnMut(&str, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         for item in self.entries.range(start.as_bytes()..) {
             let (key, value) = item.into_inner().map_err(|error| read_error(&error))?;
@@ -97,12 +97,12 @@ impl Engine {
             if !key.starts_with(prefix) {
                 break;
             }
-            take(key, &value)?;
+            visit(key, &value)?;
         }
         Ok(())
     }
 
-    /// The entries of this moment as they are on disk. Later commits do not change them.
+    /// All entries at this moment, as they are on disk. Later commits do not affect them.
     pub(super) fn snapshot(&self) -> impl Iterator<Item = Result<Record, Error>> + Send + use<> {
         let items = self.database.snapshot().iter(&self.entries);
         items.map(|item| {
@@ -157,13 +157,13 @@ impl Engine {
     }
 }
 
-/// Why commits were not written.
+/// The reason why commits were not written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
     /// The engine refuses writes until it is reopened.
     #[error("{}", error_text(.0))]
     Engine(fjall::Error),
-    /// A value cannot be encrypted; nothing was written.
+    /// A value cannot be encrypted. Nothing was written.
     #[error(transparent)]
     Seal(coracle_sealing::Error),
 }
@@ -182,7 +182,7 @@ fn open_error(path: &Path, error: fjall::Error) -> Error {
     }
 }
 
-/// Whether an error is one of the disk, not of the file's content.
+/// Whether an error is caused by the disk, not by the file's content.
 pub(super) fn is_of_the_disk(kind: std::io::ErrorKind) -> bool {
     use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(kind, StorageFull | QuotaExceeded | ReadOnlyFilesystem | PermissionDenied)
@@ -192,7 +192,7 @@ fn read_error(error: &fjall::Error) -> Error {
     Error::Read { detail: error_text(error) }
 }
 
-/// The text of the engine's error: its Display prints a debug format.
+/// The text of the engine's error, whose Display has a debug format.
 fn error_text(error: &fjall::Error) -> String {
     use fjall::{Error as E, LsmError as L};
     match error {

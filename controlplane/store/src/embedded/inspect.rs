@@ -1,9 +1,9 @@
 //! Inspection of the store's files before the engine opens them.
 //!
-//! The engine treats unreadable data in a journal as the torn end of its last write: it truncates the journal there and
-//! loses everything behind it. A real torn end is followed by zeros, because journals are allocated ahead. Anything
-//! else is damage, and a damaged store must not open as an empty one. The files of an interrupted first start, before
-//! the first entry, are removed.
+//! The engine considers unreadable data in a journal as the incomplete end of its last write: it truncates the journal
+//! there and loses all data after it. A real incomplete end is followed by zeros, because journals are allocated in
+//! advance. Anything else is damage, and a damaged store must not be opened as an empty one. The files of a first start
+//! that was interrupted before the first entry are removed.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -16,7 +16,7 @@ use crate::Error;
 /// Magic bytes of the known format, and of the end of each batch in a journal.
 const MAGIC: [u8; 4] = *b"FJL\x03";
 
-/// Checks the store in `path`. A store that is locked or does not exist is left to the engine.
+/// Checks the store in `path`. If the store is locked or does not exist, the engine handles it.
 pub(super) fn inspect(path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Open { path: path.to_owned(), source };
     let corrupt = |detail: String| Error::Corrupt { path: path.to_owned(), detail };
@@ -85,14 +85,14 @@ fn read_optional(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// How a journal ends, with the offset of the end.
+/// The end of a journal, with its offset in bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// With a complete batch.
+    /// The journal ends with a complete batch.
     Whole,
-    /// With the beginning of a batch: the process ended while it wrote.
+    /// The journal ends with the beginning of a batch, because the process ended during the write.
     Torn(u64),
-    /// With data that is neither.
+    /// The journal ends with other data.
     Damaged(u64),
 }
 
@@ -102,17 +102,17 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
         match entry(journal, &mut data) {
             Ok(Some((tag, size))) => {
                 at += size;
-                // Batches and single entries end with these.
+                // These end batches and single entries.
                 if matches!(tag, 3 | 4) {
                     whole = at;
                 }
             }
             Ok(None) => return Ok(End::Damaged(at)),
-            // Zeros or the end of the file: valid, unless the last entry has a wrong length and so covers later
-            // batches.
+            // Zeros or the end of the file are valid, unless the last entry has a wrong length, so that it includes
+            // later batches.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                let covers = data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC);
-                return Ok(match (covers, at > whole) {
+                let includes_batches = data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC);
+                return Ok(match (includes_batches, at > whole) {
                     (true, _) => End::Damaged(at),
                     (false, true) => End::Torn(whole),
                     (false, false) => End::Whole,

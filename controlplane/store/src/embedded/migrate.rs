@@ -1,8 +1,8 @@
-//! Encryption of the entries of an earlier version or an earlier key.
+//! Encryption of entries that were stored by an earlier version or with an earlier key.
 //!
-//! A changed entry leaves its old bytes in the journal and in tables until the engine compacts them. So the whole store
-//! is copied into a new directory, which replaces the old one in one step (renameat2 with RENAME_EXCHANGE). A crash
-//! before that step leaves the old store, a crash after it the new one.
+//! After a change of an entry, its old bytes stay in the journal and in tables until the engine compacts them.
+//! Therefore the whole store is copied into a new directory, which replaces the old one in one step (renameat2 with
+//! RENAME_EXCHANGE). A crash before that step leaves the old store, a crash after it the new one.
 
 use std::{
     ffi::OsString,
@@ -17,33 +17,33 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::engine::{Engine, Undo};
 use crate::{Error, codec::EntryCodec};
 
-/// Bytes in one batch of the copy.
+/// Minimum size of a batch of the copy in bytes, except of the last one.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// The copy's directory, beside the store's.
+/// A path beside the store: its path with a suffix.
 pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
 }
 
-/// Encrypts the entries that are not sealed with the first key. Returns whether the store was replaced: then `engine`
-/// is the old one, and the caller opens the new one.
+/// Encrypts the entries that are not encrypted with the first key. Returns whether the store was replaced. If so,
+/// `engine` is the old one, and the caller must open the new one.
 ///
 /// # Errors
-/// An entry is sealed with an unknown key, or the copy cannot be written. The store is unchanged.
+/// An entry is encrypted with an unknown key, or the copy cannot be written. The store is then unchanged.
 pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> Result<bool, Error> {
     let copy = sibling(path, ".sealing");
     // The engine holds the store's lock, so an existing copy is from a crash.
     remove(&copy).map_err(|source| Error::Open { path: copy.clone(), source })?;
-    let mut stale = 0_usize;
+    let mut outdated = 0_usize;
     for prefix in codec.prefixes() {
         engine.scan(prefix, prefix, |key, bytes| {
-            stale += usize::from(codec.resealed(key, bytes)?.is_some());
+            outdated += usize::from(codec.resealed(key, bytes)?.is_some());
             Ok(())
         })?;
     }
-    if stale == 0 {
+    if outdated == 0 {
         return Ok(false);
     }
     let failed = |source| Error::Open { path: copy.clone(), source };
@@ -52,11 +52,11 @@ pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> 
         .and_then(|()| exchange(path, &copy).map_err(failed))
         .inspect_err(|_| drop(remove(&copy)));
     copied?;
-    tracing::info!(entries = stale, "entries encrypted");
+    tracing::info!(entries = outdated, "entries encrypted");
     Ok(true)
 }
 
-/// Removes the rest of a copy, or the replaced store.
+/// Removes an incomplete copy, or the replaced store. A directory that does not exist is not an error.
 pub(super) fn remove(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -1,7 +1,7 @@
 //! Restores a store from a backup.
 //!
-//! The backup is written into a new directory, which replaces the store in one step after its checksum is verified. A
-//! crash before that step leaves the old store, a crash after it the restored one.
+//! The backup is written into a new directory. After its checksum is verified, the directory replaces the store in one
+//! step. A crash before that step leaves the old store, a crash after it the restored one.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -21,21 +21,21 @@ use crate::{
     codec::EntryCodec,
 };
 
-/// Suffix of the directory that is being written, beside the store.
+/// Suffix of the directory into which the backup is written, beside the store.
 pub(super) const RESTORING: &str = ".restoring";
 /// Suffix of the replaced store.
 const REPLACED: &str = ".replaced";
-/// Bytes in one batch.
+/// Minimum size of a batch in bytes, except of the last one.
 const BATCH_BYTES: usize = 1 << 20;
-/// Revisions that are skipped. The replaced store may have had commits after the backup, and clients that have seen their
-/// revisions must list again. etcd's documentation recommends the same number.
+/// Number of revisions that are skipped. The replaced store may have had commits after the backup, and clients that
+/// have read their revisions must list again. etcd's documentation recommends the same number.
 const SKIPPED: u64 = 1_000_000_000;
 
 /// Replaces the store in `path` by a backup. The former store stays beside it with the suffix `.replaced`.
 ///
 /// # Errors
-/// [`Error::Locked`] if a process uses the store, [`Error::Backup`] if the backup is damaged, [`Error::Sealed`] if a key
-/// is missing. The store is unchanged then.
+/// [`Error::Locked`] if a process uses the store, [`Error::Backup`] if the backup is damaged, [`Error::Sealed`] if a
+/// key is missing. The store is then unchanged.
 pub fn restore(path: &Path, sealing: Option<Sealing>, backup: impl BufRead) -> Result<BackupSummary, Error> {
     let failed = |source| Error::Open { path: path.to_owned(), source };
     let _lock = lock(path)?;
@@ -71,7 +71,7 @@ fn fill(new: &Path, codec: &Arc<EntryCodec>, backup: impl BufRead) -> Result<Bac
     while let Some((key, value)) = reader.next()? {
         let name = std::str::from_utf8(&key);
         let name = name.map_err(|_invalid| Error::Backup { detail: "a key is not UTF-8".to_owned() })?;
-        // The restored store would be unusable with a value that no key decrypts.
+        // With a value that no key decrypts, the restored store would be unusable.
         codec.decode(name, &value)?;
         size += key.len() + value.len();
         batch.push((name.into(), Some(value.into_vec())));

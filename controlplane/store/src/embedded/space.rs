@@ -1,8 +1,8 @@
-//! Space on the store's disk: the reserves, and which writes are refused when little space is left.
+//! Space on the store's disk: the reserves, and the writes that are refused when little space is left.
 //!
-//! There are two reserves. The journal's next blocks are allocated ahead, so that commits succeed on a disk that other
-//! programs have filled. A reserve file beside the store is removed when the engine has no room for a table, and
-//! created again when there is space.
+//! There are two reserves. The next blocks of the journal are allocated in advance, so that commits succeed on a disk
+//! that other programs have filled. A reserve file beside the store is removed when the engine has no space for a
+//! table, and created again when there is space.
 
 use std::{
     fs::{self, File},
@@ -16,11 +16,12 @@ use rustix::fs::{FallocateFlags, StatVfs, StatVfsMountFlags, fallocate, statvfs}
 use super::migrate::sibling;
 use crate::Health;
 
-/// Maximum bytes of the journal that are allocated ahead.
+/// Maximum number of bytes of the journal that are allocated in advance.
 const MAX_ALLOCATED_AHEAD: u64 = 32 << 20;
-/// Written bytes after which the journal is checked again.
+/// Number of written bytes after which the journal is checked again.
 const STEP: u64 = 1 << 20;
-/// Bounds in bytes of the free space below which the store refuses new objects: 1/32 of the disk within these bounds.
+/// Bounds, in bytes, of the free space below which the store refuses new objects. It is 1/32 of the disk within these
+/// bounds.
 const MIN_FREE_BYTES: std::ops::RangeInclusive<u64> = (2 << 20)..=(64 << 20);
 
 /// The reserves of a store.
@@ -28,16 +29,16 @@ pub(super) struct SpaceReserves {
     path: PathBuf,
     reserve: PathBuf,
     journal: PathBuf,
-    /// Upper bound of the bytes in the journal.
+    /// Upper bound of the number of bytes in the journal.
     position: u64,
-    /// Allocated bytes of the journal.
+    /// Number of allocated bytes of the journal.
     allocated: u64,
-    /// Size of the journal at which it is checked again.
+    /// Size of the journal at which it is checked again, in bytes.
     next_check: u64,
     is_full: bool,
 }
 
-/// Size and free space of a disk in bytes.
+/// Free space of a disk, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiskSpace {
     pub(super) free: u64,
@@ -48,7 +49,7 @@ pub(super) struct DiskSpace {
 // === impl SpaceReserves ===
 
 impl SpaceReserves {
-    /// Reads the space of the store in `path`, with its engine open, and creates the reserves as far as there is room.
+    /// Reads the space of the store in `path`, whose engine is open, and creates the reserves if there is space.
     pub(super) fn new(path: &Path) -> Self {
         let mut space = Self {
             path: path.to_owned(),
@@ -66,26 +67,26 @@ impl SpaceReserves {
 
     /// Whether new objects are refused. Reads the disk's free space.
     pub(super) fn is_full(&mut self) -> bool {
-        let Ok(room) = DiskSpace::of(&self.path) else { return self.is_full };
+        let Ok(disk) = DiskSpace::of(&self.path) else { return self.is_full };
         let was = self.is_full;
-        // Leaving this state needs more space than entering it, so that it does not alternate with every write.
-        self.is_full = room.free < if was { 2 * room.low } else { room.low };
+        // This state ends at more free space than it begins at, so that it does not alternate with every write.
+        self.is_full = disk.free < if was { 2 * disk.low } else { disk.low };
         if was && !self.is_full {
-            tracing::info!(free = room.free, "the store takes all writes again");
+            tracing::info!(free = disk.free, "the store takes all writes again");
             self.refill();
         }
         if !was && self.is_full {
-            tracing::warn!(free = room.free, path = %self.path.display(), "the store's disk is full: no new objects");
+            tracing::warn!(free = disk.free, path = %self.path.display(), "the store's disk is full: no new objects");
         }
         self.is_full
     }
 
-    /// Whether updates are refused, too. The preallocated blocks are then kept for deletions.
+    /// Whether updates are also refused. The blocks that are allocated in advance are then kept for deletions.
     pub(super) fn is_exhausted(&self) -> bool {
         self.allocated.saturating_sub(self.position) < MAX_ALLOCATED_AHEAD / 32
     }
 
-    /// Records that the journal grew.
+    /// Records that the journal has grown by `bytes`.
     pub(super) fn wrote(&mut self, bytes: u64) {
         self.position += bytes;
         if self.position >= self.next_check {
@@ -102,21 +103,21 @@ impl SpaceReserves {
         }
     }
 
-    /// Creates the reserve file, if there is room.
+    /// Creates the reserve file if there is space.
     fn refill(&self) {
-        let Ok(room) = DiskSpace::of(&self.path) else { return };
-        if self.reserve.exists() || room.free < 4 * room.low {
+        let Ok(disk) = DiskSpace::of(&self.path) else { return };
+        if self.reserve.exists() || disk.free < 4 * disk.low {
             return;
         }
-        let made = File::options().write(true).create_new(true).mode(0o600).open(&self.reserve);
-        let made = made.and_then(|file| Ok(fallocate(file, FallocateFlags::empty(), 0, room.low)?));
-        if let Err(error) = made {
+        let created = File::options().write(true).create_new(true).mode(0o600).open(&self.reserve);
+        let created = created.and_then(|file| Ok(fallocate(file, FallocateFlags::empty(), 0, disk.low)?));
+        if let Err(error) = created {
             tracing::debug!(%error, "the store has no reserve");
             self.release();
         }
     }
 
-    /// Finds the journal and allocates ahead of it.
+    /// Finds the journal and allocates its next blocks.
     fn check_journal(&mut self) {
         self.next_check = self.position + STEP;
         if let Err(error) = self.allocate() {
@@ -128,7 +129,7 @@ impl SpaceReserves {
         let journal = newest_journal(&self.path)?;
         let metadata = journal.metadata()?;
         if journal != self.journal {
-            // A new journal has a length but no blocks. A reopened journal ends behind its last entry.
+            // A new journal has a length but no blocks. A reopened journal ends after its last entry.
             self.position = metadata.len().min(metadata.blocks() * 512);
             (self.allocated, self.next_check) = (self.position, self.position + STEP);
             self.journal = journal;
@@ -154,11 +155,11 @@ impl DiskSpace {
     }
 }
 
-/// Reads size and free space from the file system.
+/// Reads the free space from the file system.
 pub(super) fn health(path: &Path) -> Health {
     match DiskSpace::of(path) {
-        Ok(room) if room.read_only => Health::Failed("its file system is read-only".to_owned()),
-        Ok(room) if room.free < room.low => Health::Full { free: room.free },
+        Ok(disk) if disk.read_only => Health::Failed("its file system is read-only".to_owned()),
+        Ok(disk) if disk.free < disk.low => Health::Full { free: disk.free },
         Ok(_) => Health::Good,
         Err(error) => Health::Failed(error.to_string()),
     }
@@ -178,8 +179,8 @@ pub(super) fn probe(path: &Path) -> io::Result<()> {
     written.and(removed)
 }
 
-/// Writes the journals again with their own content and syncs them. After a failed sync the kernel treats pages as
-/// written that are not on the disk (fsync(2), EIO).
+/// Writes the content of the journals again and syncs them: after a failed sync the kernel considers pages as written
+/// that are not on the disk (fsync(2), EIO).
 pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileExt as _;
     for entry in fs::read_dir(path)? {
@@ -192,7 +193,7 @@ pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
         loop {
             let read = file.read_at(&mut chunk, at)?;
             let Some(bytes) = chunk.get(..read).filter(|bytes| !bytes.is_empty()) else { break };
-            // Holes stay holes: on a full disk there are no blocks for them.
+            // Holes are not written, because a full disk has no blocks for them.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             file.write_all_at(bytes.get(..used).unwrap_or_default(), at)?;
             at += read as u64;

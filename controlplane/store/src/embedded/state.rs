@@ -11,19 +11,19 @@ use tokio::sync::mpsc;
 
 use crate::{Commit, Entry, Error, Event, Watch};
 
-/// Expiry times are rounded up to this, so that many expiries cost one wake-up.
+/// Expiry times are rounded up to a multiple of this duration, so that many expiries need one wake-up.
 const EXPIRY_STEP: Duration = Duration::from_secs(60);
 
-/// Maximum bytes of the values of recent commits: large objects that change often would otherwise take hundreds of
-/// megabytes.
+/// Maximum size of the values of recent commits, in bytes. Large objects that change often would otherwise need
+/// hundreds of megabytes.
 const MAX_HISTORY_BYTES: usize = 4 << 20;
 
-fn weight(commit: &Commit) -> usize {
+fn value_size(commit: &Commit) -> usize {
     commit.value.as_ref().map_or(0, |value| value.len())
 }
 
 pub(super) struct State {
-    /// The newest published commit.
+    /// The revision of the newest published commit.
     revision: u64,
     /// Revisions up to this one are reserved on disk.
     pub(super) reserved: u64,
@@ -59,7 +59,7 @@ impl State {
         self.revision
     }
 
-    /// Skips the revisions up to this one: no commit gets them.
+    /// Skips the revisions up to this one, so that no commit gets them.
     pub(super) fn skip_to(&mut self, revision: u64) {
         self.revision = self.revision.max(revision);
     }
@@ -86,12 +86,12 @@ impl State {
         }
     }
 
-    /// When the next entry expires.
+    /// The time at which the next entry expires.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.expiries.first_key_value().map(|(at, _)| *at)
     }
 
-    /// Removes the due expiries and returns the entries that were not changed since.
+    /// Removes the due expiry times. Returns their entries that were not changed after the time was set.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(Arc<str>, u64)> {
         let mut due = Vec::new();
         while let Some(first) = self.expiries.first_entry()
@@ -101,6 +101,13 @@ impl State {
         }
         due.retain(|(key, revision)| self.volatile.get(key).is_some_and(|entry| entry.modified == *revision));
         due
+    }
+
+    /// Makes an expired entry due again, because its removal was refused.
+    pub(super) fn postpone_expiry(&mut self, key: &Arc<str>, now: Instant) {
+        let Some(modified) = self.volatile.get(key).map(|entry| entry.modified) else { return };
+        let at = self.expiry(now);
+        self.expiries.entry(at).or_default().insert(key.clone(), modified);
     }
 
     /// Publishes a commit: adds it to the history and sends it to the watchers.
@@ -113,17 +120,17 @@ impl State {
                 !sender.is_closed()
             }
         });
-        self.recent_bytes += weight(&commit);
+        self.recent_bytes += value_size(&commit);
         self.recent.push_back(commit);
         while self.recent.len() > self.history || self.recent_bytes > MAX_HISTORY_BYTES {
-            let Some(oldest) = self.forget_oldest() else { break };
+            let Some(oldest) = self.remove_oldest() else { break };
             self.compacted = oldest.revision;
         }
     }
 
-    fn forget_oldest(&mut self) -> Option<Arc<Commit>> {
+    fn remove_oldest(&mut self) -> Option<Arc<Commit>> {
         let oldest = self.recent.pop_front()?;
-        self.recent_bytes -= weight(&oldest);
+        self.recent_bytes -= value_size(&oldest);
         Some(oldest)
     }
 
@@ -147,7 +154,7 @@ impl State {
             return Err(Error::Future { asked: revision, newest: self.revision });
         }
         while self.recent.front().is_some_and(|commit| commit.revision <= revision) {
-            self.forget_oldest();
+            self.remove_oldest();
         }
         self.compacted = self.compacted.max(revision);
         Ok(())
@@ -173,5 +180,21 @@ mod tests {
             state.publish(Arc::new(Commit { key, revision, value, created: 1, guard_follows: false }));
         }
         assert_eq!((state.recent.len(), state.recent_bytes, state.compacted), (4, 4 << 20, 96));
+    }
+
+    #[test]
+    fn an_entry_whose_removal_was_refused_expires_again() {
+        let mut state = State::new(1, 1000, 256);
+        let value = Some(vec![0].into());
+        let commit = Commit { key: "a/b".into(), revision: 2, value, created: 2, guard_follows: false };
+        state.apply_volatile(&commit, Some(Duration::from_secs(1)));
+        let first = state.next_expiry().unwrap();
+        let due = state.take_expired(first);
+        assert_eq!(due, [(commit.key.clone(), 2)]);
+        assert_eq!(state.next_expiry(), None);
+        state.postpone_expiry(&commit.key, first);
+        let second = state.next_expiry().unwrap();
+        assert!(second > first, "the removal is not repeated without a pause");
+        assert_eq!(state.take_expired(second), due);
     }
 }

@@ -1,8 +1,9 @@
-//! The writer thread: it checks each waiting write, syncs them together and publishes them in order.
+//! The writer thread. It checks the waiting writes, syncs them together and publishes them in order.
 //!
-//! States: the engine accepts writes, or it failed. After a failure (disk full, read-only, sync error) durable writes
-//! are refused. Once the disk accepts a file, the database is closed and reopened, and the entries of the failed batch
-//! are overwritten with the values from before it. So a refused write has no effect, and an acknowledged write stays.
+//! States: the engine accepts writes, or it has failed. After a failure (full disk, read-only file system, sync error)
+//! durable writes are refused. When the disk accepts a file again, the database is closed and reopened, and the entries
+//! of the failed batch are overwritten with their previous values. So a refused write has no effect, and an
+//! acknowledged write is kept.
 
 mod recover;
 
@@ -20,7 +21,7 @@ use recover::Failure;
 
 /// Maximum number of writes that share one sync, so that the first of them does not wait too long.
 const MAX_BATCH: usize = 256;
-/// Pause between attempts to recover. Only a failed store uses this timer.
+/// Interval of attempts to recover. Only a failed store uses this timer.
 const RETRY: Duration = Duration::from_secs(1);
 
 type Done = oneshot::Sender<Result<u64, Error>>;
@@ -32,7 +33,7 @@ pub(super) struct Writer<'a> {
     failure: Option<Failure>,
 }
 
-/// A valid write with its revision.
+/// An accepted write with its revision.
 struct Accepted {
     commit: Arc<Commit>,
     /// The commit of the write's guard.
@@ -74,18 +75,18 @@ impl<'a> Writer<'a> {
     fn commit(&mut self, jobs: Vec<Job>) {
         let shared = self.shared;
         let mut state = shared.lock();
-        let mut round = Round { shared, revision: state.revision(), touched: HashMap::new() };
+        let mut batch = Batch { shared, revision: state.revision(), touched: HashMap::new() };
         let mut accepted = Vec::with_capacity(jobs.len());
         for (key, revision) in state.take_expired(Instant::now()) {
             let tier = Tier::Volatile { ttl: None };
             let write = Write { key, expect: Expect::Revision(revision), value: None, tier, guard: None };
-            accepted.extend(round.decide(&state, write));
+            accepted.extend(batch.decide(&state, write));
         }
-        // The free space is read once per batch, and not for deletions.
+        // The free space is read once for each batch, and not for deletions.
         let grows = jobs.iter().any(|job| job.write.tier == Tier::Durable && job.write.value.is_some());
         let is_full = grows && self.space.is_full();
         for Job { write, done } in jobs {
-            let decided = self.admit(&write, is_full).and_then(|()| round.decide(&state, write));
+            let decided = self.admit(&write, is_full).and_then(|()| batch.decide(&state, write));
             match decided {
                 Ok(one) => accepted.push(Accepted { done: Some(done), ..one }),
                 Err(error) => drop(done.send(Err(error))),
@@ -97,7 +98,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Refuses writes for which the disk has no room. Deletions need only the journal's reserve.
+    /// Refuses writes for which the disk has no space. Deletions need only the reserve of the journal.
     fn admit(&self, write: &Write, is_full: bool) -> Result<(), Error> {
         if write.tier != Tier::Durable {
             return Ok(());
@@ -112,7 +113,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes the durable commits to disk with one sync. Without such commits it does nothing.
+    /// Writes the durable commits to disk with one sync. If there are none, it writes nothing, except a new reservation
+    /// of revisions.
     fn persist(&mut self, state: &mut State, accepted: &[Accepted]) -> Result<(), Refused> {
         let Some(last) = accepted.last().map(|one| one.commit.revision) else { return Ok(()) };
         let durable = || {
@@ -140,7 +142,7 @@ impl<'a> Writer<'a> {
             }
             Err(WriteError::Seal(error)) => Err(Refused { detail: error.to_string(), undo: None }),
             Err(error) => {
-                // The engine's memory does not have the failed batch, so these are the previous values.
+                // The engine's memory does not have the failed batch, so it returns the previous values.
                 let undo = engine.undo_of(durable());
                 let undo = undo
                     .inspect_err(|error| tracing::warn!(%error, "cannot read what a failed write replaces"));
@@ -154,8 +156,12 @@ impl<'a> Writer<'a> {
         if let Some(last) = accepted.last() {
             state.skip_to(last.commit.revision);
         }
-        for done in accepted.into_iter().filter_map(|one| one.done) {
-            let _ = done.send(Err(Error::Disk { detail: refused.detail.clone() }));
+        for Accepted { commit, done, .. } in accepted {
+            match done {
+                Some(done) => drop(done.send(Err(Error::Disk { detail: refused.detail.clone() }))),
+                // Only the removal of an expired entry has no caller.
+                None => state.postpone_expiry(&commit.key, Instant::now()),
+            }
         }
         if let Some(undo) = &refused.undo {
             self.fail(refused.detail.clone(), undo.clone());
@@ -190,15 +196,15 @@ fn publish(state: &mut State, accepted: Vec<Accepted>) {
     }
 }
 
-/// The writes of one batch. Each is checked against the writes before it.
-struct Round<'a> {
+/// Revisions of each key after the writes of this batch so far. `None` if it is deleted.
+struct Batch<'a> {
     shared: &'a Shared,
     revision: u64,
     /// Revisions of each key after the writes so far; `None` when deleted.
     touched: HashMap<Arc<str>, Option<Revisions>>,
 }
 
-impl Round<'_> {
+impl Batch<'_> {
     fn decide(&mut self, state: &State, write: Write) -> Result<Accepted, Error> {
         let at = state.revision();
         let current = self.current(state, &write.key, write.tier)?;
@@ -234,8 +240,8 @@ impl Round<'_> {
         guard_follows: bool,
     ) -> Arc<Commit> {
         let created = current.map_or(self.revision, |revisions| revisions.created);
-        let left = value.is_some().then_some(Revisions { created, modified: self.revision });
-        self.touched.insert(key.clone(), left);
+        let revisions = value.is_some().then_some(Revisions { created, modified: self.revision });
+        self.touched.insert(key.clone(), revisions);
         Arc::new(Commit { revision: self.revision, key, value, created, guard_follows })
     }
 

@@ -1,5 +1,5 @@
-//! Compaction of etcd's history. Each server tries it after each interval; a counter that only one of them can increment
-//! decides which. Source of the protocol: `compact.go` of `apiserver/pkg/storage/etcd3`.
+//! Compaction of etcd's history. Each server tries it at each interval. A counter that only one of them can increment
+//! decides which server compacts. Source of the protocol: `compact.go` of `apiserver/pkg/storage/etcd3`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,17 +16,17 @@ use super::{
 };
 use crate::Error;
 
-/// The key of the counter: its version in etcd. It has no `/`, so no object has this key.
+/// The key of the counter. The counter is the version of the key in etcd. The key has no `/`, so no object has it.
 const COUNTER: &str = "compaction";
 
-/// The counter and the newest revision at the time of a compaction.
+/// The counter, and the newest revision at the time of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CompactionState {
     counter: i64,
     revision: u64,
 }
 
-/// Compacts at each interval the history that existed at the interval before.
+/// At each interval, compacts the history that existed at the interval before.
 pub(super) async fn run(shared: Arc<Shared>, interval: Duration) {
     let mut state = CompactionState::default();
     loop {
@@ -41,11 +41,11 @@ pub(super) async fn run(shared: Arc<Shared>, interval: Duration) {
 // === impl Shared ===
 
 impl Shared {
-    /// Increments the counter and compacts up to the revision of the previous compaction, unless another server was first.
-    /// Writes nothing if nothing was committed since the previous compaction.
+    /// Increments the counter and compacts up to the revision of the previous compaction, unless another server was
+    /// first. Writes nothing if nothing was committed after the previous compaction.
     pub(super) async fn compact_once(&self, last: CompactionState) -> Result<CompactionState, Error> {
         let newest = self.revision().await?;
-        // The counter's own commit is one revision.
+        // The increment of the counter is one revision.
         if last.revision > 0 && newest <= last.revision + 1 {
             return Ok(last);
         }
@@ -58,11 +58,11 @@ impl Shared {
         };
         let value = newest.to_string().into_bytes();
         let put = Request::RequestPut(PutRequest { key: key.clone(), value, lease: 0 });
-        let look = Request::RequestRange(RangeRequest { key, ..RangeRequest::default() });
+        let read_counter = Request::RequestRange(RangeRequest { key, ..RangeRequest::default() });
         let response = self.connection.txn(TxnRequest {
             compare: vec![compare],
             success: vec![operation(put)],
-            failure: vec![operation(look)],
+            failure: vec![operation(read_counter)],
         });
         let response = response.await?;
         let revision = revision_of(response.header.as_ref());

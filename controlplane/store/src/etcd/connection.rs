@@ -1,4 +1,4 @@
-//! Connections to etcd's members. One member is in use; if it does not answer, the next one replaces it.
+//! Connections to etcd's members. One member is used. If it does not respond, the next one replaces it.
 
 use std::{
     error::Error as _,
@@ -26,15 +26,15 @@ use super::{
 };
 use crate::{Error, Health};
 
-/// Maximum duration of a request. The timeout of etcd itself is seven seconds.
+/// Maximum duration of a request. etcd's own timeout is seven seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum duration of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of pings. They detect a member behind a broken network.
+/// Interval of pings, which detect a member behind a broken network.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum time for the answer to a ping.
+/// Maximum time for the response to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum bytes of a response: a page of the largest objects that etcd accepts.
+/// Maximum size of a response in bytes: a page of the largest objects that etcd accepts.
 const MAX_RESPONSE: usize = 1 << 30;
 
 /// The members of etcd.
@@ -92,8 +92,8 @@ impl Connection {
         self.call(true, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await
     }
 
-    /// Makes a request to the current member. If the member does not answer, a request that was not sent or that may be
-    /// repeated is made to the other members.
+    /// Sends a request to the current member. If the member does not respond, the request is sent to the other members,
+    /// provided that it was not sent or may be repeated (`repeats`).
     async fn call<T, F>(&self, repeats: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -105,22 +105,22 @@ impl Connection {
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
             match outcome {
                 Ok(response) => {
-                    // A full database serves reads.
+                    // A full database still serves reads.
                     if !repeats || !matches!(self.health(), Health::Full { .. }) {
                         self.record(Health::Good);
                     }
                     return Ok(response.into_inner());
                 }
                 Err(status) => {
-                    let is_away =
+                    let is_unreachable =
                         matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
-                    if !is_away {
+                    if !is_unreachable {
                         return Err(self.refused(&status));
                     }
                     self.advance(index);
-                    let goes_on = repeats || is_unsent(&status);
+                    let may_repeat = repeats || is_unsent(&status);
                     last = Some(status);
-                    if !goes_on {
+                    if !may_repeat {
                         break;
                     }
                 }
@@ -144,7 +144,7 @@ impl Connection {
         error
     }
 
-    /// The member in use, with its index.
+    /// The member that is used, with its index.
     pub(super) fn channel(&self) -> (usize, Channel) {
         let index = self.current.load(Ordering::Relaxed) % self.channels.len();
         let channel = self.channels.get(index).or(self.channels.first());
@@ -152,7 +152,7 @@ impl Connection {
         (index, channel.cloned().unwrap_or_else(|| Endpoint::from_static("http://localhost").connect_lazy()))
     }
 
-    /// Replaces a member that does not answer by the next one.
+    /// Replaces a member that does not respond by the next one.
     pub(super) fn advance(&self, from: usize) {
         let next = (from + 1) % self.channels.len();
         let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -162,7 +162,7 @@ impl Connection {
         self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records the state that requests and watches found. Changes are logged.
+    /// Records the state that a request or a watch found. Changes are logged.
     pub(super) fn record(&self, found: Health) {
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         if *health == found {
@@ -213,7 +213,7 @@ fn client_tls(tls: &EtcdTls) -> Result<ClientTlsConfig, Error> {
     })
 }
 
-/// A connection that is made at its first use, and made again after a failure.
+/// A connection that is established at its first use, and again after a failure.
 fn channel(server: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel, Error> {
     let failed = |error: &tonic::transport::Error| Error::Endpoint {
         what: format!("server {server}"),

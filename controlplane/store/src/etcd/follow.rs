@@ -1,7 +1,8 @@
 //! The task of one watch: it follows etcd, and after a disconnection resumes at its last revision.
 //!
-//! States: connecting, following; after a failure it pauses and connects to the next member. If the commits that it
-//! missed are compacted, it lists all entries, sends them as [`Event::Resync`] and continues behind the list.
+//! States: connecting, and following. After a failure it pauses and connects to the next member. If the commits that it
+//! missed are compacted, it lists all entries, sends them as [`Event::Resync`] and continues after the revision of the
+//! list.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,13 +24,13 @@ use super::{
 };
 use crate::{Commit, Error, Event, Health, Range};
 
-/// Maximum bytes of the events of one response.
+/// Maximum size of a response, in bytes.
 const MAX_RESPONSE: usize = 1 << 30;
 /// Maximum duration until etcd confirms a watch.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pauses between attempts to connect: doubled up to the second.
+/// First and longest pause between attempts to connect. The pause doubles with each attempt.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
-/// Pause between requests for progress while a reader waits.
+/// Interval of requests for progress while a reader waits.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The state of a watch.
@@ -42,7 +43,7 @@ pub(super) struct Follower {
     expected: watch::Receiver<u64>,
 }
 
-/// Why a stream ended.
+/// The reason why a stream ended.
 enum End {
     /// The consumer has dropped the watch.
     Unused,
@@ -100,20 +101,19 @@ impl Follower {
             Ok(responses) => responses,
             Err(error) => return End::Failed(error),
         };
-        let mut asked = Instant::now();
+        let mut next_request = Instant::now();
         loop {
             let waits = *self.expected.borrow_and_update() > self.sent;
             let progress = async {
                 if waits {
-                    tokio::time::sleep_until(asked).await;
+                    tokio::time::sleep_until(next_request).await;
                 } else {
-                    // A receive error would mean that the connection was dropped. This task holds a reference, so that
-                    // cannot happen.
+                    // The sender is in the connection, which this task holds, so there is no error.
                     let _ = self.expected.changed().await;
                 }
             };
             tokio::select! {
-                // A response is taken whole or not at all.
+                // Cancel-safe: a response is received completely or not at all.
                 response = responses.message() => match response {
                     Ok(Some(response)) => {
                         if let Err(end) = self.receive(response) {
@@ -126,11 +126,11 @@ impl Follower {
                 // Cancel-safe: the future only waits.
                 () = progress => {
                     if waits {
-                        asked = Instant::now() + PROGRESS_INTERVAL;
+                        next_request = Instant::now() + PROGRESS_INTERVAL;
                         let _ = requests.try_send(request(RequestUnion::ProgressRequest(WatchProgressRequest {})));
                     } else {
-                        // Wait first: usually a commit arrives before a progress request becomes necessary.
-                        asked = Instant::now() + PROGRESS_INTERVAL / 5;
+                        // Wait first, because usually a commit arrives before a request for progress is needed.
+                        next_request = Instant::now() + PROGRESS_INTERVAL / 5;
                     }
                 }
                 // Cancel-safe: the future only waits.
@@ -151,7 +151,7 @@ impl Follower {
         let create = WatchCreateRequest { key, range_end, start_revision: signed(self.sent + 1) };
         let _ = requests.try_send(request(RequestUnion::CreateRequest(create)));
         let mut request = Request::new(stream);
-        // A member without a leader ends the watch, and does not serve an old state forever.
+        // A member without a leader ends the watch. Otherwise it would serve an old state forever.
         request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
         let mut client = client.max_decoding_message_size(MAX_RESPONSE);
         let opened = async {
@@ -190,7 +190,7 @@ impl Follower {
         let mut commits = commits.into_iter().peekable();
         while let Some(mut commit) = commits.next() {
             last = commit.revision;
-            // Set only if the guard's commit passed the filters: the consumer waits for an announced commit.
+            // Set only if the commit of the guard passed the filters, because the consumer waits for it.
             commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }
@@ -216,8 +216,8 @@ impl Follower {
         } else {
             match self.shared.opened(key, kv.value) {
                 Ok(value) => Some(value),
-                // One value must not stop the watch of all others. The consumer keeps the previous value: a
-                // deletion event would have effects on other objects.
+                // One value must not stop the watch of all others. The consumer keeps the previous value, because a
+                // deletion event would affect other objects.
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
                     tracing::error!(
@@ -248,7 +248,7 @@ impl Follower {
         }
         let unreadable = unreadable.into_iter().map(|(key, _)| key).collect();
         self.sent = page.revision;
-        // If the consumer is gone, the next stream ends.
+        // If the consumer has dropped the watch, the next stream ends.
         let _ = self.events.send(Event::Resync { page, unreadable });
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Leases of etcd for entries with a time to live. Entries of a short interval share one, as in kube-apiserver: a lease
-//! for each event would cost etcd more than the event.
+//! Leases of etcd for entries with a time to live. As in kube-apiserver, entries of a short interval share one lease,
+//! because a lease for each event would cost etcd more than the event.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,7 +8,8 @@ use tokio::{sync::Mutex, time::Instant};
 use super::{api::LeaseGrantRequest, connection::Connection};
 use crate::Error;
 
-/// Maximum time during which a lease is attached to new entries. An entry can outlive its TTL by at most this time.
+/// Maximum time during which a lease is attached to new entries. An entry can outlive its time to live by at most this
+/// time.
 const MAX_SHARED: Duration = Duration::from_secs(60);
 /// Maximum number of entries of a lease.
 const MAX_ENTRIES: usize = 1000;
@@ -26,7 +27,7 @@ struct Lease {
 // === impl Leases ===
 
 impl Leases {
-    /// A lease that ends after `ttl`, or a little later.
+    /// A lease that ends after `ttl` or a little later, in whole seconds.
     pub(super) async fn of(&self, connection: &Connection, ttl: Duration) -> Result<i64, Error> {
         let mut leases = self.0.lock().await;
         if let Some(lease) = leases.get_mut(&ttl)
@@ -45,7 +46,7 @@ impl Leases {
         Ok(id)
     }
 
-    /// Removes a lease that etcd reports as unknown. The next entry gets a new lease.
+    /// Removes a lease that etcd does not know. The next entry gets a new lease.
     pub(super) async fn remove(&self, ttl: Duration) {
         self.0.lock().await.remove(&ttl);
     }

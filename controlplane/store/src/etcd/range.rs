@@ -9,12 +9,12 @@ use super::{
 };
 use crate::{Entry, Error, Page, Range};
 
-/// The key of an entry that cannot be decrypted, and the cause.
+/// The key of an entry that cannot be decrypted, and the error.
 pub(super) type Unreadable = (Arc<str>, Error);
 
-/// Entries in one response of etcd. A response of more entries could take gigabytes.
+/// Maximum number of entries in one response of etcd. A response with more entries could take gigabytes.
 const PAGE_ENTRIES: usize = 500;
-/// Attempts of a list whose revision is compacted meanwhile.
+/// Attempts of a list whose revision is compacted during the list.
 const ATTEMPTS: usize = 3;
 
 // === impl Shared ===
@@ -26,7 +26,7 @@ impl Shared {
         response.kvs.into_iter().next().map(|kv| self.entry(key, kv)).transpose()
     }
 
-    /// Whether the value of a key is encrypted as it would be now.
+    /// Whether the value of a key is encrypted with the current key, or need not be encrypted.
     pub(super) async fn is_current(&self, key: &str) -> Result<bool, Error> {
         if !self.codec.may_be_outdated(key) {
             return Ok(true);
@@ -37,7 +37,7 @@ impl Shared {
     }
 
     pub(super) async fn revision(&self) -> Result<u64, Error> {
-        // A linearizable read of nothing.
+        // A linearizable read without entries.
         let key = self.keys.prefix.clone().into_bytes();
         let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
         let response = self.connection.range(request).await?;
@@ -54,7 +54,7 @@ impl Shared {
         }
     }
 
-    /// The entries of a range that can be decrypted, and the keys of the others.
+    /// The entries of a range that can be decrypted, and the keys of the others with the errors.
     pub(super) async fn list_readable(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
         let mut attempts = ATTEMPTS;
         loop {

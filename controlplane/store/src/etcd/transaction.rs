@@ -1,4 +1,4 @@
-//! A write as a transaction of etcd, and its outcome. No I/O.
+//! The transaction of etcd for a write, and its outcome. No I/O.
 
 use super::{
     Keys,
@@ -20,7 +20,7 @@ pub(super) enum Outcome {
     Guard { at: u64 },
 }
 
-/// The transaction of a write: the object first, so that its event precedes the guard's.
+/// The transaction of a write. The object comes first, so that its event precedes the guard's.
 pub(super) fn request(keys: &Keys, write: &Write, value: Option<Vec<u8>>, lease: i64) -> TxnRequest {
     let name = keys.outer(&write.key);
     let mut compare = vec![equal(name.clone(), write.expect)];
@@ -34,8 +34,8 @@ pub(super) fn request(keys: &Keys, write: &Write, value: Option<Vec<u8>>, lease:
         compare.push(equal(name.clone(), guard.expect));
         success.push(operation(Request::RequestPut(PutRequest { key: name, ..PutRequest::default() })));
     }
-    let look = RangeRequest { key: name, keys_only: true, ..RangeRequest::default() };
-    TxnRequest { compare, success, failure: vec![operation(Request::RequestRange(look))] }
+    let read_revision = RangeRequest { key: name, keys_only: true, ..RangeRequest::default() };
+    TxnRequest { compare, success, failure: vec![operation(Request::RequestRange(read_revision))] }
 }
 
 /// The outcome of the transaction of a write.

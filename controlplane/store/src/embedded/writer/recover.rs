@@ -1,4 +1,4 @@
-//! Recovery from a disk failure: wait until the disk accepts writes, then reopen the database.
+//! Recovery from a disk failure: waits until the disk accepts writes, then reopens the database.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// A failure of the engine. It lasts until the recovery.
+/// A failure of the database, until the recovery.
 pub(super) struct Failure {
     /// The error, for clients.
     pub(super) detail: String,
@@ -29,7 +29,7 @@ impl Writer<'_> {
             self.space.release();
         }
         self.shared.set_failure(Some(detail.clone()));
-        // A second failure before the recovery is that of a reservation, which has no entries to restore.
+        // A second failure before the recovery is a failed reservation, which has no entries to restore.
         let undo = self.failure.take().map_or(undo, |earlier| earlier.undo);
         // If the failure has passed, the next write recovers from it.
         self.failure = Some(Failure { detail, retry_at: Instant::now(), undo });
