@@ -48,7 +48,8 @@ impl Access {
     /// memory has the kernel's mode of a tmpfs: users cannot remove the files of others.
     fn of(pod: &Pod, source: &EmptyDirVolumeSource) -> Self {
         let default = if source.medium.as_deref() == Some("Memory") { 0o1777 } else { 0o777 };
-        let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).map_or(default, |mode| mode & 0o1777);
+        let mode =
+            source.mode.and_then(|mode| u32::try_from(mode).ok()).map_or(default, |mode| mode & 0o1777);
         Self { mode, group: ownership::fs_group(pod) }
     }
 
@@ -102,7 +103,8 @@ mod tests {
     fn a_volume_in_memory_has_the_mode_of_a_tmpfs() {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}})).expect("pod");
         let options = |medium: &str| {
-            let source: EmptyDirVolumeSource = serde_json::from_value(json!({"medium": medium})).expect("volume");
+            let source: EmptyDirVolumeSource =
+                serde_json::from_value(json!({"medium": medium})).expect("volume");
             Access::of(&pod, &source).tmpfs_options(None)
         };
         assert_eq!((options("Memory").as_str(), options("").as_str()), ("mode=1777", "mode=777"));

@@ -155,6 +155,11 @@ impl Call {
     /// The form of the response that the client prefers.
     pub(crate) fn form(&self) -> Result<Form> {
         let mut forms = vec!["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
+        // The audit log records responses as JSON.
+        if self.audit.as_ref().is_some_and(|record| record.has_responses()) {
+            return media::negotiate(&self.headers, &self.info.query, &forms);
+        }
+        forms.push(media::PROTOBUF_METADATA);
         if self.kind.is_stored() && encode::is_supported(self.kind.api_version(), &self.kind.kind) {
             forms.push(media::PROTOBUF);
         }

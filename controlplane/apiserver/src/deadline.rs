@@ -20,6 +20,9 @@ pub(crate) fn of_request(query: &Query, max: Duration) -> Result<Duration> {
     Ok(if wanted.is_zero() { max } else { wanted.min(max) })
 }
 
+/// The longest duration of Go, in seconds: 2^63 nanoseconds.
+const MAX_SECONDS: f64 = 9_223_372_036.854_776;
+
 /// The seconds of a duration in Go's notation, such as `1m30.5s`. The error is Go's text.
 fn go_seconds(text: &str) -> std::result::Result<f64, String> {
     let invalid = || format!("time: invalid duration {text:?}");
@@ -32,25 +35,39 @@ fn go_seconds(text: &str) -> std::result::Result<f64, String> {
     }
     let (mut rest, mut total) = (unsigned, 0.0);
     while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-        let (number, after) = rest.split_at(end);
-        let number: f64 = number.parse().map_err(|_wrong| invalid())?;
+        let (number, after) = split_number(rest);
+        if !number.bytes().any(|byte| byte.is_ascii_digit()) {
+            return Err(invalid());
+        }
         let end = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
         let (unit, after) = after.split_at(end);
-        total += number
-            * match unit {
-                "ns" => 1e-9,
-                "us" | "µs" | "μs" => 1e-6,
-                "ms" => 1e-3,
-                "s" => 1.0,
-                "m" => 60.0,
-                "h" => 3600.0,
-                "" => return Err(format!("time: missing unit in duration {text:?}")),
-                unit => return Err(format!("time: unknown unit {unit:?} in duration {text:?}")),
-            };
+        let seconds = match unit {
+            "ns" => 1e-9,
+            "us" | "µs" | "μs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            "" => return Err(format!("time: missing unit in duration {text:?}")),
+            unit => return Err(format!("time: unknown unit {unit:?} in duration {text:?}")),
+        };
+        total += number.parse::<f64>().map_err(|_wrong| invalid())? * seconds;
+        if total > MAX_SECONDS {
+            return Err(invalid());
+        }
         rest = after;
     }
     Ok(if text.starts_with('-') { -total } else { total })
+}
+
+/// Splits after the digits and at most one point.
+fn split_number(text: &str) -> (&str, &str) {
+    let mut has_point = false;
+    let end = text.find(|c: char| {
+        let is_second_point = c == '.' && std::mem::replace(&mut has_point, true);
+        is_second_point || !(c.is_ascii_digit() || c == '.')
+    });
+    text.split_at(end.unwrap_or(text.len()))
 }
 
 #[cfg(test)]
@@ -86,7 +103,9 @@ mod tests {
             ("", "time: invalid duration \"\""),
             ("5", "time: missing unit in duration \"5\""),
             ("5d", "time: unknown unit \"d\" in duration \"5d\""),
-            ("1.2.3s", "time: invalid duration \"1.2.3s\""),
+            ("1.2.3s", "time: missing unit in duration \"1.2.3s\""),
+            ("99999999h", "time: invalid duration \"99999999h\""),
+            (".s", "time: invalid duration \".s\""),
         ] {
             assert_eq!(go_seconds(text), Err(error.to_owned()));
         }

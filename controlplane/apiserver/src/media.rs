@@ -39,6 +39,8 @@ pub(crate) enum BodyType {
 
 /// Among the forms of a response: unchanged objects may be written in protobuf.
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+/// Among the forms of a response: PartialObjectMetadata may be written in protobuf.
+pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
 struct MediaType<'a> {
     name: String,
@@ -57,14 +59,19 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
     let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
     // A stable sort: equal preferences stay in the client's order.
     wanted.sort_by_key(|media| std::cmp::Reverse(media.quality()));
-    let found = wanted.iter().find_map(|media| form(media, query, forms));
-    let is_protobuf = |media: &MediaType<'_>| media.name == PROTOBUF && media.parameter("as").is_none();
-    let protobuf = || (forms.contains(&PROTOBUF) && wanted.iter().any(is_protobuf)).then_some(Form::Protobuf);
-    found.or_else(protobuf).ok_or_else(ApiError::not_acceptable)
+    let reads_json = wanted.iter().any(|media| media.is_json() && media.parameter("as").is_none());
+    let is_plain_protobuf = |media: &MediaType<'_>| {
+        forms.contains(&PROTOBUF) && media.name == PROTOBUF && media.parameter("as").is_none()
+    };
+    let chosen = |media: &MediaType<'_>| {
+        if !reads_json && is_plain_protobuf(media) { Some(Form::Protobuf) } else { form(media, query, forms) }
+    };
+    let mut wanted = wanted.iter().filter(|media| media.quality() > 0);
+    wanted.find_map(chosen).ok_or_else(ApiError::not_acceptable)
 }
 
 fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
-    let is_json = matches!(media.name.as_str(), "application/json" | "application/*" | "*/*");
+    let is_json = media.is_json();
     let Some(wanted) = media.parameter("as") else { return is_json.then_some(Form::Plain) };
     if !forms.contains(&wanted) {
         return None;
@@ -83,7 +90,9 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
     match wanted {
         "Table" if is_json => Some(Form::Table(Content { include: include(), version })),
         "PartialObjectMetadata" | "PartialObjectMetadataList" if is_json => Some(Form::Partial(version)),
-        "PartialObjectMetadata" | "PartialObjectMetadataList" if media.name == PROTOBUF => {
+        "PartialObjectMetadata" | "PartialObjectMetadataList"
+            if media.name == PROTOBUF && forms.contains(&PROTOBUF_METADATA) =>
+        {
             Some(Form::PartialProtobuf(version))
         }
         _ => None,
@@ -125,6 +134,10 @@ impl MediaType<'_> {
         self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
     }
 
+    fn is_json(&self) -> bool {
+        matches!(self.name.as_str(), "application/json" | "application/*" | "*/*")
+    }
+
     /// The quality in thousandths.
     fn quality(&self) -> u32 {
         let quality = self.parameter("q").and_then(|q| q.parse::<f32>().ok()).unwrap_or(1.0);
@@ -148,6 +161,7 @@ mod tests {
             "PartialObjectMetadataList",
             "APIGroupDiscoveryList",
             PROTOBUF,
+            PROTOBUF_METADATA,
         ];
         negotiate(&headers, &Query::default(), &forms).ok()
     }
@@ -179,6 +193,9 @@ mod tests {
         let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let wanted = format!("{metadata},application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
         assert_eq!(negotiated(&wanted), Some(Form::PartialProtobuf(MetaVersion::V1)));
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+        assert_eq!(negotiated(&format!("{PROTOBUF},{table}")), Some(Form::Protobuf), "the client's order");
+        assert_eq!(negotiated(&format!("{PROTOBUF};q=0")), None);
         assert_eq!(negotiate(&HeaderMap::new(), &Query::default(), &[]).ok(), Some(Form::Plain));
         let mut headers = HeaderMap::new();
         headers.insert(http::header::ACCEPT, PROTOBUF.parse().unwrap());

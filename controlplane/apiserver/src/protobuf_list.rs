@@ -21,8 +21,8 @@ use crate::{cache::Object, convert::CopyMemory, media::Form, offload};
 /// Minimum bytes of a chunk but the last.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
 
-/// Maximum number of objects that are encoded on an async worker.
-const MAX_INLINE: usize = 64;
+/// Minimum bytes of the objects' JSON that is encoded without a pause for other requests.
+const PART_BYTES: usize = 1 << 20;
 
 /// The body of a list in protobuf.
 pub(crate) struct ProtobufList {
@@ -59,7 +59,7 @@ impl Items {
 
 impl ProtobufList {
     /// A list of objects; `meta` is its ListMeta.
-    pub(crate) fn new(form: Form, kind: &Resource, objects: Vec<Arc<Object>>, meta: &Value) -> Self {
+    pub(crate) async fn new(form: Form, kind: &Resource, objects: Vec<Arc<Object>>, meta: &Value) -> Self {
         let (items, api_version, list_kind) = match form {
             Form::PartialProtobuf(version) | Form::Partial(version) => {
                 (Items::Metadata, version.api_version().to_owned(), "PartialObjectMetadataList")
@@ -72,19 +72,27 @@ impl ProtobufList {
         };
         let head = encode::list_head(meta);
         let mut length = head.len();
-        let is_long = objects.len() > MAX_INLINE;
-        let objects: Vec<_> = offload::run(is_long, || {
-            let sized = objects.into_iter().map(|object| {
-                let size = items.encode(&object).len();
-                length += encode::item_head(size).len() + size;
-                (object, size)
+        let mut sized = Vec::with_capacity(objects.len());
+        let mut objects = objects.into_iter();
+        while objects.len() > 0 {
+            let mut read = 0;
+            offload::run(true, || {
+                while read < PART_BYTES
+                    && let Some(object) = objects.next()
+                {
+                    read += object.json_len();
+                    let size = items.encode(&object).len();
+                    length += encode::item_head(size).len() + size;
+                    sized.push((object, size));
+                }
             });
-            sized.collect()
-        });
+            // Other requests, and the time limit of this one, have their turn.
+            tokio::task::yield_now().await;
+        }
         let mut bytes = encode::envelope_head(&api_version, list_kind, length);
         bytes.extend_from_slice(&head);
         let left = (bytes.len() - head.len() + length) as u64;
-        Self { items, bytes, objects: objects.into_iter(), left, _copies: None }
+        Self { items, bytes, objects: sized.into_iter(), left, _copies: None }
     }
 
     /// Keeps a reservation of memory until the list is sent.
@@ -150,7 +158,7 @@ mod tests {
                     Arc::new(Object::stamped(format!("c{at}").into(), 7, encode(kind, &object)))
                 };
                 let objects = (0..count).map(object).collect();
-                let body = ProtobufList::new(form, kind, objects, &json!({"resourceVersion": "9"}));
+                let body = ProtobufList::new(form, kind, objects, &json!({"resourceVersion": "9"})).await;
                 let promised = body.size_hint().exact().unwrap();
                 let bytes = body.collect().await.unwrap().to_bytes();
                 assert_eq!(promised, bytes.len() as u64);

@@ -14,6 +14,7 @@ use crate::{
     error::{ApiError, Result},
     list_body::ListBody,
     media::{self, Form},
+    offload,
     protobuf_list::ProtobufList,
     stored::Stored,
 };
@@ -89,7 +90,8 @@ pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) ->
         }
         (Form::Protobuf, _) => {
             let value = object.offloaded_value();
-            match encode::encode(&value) {
+            let is_large = offload::is_longer(&value, offload::MIN_OFFLOADED_BYTES);
+            match offload::run(is_large, || encode::encode(&value)) {
                 Some(bytes) => protobuf(code, bytes),
                 None => json(code, &value),
             }
@@ -114,7 +116,7 @@ pub(crate) fn table_of<'a>(
 }
 
 /// A list; `meta` is its ListMeta. The memory of copies is held until the response is sent.
-pub(crate) fn list(
+pub(crate) async fn list(
     form: Form,
     kind: Arc<Resource>,
     (objects, copies): (Vec<Arc<Object>>, CopyMemory),
@@ -122,7 +124,7 @@ pub(crate) fn list(
 ) -> Reply {
     let (body, media) = match form {
         Form::Protobuf | Form::PartialProtobuf(_) => {
-            let body = ProtobufList::new(form, &kind, objects, &meta).holding(copies);
+            let body = ProtobufList::new(form, &kind, objects, &meta).await.holding(copies);
             (body.map_err(|never| match never {}).boxed_unsync(), media::PROTOBUF)
         }
         _ => {

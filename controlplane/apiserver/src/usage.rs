@@ -63,7 +63,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             let table = reply::table_of(&call.kind, [&measured], json!({}), reply::options(content));
             reply::json(200, &table)
         }
-        Form::Partial(version) => {
+        Form::Partial(version) | Form::PartialProtobuf(version) => {
             reply::json(200, &coracle_kinds::table::partial_metadata(&measured, version))
         }
         _ => reply::json(200, &measured),

@@ -248,7 +248,7 @@ fn annotate(attributes: &Attributes<'_>, hook: &str, annotations: &[(String, Str
     for (name, value) in annotations {
         let key = format!("{hook}/{name}");
         if qualified_name(&key).is_empty() {
-            record.annotate(&key, value.as_str());
+            record.annotate_from_webhook(&key, value);
         } else {
             tracing::debug!(webhook = hook, "an audit annotation of a webhook has an invalid name");
         }

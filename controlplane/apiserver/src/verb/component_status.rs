@@ -46,7 +46,9 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         Form::Table(content) => {
             reply::json(200, &reply::table_of(&call.kind, [&found], json!({}), reply::options(content)))
         }
-        Form::Partial(version) => reply::json(200, &coracle_kinds::table::partial_metadata(&found, version)),
+        Form::Partial(version) | Form::PartialProtobuf(version) => {
+            reply::json(200, &coracle_kinds::table::partial_metadata(&found, version))
+        }
         _ => reply::json(200, &found),
     })
 }

@@ -39,5 +39,5 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
     let touched = convert::objects(&call.kind, touched).await?;
     let meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
-    Ok(reply::list(call.form()?, call.kind.clone(), (touched, None), meta))
+    Ok(reply::list(call.form()?, call.kind.clone(), (touched, None), meta).await)
 }

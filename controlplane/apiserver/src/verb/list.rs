@@ -65,7 +65,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
     let copies = convert::copies(&call.kind, &page)?;
     let page = convert::objects(&call.kind, page).await?;
-    Ok(reply::list(call.form()?, call.kind.clone(), (page, copies), meta))
+    Ok(reply::list(call.form()?, call.kind.clone(), (page, copies), meta).await)
 }
 
 /// The scope of a list or watch, from the path and the query.

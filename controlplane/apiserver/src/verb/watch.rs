@@ -22,6 +22,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     media::Form,
+    offload,
     reply::{Reply, full, status_text},
     request::parse_revision,
     verb::{list, list_options, version_fields, version_fields::Transitions},
@@ -218,6 +219,14 @@ impl Writer {
     }
 
     fn change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
+        if let Form::Plain | Form::Discovery = self.form {
+            return line(name, object.json_len(), |text| object.push_json(text));
+        }
+        offload::run(object.is_large(), || self.rendered_change(name, object))
+    }
+
+    /// A change of an object that is not sent as it is stored.
+    fn rendered_change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
         let rendered = match self.form {
             Form::Plain | Form::Discovery => {
                 return line(name, object.json_len(), |text| object.push_json(text));

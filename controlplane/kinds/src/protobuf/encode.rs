@@ -175,7 +175,11 @@ impl Writer {
             }
         } else if field.repeated {
             for element in value.as_array().into_iter().flatten() {
-                self.value(number, field.r#type, element);
+                match (field.r#type, element) {
+                    // An element of a list is not absent: `null` can be a value of an enumeration.
+                    (Type::Json, Value::Null) => self.nested(number, |inner| inner.text(1, "null")),
+                    (shape, element) => self.value(number, shape, element),
+                }
             }
         } else {
             self.value(number, field.r#type, value);
@@ -281,7 +285,7 @@ mod tests {
                 "spec": {"extra": {"k": ["x", "y"]}, "signerName": "s"}}),
             json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "d"},
                 "spec": {"group": "g", "versions": [{"name": "v1", "schema": {"openAPIV3Schema": {"type": "object",
-                    "default": {"x": 1}, "maximum": 1.5,
+                    "default": {"x": 1}, "maximum": 1.5, "enum": ["a", null],
                     "properties": {"a": {"items": {"type": "string"}}, "b": {"additionalProperties": true}}}}}]}}),
         ];
         for object in objects {

@@ -8,25 +8,6 @@ async fn metrics(server: &Fixture) -> String {
     answer.body.as_str().unwrap().to_owned()
 }
 
-#[tokio::test]
-async fn health_checks_have_upstreams_names_and_are_counted() {
-    let server = Fixture::new().await;
-    for path in ["/healthz", "/livez", "/readyz"] {
-        let text = server.get(&format!("{path}?verbose=1")).await.body;
-        let text = text.as_str().unwrap();
-        for check in ["etcd", "poststarthook/crd-informer-synced", "autoregister-completion"] {
-            assert!(text.contains(&format!("[+]{check} ok\n")), "{path}: {text}");
-        }
-        assert_eq!(server.get(&format!("{path}/poststarthook/bootstrap-controller")).await.code, 200);
-        assert_eq!(server.get(&format!("{path}/poststarthook")).await.code, 404);
-    }
-    let slis = server.get("/metrics/slis").await;
-    let text = slis.body.as_str().unwrap();
-    assert_eq!(value(text, "kubernetes_healthcheck", &["name=\"etcd\"", "type=\"readyz\""]), Some(1.0));
-    let counted = ["name=\"poststarthook/bootstrap-controller\"", "type=\"livez\"", "status=\"success\""];
-    assert_eq!(value(text, "kubernetes_healthchecks_total", &counted), Some(1.0));
-}
-
 /// The value of the metric with these labels, in any order.
 fn value(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
     let mut lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
