@@ -182,7 +182,10 @@ impl Checkpoint {
     pub(crate) fn all<T: DeserializeOwned>(&self, kind: Kind) -> Vec<T> {
         // Due records are written first.
         self.flush();
-        let paths = files::list(&self.shared.dir.join(kind.directory()));
+        let paths = self.list(kind).unwrap_or_else(|_logged| {
+            self.state().is_pod_unread |= kind == Kind::Pod;
+            Vec::new()
+        });
         let mut values = Vec::with_capacity(paths.len());
         for path in paths {
             let (name, value, digest) = match self.read(kind, &path) {
@@ -241,12 +244,21 @@ impl Checkpoint {
         }
         for kind in Kind::ALL.into_iter().filter(|kind| kind.is_owned()) {
             let owned = self.state().owners.files(kind);
-            let dir = self.shared.dir.join(kind.directory());
-            let stray = files::list(&dir)
+            let stray = self
+                .list(kind)
+                .unwrap_or_default()
                 .into_iter()
                 .filter(|path| !owned.contains(path.file_name().unwrap_or_default()));
             stray.for_each(|path| files::remove(&path));
         }
+    }
+
+    /// The files of the stored records of a kind. An error is logged.
+    fn list(&self, kind: Kind) -> io::Result<Vec<PathBuf>> {
+        let dir = self.shared.dir.join(kind.directory());
+        files::list(&dir).inspect_err(|error| {
+            tracing::warn!(%error, path = %dir.display(), "cannot list checkpoint records");
+        })
     }
 
     /// Writes due records, until dropped.

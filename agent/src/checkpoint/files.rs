@@ -21,7 +21,8 @@ pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
 
 /// Removes temporary files that a crash left.
 pub(super) fn remove_temporary(dir: &Path) {
-    for path in entries(dir).filter(|path| path.extension().is_some_and(|found| found == "tmp")) {
+    let paths = entries(dir).unwrap_or_default();
+    for path in paths.iter().filter(|path| path.extension().is_some_and(|found| found == "tmp")) {
         let _ = fs::remove_file(path);
     }
 }
@@ -99,16 +100,20 @@ pub(super) fn remove(path: &Path) {
     }
 }
 
-/// Complete records in a directory, sorted.
-pub(super) fn list(dir: &Path) -> Vec<PathBuf> {
-    let complete = |path: &PathBuf| path.extension().is_some_and(|found| found == EXTENSION);
-    let mut paths: Vec<PathBuf> = entries(dir).filter(complete).collect();
+/// Complete records in a directory, sorted. An absent directory has none.
+pub(super) fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = entries(dir)?;
+    paths.retain(|path| path.extension().is_some_and(|found| found == EXTENSION));
     paths.sort();
-    paths
+    Ok(paths)
 }
 
-fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let found = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found?,
+    };
+    found.map(|entry| Ok(entry?.path())).collect()
 }
 
 #[cfg(test)]

@@ -119,6 +119,23 @@ fn no_record_is_removed_as_unowned_while_the_record_of_a_pod_cannot_be_read() {
 }
 
 #[test]
+fn no_record_is_removed_as_unowned_while_the_records_of_pods_cannot_be_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = Key::secret("ns", "s");
+    let checkpoint = open(dir.path());
+    checkpoint.own("u", vec![secret.clone()]);
+    checkpoint.put(secret.clone(), &1);
+    checkpoint.flush();
+    let next = open(dir.path());
+    let pods = dir.path().join("agent/checkpoint/pods");
+    fs::remove_dir_all(&pods).unwrap();
+    fs::write(&pods, "").unwrap();
+    assert!(next.all::<i32>(Kind::Pod).is_empty());
+    next.remove_unowned();
+    assert_eq!(next.get::<i32>(&secret), Some(1));
+}
+
+#[test]
 fn a_failed_write_stays_due_and_readable() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = open(dir.path());

@@ -39,6 +39,8 @@ pub(crate) struct Evictions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Evicted {
     pub(crate) message: String,
+    /// The eviction signal, for metrics.
+    pub(crate) signal: &'static str,
     /// Whether the node is short of a resource. Otherwise the pod exceeded one of its limits.
     pub(crate) by_pressure: bool,
 }
@@ -135,9 +137,8 @@ impl Eviction {
         let used = usage::of(&self.node, pod).await;
         self.due.insert(uid.to_owned(), begun + begun.elapsed() * MIN_INTERVAL_FACTOR);
         if let Some((message, signal)) = plan::exceeded(pod, &used) {
-            self.node.metrics.evicted(signal);
             tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
-            self.node.evictions.request(uid, Evicted { message, by_pressure: false });
+            self.node.evictions.request(uid, Evicted { message, signal, by_pressure: false });
         }
     }
 
@@ -163,9 +164,9 @@ impl Eviction {
         };
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let message = plan::message(pod, used, shortage);
-        self.node.metrics.evicted(plan::signal_of(shortage.resource));
+        let signal = plan::signal_of(shortage.resource);
         tracing::info!(uid, message, "evicting a pod because the node is low on disk space");
-        self.node.evictions.request(uid, Evicted { message, by_pressure: true });
+        self.node.evictions.request(uid, Evicted { message, signal, by_pressure: true });
     }
 }
 
@@ -181,7 +182,7 @@ mod tests {
     #[tokio::test]
     async fn an_eviction_wakes_the_pod_and_is_taken_once() {
         let (evictions, mut woken) = Evictions::new();
-        let evicted = Evicted { message: "m".to_owned(), by_pressure: true };
+        let evicted = Evicted { message: "m".to_owned(), signal: "nodefs.available", by_pressure: true };
         evictions.request("u", evicted.clone());
         assert_eq!(woken.recv().await.as_deref(), Some("u"));
         assert_eq!(evictions.take("other"), None);

@@ -322,6 +322,8 @@ impl Worker {
         if self.state.verdict.is_some() {
             return;
         }
+        // Counted here: each round requests the eviction again until the pod has ended.
+        self.node.metrics.evicted(evicted.signal);
         self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, evicted.message.clone());
         self.state.disrupted = evicted.by_pressure;
         self.state.verdict = Some(Verdict { reason: EVICTED.to_owned(), message: evicted.message });

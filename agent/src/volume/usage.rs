@@ -2,7 +2,8 @@
 //!
 //! As in the kubelet, only volumes that may have a file system of their own are measured: local ones and NFS. A server
 //! that does not answer blocks its reader in the kernel. So each volume is read in a thread of its own, which the caller
-//! does not wait for; a volume with too many blocked readers is left out until one of them ends.
+//! does not wait for; a volume with too many blocked readers is left out until one of them ends. No volume is read
+//! while all together have too many.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,8 @@ const LIMIT_OF_ALL: Duration = Duration::from_secs(5);
 const CONCURRENT: usize = 16;
 /// Maximum readers of one volume. Several callers may read it at the same time.
 const READERS: usize = 4;
+/// Maximum readers of all volumes.
+const ALL_READERS: usize = 64;
 /// Stack of a reader in bytes.
 const STACK: usize = 64 << 10;
 
@@ -95,14 +98,14 @@ impl ClaimUsage {
         timeout(LIMIT, receiver).await.ok()?.ok()?
     }
 
-    /// Counts a reader of a volume, unless it has too many.
+    /// Counts a reader of a volume, unless it or all volumes together have too many.
     fn reader(&self, path: PathBuf) -> Option<Reader> {
         let mut readers = self.lock();
-        let count = readers.entry(path.clone()).or_default();
-        if *count >= READERS {
+        let count = readers.get(&path).copied().unwrap_or_default();
+        if count >= READERS || readers.values().sum::<usize>() >= ALL_READERS {
             return None;
         }
-        *count += 1;
+        readers.insert(path.clone(), count + 1);
         drop(readers);
         Some(Reader { usage: self.clone(), path })
     }
@@ -207,5 +210,15 @@ mod tests {
         assert!(usage.reader("/a".into()).is_some());
         drop(readers);
         assert!(usage.lock().is_empty());
+    }
+
+    #[test]
+    fn all_volumes_together_have_a_limited_number_of_readers() {
+        let usage = ClaimUsage::new(PathBuf::new());
+        let reader = |number: usize| usage.reader(format!("/{number}").into());
+        let mut readers: Vec<_> = (0..ALL_READERS).map(|number| reader(number).unwrap()).collect();
+        assert!(reader(ALL_READERS).is_none());
+        readers.pop();
+        assert!(reader(ALL_READERS).is_some());
     }
 }

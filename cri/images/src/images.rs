@@ -101,7 +101,7 @@ impl StoreError {
             StoreError::Locked { .. } => ErrorKind::Locked,
             StoreError::Lock { source, .. } => io_kind(source),
             StoreError::Kernel => ErrorKind::Unsupported,
-            StoreError::Configurations => ErrorKind::NoSpace,
+            StoreError::Configurations => ErrorKind::Rejected,
             StoreError::Stopped => ErrorKind::Io,
         }
     }
@@ -274,9 +274,7 @@ impl Images {
         let (records, known) = {
             let mut table = self.table_mut();
             let known = table.entry(&record.id).is_some();
-            if !known && !weight::fits(&table, &record.config, &new.parsed.config) {
-                return Err(StoreError::Configurations);
-            }
+            weight::check(&table, &record.id, (record.config.as_str(), &new.parsed))?;
             (table.plan_put(record), known)
         };
         self.write(records.clone()).await?;

@@ -145,6 +145,9 @@ impl Images {
         let platform = &self.inner.config.platform;
         let parsed = manifest::parse_config(&found.config, found.layers.len(), platform, found.chosen)?;
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
+        let id = found.id;
+        let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
+        self.may_put(&id, &config, &parsed)?;
         let (from, mut leases) = (Origin::local(), Vec::<Lease>::new());
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
             let (layers, limits) = (self.inner.layers.clone(), self.inner.config.limits);
@@ -172,8 +175,6 @@ impl Images {
             leases.push(lease);
         }
         let leases = self.inner.layers.compose(leases).await?;
-        let id = found.id;
-        let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
         let (mut tags, mut digests) = (Vec::new(), Vec::new());
         for reference in &found.references {
             let names = table::names(reference, found.digest);

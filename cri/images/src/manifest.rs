@@ -24,7 +24,7 @@ pub(crate) use search::{Found, Search, Step};
 pub(crate) const MANIFEST_MAX: u64 = 4 << 20;
 /// Maximum bytes of a configuration, which stays in memory as long as the image. Large ones have some hundred KiB.
 pub(crate) const CONFIG_MAX: u64 = 2 << 20;
-/// Maximum number of elements and fields in a configuration, not counting its history.
+/// Maximum number of elements and fields in those parts of a configuration that are read.
 const CONFIG_VALUES_MAX: usize = 20_000;
 /// Maximum number of layers of an image; overlayfs supports 500.
 const LAYERS_MAX: usize = 500;

@@ -204,6 +204,8 @@ impl Pull {
         };
         let platform = &self.images.inner.config.platform;
         let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), platform, chosen)?;
+        let id = manifest.config.digest;
+        self.images.may_put(&id, &config, &parsed)?;
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let wanted = wanted(&manifest.layers, &parsed.diff_ids);
         self.progress.send_replace(PullProgress {
@@ -213,7 +215,6 @@ impl Pull {
         });
         let leases = self.layers(wanted).await?;
         coracle_fault::point("pull.layers");
-        let id = manifest.config.digest;
         let new = NewImage { id, tags, digests, size, config, parsed, leases };
         Ok(self.images.put(new).await?)
     }

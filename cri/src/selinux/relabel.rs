@@ -56,7 +56,7 @@ pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
     let top =
         std::os::unix::fs::OpenOptionsExt::custom_flags(File::options().read(true), flags).open(path)?;
     if top.metadata()?.is_dir() {
-        label_below(path, label)?;
+        label_below(&top, label)?;
     }
     // The top is labelled last: a labelled directory is completely labelled.
     set(&by_number(&top), label)
@@ -69,9 +69,11 @@ fn is_the_nodes(path: &Path) -> bool {
         || std::env::var_os("HOME").is_some_and(|home| !home.is_empty() && clean == Path::new(&home))
 }
 
-fn label_below(path: &Path, label: &str) -> io::Result<()> {
+/// Labels everything below an open directory. Its path may lead to another directory in the meantime.
+fn label_below(top: &File, label: &str) -> io::Result<()> {
     let mut labelled = Ok(());
-    coracle_tree::walk(path, |found| {
+    // The walk follows no link in the last component, and the entry in /proc is one.
+    coracle_tree::walk(&by_number(top).join("."), |found| {
         if labelled.is_ok() {
             labelled = label_entry(&found, label);
         }
@@ -135,6 +137,19 @@ mod tests {
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
         relabel(dir.path(), label).expect("relabel");
         assert!(has(&deepest, label) && has(dir.path(), label));
+    }
+
+    #[test]
+    fn the_opened_directory_is_labelled_and_not_what_replaced_it() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        let (path, moved) = (dir.path().join("volume"), dir.path().join("moved"));
+        fs::create_dir_all(path.join("below")).expect("directories");
+        let top = File::open(&path).expect("open");
+        fs::rename(&path, &moved).expect("rename");
+        fs::create_dir_all(path.join("below")).expect("directories");
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        label_below(&top, label).expect("label");
+        assert!(has(&moved.join("below"), label) && !has(&path.join("below"), label));
     }
 
     #[test]

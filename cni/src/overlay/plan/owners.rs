@@ -20,8 +20,19 @@ pub(super) struct PlannedRange {
     pub(super) hop: Option<(Forward, Neighbour)>,
 }
 
-/// Name and destination of the owner of each hardware address.
-pub(super) struct Owners<'a>(HashMap<(Port, Mac), (&'a str, IpAddr), RandomState>);
+/// The owner of each hardware address.
+pub(super) struct Owners<'a>(HashMap<(Port, Mac), Owner<'a>, RandomState>);
+
+/// A peer that announces a hardware address.
+#[derive(Clone, Copy)]
+struct Owner<'a> {
+    name: &'a str,
+    to: IpAddr,
+    /// Whether the address is derived from the name.
+    is_derived: bool,
+    /// Another peer from whose name the address is derived as well. A name can be chosen for that.
+    rival: Option<&'a str>,
+}
 
 // === impl PlannedRange ===
 
@@ -36,24 +47,68 @@ impl PlannedRange {
 
 impl<'a> Owners<'a> {
     /// Of several peers with one address, the owner is the one from whose name the address is derived, else the first one.
+    /// If it is derived from the names of several peers, none of them is the owner.
     pub(super) fn of(planned: &[(&'a String, Vec<PlannedRange>)]) -> Self {
-        let mut owners = HashMap::with_capacity_and_hasher(planned.len(), RandomState::default());
+        let mut owners = Self(HashMap::with_capacity_and_hasher(planned.len(), RandomState::default()));
         for (name, ranges) in planned {
             let name: &'a str = name;
             for (Forward { port, mac, to }, _) in ranges.iter().filter_map(|range| range.hop) {
-                let owner = owners.entry((port, mac)).or_insert((name, to));
-                if hardware_address(name, port == Port::Vxlan6) == mac {
-                    *owner = (name, to);
-                }
+                let is_derived = hardware_address(name, port == Port::Vxlan6) == mac;
+                owners.add((port, mac), Owner { name, to, is_derived, rival: None });
             }
         }
-        Self(owners)
+        owners
+    }
+
+    fn add(&mut self, address: (Port, Mac), new: Owner<'a>) {
+        let owner = self.0.entry(address).or_insert(new);
+        if !new.is_derived {
+            return;
+        }
+        if !owner.is_derived {
+            *owner = new;
+        } else if owner.name != new.name && owner.to != new.to {
+            owner.rival = Some(new.name);
+        }
     }
 
     /// The owner of the hardware address of this range's next hop, if it is another node with another destination.
     pub(super) fn another(&self, name: &str, range: &PlannedRange) -> Option<&'a str> {
-        let (Forward { port, mac, to }, _) = range.hop?;
-        let (owner, destination) = *self.0.get(&(port, mac))?;
-        (owner != name && destination != to).then_some(owner)
+        let (forward, _) = range.hop?;
+        self.other_than(name, forward)
+    }
+
+    fn other_than(&self, name: &str, Forward { port, mac, to }: Forward) -> Option<&'a str> {
+        let owner = self.0.get(&(port, mac))?;
+        match owner.rival {
+            Some(rival) if owner.name == name => Some(rival),
+            Some(_) => Some(owner.name),
+            None => (owner.name != name && owner.to != to).then_some(owner.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_derived_from_two_names_belongs_to_neither() {
+        let mac = [2; 6];
+        let to = |number: u8| IpAddr::from([192, 0, 2, number]);
+        let forward = |number: u8| Forward { port: Port::Vxlan4, mac, to: to(number) };
+        let mut owners = Owners(HashMap::default());
+        for (name, number, is_derived) in [("n1", 1, false), ("n2", 2, true), ("n2", 2, true)] {
+            owners.add((Port::Vxlan4, mac), Owner { name, to: to(number), is_derived, rival: None });
+        }
+        let other = |owners: &Owners<'_>, name: &str, number| {
+            owners.other_than(name, forward(number)).map(str::to_owned)
+        };
+        assert_eq!(other(&owners, "n2", 2), None);
+        assert_eq!(other(&owners, "n1", 1).as_deref(), Some("n2"));
+        owners.add((Port::Vxlan4, mac), Owner { name: "n3", to: to(3), is_derived: true, rival: None });
+        assert_eq!(other(&owners, "n2", 2).as_deref(), Some("n3"));
+        assert_eq!(other(&owners, "n3", 3).as_deref(), Some("n2"));
+        assert_eq!(other(&owners, "n1", 1).as_deref(), Some("n2"));
     }
 }

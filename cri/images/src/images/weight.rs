@@ -7,6 +7,9 @@ use std::collections::HashMap;
 
 use oci_spec::image::ImageConfiguration;
 
+use super::{Images, StoreError};
+use crate::digest::Digest;
+use crate::manifest::ParsedConfig;
 use crate::table::{Entry, Table};
 
 /// Maximum bytes of a configuration that does not count.
@@ -17,8 +20,32 @@ const LARGE_TOTAL: usize = 64 << 20;
 const PER_VALUE: usize = 64;
 const PER_HISTORY_ENTRY: usize = 256;
 
-/// Whether the table may get an image with this configuration.
-pub(super) fn fits(table: &Table, document: &str, config: &ImageConfiguration) -> bool {
+// === impl Images ===
+
+impl Images {
+    /// Whether the store may get an image with this configuration. To be called before its layers are fetched;
+    /// [`Images::put`] checks it again.
+    pub(crate) fn may_put(
+        &self,
+        id: &Digest,
+        document: &str,
+        parsed: &ParsedConfig,
+    ) -> Result<(), StoreError> {
+        check(&self.table(), id, (document, parsed))
+    }
+}
+
+/// Checks whether the table may get an image with this configuration. An image in the table has its part already.
+pub(super) fn check(
+    table: &Table,
+    id: &Digest,
+    (document, parsed): (&str, &ParsedConfig),
+) -> Result<(), StoreError> {
+    let has_room = table.entry(id).is_some() || fits(table, document, &parsed.config);
+    if has_room { Ok(()) } else { Err(StoreError::Configurations) }
+}
+
+fn fits(table: &Table, document: &str, config: &ImageConfiguration) -> bool {
     let of_entry = |entry: &Entry| of(&entry.record.config, &entry.image.config);
     is_within(table.all().map(of_entry), of(document, config))
 }
@@ -46,6 +73,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_configuration_that_does_not_fit_is_no_lack_of_disk_space() {
+        assert_eq!(StoreError::Configurations.kind(), ErrorKind::Rejected);
+    }
 
     fn weight(more: serde_json::Value) -> usize {
         let mut config =

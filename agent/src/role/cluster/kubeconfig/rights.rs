@@ -36,7 +36,12 @@ impl Rights {
         let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
         let former_groups = getgroups()?;
         // Of this thread only. The C library would change the groups of all threads: nptl(7).
-        set_thread_groups(&[])?;
+        match set_thread_groups(&[]) {
+            // No process in such a user namespace can change its groups (user_namespaces(7)). They are those of the
+            // user who made the namespace, and do not exceed that user's rights.
+            Err(rustix::io::Errno::PERM) if denies_setgroups() => {}
+            dropped => dropped?,
+        }
         let former = (setfsuid(Uid::from_raw(u32::MAX)), setfsgid(group));
         setfsuid(user);
         let taken = Self { user, former, former_groups };
@@ -63,6 +68,11 @@ impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "user {}, to whom the directory belongs", self.user)
     }
+}
+
+/// Whether this process is in a user namespace in which groups cannot be changed.
+fn denies_setgroups() -> bool {
+    fs::read("/proc/self/setgroups").is_ok_and(|setting| setting.trim_ascii() == b"deny")
 }
 
 /// The first part of a path that does not belong to root. Its owner can replace everything below it.
