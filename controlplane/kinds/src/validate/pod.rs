@@ -76,6 +76,7 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let deadline = &spec["activeDeadlineSeconds"];
     causes.in_range(&path.field("activeDeadlineSeconds"), deadline, 1..=i64::from(i32::MAX));
     names(causes, path, spec);
+    hostname_override(causes, path, spec);
     security::pod(causes, &path.field("securityContext"), &spec["securityContext"]);
     security::namespaces(causes, path, spec);
     scheduling::spec(causes, path, spec);
@@ -117,6 +118,21 @@ fn names(causes: &mut Causes, path: &Path, spec: &Value) {
     if text(&spec["schedulerName"]).is_empty() {
         causes.required(&path.field("schedulerName"), "");
     }
+}
+
+/// Checks `hostnameOverride`: a subdomain of at most 64 bytes, in a pod whose host name has no other source.
+fn hostname_override(causes: &mut Causes, path: &Path, spec: &Value) {
+    let Some(name) = spec["hostnameOverride"].as_str() else { return };
+    let here = path.field("hostnameOverride");
+    for other in ["setHostnameAsFQDN", "hostNetwork"] {
+        if spec[other] == true {
+            causes.forbidden(&here, &format!("may not be specified when {other} is true"));
+        }
+    }
+    if name.len() > 64 {
+        causes.too_long(&here, 64);
+    }
+    causes.format(&here, name, format::dns1123_subdomain(name));
 }
 
 fn dns(causes: &mut Causes, path: &Path, spec: &Value) {

@@ -63,6 +63,29 @@ fn pods_need_containers_names_and_images() {
 }
 
 #[test]
+fn the_override_of_a_host_name_is_a_short_subdomain_and_the_only_source_of_the_name() {
+    let spec = |name: &str, field: &str| {
+        let containers = json!([{"name": "a", "image": "x:1"}]);
+        json!({"containers": containers, "hostnameOverride": name, field: true})
+    };
+    let here = "spec.hostnameOverride";
+    check("Pod", "/spec", spec("a.b", "hostPID"), &[]);
+    for field in ["setHostnameAsFQDN", "hostNetwork"] {
+        let expected = format!("{here}: Forbidden: may not be specified when {field} is true");
+        check("Pod", "/spec", spec("a.b", field), &[&expected]);
+    }
+    let at = "/spec/hostnameOverride";
+    check("Pod", at, json!("a".repeat(64)), &[]);
+    let too_long = format!("{here}: Too long: may not be more than 64 bytes");
+    check("Pod", at, json!("a".repeat(65)), &[&too_long]);
+    for name in ["", "A", "-a", "a_b"] {
+        let expected =
+            format!("{here}: Invalid value: \"{name}\": a lowercase RFC 1123 subdomain must consist of");
+        check("Pod", at, json!(name), &[&expected]);
+    }
+}
+
+#[test]
 fn names_of_sysctls_are_checked() {
     let regex = "^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
     let list = |name: &str| json!({"sysctls": [{"name": name, "value": "1"}]});
