@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 
 use super::{
-    Causes, Path, container, format, immutable, items, resize, resources, scheduling, security, text, volume,
+    Causes, Path, container, env, format, immutable, items, resize, resources, scheduling, security, text,
+    volume,
 };
 
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
@@ -81,6 +82,7 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     security::namespaces(causes, path, spec);
     scheduling::spec(causes, path, spec);
     host_network(causes, path, spec);
+    env::file_volumes(causes, path, spec);
     if spec["os"].is_object() {
         match text(&spec["os"]["name"]) {
             "" => causes.required(&path.field("os").field("name"), ""),
