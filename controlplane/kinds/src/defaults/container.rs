@@ -18,8 +18,12 @@ pub(super) fn container(container: &mut Map<String, Value>) {
         fill(port, "protocol", "TCP");
     }
     for variable in each(container, "env") {
-        if let Some(field) = present(variable, "valueFrom").and_then(|from| present(from, "fieldRef")) {
+        let Some(from) = present(variable, "valueFrom") else { continue };
+        if let Some(field) = present(from, "fieldRef") {
             fill(field, "apiVersion", "v1");
+        }
+        if let Some(key) = present(from, "fileKeyRef") {
+            fill(key, "optional", false);
         }
     }
     for name in ["livenessProbe", "readinessProbe", "startupProbe"] {

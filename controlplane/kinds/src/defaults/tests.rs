@@ -26,6 +26,19 @@ fn a_pod_gets_upstreams_defaults() {
 }
 
 #[test]
+fn sources_of_variables_are_filled() {
+    let env = json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "B", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "k"}}},
+        {"name": "C", "valueFrom": {"fileKeyRef": {"optional": true}}}, {"name": "D", "value": "d"}]);
+    let pod =
+        defaulted("v1", "Pod", json!({"spec": {"containers": [{"name": "a", "image": "x", "env": env}]}}));
+    let env = &pod["spec"]["containers"][0]["env"];
+    assert_eq!(env[0]["valueFrom"]["fieldRef"]["apiVersion"], "v1");
+    assert_eq!(env[1]["valueFrom"]["fileKeyRef"]["optional"], false);
+    assert_eq!(env[2]["valueFrom"]["fileKeyRef"]["optional"], true);
+}
+
+#[test]
 fn pull_policy_follows_the_tag() {
     let cases = [
         ("nginx", "Always"),

@@ -1,5 +1,7 @@
 //! Environment variables and their sources.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
@@ -92,6 +94,54 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
         match text(&reference["key"]) {
             "" => causes.required(&here.field("key"), ""),
             key => causes.format(&here.field("key"), key, format::config_key(key)),
+        }
+    }
+    if !from["fileKeyRef"].is_null() {
+        file_reference(causes, &path.field("fileKeyRef"), &from["fileKeyRef"]);
+    }
+}
+
+/// Checks a fileKeyRef on its own. [`file_volumes`] checks its volume.
+fn file_reference(causes: &mut Causes, path: &Path, reference: &Value) {
+    let checks: [(&str, fn(&str) -> Vec<String>); 2] =
+        [("key", format::env_name), ("volumeName", format::dns1123_label)];
+    for (name, rule) in checks {
+        match text(&reference[name]) {
+            "" => causes.required(&path.field(name), ""),
+            value => causes.format(&path.field(name), value, rule(value)),
+        }
+    }
+    let (here, file) = (path.field("path"), text(&reference["path"]));
+    if file.is_empty() {
+        causes.required(&here, "");
+    } else if file.split('/').any(|part| part == "..") {
+        causes.invalid(&here, &file.into(), "must not contain '..'");
+    }
+}
+
+/// Checks that the volumes of all fileKeyRefs are of type emptyDir. Source: `validateFileKeyRefVolumes` of
+/// `pkg/apis/core/validation`.
+pub(super) fn file_volumes(causes: &mut Causes, path: &Path, spec: &Value) {
+    let volumes: HashMap<&str, &Value> =
+        items(&spec["volumes"]).map(|(_, volume)| (text(&volume["name"]), volume)).collect();
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
+        for (index, container) in items(&spec[list]) {
+            for (at, variable) in items(&container["env"]) {
+                let reference = &variable["valueFrom"]["fileKeyRef"];
+                if reference.is_null() {
+                    continue;
+                }
+                let here = path.field(list).index(index).field("env").index(at);
+                let here = here.field("valueFrom").field("fileKeyRef").field("volumeName");
+                let name = text(&reference["volumeName"]);
+                match volumes.get(name) {
+                    None => causes.not_found(&here, &name.into()),
+                    Some(volume) if volume["emptyDir"].is_null() => {
+                        causes.invalid(&here, &name.into(), "referenced volume must be of type emptyDir");
+                    }
+                    Some(_) => {}
+                }
+            }
         }
     }
 }

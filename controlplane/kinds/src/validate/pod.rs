@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 
 use super::{
-    Causes, Path, container, format, immutable, items, resize, resources, scheduling, security, text, volume,
+    Causes, Path, container, env, format, immutable, items, resize, resources, scheduling, security, text,
+    volume,
 };
 
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
@@ -76,10 +77,12 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let deadline = &spec["activeDeadlineSeconds"];
     causes.in_range(&path.field("activeDeadlineSeconds"), deadline, 1..=i64::from(i32::MAX));
     names(causes, path, spec);
+    hostname_override(causes, path, spec);
     security::pod(causes, &path.field("securityContext"), &spec["securityContext"]);
     security::namespaces(causes, path, spec);
     scheduling::spec(causes, path, spec);
     host_network(causes, path, spec);
+    env::file_volumes(causes, path, spec);
     if spec["os"].is_object() {
         match text(&spec["os"]["name"]) {
             "" => causes.required(&path.field("os").field("name"), ""),
@@ -117,6 +120,21 @@ fn names(causes: &mut Causes, path: &Path, spec: &Value) {
     if text(&spec["schedulerName"]).is_empty() {
         causes.required(&path.field("schedulerName"), "");
     }
+}
+
+/// Checks `hostnameOverride`: a subdomain of at most 64 bytes, in a pod whose host name has no other source.
+fn hostname_override(causes: &mut Causes, path: &Path, spec: &Value) {
+    let Some(name) = spec["hostnameOverride"].as_str() else { return };
+    let here = path.field("hostnameOverride");
+    for other in ["setHostnameAsFQDN", "hostNetwork"] {
+        if spec[other] == true {
+            causes.forbidden(&here, &format!("may not be specified when {other} is true"));
+        }
+    }
+    if name.len() > 64 {
+        causes.too_long(&here, 64);
+    }
+    causes.format(&here, name, format::dns1123_subdomain(name));
 }
 
 fn dns(causes: &mut Causes, path: &Path, spec: &Value) {

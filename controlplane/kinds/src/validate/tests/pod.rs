@@ -63,6 +63,60 @@ fn pods_need_containers_names_and_images() {
 }
 
 #[test]
+fn the_override_of_a_host_name_is_a_short_subdomain_and_the_only_source_of_the_name() {
+    let spec = |name: &str, field: &str| {
+        let containers = json!([{"name": "a", "image": "x:1"}]);
+        json!({"containers": containers, "hostnameOverride": name, field: true})
+    };
+    let here = "spec.hostnameOverride";
+    check("Pod", "/spec", spec("a.b", "hostPID"), &[]);
+    for field in ["setHostnameAsFQDN", "hostNetwork"] {
+        let expected = format!("{here}: Forbidden: may not be specified when {field} is true");
+        check("Pod", "/spec", spec("a.b", field), &[&expected]);
+    }
+    let at = "/spec/hostnameOverride";
+    check("Pod", at, json!("a".repeat(64)), &[]);
+    let too_long = format!("{here}: Too long: may not be more than 64 bytes");
+    check("Pod", at, json!("a".repeat(65)), &[&too_long]);
+    for name in ["", "A", "-a", "a_b"] {
+        let expected =
+            format!("{here}: Invalid value: \"{name}\": a lowercase RFC 1123 subdomain must consist of");
+        check("Pod", at, json!(name), &[&expected]);
+    }
+}
+
+#[test]
+fn files_of_variables_are_in_empty_dirs() {
+    let spec = |list: &str, reference: Value| {
+        let mut spec = json!({"containers": [{"name": "a", "image": "x:1"}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "h", "hostPath": {"path": "/x"}}]});
+        let env = json!([{"name": "A", "valueFrom": {"fileKeyRef": reference}}]);
+        spec[list] = json!([{"name": "b", "image": "x:1", "env": env}]);
+        spec
+    };
+    let of = |volume: &str, path: &str, key: &str| json!({"volumeName": volume, "path": path, "key": key});
+    for list in ["containers", "initContainers"] {
+        let here = format!("spec.{list}[0].env[0].valueFrom.fileKeyRef");
+        check("Pod", "/spec", spec(list, of("v", "a/..b", "K")), &[]);
+        for (reference, problem) in [
+            (of("v", "", "K"), "path: Required value"),
+            (of("v", "a/../b", "K"), "path: Invalid value: \"a/../b\": must not contain '..'"),
+            (of("v", "a", ""), "key: Required value"),
+            (of("v", "a", "K=V"), "key: Invalid value: \"K=V\": a valid environment variable name"),
+            (of("w", "a", "K"), "volumeName: Not found: \"w\""),
+            (
+                of("h", "a", "K"),
+                "volumeName: Invalid value: \"h\": referenced volume must be of type emptyDir",
+            ),
+        ] {
+            check("Pod", "/spec", spec(list, reference), &[&format!("{here}.{problem}")]);
+        }
+        let missing = [format!("{here}.volumeName: Required"), format!("{here}.volumeName: Not found: \"\"")];
+        check("Pod", "/spec", spec(list, of("", "a", "K")), &missing.each_ref().map(String::as_str));
+    }
+}
+
+#[test]
 fn names_of_sysctls_are_checked() {
     let regex = "^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
     let list = |name: &str| json!({"sysctls": [{"name": name, "value": "1"}]});
