@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -30,6 +31,22 @@ pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File
 /// As [`open`]; `FileTooLarge` for a larger file.
 pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     all(open(path)?, max)
+}
+
+/// Reads a whole file of at most `max` bytes that was found with `O_PATH`. The path below `/proc` is that of the found
+/// file, also if its name belongs to another file now.
+///
+/// # Errors
+/// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file.
+pub(crate) fn read_found(found: &File, max: u64) -> io::Result<Vec<u8>> {
+    // Checked before it is opened: opening a device can have effects.
+    if !found.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    // O_NONBLOCK: a lease on the file does not delay its opening.
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    all(options.open(format!("/proc/self/fd/{}", found.as_raw_fd()))?, max)
 }
 
 /// Reads a text file of an administrator, of at most `max` bytes. Symlinks are followed, and pipes are read: a

@@ -16,6 +16,7 @@ mod claim;
 pub mod downward;
 mod empty_dir;
 mod error;
+pub(crate) mod file;
 mod host_path;
 mod local;
 pub(crate) mod local_cleanup;

@@ -1,6 +1,7 @@
 //! Applies planned actions. Each action is idempotent: after an interruption at any point, the next plan continues
 //! from the observed state. Results that the worker must keep are sent as [`Report`]s.
 
+mod env_files;
 mod finish;
 mod make;
 mod mounts;

@@ -1,7 +1,8 @@
 //! Environment of a container, and expansion of `$(NAME)` in it, in commands and in arguments. Pure: referenced
-//! objects are read before.
+//! objects and files are read before.
 
 mod field;
+mod file;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,16 +12,19 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub(crate) use field::{Addresses, field};
+pub(crate) use file::{EnvFile, FILE_MAX, FileName, FileProblem, wanted_keys};
 
 /// Maximum bytes of an environment, and of a command with its arguments. The kernel starts no program with more than
 /// 6 MiB of both. References can multiply a value, so a small pod could fill the node's memory.
 pub(crate) const BYTES_MAX: usize = 6 << 20;
 
-/// Objects that containers refer to. None: the API server reports that the object does not exist.
+/// Objects and files that containers refer to. None: the API server reports that the object does not exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
     pub(crate) secrets: BTreeMap<String, Option<Secret>>,
+    /// Files in `emptyDir` volumes. A file of another volume is not among them.
+    pub(crate) files: BTreeMap<FileName, EnvFile>,
     pub(crate) services: Vec<Arc<Service>>,
     pub(crate) addresses: Addresses,
     /// Allocatable resources of the node: the limit of a container that has none.
@@ -38,6 +42,12 @@ pub(crate) enum EnvError {
     NoConfigMapKey { key: String, namespace: String, name: String },
     #[error("couldn't find key {key} in Secret {namespace}/{name}")]
     NoSecretKey { key: String, namespace: String, name: String },
+    #[error("cannot find the volume {0:?} referenced by FileKeyRef")]
+    NoFileVolume(String),
+    #[error("couldn't parse env file: {0}")]
+    File(FileProblem),
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    NoFileKey { key: String, path: String },
     #[error("unsupported fieldPath: {0}")]
     Field(String),
     #[error("unsupported container resource: {0}")]
@@ -238,6 +248,9 @@ impl Context<'_> {
                     name: name.clone(),
                 }),
             };
+        }
+        if let Some(reference) = &source.file_key_ref {
+            return file::value(&self.sources.files, reference);
         }
         Err(EnvError::Source(name.to_owned()))
     }

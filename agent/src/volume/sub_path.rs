@@ -162,7 +162,7 @@ fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
 }
 
 /// Opens a path below a directory. None if it does not exist.
-fn open_existing(root: &Path, path: &str) -> Result<Option<OwnedFd>, SubPathError> {
+pub(super) fn open_existing(root: &Path, path: &str) -> Result<Option<OwnedFd>, SubPathError> {
     let parts = parts(path)?;
     match open_volume(root).and_then(|base| beneath(&base, &relative(&parts))) {
         Err(Errno::ENOENT) => Ok(None),

@@ -65,7 +65,7 @@ const VOLUME_FIELDS: [VolumeField; 2] = [
     ("items.user", Handling::Reject, item_users),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 12] = [
+const CONTAINER_FIELDS: [ContainerField; 11] = [
     ("volumeDevices", Handling::Reject, |c| some(&c.volume_devices)),
     ("restartPolicyRules", Handling::Reject, |c| some(&c.restart_policy_rules)),
     ("securityContext.windowsOptions", Handling::Reject, |c| {
@@ -80,9 +80,6 @@ const CONTAINER_FIELDS: [ContainerField; 12] = [
     }),
     ("securityContext.seccompProfile", Handling::Reject, |c| {
         bad_seccomp(c.security_context.as_ref().and_then(|s| s.seccomp_profile.as_ref()))
-    }),
-    ("env.valueFrom.fileKeyRef", Handling::Reject, |c| {
-        c.env.iter().flatten().filter_map(|e| e.value_from.as_ref()).any(|v| v.file_key_ref.is_some())
     }),
     ("livenessProbe.httpGet.protocol", Handling::Reject, |c| http_protocol(c.liveness_probe.as_ref())),
     ("readinessProbe.httpGet.protocol", Handling::Reject, |c| http_protocol(c.readiness_probe.as_ref())),
@@ -317,6 +314,8 @@ mod tests {
             ),
             nothing
         );
+        let file = json!({"fileKeyRef": {"volumeName": "v", "path": "p", "key": "K"}});
+        assert_eq!(of_container("env", json!([{"name": "A", "valueFrom": file}])), nothing);
         let spread = json!([{"maxSkew": 1, "topologyKey": "t", "whenUnsatisfiable": "ScheduleAnyway"}]);
         assert_eq!(of_pod("topologySpreadConstraints", spread), nothing);
     }

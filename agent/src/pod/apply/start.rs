@@ -274,7 +274,7 @@ impl Job {
         Ok(known.and_then(|known| known.features).is_some_and(|has| has.recursive_read_only_mounts))
     }
 
-    /// Reads the objects that the container's environment refers to.
+    /// Reads the objects and files that the container's environment refers to.
     async fn sources(&self, container: &Container) -> Result<Sources, NotStarted> {
         let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
         let (maps, secrets) = needs(container);
@@ -295,6 +295,7 @@ impl Job {
         Ok(Sources {
             config_maps,
             secrets: found_secrets,
+            files: self.env_files(container).await.map_err(NotStarted::config)?,
             services,
             addresses: Addresses {
                 pod_ips: sandbox_ips.unwrap_or_else(|| self.node.host_ips()),

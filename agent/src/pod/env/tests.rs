@@ -77,6 +77,19 @@ fn config_maps_and_secrets_are_required_unless_optional() {
 }
 
 #[test]
+fn a_variable_from_a_file_is_a_variable_for_those_after_it() {
+    let container = json!({"name": "c", "env": [
+        {"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "K"}}},
+        {"name": "B", "value": "$(A)!"},
+        {"name": "C", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "L", "optional": true}}}]});
+    let name = FileName { volume: "v".to_owned(), path: "f".to_owned() };
+    let file = EnvFile::parse(b"K='$(B)'\n", &["K", "L"].map(str::to_owned).into());
+    let sources = Sources { files: [(name, file)].into(), ..Sources::default() };
+    let env = env_of(container, &sources).unwrap();
+    assert_eq!((value(&env, "A"), value(&env, "B"), value(&env, "C")), (Some("$(B)"), Some("$(B)!"), None));
+}
+
+#[test]
 fn variables_are_set_for_the_api_server_and_for_services_of_the_namespace() {
     let service = |ns: &str, name: &str| -> Service {
         serde_json::from_value(json!({"metadata": {"namespace": ns, "name": name},
