@@ -103,14 +103,12 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
 
 /// Checks a fileKeyRef on its own. [`file_volumes`] checks its volume.
 fn file_reference(causes: &mut Causes, path: &Path, reference: &Value) {
-    let checks: [(&str, fn(&str) -> Vec<String>); 2] =
-        [("key", format::env_name), ("volumeName", format::dns1123_label)];
-    for (name, rule) in checks {
-        match text(&reference[name]) {
-            "" => causes.required(&path.field(name), ""),
-            value => causes.format(&path.field(name), value, rule(value)),
-        }
-    }
+    let mut name = |field: &str, rule: fn(&str) -> Vec<String>| match text(&reference[field]) {
+        "" => causes.required(&path.field(field), ""),
+        value => causes.format(&path.field(field), value, rule(value)),
+    };
+    name("key", format::env_name);
+    name("volumeName", format::dns1123_label);
     let (here, file) = (path.field("path"), text(&reference["path"]));
     if file.is_empty() {
         causes.required(&here, "");
