@@ -180,11 +180,12 @@ fn metadata_is_checked_on_every_kind() {
         json!("a.b"),
         &["metadata.name: Invalid value: \"a.b\": must not contain dots"],
     );
+    check("Service", "/metadata/name", json!("1a"), &[]);
     check(
         "Service",
         "/metadata/name",
-        json!("1a"),
-        &["metadata.name: Invalid value: \"1a\": a DNS-1035 label must"],
+        json!("a.b"),
+        &["metadata.name: Invalid value: \"a.b\": must not contain dots"],
     );
     check(
         "Node",
