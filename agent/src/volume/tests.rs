@@ -377,7 +377,7 @@ fn a_volume_in_memory_has_its_mode_and_group_again_after_a_boot() {
             let volumes = mount_all(&ctx, &pod).await.expect("mounted");
             let path = volumes.host_path("memory").expect("volume");
             let found = fs::metadata(path).expect("memory");
-            assert_eq!((found.mode() & 0o7777, found.gid()), (0o2777, 1234));
+            assert_eq!((found.mode() & 0o7777, found.gid()), (0o3777, 1234));
             mounts::unmount_below(path).expect("a boot unmounts everything");
         }
         unmount_all(&ctx, "u1").await.expect("removed");
