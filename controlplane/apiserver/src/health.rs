@@ -51,6 +51,7 @@ const READY: &[Check] = &[
     ("informer-sync", passed),
     ("shutdown", shutdown),
 ];
+
 #[expect(clippy::unnecessary_wraps, reason = "the type of all checks")]
 fn passed(_state: &State) -> Result<(), String> {
     Ok(())

@@ -59,6 +59,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
     let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
     // A stable sort: equal preferences stay in the client's order.
     wanted.sort_by_key(|media| std::cmp::Reverse(media.quality()));
+    wanted.retain(|media| media.quality() > 0);
     let reads_json = wanted.iter().any(|media| media.is_json() && media.parameter("as").is_none());
     let is_plain_protobuf = |media: &MediaType<'_>| {
         forms.contains(&PROTOBUF) && media.name == PROTOBUF && media.parameter("as").is_none()
@@ -66,8 +67,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
     let chosen = |media: &MediaType<'_>| {
         if !reads_json && is_plain_protobuf(media) { Some(Form::Protobuf) } else { form(media, query, forms) }
     };
-    let mut wanted = wanted.iter().filter(|media| media.quality() > 0);
-    wanted.find_map(chosen).ok_or_else(ApiError::not_acceptable)
+    wanted.iter().find_map(chosen).ok_or_else(ApiError::not_acceptable)
 }
 
 fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
@@ -196,6 +196,7 @@ mod tests {
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
         assert_eq!(negotiated(&format!("{PROTOBUF},{table}")), Some(Form::Protobuf), "the client's order");
         assert_eq!(negotiated(&format!("{PROTOBUF};q=0")), None);
+        assert_eq!(negotiated(&format!("{PROTOBUF},application/json;q=0")), Some(Form::Protobuf));
         assert_eq!(negotiate(&HeaderMap::new(), &Query::default(), &[]).ok(), Some(Form::Plain));
         let mut headers = HeaderMap::new();
         headers.insert(http::header::ACCEPT, PROTOBUF.parse().unwrap());
