@@ -42,7 +42,7 @@ mod workload;
 
 pub(crate) use autoscaling::HorizontalPodAutoscaler;
 pub(crate) use batch::{CronJob, Job};
-use containers::{Containers, containers};
+use containers::{Containers, containers, sidecars};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use devices::{PodClaimStatus, PodResourceClaim, ResourceClaim};
 pub(crate) use disruption::PodDisruptionBudget;
@@ -82,6 +82,9 @@ pub(crate) struct PodSpec {
     pub(crate) pinned_node: Option<String>,
     /// Only containers with named ports, because services refer to these.
     pub(crate) containers: Vec<PodContainer>,
+    /// Only sidecars with named ports: restartable init containers, which run beside the containers.
+    #[serde(rename = "initContainers", deserialize_with = "sidecars")]
+    pub(crate) sidecars: Box<[PodContainer]>,
     /// Only volumes that use claims.
     #[serde(deserialize_with = "claim_volumes")]
     pub(crate) volumes: Arc<[PodVolume]>,

@@ -102,7 +102,7 @@ fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
     }
 }
 
-/// The ports of a pod's endpoint. Named target ports are looked up in the pod's containers.
+/// The ports of a pod's endpoint. Named target ports are looked up in the pod's containers, then in its sidecars.
 pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     let all = service.spec.ports.iter().flatten();
     let mut ports: Vec<EndpointPort> = all
@@ -126,7 +126,8 @@ fn target(port: &ServicePort, pod: &Pod) -> Option<i32> {
         Some(IntOrString::String(name)) => name,
     };
     let protocol = |protocol: &Option<String>| protocol.clone().unwrap_or_else(|| "TCP".to_owned());
-    let all = pod.spec.containers.iter().filter_map(|container| container.ports.as_ref()).flatten();
+    let containers = pod.spec.containers.iter().chain(&pod.spec.sidecars);
+    let all = containers.filter_map(|container| container.ports.as_ref()).flatten();
     let mut fitting = all
         .filter(|own| own.name.as_ref() == Some(name) && protocol(&own.protocol) == protocol(&port.protocol));
     fitting.next().map(|own| own.container_port)
@@ -172,6 +173,23 @@ mod tests {
             [pod("1", "10.0.0.2", "True"), pod("2", "10.0.0.1", "True"), pod("3", "10.0.0.3", "False")];
         assert_eq!(show(&service, &pods), "[10.0.0.1,10.0.0.2|10.0.0.3]:8080");
         assert_eq!(show(&service, &[pod("1", "", "True")]), "");
+    }
+
+    #[test]
+    fn a_named_port_may_be_a_port_of_a_sidecar() {
+        let service =
+            service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "side"}]}));
+        let with = |init: Value| -> Arc<Pod> {
+            let spec = json!({"containers": [{"ports": [{"name": "http", "containerPort": 8080}]}],
+                "initContainers": [init]});
+            let pod = json!({"metadata": {"name": "1", "namespace": "d", "labels": {"app": "a"}}, "spec": spec,
+                "status": {"podIP": "10.0.0.2", "conditions": [{"type": "Ready", "status": "True"}]}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let ports = json!([{"name": "side", "containerPort": 9090}, {"containerPort": 1}]);
+        let sidecar = with(json!({"restartPolicy": "Always", "ports": ports}));
+        assert_eq!(show(&service, &[sidecar]), "[10.0.0.2|]:9090");
+        assert_eq!(show(&service, &[with(json!({"ports": ports}))]), "", "it does not run any more");
     }
 
     #[test]

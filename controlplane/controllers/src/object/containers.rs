@@ -1,8 +1,10 @@
-//! The container statuses of a pod, reduced to restarts and failures.
+//! The container statuses of a pod, reduced to restarts and failures, and its sidecars, reduced to named ports.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Deserializer};
+
+use super::{PodContainer, PodPort};
 
 /// The restarts and failures of a pod's containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +24,26 @@ pub(crate) struct Containers {
 pub(crate) struct Failure {
     pub(crate) container: String,
     pub(crate) code: i32,
+}
+
+/// An init container.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct InitContainer {
+    restart_policy: Option<String>,
+    ports: Option<Vec<PodPort>>,
+}
+
+/// Reads a list of init containers. Returns those that are restarted and have named ports.
+pub(super) fn sidecars<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[PodContainer]>, D::Error> {
+    let all = Option::<Vec<InitContainer>>::deserialize(deserializer)?.unwrap_or_default();
+    let sidecars = all.into_iter().filter(|init| init.restart_policy.as_deref() == Some("Always"));
+    let with_names = sidecars.filter_map(|init| {
+        let mut ports = init.ports.unwrap_or_default();
+        ports.retain(|port| port.name.is_some());
+        (!ports.is_empty()).then_some(PodContainer { ports: Some(ports) })
+    });
+    Ok(with_names.collect())
 }
 
 /// Reads a list of container statuses.
