@@ -111,10 +111,16 @@ impl ServiceCache {
         Arc::clone(&self.shared.tables)
     }
 
-    /// A service with its slices.
+    /// A service with the slices to which proxies forward its traffic: those without the label
+    /// `service.kubernetes.io/headless`, as in kube-proxy.
     #[must_use]
     pub(crate) fn state(&self, key: &ObjectKey) -> Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)> {
-        self.read(|tables| Some((Arc::clone(tables.get(&key.namespace, &key.name)?), tables.slices(key))))
+        self.read(|tables| {
+            let service = Arc::clone(tables.get(&key.namespace, &key.name)?);
+            let mut slices = tables.slices(key);
+            slices.retain(|slice| !slice.is_headless());
+            Some((service, slices))
+        })
     }
 
     /// The keys of all services.

@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::service_cache::ServiceCache;
+use crate::service_cache::{ServiceCache, has_other_proxy};
 
 /// Maximum time between two requests of a connection.
 const IDLE: Duration = Duration::from_secs(30);
@@ -85,7 +85,7 @@ impl ServiceHealth {
 
     /// Starts, changes or ends the server of a service.
     fn update(&mut self, key: Key) {
-        let state = self.services.state(&key);
+        let state = self.services.state(&key).filter(|(service, _)| !has_other_proxy(service));
         let wanted = state.as_ref().and_then(|(service, slices)| {
             Some((health_port(service)?, local_endpoints(slices, &self.node_name)))
         });

@@ -8,6 +8,8 @@ use serde::{Deserialize, Deserializer};
 
 /// Label of a slice with the name of its service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Label of a slice that proxies ignore, such as those of headless services.
+const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Maximum endpoints of a slice. The API server enforces the same.
 const ENDPOINTS_MAX: usize = 1000;
 /// Maximum ports of a slice; further ones are ignored. Upstream's validation allows 20000, far more than a service has.
@@ -22,6 +24,9 @@ pub struct EndpointSlice {
     /// Name of the service. [`slim`](Self::slim) sets it, and removes the label with the name.
     #[serde(skip)]
     service: Option<Box<str>>,
+    /// Whether proxies ignore the slice. [`slim`](Self::slim) sets it, and removes the label.
+    #[serde(skip)]
+    is_headless: bool,
     /// Address family of the endpoints.
     pub address_type: AddressType,
     /// The endpoints, at most 1000.
@@ -113,10 +118,18 @@ impl EndpointSlice {
         self.service.as_deref().or_else(label)
     }
 
+    /// Whether service proxies ignore the slice: it has the label `service.kubernetes.io/headless`.
+    #[must_use]
+    pub fn is_headless(&self) -> bool {
+        let label = || self.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HEADLESS));
+        self.is_headless || label()
+    }
+
     /// Removes metadata that no consumer reads.
     #[must_use]
     pub fn slim(mut self) -> Arc<Self> {
         self.service = self.service().map(Box::from);
+        self.is_headless = self.is_headless();
         self.metadata = ObjectMeta {
             name: self.metadata.name,
             namespace: self.metadata.namespace,
@@ -240,6 +253,19 @@ mod tests {
         assert!(slice.serves(first));
         let without = slice.without(first);
         assert!(!without.serves(first) && without.serves(|address| !first(address)));
+    }
+
+    #[test]
+    fn the_headless_label_outlives_the_metadata() {
+        let slice = |labels| {
+            let slice = json!({"metadata": {"labels": labels}, "addressType": "IPv4", "ports": null});
+            serde_json::from_value::<EndpointSlice>(slice).unwrap()
+        };
+        let labels = json!({"kubernetes.io/service-name": "a", "service.kubernetes.io/headless": ""});
+        let slim = slice(labels).slim();
+        assert!(slim.is_headless() && slim.metadata.labels.is_none());
+        assert_eq!(slim.service(), Some("a"));
+        assert!(!slice(json!({"kubernetes.io/service-name": "a"})).slim().is_headless());
     }
 
     #[test]

@@ -170,3 +170,20 @@ async fn a_pod_of_this_node_that_is_not_ready_leaves_its_services_at_once() {
     assert!(is_ready());
     assert_eq!(changes.take(), [key.clone()].into());
 }
+
+#[tokio::test]
+async fn slices_with_the_headless_label_take_no_traffic() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    list(&cache, vec![service("ns", "web", "10.43.0.1")]);
+    let key = ObjectKey::new("ns", "web");
+    let count = |labels: serde_json::Value| {
+        let slice = json!({"metadata": {"namespace": "ns", "name": "s", "labels": labels}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.42.0.2"]}], "ports": [{"port": 80}]});
+        cache.apply_slice_event(Event::Apply(serde_json::from_value(slice).unwrap()), &mut Vec::new());
+        (cache.state(&key).unwrap().1.len(), cache.read(|tables| tables.slices(&key).len()))
+    };
+    assert_eq!(count(json!({"kubernetes.io/service-name": "web"})), (1, 1));
+    let headless = json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
+    assert_eq!(count(headless), (0, 1), "DNS reads it");
+}
