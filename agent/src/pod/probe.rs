@@ -1,5 +1,6 @@
 //! Liveness, readiness and startup probes: one task for each running container with probes. Only a changed result
-//! wakes the pod's worker.
+//! wakes the pod's worker. While a pod ends, only readiness is probed: proxies send traffic to a terminating endpoint as
+//! long as it is ready.
 
 mod grpc;
 pub(crate) mod http;
@@ -17,6 +18,7 @@ use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::NodeContext;
 use super::state::Probed;
@@ -56,13 +58,14 @@ pub(crate) struct Watched {
     pub(crate) before: Probed,
     pub(crate) findings: mpsc::UnboundedSender<Finding>,
     pub(crate) counts: Arc<ContainerCounts>,
+    /// Cancelled when the pod has to end.
+    pub(crate) ending: CancellationToken,
 }
 
-/// Whether a container has any probe.
-pub(crate) fn wanted(container: &Container) -> bool {
-    container.liveness_probe.is_some()
-        || container.readiness_probe.is_some()
-        || container.startup_probe.is_some()
+/// Whether a container has a probe that runs. While its pod ends, only the readiness probe does.
+pub(crate) fn wanted(container: &Container, is_ending: bool) -> bool {
+    let has_other = container.liveness_probe.is_some() || container.startup_probe.is_some();
+    container.readiness_probe.is_some() || has_other && !is_ending
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +116,7 @@ impl Watched {
     /// Probes until dropped, or until the container must be restarted.
     pub(crate) async fn run(self) {
         if let Some(probe) = self.container.startup_probe.as_ref().filter(|_| !self.before.started)
-            && !self.until_decided(probe).await
+            && self.ending.run_until_cancelled(self.until_decided(probe)).await != Some(true)
         {
             return;
         }
@@ -125,7 +128,7 @@ impl Watched {
         };
         let liveness = async {
             if let Some(probe) = &self.container.liveness_probe {
-                self.until_unhealthy(probe).await;
+                self.ending.run_until_cancelled(self.until_unhealthy(probe)).await;
             }
         };
         tokio::join!(readiness, liveness);
@@ -312,6 +315,21 @@ mod tests {
             .map(|good| streak.count(good, &probe))
             .collect();
         assert_eq!(reached, [None, Some(true), None, None, None, None, None, Some(false)]);
+    }
+
+    #[test]
+    fn only_readiness_is_probed_while_a_pod_ends() {
+        let with = |probes: serde_json::Value| {
+            let mut container = probes;
+            container["name"] = "c".into();
+            let container: Container = serde_json::from_value(container).unwrap();
+            [false, true].map(|is_ending| wanted(&container, is_ending))
+        };
+        let probe = serde_json::json!({"tcpSocket": {"port": 80}});
+        assert_eq!(with(serde_json::json!({})), [false, false]);
+        assert_eq!(with(serde_json::json!({"readinessProbe": probe})), [true, true]);
+        assert_eq!(with(serde_json::json!({"livenessProbe": probe})), [true, false]);
+        assert_eq!(with(serde_json::json!({"startupProbe": probe})), [true, false]);
     }
 
     #[test]

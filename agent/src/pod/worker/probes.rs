@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures::channel::mpsc;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::pod::NodeContext;
@@ -25,10 +26,13 @@ pub(super) struct Probes {
     tasks: HashMap<String, AbortOnDropHandle<()>>,
     /// Counts of the probes by container name.
     counted: HashMap<String, CountedContainer>,
+    /// Ends the startup and liveness probes of the tasks when the pod has to end.
+    ending: CancellationToken,
 }
 
 impl Probes {
-    /// Starts missing probe tasks and ends those of containers that do not run. A pod that is ending is not probed.
+    /// Starts missing probe tasks and ends those of containers that do not run. While the pod ends, only readiness is
+    /// probed.
     pub(super) fn reconcile(
         &mut self,
         node: &Arc<NodeContext>,
@@ -37,17 +41,16 @@ impl Probes {
     ) {
         let ProbedPod { desired, observed, results } = pod;
         let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.running());
-        if desired.ending().is_some() {
-            self.tasks.clear();
-            self.counted.clear();
-            return;
+        let is_ending = desired.ending().is_some();
+        if is_ending {
+            self.ending.cancel();
         }
         self.tasks.retain(|id, _| running(id));
         let (Some(spec), Some(sandbox)) = (desired.pod().spec.as_ref(), observed.sandbox()) else { return };
         let shape = Shape::of(spec);
         for container in shape.inits().iter().filter(|c| is_sidecar(c)).chain(shape.mains()) {
             let Some(current) = observed.current(&container.name).filter(|c| c.running()) else { continue };
-            if !wanted(container) || self.tasks.contains_key(&current.id) {
+            if !wanted(container, is_ending) || self.tasks.contains_key(&current.id) {
                 continue;
             }
             let ip = sandbox
@@ -68,6 +71,7 @@ impl Probes {
                 before: results.get(&current.id).copied().unwrap_or_default(),
                 findings: findings.clone(),
                 counts: counted.counts(),
+                ending: self.ending.clone(),
             };
             let task = AbortOnDropHandle::new(tokio::spawn(watched.run()));
             self.tasks.insert(current.id.clone(), task);
