@@ -42,29 +42,36 @@ const CONNECTIONS: (u32, u32, u32) = (131_072, 32_768, 1 << 20);
 /// kernel's is five days.
 const CONNECTION_IDLE: u32 = 86_400;
 /// Maximum seconds after which the kernel forgets TCP connections that are closed or being closed. The limit on the
-/// connections of a pod does not count closed ones, but they stay in the table. `close_wait` keeps its value: it is the
-/// timeout of connections that are closed in one direction, which may be in use.
+/// connections of a pod does not count closed ones, but they stay in the table.
 const CONNECTION_ENDS: [(&str, u32); 3] = [
     ("nf_conntrack_tcp_timeout_established", CONNECTION_IDLE),
     ("nf_conntrack_tcp_timeout_time_wait", 30),
     ("nf_conntrack_tcp_timeout_fin_wait", 60),
 ];
+/// Least seconds after which the kernel forgets TCP connections that one end has closed: an hour, as kube-proxy's default.
+/// The other end may still send. After the kernel's minute its packets through a service would be lost.
+const HALF_CLOSED: [(&str, u32); 1] = [("nf_conntrack_tcp_timeout_close_wait", 3600)];
 
 /// Raises the number of connections that the kernel tracks, and lets idle and closed ones expire earlier. Must be called
 /// when connections are tracked already. A failure is logged: these settings may be read-only.
 pub(crate) fn room_for_connections() {
-    let dir = Path::new("/proc/sys/net/netfilter");
+    if let Err(error) = prepare_tracking(Path::new("/proc/sys/net/netfilter")) {
+        tracing::warn!(error = error.chain(), "cannot prepare the kernel's connection tracking table");
+    }
+}
+
+/// Writes the settings of connection tracking in the directory. All are tried; the first error is returned.
+fn prepare_tracking(dir: &Path) -> Result<(), Error> {
     let most = connections(std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     // Other network namespaces than the first one show these numbers, and cannot change them.
     let is_first = std::fs::metadata(dir.join("nf_conntrack_max"))
         .is_ok_and(|metadata| !metadata.permissions().readonly());
     // The maximum is the limit. The buckets only make look-ups faster.
     let least = [("nf_conntrack_max", most), ("nf_conntrack_buckets", most / 4)];
-    let raised = if is_first { raise(dir, &least) } else { Ok(()) };
+    let room = if is_first { raise(dir, &least) } else { Ok(()) };
+    let raised = room.and(raise(dir, &HALF_CLOSED));
     let lowered = CONNECTION_ENDS.iter().map(|(name, most)| lower(&dir.join(name), *most));
-    if let Err(error) = lowered.fold(raised, Result::and) {
-        tracing::warn!(error = error.chain(), "cannot prepare the kernel's connection tracking table");
-    }
+    lowered.fold(raised, Result::and)
 }
 
 /// The number of connections for a number of processors.
@@ -274,6 +281,21 @@ mod tests {
             lower(&path, CONNECTION_IDLE).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
         }
+    }
+
+    #[test]
+    fn timeouts_of_connections_are_those_of_kube_proxy() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel =
+            [("established", "432000"), ("close_wait", "60"), ("time_wait", "120"), ("fin_wait", "120")];
+        let path = |name: &str| dir.path().join(format!("nf_conntrack_tcp_timeout_{name}"));
+        kernel.iter().for_each(|(name, seconds)| std::fs::write(path(name), seconds).unwrap());
+        prepare_tracking(dir.path()).unwrap();
+        let now = kernel.map(|(name, _)| std::fs::read_to_string(path(name)).unwrap());
+        assert_eq!(now, ["86400", "3600", "30", "60"]);
+        std::fs::write(path("close_wait"), "7200").unwrap();
+        prepare_tracking(dir.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(path("close_wait")).unwrap(), "7200", "the administrator's");
     }
 
     #[test]
