@@ -22,6 +22,8 @@ pub(crate) struct TrafficEndpoints {
     pub(crate) cluster: Vec<Target>,
     /// With traffic policy `Local`.
     pub(crate) local: Vec<Target>,
+    /// Endpoints that may keep open flows of datagrams: all that serve, whether or not they get new traffic.
+    pub(crate) serving: Vec<Target>,
     /// Endpoints on this node, whatever their state: they may reach their own service.
     pub(crate) on_this_node: Vec<IpAddr>,
 }
@@ -42,22 +44,24 @@ pub(crate) struct PortId<'a> {
     pub(crate) is_ipv4: bool,
 }
 
-/// The endpoints of a service port. With `by_topology`, only those whose topology hints fit.
-pub(crate) fn choose(
-    slices: &[Arc<EndpointSlice>],
-    port: PortId<'_>,
-    node: &NodeView,
-    by_topology: bool,
-) -> TrafficEndpoints {
+/// The endpoints of a service port. Topology hints apply to the traffic policy `Cluster`, which external traffic may have
+/// although internal traffic has another one.
+pub(crate) fn choose(slices: &[Arc<EndpointSlice>], port: PortId<'_>, node: &NodeView) -> TrafficEndpoints {
     let all = candidates(slices, port, node);
     let mut usable = available(&all, |_| true);
-    if by_topology && let Some(near) = nearest(&all, &usable, node) {
+    if let Some(near) = nearest(&all, &usable, node) {
         usable = near;
     }
+    let serving = all.iter().filter(|(_, of)| of.conditions.is_serving()).map(|(target, _)| *target);
     let mut on_this_node: Vec<IpAddr> =
         all.iter().filter(|(_, of)| of.is_local).map(|(target, _)| target.address).collect();
     on_this_node.dedup();
-    TrafficEndpoints { cluster: usable, local: available(&all, |of| of.is_local), on_this_node }
+    TrafficEndpoints {
+        cluster: usable,
+        local: available(&all, |of| of.is_local),
+        serving: serving.collect(),
+        on_this_node,
+    }
 }
 
 fn candidates<'a>(
@@ -80,9 +84,11 @@ fn candidates<'a>(
                     is_local: endpoint.node_name.as_deref() == Some(node.name.as_str()),
                     hints: endpoint.hints.as_deref(),
                 };
-                // An endpoint may be in two slices while it moves between them.
+                // An endpoint may be in two slices while it moves between them. And a new pod may have the address of
+                // a terminating one.
                 let known = all.entry(Target { address, port }).or_insert(candidate);
-                if candidate.conditions.is_ready() && !known.conditions.is_ready() {
+                let rank = |of: Conditions| (!of.is_terminating(), of.is_ready());
+                if rank(candidate.conditions) > rank(known.conditions) {
                     *known = candidate;
                 }
             }
@@ -101,13 +107,14 @@ fn available(all: &BTreeMap<Target, Candidate<'_>>, of: impl Fn(&Candidate<'_>) 
     if ready.is_empty() { those(|of| of.is_serving() && of.is_terminating()) } else { ready }
 }
 
-/// The endpoints whose hints name this node or its zone. `None` if a usable endpoint has no hints, or if no endpoint
-/// has a hint for this node or zone.
+/// The endpoints whose hints name this node or its zone. `None` if a usable endpoint has no hints or is not ready, or if
+/// no endpoint has a hint for this node or zone.
 fn nearest(all: &BTreeMap<Target, Candidate<'_>>, usable: &[Target], node: &NodeView) -> Option<Vec<Target>> {
     let near = |names: &dyn Fn(&Hints) -> Option<bool>| {
         let mut near = Vec::new();
         for target in usable {
-            if names(all.get(target)?.hints?)? {
+            let candidate = all.get(target).filter(|of| of.conditions.is_ready())?;
+            if names(candidate.hints?)? {
                 near.push(*target);
             }
         }

@@ -9,19 +9,20 @@ use coracle_nft::{Channel, Flow, delete_flows};
 
 use crate::program::ConnectionlessPort;
 
-/// Ports whose targets changed, with their targets now.
+/// Ports with flows that may be stale, with their targets now.
 pub(crate) type Changed = BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>;
 
-/// Adds the ports whose targets differ. A port that only gains targets while it had some keeps its entries.
+/// Adds the ports whose flows may be stale. A port that only gains targets while it had some keeps its flows. So does a
+/// port that has no targets now: its flows are compared with the next ones, as upstream.
 pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
-    for (port, targets) in before {
-        let new = now.get(port);
-        if new.is_none_or(|new| !targets.is_subset(new) || targets.is_empty() && !new.is_empty()) {
-            changed.insert(*port, new.cloned().unwrap_or_default());
+    let removed = before.keys().filter(|port| !now.contains_key(port));
+    changed.extend(removed.map(|port| (*port, BTreeSet::new())));
+    for (port, targets) in now.iter().filter(|(_, targets)| !targets.is_empty()) {
+        let is_kept = |old: &BTreeSet<SocketAddr>| !old.is_empty() && old.is_subset(targets);
+        if !before.get(port).is_some_and(is_kept) {
+            changed.insert(*port, targets.clone());
         }
     }
-    let added = now.iter().filter(|(port, _)| !before.contains_key(port));
-    changed.extend(added.map(|(port, targets)| (*port, targets.clone())));
 }
 
 /// Removes entries of changed ports whose target is no longer a target of the port.
@@ -63,6 +64,29 @@ fn own_addresses() -> HashSet<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flows_are_compared_when_their_target_may_have_ended() {
+        let port = ConnectionlessPort { protocol: 17, is_ipv4: true, address: None, port: 53 };
+        let with = |targets: &[&str]| -> Changed {
+            [(port, targets.iter().map(|target| target.parse().unwrap()).collect())].into()
+        };
+        let (one, two) = ("10.0.0.1:53", "10.0.0.2:53");
+        let of = |before: &Changed, now: &Changed| {
+            let mut changed = Changed::new();
+            compare(&mut changed, before, now);
+            changed
+        };
+        let (none, absent) = (with(&[]), Changed::new());
+        assert_eq!(of(&with(&[one]), &with(&[two])), with(&[two]));
+        assert_eq!(of(&with(&[one, two]), &with(&[two])), with(&[two]));
+        assert_eq!(of(&with(&[one]), &with(&[one, two])), absent);
+        assert_eq!(of(&with(&[one]), &none), absent, "a service without endpoints keeps its flows");
+        assert_eq!(of(&none, &with(&[one])), with(&[one]));
+        assert_eq!(of(&absent, &with(&[one])), with(&[one]), "a restart");
+        assert_eq!(of(&absent, &none), absent);
+        assert_eq!(of(&with(&[one]), &absent), none, "the service is removed");
+    }
 
     #[test]
     fn own_addresses_are_those_of_interfaces() {

@@ -141,7 +141,6 @@ impl<'a> Port<'a> {
         let protocol = port.protocol.as_deref().unwrap_or("TCP");
         let has_node_ports = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
         let node_port = port.node_port.filter(|_| has_node_ports).and_then(|port| u16::try_from(port).ok());
-        let hinted = matches!(spec.internal_traffic_policy.as_deref(), None | Some("Cluster"));
         Some(Self {
             spec,
             is_ipv4,
@@ -153,7 +152,7 @@ impl<'a> Port<'a> {
             },
             number: u16::try_from(port.port).ok().filter(|port| *port != 0)?,
             node_port: node_port.filter(|port| *port != 0),
-            choice: choose(slices, PortId { name, protocol, is_ipv4 }, node, hinted),
+            choice: choose(slices, PortId { name, protocol, is_ipv4 }, node),
         })
     }
 
@@ -249,13 +248,15 @@ impl<'a> Port<'a> {
         key.protocol(self.protocol).port(port)
     }
 
+    /// Records the targets to which open flows of datagrams may lead: all endpoints that serve, as in upstream's
+    /// `CleanStaleEntries`. SCTP has connections, which end as those of TCP.
     fn connectionless(&self, program: &mut Program, address: Option<IpAddr>, port: u16) {
-        const TCP: u8 = 6;
-        if self.protocol == TCP {
+        const UDP: u8 = 17;
+        if self.protocol != UDP {
             return;
         }
-        let all = self.choice.cluster.iter().chain(&self.choice.local);
         let port = ConnectionlessPort { protocol: self.protocol, is_ipv4: self.is_ipv4, address, port };
+        let all = self.choice.serving.iter();
         let targets = all.map(|target| SocketAddr::new(target.address, target.port)).collect();
         program.connectionless.insert(port, targets);
     }

@@ -85,7 +85,7 @@ fn terminating_endpoints_count_only_without_ready_ones() {
     let ending = json!({"ready": false, "serving": true, "terminating": true});
     let targets = |endpoints: Value| {
         let id = PortId { name: "", protocol: "TCP", is_ipv4: true };
-        let choice = choose(&slice(endpoints), id, &node(), true);
+        let choice = choose(&slice(endpoints), id, &node());
         choice.cluster.iter().map(|target| target.address.to_string()).collect::<Vec<_>>()
     };
     let (a, b) = (json!(["10.0.0.1"]), json!(["10.0.0.2"]));
@@ -97,6 +97,42 @@ fn terminating_endpoints_count_only_without_ready_ones() {
     assert_eq!(targets(json!([zone("z1", &a), zone("z2", &b)])), ["10.0.0.1"]);
     assert_eq!(targets(json!([zone("z3", &a), zone("z2", &b)])).len(), 2, "no endpoint is near");
     assert_eq!(targets(json!([zone("z1", &a), {"addresses": b}])).len(), 2, "an endpoint has no hint");
+    let mut all = json!([zone("z1", &a), zone("z2", &b)]);
+    for endpoint in all.as_array_mut().unwrap() {
+        endpoint["conditions"] = ending.clone();
+    }
+    assert_eq!(targets(all).len(), 2, "hints of terminating endpoints do not count");
+    let new = json!({"addresses": a, "conditions": {"ready": false}});
+    assert!(targets(json!([old, new])).is_empty(), "a new pod has the address");
+}
+
+#[test]
+fn hints_apply_to_external_traffic_whatever_the_internal_policy() {
+    let spec = json!({"clusterIP": "10.43.1.1", "type": "NodePort", "internalTrafficPolicy": "Local",
+        "ports": [{"port": 80, "nodePort": 30080}]});
+    let zone = |name: &str, ip: &str| json!({"addresses": [ip], "hints": {"forZones": [{"name": name}]}});
+    let program = planned(spec, json!([zone("z1", "10.42.0.2"), zone("z2", "10.42.1.2")]));
+    let targets: Vec<_> = program.targets["cluster n/s/6-80/4"].iter().map(|to| to.address).collect();
+    assert_eq!(targets, ["10.42.0.2".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn open_flows_of_datagrams_keep_every_endpoint_that_serves() {
+    let of = |protocol: &str| {
+        let ports = json!([{"port": 53, "protocol": protocol}]);
+        let ending = json!({"ready": false, "serving": true, "terminating": true});
+        let endpoints = json!([{"addresses": ["10.42.0.2"]}, {"addresses": ["10.42.0.3"], "conditions": ending},
+            {"addresses": ["10.42.0.4"], "conditions": {"ready": false}}]);
+        let mut slice = (*slice(endpoints)[0]).clone();
+        slice.ports[0].protocol = Some(protocol.into());
+        let service = service(json!({"clusterIP": "10.43.1.1", "ports": ports}));
+        let program = plan(&service, &[Arc::new(slice)], &node());
+        program.connectionless.into_values().next()
+    };
+    let kept: BTreeSet<SocketAddr> =
+        ["10.42.0.2:8080", "10.42.0.3:8080"].map(|target| target.parse().unwrap()).into();
+    assert_eq!(of("UDP"), Some(kept));
+    assert_eq!((of("TCP"), of("SCTP")), (None, None), "they have connections");
 }
 
 #[test]
