@@ -6,7 +6,8 @@
 //!                                      ─ external IP ─► external chain of the service
 //!                                      ─ node port   ─► external chain of the service
 //! postrouting (nat)        ─ marked, or from an endpoint to itself ─► masquerade
-//! guard (before nat)       ─ load balancer address ─► sources that may reach it
+//! guard, guard-output      ─ load balancer address ─► sources that may reach it
+//! (before nat)
 //! input, forward, output   ─ new, not translated, to a service without endpoints or an unused port of a cluster IP
 //!                            ─► reject or drop
 //! ```
@@ -221,17 +222,17 @@ fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
     node.overlay_port.into_iter().flat_map(of).collect()
 }
 
+/// Chains that check sources before the translation: of packets from elsewhere, and of this node's own packets.
+const GUARDS: [(&str, Hook); 2] = [("guard", Hook::Prerouting), ("guard-output", Hook::Output)];
+
 fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
-    transaction.make_base_chain(BaseChain {
-        name: "guard",
-        hook: Hook::Prerouting,
-        priority: -110,
-        kind: "filter",
-    });
-    transaction.rule("guard", &Rule::default().established_or_related().accept());
-    for is_ipv4 in [true, false] {
-        let guarded = destination(is_ipv4).lookup_verdict(name(Map::Guarded, is_ipv4));
-        transaction.rule("guard", &guarded);
+    for (chain, hook) in GUARDS {
+        transaction.make_base_chain(BaseChain { name: chain, hook, priority: -110, kind: "filter" });
+        transaction.rule(chain, &Rule::default().established_or_related().accept());
+        for is_ipv4 in [true, false] {
+            let guarded = destination(is_ipv4).lookup_verdict(name(Map::Guarded, is_ipv4));
+            transaction.rule(chain, &guarded);
+        }
     }
     for (name, hook) in
         [("filter-input", Hook::Input), ("filter-forward", Hook::Forward), ("filter-output", Hook::Output)]

@@ -78,7 +78,7 @@ struct External<'a> {
     node: Vec<IpAddr>,
     /// Ports at which this node is the load balancer: protocol and number.
     node_ports: BTreeSet<(&'a str, i32)>,
-    /// `loadBalancerSourceRanges`. `None` permits all sources. Empty, if no range is valid, permits none.
+    /// `loadBalancerSourceRanges` of the family. `None` permits all sources. Empty, if no range is valid, permits none.
     sources: Option<Vec<IpNetwork>>,
 }
 
@@ -103,7 +103,6 @@ impl<'a> External<'a> {
         let node_ports = node_ports.map(|port| (port.protocol.as_str(), port.port)).collect();
         let ranges = spec.load_balancer_source_ranges.iter().flatten().filter(|_| is_balancer);
         let ranges: Vec<&String> = ranges.collect();
-        let sources = ranges.iter().filter_map(|range| range.trim().parse().ok()).collect();
         Self {
             ips: listed.filter(usable).filter(permitted).collect(),
             balancer: entries
@@ -114,8 +113,18 @@ impl<'a> External<'a> {
                 .collect(),
             node: node.addresses.iter().copied().filter(usable).collect(),
             node_ports,
-            sources: Some(sources).filter(|_| !ranges.is_empty()),
+            sources: sources(&ranges, is_ipv4),
         }
+    }
+
+    /// The sources that may reach the load balancer at these addresses. `None` permits all. If this node may, its
+    /// processes reach an address of the load balancer that the node has itself from this address.
+    fn guard(&self, balancer: &[IpAddr]) -> Option<Vec<IpNetwork>> {
+        let mut sources = self.sources.clone()?;
+        if self.node.iter().any(|ip| sources.iter().any(|range| range.contains(*ip))) {
+            sources.extend(balancer.iter().copied().map(IpNetwork::from));
+        }
+        Some(sources)
     }
 
     /// The addresses at which this node serves a port as a load balancer.
@@ -125,6 +134,16 @@ impl<'a> External<'a> {
         all.extend(self.node.iter().filter(|ip| is_here && !self.balancer.contains(ip)));
         all
     }
+}
+
+/// The ranges of sources in a family. `None` permits all: there is no range, or one has all addresses. Without a range of
+/// the family, a range with all addresses of the other family permits all.
+fn sources(ranges: &[&String], is_ipv4: bool) -> Option<Vec<IpNetwork>> {
+    let all: Vec<IpNetwork> = ranges.iter().filter_map(|range| range.trim().parse().ok()).collect();
+    let own: Vec<IpNetwork> = all.iter().filter(|range| range.is_ipv4() == is_ipv4).copied().collect();
+    let deciding = if own.is_empty() { &all } else { &own };
+    let permits_all = ranges.is_empty() || deciding.iter().any(|range| range.prefix() == 0);
+    (!permits_all).then_some(own)
 }
 
 // === impl Port ===
@@ -202,8 +221,8 @@ impl<'a> Port<'a> {
         for address in external.ips.iter().chain(&balancer) {
             self.address(program, Map::External, *address, &destination);
         }
-        if let Some(sources) = &external.sources {
-            chains.make_guard(program, sources);
+        if let Some(sources) = external.guard(&balancer) {
+            chains.make_guard(program, &sources);
             for address in &balancer {
                 let key = self.key(Some(*address), self.number);
                 program.element(Map::Guarded, self.is_ipv4, key, goto(&chains.guard()));

@@ -177,6 +177,29 @@ fn node_ports_and_affinity() {
 }
 
 #[test]
+fn source_ranges_of_a_load_balancer_hold_for_processes_of_the_node() {
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        let with = |range: &str| {
+            let spec = json!({"clusterIP": "10.43.0.5", "type": "LoadBalancer",
+                "loadBalancerSourceRanges": [range], "ports": [{"port": 80, "protocol": "TCP"}]});
+            let (key, state) = state("s", spec, &["10.42.0.2"], 8080);
+            let (service, slices) = state.unwrap();
+            let mut service = Arc::unwrap_or_clone(service);
+            let status = json!({"loadBalancer": {"ingress": [{"ip": "10.43.0.9"}]}});
+            service.status = serde_json::from_value(status).unwrap();
+            (key, Some((Arc::new(service), slices)))
+        };
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), [with("10.42.0.0/24")]).unwrap();
+        assert_eq!(answers("10.43.0.9:80", 3), ["a"]);
+        proxy.change([with("203.0.113.0/24")]).unwrap();
+        assert!(connect("10.43.0.9:80").is_err());
+        assert_eq!(answers("10.43.0.5:80", 3), ["a"], "the cluster IP has no ranges");
+    });
+}
+
+#[test]
 fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() {
     alone(|| {
         let server = |address: &str| {

@@ -170,9 +170,27 @@ fn a_balancer_has_guarded_addresses_and_a_local_policy() {
     .unwrap();
     let program = plan(&service, &slice(two()), &node());
     assert_eq!(verdict(&program, Map::Guarded, at("192.0.2.9", 80)).unwrap(), "guard n/s/6-80/4");
-    assert_eq!(program.chains["guard n/s/6-80/4"].len(), 2);
+    let permitted =
+        |network: &str| Rule::default().from(network.parse().unwrap(), false).verdict(&Verdict::Return);
+    let own = permitted("192.0.2.9/32");
+    let guard = [permitted("198.51.100.0/24"), own, Rule::default().drop()];
+    assert_eq!(program.chains["guard n/s/6-80/4"], guard, "the node's address is in the range");
     assert!(verdict(&program, Map::External, at("192.0.2.10", 80)).is_none());
     assert_eq!(program.chains["external n/s/6-80/4"].len(), 4);
+}
+
+#[test]
+fn a_range_with_all_addresses_permits_all_sources() {
+    let of = |ranges: &[&str]| {
+        let ranges: Vec<String> = ranges.iter().map(|range| (*range).to_owned()).collect();
+        let ranges: Vec<&String> = ranges.iter().collect();
+        [true, false].map(|is_ipv4| sources(&ranges, is_ipv4).map(|of_family| of_family.len()))
+    };
+    assert_eq!(of(&[]), [None, None]);
+    assert_eq!(of(&["0.0.0.0/0", "10.0.0.0/8"]), [None, None]);
+    assert_eq!(of(&["0.0.0.0/0", "fd00::/8"]), [None, Some(1)]);
+    assert_eq!(of(&[" 10.0.0.0/8 "]), [Some(1), Some(0)], "the other family is not permitted");
+    assert_eq!(of(&["x"]), [Some(0), Some(0)]);
 }
 
 #[test]
