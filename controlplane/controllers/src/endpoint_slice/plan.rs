@@ -82,7 +82,7 @@ fn endpoint(service: &Service, pod: &Pod, ip: &str, zone_of: &impl Fn(&str) -> O
         addresses: vec![ip.to_owned()],
         conditions: Some(EndpointConditions {
             ready: Some(ready),
-            serving: Some(publish || serving),
+            serving: Some(serving),
             terminating: Some(terminating),
         }),
         hints: hints(service, node_name.as_deref(), zone.as_deref()).filter(|_| ready),
@@ -183,7 +183,8 @@ mod tests {
         assert_eq!(conditions(&planned(spec(), std::slice::from_ref(&unready))[0]), (false, false, false));
         let mut publish = spec();
         publish["publishNotReadyAddresses"] = true.into();
-        assert_eq!(conditions(&planned(publish, &[unready])[0]), (true, true, false));
+        assert_eq!(conditions(&planned(publish.clone(), &[unready])[0]), (true, false, false));
+        assert_eq!(conditions(&planned(publish, &[ending])[0]), (true, true, true));
     }
 
     #[test]
