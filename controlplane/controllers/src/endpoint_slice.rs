@@ -3,3 +3,4 @@
 pub(crate) mod pack;
 pub(crate) mod plan;
 pub(crate) mod run;
+mod topology;

@@ -34,6 +34,7 @@ mod disruption;
 mod joining;
 mod migration;
 mod networking;
+mod processors;
 mod rbac;
 mod scheduling;
 mod storage;
@@ -49,6 +50,7 @@ pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use migration::{GroupResource, StorageVersionMigration};
 pub(crate) use networking::{IPAddress, ServiceCIDR};
+use processors::processors;
 pub(crate) use rbac::ClusterRole;
 pub(crate) use scheduling::{PodGroup, PodSchedulingGroup};
 use storage::claim_volumes;
@@ -235,6 +237,9 @@ pub(crate) struct NodeSpec {
 pub(crate) struct NodeStatus {
     pub(crate) addresses: Option<Vec<NodeAddress>>,
     pub(crate) conditions: Option<Vec<NodeCondition>>,
+    /// Allocatable processors in thousandths.
+    #[serde(rename = "allocatable", deserialize_with = "processors")]
+    pub(crate) processors: i64,
 }
 
 impl Node {

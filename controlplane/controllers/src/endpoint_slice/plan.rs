@@ -8,6 +8,7 @@ use k8s_openapi::api::discovery::v1::{
 };
 
 use super::pack::{Group, SliceKey};
+use super::topology::is_automatic;
 use crate::endpoints::plan::{is_reachable, ports, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
@@ -100,8 +101,11 @@ fn endpoint(service: &Service, pod: &Pod, ip: &str, zone_of: &impl Fn(&str) -> O
     }
 }
 
-/// Hints for `trafficDistribution`: an endpoint serves its own zone, or its own node.
+/// Hints for `trafficDistribution`: an endpoint serves its own zone, or its own node. Automatic hints have precedence.
 fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
+    if is_automatic(service) {
+        return None;
+    }
     let (for_zones, for_nodes) = match service.spec.traffic_distribution.as_deref()? {
         "PreferClose" | "PreferSameZone" => (zone, None),
         "PreferSameNode" => (zone, node),

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
+use super::topology::{self, ZONE, Zones};
 use super::{pack, plan};
 use crate::context::Context;
 use crate::endpoints::plan::is_ours;
@@ -20,9 +21,9 @@ pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
-const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Queues changed services, and the services of changed pods and slices.
+/// Queues changed services, the services of changed pods and slices, and those with automatic topology hints when a node
+/// changes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.services.on_change(move |change| {
@@ -40,6 +41,16 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let own = queue.clone();
     crate::endpoints::run::on_endpoint_change(context, move |service| own.add(service));
+    let (own, services) = (queue.clone(), context.caches.services.clone());
+    context.caches.nodes.on_change(move |change| {
+        if change.old.and_then(topology::facts) == change.new.and_then(topology::facts) {
+            return;
+        }
+        let all = services.all();
+        all.iter()
+            .filter(|service| topology::is_automatic(service))
+            .for_each(|service| own.add(service.key()));
+    });
 }
 
 /// Reconciles one service.
@@ -50,7 +61,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(service) = service else { return Ok(Next::Wait) };
     let zone_of =
         |node: &str| caches.nodes.get(&Key::new("", node))?.metadata.labels.as_ref()?.get(ZONE).cloned();
-    let groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
+    let mut groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
+    if topology::is_automatic(&service) {
+        topology::set_hints(&mut groups, Zones::of(&caches.nodes.all()).as_ref());
+    }
     let count = groups.iter().map(|group| group.endpoints.len()).sum();
     let slices = slices_of(context, &key, service.uid(), MANAGER);
     let owner = service.controller_reference();
