@@ -13,6 +13,7 @@ mod config;
 mod container_ends;
 mod log_watches;
 pub(crate) mod logs;
+mod node_logs;
 mod node_metrics;
 mod respond;
 mod route;
@@ -199,6 +200,7 @@ async fn respond_to(
             let query = request.uri().query().unwrap_or_default().to_owned();
             logs::answer(backend, &namespace, &pod, &container, &query).await
         }
+        Route::NodeLogs { path } => node_logs::answer(path).await,
         Route::Exec(target) => streams::exec(backend, &target, request).await,
         Route::Attach(target) => streams::attach(backend, &target, request).await,
         Route::PortForward { namespace, pod } => {

@@ -88,6 +88,7 @@ impl RequiredPermission {
                 | Route::MetricsProbes
                 | Route::MetricsSlis,
             ) => (verb, &["metrics"]),
+            Some(Route::NodeLogs { .. }) => (verb, &["log"]),
             Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
             Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
         };
@@ -317,6 +318,7 @@ mod tests {
             assert_eq!(get(route.as_ref()).subresources, ["proxy"]);
         }
         assert_eq!(get(Route::of("/stats/summary").as_ref()).subresources, ["stats"]);
+        assert_eq!(get(Route::of("/logs/syslog").as_ref()).subresources, ["log"]);
     }
 
     #[test]

@@ -8,10 +8,21 @@ pub(super) enum Route {
     Healthz,
     Configz,
     Pods,
-    Logs { namespace: String, pod: String, container: String },
+    Logs {
+        namespace: String,
+        pod: String,
+        container: String,
+    },
+    /// A path below the directory of the node's logs.
+    NodeLogs {
+        path: String,
+    },
     Exec(Target),
     Attach(Target),
-    PortForward { namespace: String, pod: String },
+    PortForward {
+        namespace: String,
+        pod: String,
+    },
     StatsSummary,
     Metrics,
     MetricsResource,
@@ -37,6 +48,7 @@ impl Route {
             Self::Configz => "configz",
             Self::Pods => "pods",
             Self::Logs { .. } => "containerLogs",
+            Self::NodeLogs { .. } => "logs",
             Self::Exec(_) => "exec",
             Self::Attach(_) => "attach",
             Self::PortForward { .. } => "portForward",
@@ -72,6 +84,10 @@ impl Route {
             ["pods" | "runningpods"] => Route::Pods,
             ["containerLogs", namespace, pod, container] => {
                 Route::Logs { namespace: own(namespace), pod: own(pod), container: own(container) }
+            }
+            ["logs", ref names @ ..] => {
+                let names: Vec<String> = names.iter().map(|name| own(name)).collect();
+                Route::NodeLogs { path: names.join("/") }
             }
             ["exec", namespace, pod, container] => Route::Exec(target(namespace, pod, None, container)),
             ["exec", namespace, pod, uid, container] => {
@@ -134,6 +150,9 @@ mod tests {
         let logs = Route::Logs { namespace: "ns".to_owned(), pod: "p".to_owned(), container: "c".to_owned() };
         assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs.clone()));
         assert_eq!(Route::of("/containerLogs/n%73/p/c"), Some(logs));
+        let node_logs = |path: &str| Some(Route::NodeLogs { path: path.to_owned() });
+        assert_eq!(Route::of("/logs/"), node_logs(""));
+        assert_eq!(Route::of("/logs/pods/a%20b.log"), node_logs("pods/a b.log"));
         let target = |uid: Option<&str>| Target {
             namespace: "ns".to_owned(),
             pod: "p".to_owned(),
