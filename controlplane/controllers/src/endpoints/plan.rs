@@ -10,6 +10,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::object::{ObjectExt, Pod, Service};
 
+/// Maximum addresses of Endpoints, as upstream. EndpointSlices have no such limit.
+const ADDRESSES_MAX: usize = 1000;
+
 /// Whether this controller manages the service's endpoints. Users manage those of services without a selector.
 pub(crate) fn is_ours(service: &Service) -> bool {
     service.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
@@ -70,6 +73,39 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
     let portless = service.spec.ports.as_ref().is_none_or(Vec::is_empty);
     subsets.retain(|subset| subset.ports.is_some() || portless);
     subsets
+}
+
+/// Removes addresses beyond the maximum, the unready ones first. Each subset keeps its share, rounded up. Returns whether
+/// addresses were removed. Source: `truncateEndpoints`.
+pub(crate) fn truncate(subsets: &mut Vec<EndpointSubset>) -> bool {
+    let count = |of: fn(&EndpointSubset) -> &Option<Vec<EndpointAddress>>| {
+        subsets.iter().filter_map(|subset| of(subset).as_ref()).map(Vec::len).sum::<usize>()
+    };
+    let (ready, unready) = (count(|subset| &subset.addresses), count(|subset| &subset.not_ready_addresses));
+    if ready + unready <= ADDRESSES_MAX {
+        return false;
+    }
+    let keeps_unready = ready <= ADDRESSES_MAX;
+    let (room, all) = if keeps_unready { (ADDRESSES_MAX - ready, unready) } else { (ADDRESSES_MAX, ready) };
+    let mut left = room;
+    for subset in subsets.iter_mut() {
+        if !keeps_unready {
+            subset.not_ready_addresses = None;
+        }
+        let list = if keeps_unready { &mut subset.not_ready_addresses } else { &mut subset.addresses };
+        let Some(addresses) = list else { continue };
+        addresses.truncate((addresses.len() * room).div_ceil(all).min(left));
+        left -= addresses.len();
+        if addresses.is_empty() {
+            *list = None;
+        }
+    }
+    // The API refuses a subset without addresses.
+    subsets.retain(|subset| {
+        let mut lists = [&subset.addresses, &subset.not_ready_addresses].into_iter().flatten();
+        lists.any(|list| !list.is_empty())
+    });
+    true
 }
 
 /// Whether the first family of the service is IPv6. Endpoints have only addresses of that family.
@@ -173,6 +209,25 @@ mod tests {
             [pod("1", "10.0.0.2", "True"), pod("2", "10.0.0.1", "True"), pod("3", "10.0.0.3", "False")];
         assert_eq!(show(&service, &pods), "[10.0.0.1,10.0.0.2|10.0.0.3]:8080");
         assert_eq!(show(&service, &[pod("1", "", "True")]), "");
+    }
+
+    #[test]
+    fn unready_addresses_beyond_the_maximum_are_removed_first() {
+        let subset = |ready: usize, unready: usize| {
+            let list = |count| Some(vec![EndpointAddress::default(); count]);
+            EndpointSubset { addresses: list(ready), not_ready_addresses: list(unready), ports: None }
+        };
+        let left = |mut subsets: Vec<EndpointSubset>| {
+            let is_truncated = truncate(&mut subsets);
+            let count = |list: &Option<Vec<EndpointAddress>>| list.as_ref().map_or(0, Vec::len);
+            let of = |subset: &EndpointSubset| (count(&subset.addresses), count(&subset.not_ready_addresses));
+            (is_truncated, subsets.iter().map(of).collect::<Vec<_>>())
+        };
+        assert_eq!(left(vec![subset(900, 100)]), (false, vec![(900, 100)]));
+        assert_eq!(left(vec![subset(900, 0), subset(0, 300)]), (true, vec![(900, 0), (0, 100)]));
+        assert_eq!(left(vec![subset(500, 100), subset(400, 200)]), (true, vec![(500, 34), (400, 66)]));
+        assert_eq!(left(vec![subset(900, 9), subset(600, 9)]), (true, vec![(600, 0), (400, 0)]));
+        assert_eq!(left(vec![subset(1001, 0), subset(0, 9)]), (true, vec![(1000, 0)]), "no subset is empty");
     }
 
     #[test]

@@ -68,20 +68,27 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if !plan::is_ours(&service) {
         return Ok(Next::Wait);
     }
-    let subsets = plan::subsets(&service, &caches.pods.in_namespace(&key.namespace));
+    let mut subsets = plan::subsets(&service, &caches.pods.in_namespace(&key.namespace));
+    let is_truncated = plan::truncate(&mut subsets);
     let addresses = |subset: &EndpointSubset| {
         [&subset.addresses, &subset.not_ready_addresses].into_iter().flatten().map(Vec::len).sum::<usize>()
     };
     let count = subsets.iter().map(addresses).sum();
     let labels = labels(&service);
     match known {
-        Some(known) if is_current(&known, &subsets, &labels) => {}
+        Some(known)
+            if is_current(&known, &subsets, &labels) && is_marked_truncated(&known) == is_truncated => {}
         Some(_) => {
-            let patch = json!({"metadata": {"labels": labels}, "subsets": subsets});
+            let annotations = json!({OVER_CAPACITY: is_truncated.then_some(TRUNCATED)});
+            let metadata = json!({"labels": labels, "annotations": annotations});
+            let patch = json!({"metadata": metadata, "subsets": subsets});
             writer.merge(&key, Part::Main, patch).await?;
         }
         None => {
-            let endpoints = json!({"metadata": {"name": key.name, "labels": labels}, "subsets": subsets});
+            let mut endpoints = json!({"metadata": {"name": key.name, "labels": labels}, "subsets": subsets});
+            if is_truncated {
+                endpoints["metadata"]["annotations"] = json!({OVER_CAPACITY: TRUNCATED});
+            }
             match writer.create(&key.namespace, endpoints).await {
                 Err(error) if !is_already_exists(&error) && !is_namespace_terminating(&error) => {
                     return Err(failed("create")(error));
@@ -95,6 +102,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGER: &str = "endpoint-controller";
+
+/// Annotation of Endpoints without addresses beyond the maximum, and its value.
+const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
+const TRUNCATED: &str = "truncated";
+
+fn is_marked_truncated(endpoints: &Endpoints) -> bool {
+    let annotations = endpoints.metadata.annotations.as_ref();
+    annotations.and_then(|all| all.get(OVER_CAPACITY)).is_some_and(|value| value == TRUNCATED)
+}
 
 fn is_managed_by_this_controller(endpoints: &Endpoints) -> bool {
     endpoints.metadata.labels.iter().flatten().any(|(name, value)| name == MANAGED_BY && value == MANAGER)
