@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_connections::{ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, PermitStream};
-use coracle_services::EndpointSlice;
+use coracle_services::{EndpointSlice, cluster_ips};
 use coracle_values::object::Key;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
@@ -54,7 +54,14 @@ struct Server {
 struct Health {
     namespace: String,
     name: String,
-    local_endpoints: usize,
+    local_endpoints: LocalEndpoints,
+}
+
+/// The number of ready endpoints on this node in each family that the service has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct LocalEndpoints {
+    ipv4: Option<usize>,
+    ipv6: Option<usize>,
 }
 
 // === impl ServiceHealth ===
@@ -87,7 +94,7 @@ impl ServiceHealth {
     fn update(&mut self, key: Key) {
         let state = self.services.state(&key).filter(|(service, _)| !has_other_proxy(service));
         let wanted = state.as_ref().and_then(|(service, slices)| {
-            Some((health_port(service)?, local_endpoints(slices, &self.node_name)))
+            Some((health_port(service)?, LocalEndpoints::of(service, slices, &self.node_name)))
         });
         let Some((port, local_endpoints)) = wanted else {
             self.servers.remove(&key);
@@ -115,14 +122,34 @@ fn health_port(service: &Service) -> Option<u16> {
     u16::try_from(spec.health_check_node_port.filter(|_| is_asked)?).ok().filter(|port| *port != 0)
 }
 
-/// The number of ready endpoints on a node.
-fn local_endpoints(slices: &[Arc<EndpointSlice>], node: &str) -> usize {
+// === impl LocalEndpoints ===
+
+impl LocalEndpoints {
+    fn of(service: &Service, slices: &[Arc<EndpointSlice>], node: &str) -> Self {
+        let count = |is_ipv4: bool| {
+            let has_family = cluster_ips(service).any(|address| address.is_ipv4() == is_ipv4);
+            has_family.then(|| ready_on(slices, node, is_ipv4))
+        };
+        Self { ipv4: count(true), ipv6: count(false) }
+    }
+
+    /// The number for a client: that of its family, as in kube-proxy. Of the other family, if the service has only that.
+    fn for_client(self, client: IpAddr) -> usize {
+        let is_ipv4 = client.to_canonical().is_ipv4();
+        let (own, other) = if is_ipv4 { (self.ipv4, self.ipv6) } else { (self.ipv6, self.ipv4) };
+        own.or(other).unwrap_or(0)
+    }
+}
+
+/// The number of ready endpoints of a family on a node.
+fn ready_on(slices: &[Arc<EndpointSlice>], node: &str, is_ipv4: bool) -> usize {
     let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
     let here = endpoints.filter(|endpoint| endpoint.node_name.as_deref() == Some(node));
     // An endpoint may be in two slices while it moves between them.
     let ready: BTreeSet<IpAddr> = here
         .filter(|endpoint| endpoint.conditions.is_ready())
         .filter_map(|endpoint| endpoint.address)
+        .filter(|address| address.is_ipv4() == is_ipv4)
         .collect();
     ready.len()
 }
@@ -139,7 +166,8 @@ async fn serve(port: u16, health: watch::Receiver<Health>, connections: Connecti
                 Ok((stream, client)) => {
                     // At the limit the connection is closed without a response, and the client tries again.
                     if let Ok(permit) = connections.admit(client.ip()) {
-                        tasks.spawn(connection(stream, Arc::new(permit), health.clone()));
+                        let client = (stream, client.ip());
+                        tasks.spawn(connection(client, Arc::new(permit), health.clone()));
                     }
                 }
                 Err(error) => {
@@ -170,10 +198,14 @@ async fn listen(port: u16) -> TcpListener {
     }
 }
 
-async fn connection(stream: TcpStream, permit: Arc<ConnectionPermit>, health: watch::Receiver<Health>) {
+async fn connection(
+    (stream, client): (TcpStream, IpAddr),
+    permit: Arc<ConnectionPermit>,
+    health: watch::Receiver<Health>,
+) {
     let held = PermitStream::new(stream, Arc::clone(&permit));
     let service = hyper::service::service_fn(move |_request: Request<Incoming>| {
-        let answer = answer(&health.borrow());
+        let answer = answer(&health.borrow(), client);
         async move { Ok::<_, Infallible>(answer) }
     });
     let served = hyper::server::conn::http1::Builder::new()
@@ -188,19 +220,20 @@ async fn connection(stream: TcpStream, permit: Arc<ConnectionPermit>, health: wa
 }
 
 /// The response to a request for any path, as upstream's.
-fn answer(health: &Health) -> Response<Full<Bytes>> {
+fn answer(health: &Health, client: IpAddr) -> Response<Full<Bytes>> {
+    let local_endpoints = health.local_endpoints.for_client(client);
     let body = json!({
         "service": {"namespace": health.namespace, "name": health.name},
-        "localEndpoints": health.local_endpoints,
+        "localEndpoints": local_endpoints,
         "serviceProxyHealthy": true,
     });
-    let has_endpoints = health.local_endpoints > 0;
+    let has_endpoints = local_endpoints > 0;
     let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
     *response.status_mut() = if has_endpoints { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let headers = response.headers_mut();
     headers.insert("content-type", http::HeaderValue::from_static("application/json"));
     headers.insert("x-content-type-options", http::HeaderValue::from_static("nosniff"));
-    headers.insert("x-load-balancing-endpoint-weight", health.local_endpoints.into());
+    headers.insert("x-load-balancing-endpoint-weight", local_endpoints.into());
     response
 }
 
@@ -234,14 +267,43 @@ mod tests {
             {"addresses": ["10.0.0.3"], "nodeName": "here", "conditions": {"ready": false}}]}))
             .unwrap();
         let slice = Arc::new(slice);
-        assert_eq!(local_endpoints(&[slice.clone(), slice.clone()], "here"), 1);
-        assert_eq!(local_endpoints(&[slice], "nowhere"), 0);
+        assert_eq!(ready_on(&[slice.clone(), slice.clone()], "here", true), 1);
+        assert_eq!(ready_on(std::slice::from_ref(&slice), "here", false), 0);
+        assert_eq!(ready_on(&[slice], "nowhere", true), 0);
+    }
+
+    #[test]
+    fn a_client_gets_the_number_of_its_family() {
+        let slice = |kind: &str, address: &str| -> Arc<EndpointSlice> {
+            let endpoints = json!([{"addresses": [address], "nodeName": "here"}]);
+            let slice = json!({"metadata": {}, "addressType": kind, "endpoints": endpoints});
+            Arc::new(serde_json::from_value(slice).unwrap())
+        };
+        let slices = [slice("IPv4", "10.0.0.1"), slice("IPv6", "fd00::1")];
+        let of = |addresses: &[&str], client: &str| {
+            let service = service(json!({"clusterIPs": addresses}));
+            LocalEndpoints::of(&service, &slices, "here").for_client(client.parse().unwrap())
+        };
+        let both = ["10.43.0.1", "fd43::1"];
+        for client in ["192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"] {
+            assert_eq!(of(&both, client), 1, "{client}");
+        }
+        assert_eq!(of(&["fd43::1"], "192.0.2.1"), 1, "the service has no other family");
+        let dual = LocalEndpoints { ipv4: Some(0), ipv6: Some(2) };
+        assert_eq!(
+            ["::ffff:192.0.2.1", "2001:db8::1"].map(|ip| dual.for_client(ip.parse().unwrap())),
+            [0, 2]
+        );
     }
 
     #[tokio::test]
     async fn the_server_answers_with_the_newest_state() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let known = Health { namespace: "n".to_owned(), name: "s".to_owned(), local_endpoints: 0 };
+        let known = Health {
+            namespace: "n".to_owned(),
+            name: "s".to_owned(),
+            local_endpoints: LocalEndpoints { ipv4: Some(0), ipv6: None },
+        };
         let (health, receiver) = watch::channel(known);
         let server = tokio::spawn(serve(free, receiver, Connections::new(Limits::share(16, 8))));
         let ask = async || {
@@ -258,7 +320,7 @@ mod tests {
         };
         let none = ask().await;
         assert!(none.starts_with("HTTP/1.1 503") && none.contains(r#""localEndpoints":0"#), "{none}");
-        health.send_modify(|health| health.local_endpoints = 2);
+        health.send_modify(|health| health.local_endpoints.ipv4 = Some(2));
         let two = ask().await;
         assert!(two.starts_with("HTTP/1.1 200") && two.contains("weight: 2"), "{two}");
         assert!(two.contains(r#""service":{"name":"s","namespace":"n"}"#), "{two}");
