@@ -120,6 +120,8 @@ def ginkgo(binaries, names, processes, minutes, title):
         HERE / "cluster", "run", binaries / "ginkgo", "run", f"--procs={processes}", f"--timeout={minutes}m", "--no-color",
         f"--focus={focus}", "--seed=1", f"--output-dir={folder}", f"--json-report={title}.json", binaries / "e2e.test", "--",
         f"--kubeconfig={WORK / 'cluster/plane/admin.kubeconfig'}", "--provider=skeleton", f"--kubectl-path={WORK / 'path/kubectl'}",
+        # Each process of the suite needs it: only the first one counts the nodes itself.
+        f"--num-nodes={os.environ.get('NODES') or 2}",
         "--minStartupPods=0", "--allowed-not-ready-nodes=0", "--system-pods-startup-timeout=30s", "--node-schedulable-timeout=1m",
         "--system-daemonsets-startup-timeout=1s", "--dump-logs-on-failure=true", "--disable-log-dump=true",
     ]
