@@ -88,6 +88,10 @@ pub struct ServiceProxyConfig {
     pub table: String,
     /// Ranges of addresses that Services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
+    /// Address of its health checks. None: no server.
+    pub healthz: Option<SocketAddr>,
+    /// Address at which it reports its mode. None: no server.
+    pub status: Option<SocketAddr>,
 }
 
 /// Settings of the DNS server.

@@ -29,6 +29,7 @@ use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
 use crate::policy_gate::{PolicyGate, gate};
+use crate::proxy_health;
 use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
@@ -174,9 +175,11 @@ fn spawn_service_tasks(
     if let Some(settings) = &config.service_proxy {
         let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
         tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
-        tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone()).run());
         let overlay = pod::admit::in_use::overlay_port(config);
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
+        let state = proxy.state();
+        tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone(), state.clone()).run());
+        tasks.spawn(proxy_health::serve(settings.healthz, settings.status, state, agent.node()));
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
         let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());
         tasks.spawn(announcer.run(agent.node()));

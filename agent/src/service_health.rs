@@ -2,41 +2,33 @@
 //! node has endpoints of the service. Source: `pkg/proxy/healthcheck/service_health.go`.
 //!
 //! Without such a service there is no socket, and only changes of services wake the task. All servers share one limit
-//! of connections, because anyone may connect.
+//! of connections.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, PermitStream};
+use coracle_connections::Connections;
 use coracle_services::{EndpointSlice, cluster_ips};
 use coracle_values::object::Key;
-use http::{Request, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http::{HeaderValue, StatusCode};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::json;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::health_server::{self, Reply, everywhere};
+use crate::proxy_health::ProxyState;
 use crate::service_cache::{ServiceCache, has_other_proxy};
 
-/// Maximum time between two requests of a connection.
-const IDLE: Duration = Duration::from_secs(30);
 /// Maximum connections of all health checks.
 const CONNECTIONS_MAX: usize = 256;
-/// Pause before the next attempt to listen at a port that another program uses.
-const RETRY: Duration = Duration::from_secs(30);
 
 /// The health checks of this node.
 pub(crate) struct ServiceHealth {
     node_name: String,
     services: ServiceCache,
+    proxy: ProxyState,
     connections: Connections,
     servers: BTreeMap<Key, Server>,
 }
@@ -67,9 +59,9 @@ struct LocalEndpoints {
 // === impl ServiceHealth ===
 
 impl ServiceHealth {
-    pub(crate) fn new(node_name: &str, services: ServiceCache) -> Self {
-        let connections = Connections::new(Limits::share(16, CONNECTIONS_MAX));
-        Self { node_name: node_name.to_owned(), services, connections, servers: BTreeMap::new() }
+    pub(crate) fn new(node_name: &str, services: ServiceCache, proxy: ProxyState) -> Self {
+        let connections = health_server::connections(CONNECTIONS_MAX);
+        Self { node_name: node_name.to_owned(), services, proxy, connections, servers: BTreeMap::new() }
     }
 
     /// Runs until dropped.
@@ -109,7 +101,7 @@ impl ServiceHealth {
         self.servers.remove(&key);
         let (health, receiver) = watch::channel(health);
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve(port, receiver, self.connections.clone()));
+        tasks.spawn(serve(port, receiver, (self.proxy.clone(), self.connections.clone())));
         self.servers.insert(key, Server { port, health, _tasks: tasks });
     }
 }
@@ -155,91 +147,33 @@ fn ready_on(slices: &[Arc<EndpointSlice>], node: &str, is_ipv4: bool) -> usize {
 }
 
 /// Listens at all addresses of the node until dropped.
-async fn serve(port: u16, health: watch::Receiver<Health>, connections: Connections) {
-    let mut tasks = JoinSet::new();
-    let listener = listen(port).await;
-    loop {
-        // Both arms are cancel-safe: an accepted connection is returned at once, and an ended task needs no
-        // action.
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, client)) => {
-                    // At the limit the connection is closed without a response, and the client tries again.
-                    if let Ok(permit) = connections.admit(client.ip()) {
-                        let client = (stream, client.ip());
-                        tasks.spawn(connection(client, Arc::new(permit), health.clone()));
-                    }
-                }
-                Err(error) => {
-                    tracing::debug!(%error, port, "cannot accept a health check");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-            Some(_ended) = tasks.join_next() => {}
-        }
-    }
-}
-
-/// The listening socket: of both families, or of IPv4 on a machine without IPv6.
-async fn listen(port: u16) -> TcpListener {
-    let mut is_logged = false;
-    loop {
-        let any = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
-        let addresses = any.map(|address| SocketAddr::new(address, port));
-        match TcpListener::bind(&addresses[..]).await {
-            Ok(listener) => return listener,
-            Err(error) if !is_logged => {
-                tracing::warn!(%error, port, "cannot listen for health checks of a service, retrying");
-                is_logged = true;
-            }
-            Err(_again) => {}
-        }
-        tokio::time::sleep(RETRY).await;
-    }
-}
-
-async fn connection(
-    (stream, client): (TcpStream, IpAddr),
-    permit: Arc<ConnectionPermit>,
-    health: watch::Receiver<Health>,
-) {
-    let held = PermitStream::new(stream, Arc::clone(&permit));
-    let service = hyper::service::service_fn(move |_request: Request<Incoming>| {
-        let answer = answer(&health.borrow(), client);
-        async move { Ok::<_, Infallible>(answer) }
-    });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
-        .serve_connection(TokioIo::new(held), service);
-    tokio::select! {
-        // Both arms may be dropped: the connection is closed then.
-        _ended = served => {}
-        () = permit.expired() => {}
-    }
+async fn serve(port: u16, health: watch::Receiver<Health>, (proxy, connections): (ProxyState, Connections)) {
+    let reply = move |_path: &str, client: IpAddr| answer(&health.borrow(), client, proxy.is_healthy());
+    health_server::serve(everywhere(port), connections, reply).await;
 }
 
 /// The response to a request for any path, as upstream's.
-fn answer(health: &Health, client: IpAddr) -> Response<Full<Bytes>> {
+fn answer(health: &Health, client: IpAddr, is_proxy_healthy: bool) -> Reply {
     let local_endpoints = health.local_endpoints.for_client(client);
     let body = json!({
         "service": {"namespace": health.namespace, "name": health.name},
         "localEndpoints": local_endpoints,
-        "serviceProxyHealthy": true,
+        "serviceProxyHealthy": is_proxy_healthy,
     });
-    let has_endpoints = local_endpoints > 0;
-    let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
-    *response.status_mut() = if has_endpoints { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let headers = response.headers_mut();
-    headers.insert("content-type", http::HeaderValue::from_static("application/json"));
-    headers.insert("x-content-type-options", http::HeaderValue::from_static("nosniff"));
-    headers.insert("x-load-balancing-endpoint-weight", local_endpoints.into());
-    response
+    let is_healthy = local_endpoints > 0 && is_proxy_healthy;
+    let status = if is_healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let mut reply = health_server::json(status, &body);
+    let weight = HeaderValue::from(local_endpoints);
+    reply.headers_mut().insert("x-load-balancing-endpoint-weight", weight);
+    reply
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -296,6 +230,14 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_node_with_an_outdated_table_is_not_healthy() {
+        let local_endpoints = LocalEndpoints { ipv4: Some(1), ipv6: None };
+        let health = Health { local_endpoints, ..Health::default() };
+        let status = |is_proxy_healthy| answer(&health, [192, 0, 2, 1].into(), is_proxy_healthy).status();
+        assert_eq!((status(true), status(false)), (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE));
+    }
+
     #[tokio::test]
     async fn the_server_answers_with_the_newest_state() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -305,7 +247,8 @@ mod tests {
             local_endpoints: LocalEndpoints { ipv4: Some(0), ipv6: None },
         };
         let (health, receiver) = watch::channel(known);
-        let server = tokio::spawn(serve(free, receiver, Connections::new(Limits::share(16, 8))));
+        let server =
+            tokio::spawn(serve(free, receiver, (ProxyState::default(), health_server::connections(8))));
         let ask = async || {
             let mut stream = loop {
                 match TcpStream::connect(("127.0.0.1", free)).await {

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::config::ServiceProxyConfig;
 use crate::node_balancer::NodeBalancer;
+use crate::proxy_health::ProxyState;
 use crate::repair::RepairPause;
 use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
 
@@ -31,6 +32,7 @@ pub(crate) struct ServiceProxy {
     config: ServiceProxyConfig,
     view: NodeView,
     balancer: Arc<NodeBalancer>,
+    state: ProxyState,
 }
 
 /// Why the table must be replaced.
@@ -59,7 +61,12 @@ impl ServiceProxy {
             overlay_port,
             ..NodeView::default()
         };
-        Self { config, view, balancer }
+        Self { config, view, balancer, state: ProxyState::default() }
+    }
+
+    /// Whether the table is current.
+    pub(crate) fn state(&self) -> ProxyState {
+        self.state.clone()
     }
 
     /// Runs until dropped. Services work while the table exists, even after the agent has ended.
@@ -113,6 +120,7 @@ impl ServiceProxy {
         node: &mut watch::Receiver<Option<Arc<Node>>>,
         pause: &mut Duration,
     ) -> Result<Replace, Error> {
+        self.state.begin_change();
         update_node(&mut self.view, node.borrow_and_update().as_deref());
         let proxy = Proxy::open(&self.config.table, self.view.clone())?;
         let author = proxy.author();
@@ -126,17 +134,20 @@ impl ServiceProxy {
             return Ok(Replace::ForeignChange);
         }
         *pause = FIRST_PAUSE;
+        self.state.end_change();
         self.balancer.end_transaction();
         loop {
             // Each arm is cancel-safe: keys stay in the subscription until they are returned, a change of the node stays
             // marked, and a lost notification only follows a change that the next replacement repairs.
             tokio::select! {
                 changed = changes.next() => {
+                    self.state.begin_change();
                     let read = self.reader(services);
                     let applied = blocking(proxy, move |proxy| proxy.change(changed.into_iter().map(read)));
                     match applied.await {
                         Ok(applied) => {
                             proxy = applied;
+                            self.state.end_change();
                             self.balancer.end_transaction();
                         }
                         Err(error) => {

@@ -1,7 +1,7 @@
 //! Settings of a node.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -65,6 +65,10 @@ settings! {
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
+    /// Address and port of the health checks of the service proxy, /healthz and /livez, as kube-proxy's. Port 0: none.
+    service_proxy_healthz: Option<SocketAddr> = unset "port 10256 of all addresses", "ADDRESS";
+    /// Address and port at which the service proxy reports its mode, /proxyMode. Port 0: none.
+    service_proxy_status: Option<SocketAddr> = unset "127.0.0.1:10249", "ADDRESS";
     /// DNS domain of the cluster.
     cluster_domain: String = default "cluster.local", "DOMAIN";
     /// Resolver configuration of the host, for pods with dnsPolicy Default. Empty: none.
@@ -162,6 +166,8 @@ fn plugin_registry(settings: &NodeSettings, state: &Path) -> anyhow::Result<Path
 
 /// Number of cluster DNS's address in the service range.
 const DNS_NUMBER: u32 = 10;
+/// Address at which the service proxy reports its mode, as kube-proxy.
+const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
 /// Checked settings of a node.
 #[derive(Clone, Debug)]
@@ -232,6 +238,7 @@ impl NodeSettings {
         let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
         let limits = (self.check_pod_sources, self.pod_max_connections);
         let serve_dns = self.serve_dns.unwrap_or(self.cluster_dns.is_empty());
+        let service_proxy = self.service_proxy.unwrap_or(true).then(|| self.proxy());
         labels?;
         Some(Node {
             dirs: dirs.clone(),
@@ -251,10 +258,7 @@ impl NodeSettings {
             explicit: [self.serve_dns.is_some(), self.service_proxy.is_some(), self.network_policy.is_some()],
             network_policy_table: self.network_policy.unwrap_or(true).then(|| policy_table(&self.nft_table)),
             derived_dns: false,
-            service_proxy: self.service_proxy.unwrap_or(true).then(|| ServiceProxyConfig {
-                table: service_table(&self.nft_table),
-                external_ips: self.service_external_ips,
-            }),
+            service_proxy,
             cluster_dns: self.cluster_dns,
             cluster_domain: self.cluster_domain,
             resolv_conf: self.resolv_conf.0,
@@ -279,6 +283,15 @@ impl NodeSettings {
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
             serving: serving?,
         })
+    }
+
+    pub(super) fn proxy(&self) -> ServiceProxyConfig {
+        ServiceProxyConfig {
+            table: service_table(&self.nft_table),
+            external_ips: self.service_external_ips.clone(),
+            healthz: served(address_or_port(self.service_proxy_healthz, 10256)),
+            status: served(self.service_proxy_status.unwrap_or(PROXY_STATUS)),
+        }
     }
 
     fn credential_providers(&self) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
@@ -332,6 +345,11 @@ impl Node {
             }
         }
     }
+}
+
+/// The address, unless its port is 0.
+fn served(address: SocketAddr) -> Option<SocketAddr> {
+    Some(address).filter(|address| address.port() != 0)
 }
 
 /// The servers by domain, in their order.

@@ -41,6 +41,17 @@ fn a_flag_overrides_the_environment_the_file_and_the_default() {
 }
 
 #[test]
+fn health_checks_of_the_service_proxy_have_the_ports_of_kube_proxy() {
+    let of = |text: &str| {
+        let proxy = node_settings(text).unwrap().proxy();
+        (proxy.healthz.map(|address| address.port()), proxy.status.map(|address| address.to_string()))
+    };
+    assert_eq!(of(""), (Some(10256), Some("127.0.0.1:10249".to_owned())));
+    let none = "service-proxy-healthz = \"0.0.0.0:0\"\nservice-proxy-status = \"127.0.0.1:0\"";
+    assert_eq!(of(none), (None, None));
+}
+
+#[test]
 fn all_invalid_settings_are_reported_with_their_source() {
     let toml = "[node]\nbrigde = \"x\"\nmtu = \"big\"\ncluster-dns = \"10.43.0.10\"\n[control-plane]\nlisten = \"6443\"";
     let mut sources = with_environment(&[("CORACLE_NODE_LEASE_SECONDS", "0")], toml);

@@ -1,0 +1,120 @@
+//! HTTP servers of health checks. Anyone may connect, so connections are limited and replies are small.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use coracle_connections::{ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, PermitStream};
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// Maximum time between two requests of a connection.
+const IDLE: Duration = Duration::from_secs(30);
+/// Pause before the next attempt to listen at a port that another program uses.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// A reply to a health check.
+pub(crate) type Reply = Response<Full<Bytes>>;
+
+/// A limit of connections: at most this number, or fewer if the process may have few descriptors.
+pub(crate) fn connections(most: usize) -> Connections {
+    Connections::new(Limits::share(16, most))
+}
+
+/// All addresses of the node: those of both families, or of IPv4 on a machine without IPv6.
+pub(crate) fn everywhere(port: u16) -> Vec<SocketAddr> {
+    let any = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+    any.map(|address| SocketAddr::new(address, port)).to_vec()
+}
+
+/// Listens at the first possible address until dropped. `reply` gets the path of a request and the client's address.
+pub(crate) async fn serve(
+    addresses: Vec<SocketAddr>,
+    connections: Connections,
+    reply: impl Fn(&str, IpAddr) -> Reply + Clone + Send + Sync + 'static,
+) {
+    let mut tasks = JoinSet::new();
+    let listener = listen(&addresses).await;
+    loop {
+        // Both arms are cancel-safe: an accepted connection is returned at once, and an ended task needs no
+        // action.
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, client)) => {
+                    // At the limit the connection is closed without a response, and the client tries again.
+                    if let Ok(permit) = connections.admit(client.ip()) {
+                        let (permit, reply) = (Arc::new(permit), reply.clone());
+                        let reply = move |path: &str| reply(path, client.ip());
+                        tasks.spawn(connection(stream, permit, reply));
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, ?addresses, "cannot accept a health check");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_ended) = tasks.join_next() => {}
+        }
+    }
+}
+
+async fn listen(addresses: &[SocketAddr]) -> TcpListener {
+    let mut is_logged = false;
+    loop {
+        match TcpListener::bind(addresses).await {
+            Ok(listener) => return listener,
+            Err(error) if !is_logged => {
+                tracing::warn!(%error, ?addresses, "cannot listen for health checks, retrying");
+                is_logged = true;
+            }
+            Err(_again) => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    permit: Arc<ConnectionPermit>,
+    reply: impl Fn(&str) -> Reply + Send + Sync + 'static,
+) {
+    let held = PermitStream::new(stream, Arc::clone(&permit));
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let reply = reply(request.uri().path());
+        async move { Ok::<_, Infallible>(reply) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .serve_connection(TokioIo::new(held), service);
+    tokio::select! {
+        // Both arms may be dropped: the connection is closed then.
+        _ended = served => {}
+        () = permit.expired() => {}
+    }
+}
+
+/// A reply with a JSON value.
+pub(crate) fn json(status: StatusCode, body: &serde_json::Value) -> Reply {
+    typed(status, "application/json", body.to_string())
+}
+
+/// A reply with a text.
+pub(crate) fn text(status: StatusCode, body: &str) -> Reply {
+    typed(status, "text/plain; charset=utf-8", body.to_owned())
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: String) -> Reply {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}

@@ -1,0 +1,156 @@
+//! Health of the service proxy at the ports of kube-proxy: `/healthz` and `/livez`, which load balancers check if a Service
+//! has no `healthCheckNodePort`, and `/proxyMode`. Source: `pkg/proxy/healthcheck/proxy_health.go`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::StatusCode;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::health_server::{self, Reply};
+
+/// Maximum time until a change of services is in the table, as kube-proxy's default.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Taint of a node that the cluster autoscaler is going to delete.
+const DELETED_SOON: &str = "ToBeDeletedByClusterAutoscaler";
+/// Maximum connections of each server.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Whether the proxy's table is current. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProxyState(Arc<Mutex<Times>>);
+
+#[derive(Debug, Default)]
+struct Times {
+    /// Since when a change waits.
+    pending: Option<Instant>,
+    /// When the last change was committed.
+    updated: Option<Timestamp>,
+}
+
+// === impl ProxyState ===
+
+impl ProxyState {
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a change waits.
+    pub(crate) fn begin_change(&self) {
+        self.times().pending.get_or_insert_with(Instant::now);
+    }
+
+    /// Records that all changes are in the table.
+    pub(crate) fn end_change(&self) {
+        *self.times() = Times { pending: None, updated: Some(Timestamp::now()) };
+    }
+
+    /// Whether no change waits for too long. A proxy that starts is healthy.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.times().pending.is_none_or(|since| since.elapsed() < TIMEOUT)
+    }
+}
+
+/// Serves the health checks at `healthz` and the mode at `status`, until dropped. None: not served.
+pub(crate) async fn serve(
+    healthz: Option<SocketAddr>,
+    status: Option<SocketAddr>,
+    state: ProxyState,
+    node: watch::Receiver<Option<Arc<Node>>>,
+) {
+    let health = move |path: &str, _client: IpAddr| health(path, &state, node.borrow().as_deref());
+    let mode = |path: &str, _client: IpAddr| mode(path);
+    let connections = || health_server::connections(CONNECTIONS_MAX);
+    let healthz = async {
+        if let Some(address) = healthz {
+            health_server::serve(vec![address], connections(), health).await;
+        }
+    };
+    let status = async {
+        if let Some(address) = status {
+            health_server::serve(vec![address], connections(), mode).await;
+        }
+    };
+    tokio::join!(healthz, status);
+}
+
+fn health(path: &str, state: &ProxyState, node: Option<&Node>) -> Reply {
+    let is_current = state.is_healthy();
+    let is_eligible = node.is_some_and(is_eligible);
+    let is_healthy = match path {
+        "/healthz" => is_current && is_eligible,
+        "/livez" => is_current,
+        _ => return absent(),
+    };
+    let now = Timestamp::now();
+    let committed = state.times().updated.unwrap_or(now);
+    // As in kube-proxy, the time of a healthy proxy is recent, also if nothing has changed.
+    let updated = if is_healthy { now } else { committed };
+    let family = json!({"lastUpdated": committed.to_string(), "healthy": is_current});
+    let mut body = json!({"lastUpdated": updated.to_string(), "currentTime": now.to_string(), "healthy": is_current,
+        "status": {"IPv4": family, "IPv6": family}});
+    if path == "/healthz" {
+        body["nodeEligible"] = is_eligible.into();
+    }
+    let status = if is_healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    health_server::json(status, &body)
+}
+
+/// Whether load balancers may send new connections to the node.
+fn is_eligible(node: &Node) -> bool {
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    node.metadata.deletion_timestamp.is_none() && !taints.into_iter().any(|taint| taint.key == DELETED_SOON)
+}
+
+fn mode(path: &str) -> Reply {
+    match path {
+        "/proxyMode" => health_server::text(StatusCode::OK, "nftables"),
+        _ => absent(),
+    }
+}
+
+fn absent() -> Reply {
+    health_server::text(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(taint: &str) -> Node {
+        let taints = json!([{"key": taint, "effect": "NoSchedule"}]);
+        serde_json::from_value(json!({"metadata": {}, "spec": {"taints": taints}})).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_waits_too_long_makes_the_proxy_unhealthy() {
+        let (state, node) = (ProxyState::default(), node("a"));
+        let status = |path: &str| health(path, &state, Some(&node)).status().as_u16();
+        assert_eq!([status("/healthz"), status("/livez"), status("/other")], [200, 200, 404]);
+        state.begin_change();
+        tokio::time::advance(TIMEOUT / 2).await;
+        state.begin_change();
+        assert_eq!(status("/healthz"), 200);
+        tokio::time::advance(TIMEOUT / 2).await;
+        assert_eq!([status("/healthz"), status("/livez")], [503, 503], "the first change counts");
+        state.end_change();
+        assert_eq!([status("/healthz"), status("/livez")], [200, 200]);
+    }
+
+    #[test]
+    fn a_node_that_is_deleted_gets_no_new_connections() {
+        let state = ProxyState::default();
+        let mut deleted = node("a");
+        deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        for node in [None, Some(&node(DELETED_SOON)), Some(&deleted)] {
+            let status = |path: &str| health(path, &state, node).status().as_u16();
+            assert_eq!([status("/healthz"), status("/livez")], [503, 200]);
+        }
+        assert_eq!([mode("/proxyMode").status().as_u16(), mode("/").status().as_u16()], [200, 404]);
+    }
+}
