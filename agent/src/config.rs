@@ -88,6 +88,8 @@ pub struct ServiceProxyConfig {
     pub table: String,
     /// Ranges of addresses that Services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
+    /// Ranges of the node's addresses that have node ports. Without a range of a family, all its addresses have them.
+    pub node_port_addresses: Vec<IpNetwork>,
     /// Address of its health checks. None: no server.
     pub healthz: Option<SocketAddr>,
     /// Address at which it reports its mode. None: no server.

@@ -149,12 +149,22 @@ fn services(transaction: &mut Transaction<'_>, node: &NodeView) {
         for map in [Map::Services, Map::External] {
             transaction.rule("services", &destination(is_ipv4).lookup_verdict(name(map, is_ipv4)));
         }
-        let port = local_port(is_ipv4, node).lookup_verdict(name(Map::NodePorts, is_ipv4));
-        transaction.rule("services", &port);
+        for port in local_ports(is_ipv4, node) {
+            transaction.rule("services", &port.lookup_verdict(name(Map::NodePorts, is_ipv4)));
+        }
     }
 }
 
-/// Loads protocol and port of packets to this machine. Loopback addresses have no node ports: their answers could not
+/// Rules that load protocol and port of packets to addresses of this machine that have node ports: one for each range,
+/// or one for all addresses if the family has no range.
+fn local_ports(is_ipv4: bool, node: &NodeView) -> Vec<Rule> {
+    let ranges = node.node_port_addresses.iter().filter(|range| range.is_ipv4() == is_ipv4);
+    let of_range = |range: &IpNetwork| local_port(is_ipv4, node).to(*range, false).protocol_and_port(R0);
+    let rules: Vec<Rule> = ranges.map(of_range).collect();
+    if rules.is_empty() { vec![local_port(is_ipv4, node).protocol_and_port(R0)] } else { rules }
+}
+
+/// Matches packets to this machine. Loopback addresses have no node ports: their answers could not
 /// leave the machine. Addresses that the node serves itself have none: a node port 53 would take over cluster DNS.
 fn local_port(is_ipv4: bool, node: &NodeView) -> Rule {
     let rule = of_family(is_ipv4).destination_is_local();
@@ -163,15 +173,16 @@ fn local_port(is_ipv4: bool, node: &NodeView) -> Rule {
         _ => rule.to(IpNetwork::from(std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)), true),
     };
     let served = node.served_here.iter().filter(|address| address.is_ipv4() == is_ipv4);
-    let rule = served.fold(rule, |rule, address| rule.to(IpNetwork::from(*address), true));
-    rule.protocol_and_port(R0)
+    served.fold(rule, |rule, address| rule.to(IpNetwork::from(*address), true))
 }
 
 /// Rejects packets to services without endpoints, and to unused ports of cluster IPs.
 fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
     for is_ipv4 in [true, false] {
-        let ports = local_port(is_ipv4, node).lookup_verdict(name(Map::RejectedPorts, is_ipv4));
-        transaction.rule("check-ports", &ports);
+        for port in local_ports(is_ipv4, node) {
+            let verdict = port.lookup_verdict(name(Map::RejectedPorts, is_ipv4));
+            transaction.rule("check-ports", &verdict);
+        }
         let addresses = destination(is_ipv4).lookup_verdict(name(Map::Rejected, is_ipv4));
         transaction.rule("check", &addresses);
         let unused = of_family(is_ipv4).destination(is_ipv4, R0).in_set(name(Map::ClusterIps, is_ipv4));
@@ -305,6 +316,17 @@ mod tests {
         let marked = Rule::default().family(2).from(node.pod_networks[0], true).set_mark(MASQUERADE);
         assert_eq!(masquerade_outside(true, &node), Some(marked));
         assert_eq!(masquerade_outside(false, &node), None, "there are no pods of the family");
+    }
+
+    #[test]
+    fn node_ports_may_be_limited_to_addresses() {
+        let node_port_addresses = vec!["192.0.2.0/24".parse().unwrap(), "198.51.100.1/32".parse().unwrap()];
+        let node = NodeView { node_port_addresses, ..NodeView::default() };
+        let first = local_port(true, &node).to(node.node_port_addresses[0], false).protocol_and_port(R0);
+        let rules = local_ports(true, &node);
+        assert_eq!((rules.len(), &rules[0]), (2, &first));
+        let all = local_port(false, &node).protocol_and_port(R0);
+        assert_eq!(local_ports(false, &node), [all], "a family without ranges");
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct NodeView {
     pub served_here: Vec<IpAddr>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
+    /// Ranges of this node's addresses that have node ports. Without a range of a family, all its addresses have them.
+    pub node_port_addresses: Vec<IpNetwork>,
     /// UDP port of the overlay. Packets of pods to this port are dropped: the kernel cannot distinguish them from
     /// packets of other nodes, and would deliver the inner packet with any source address.
     pub overlay_port: Option<u16>,

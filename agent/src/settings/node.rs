@@ -65,6 +65,8 @@ settings! {
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
+    /// Ranges of the node's addresses at which Services have node ports. Empty: all addresses but loopback.
+    node_port_addresses: Vec<IpNetwork> = default "", "CIDR", also "nodeport-addresses";
     /// Address and port of the health checks of the service proxy, /healthz and /livez, as kube-proxy's. Port 0: none.
     service_proxy_healthz: Option<SocketAddr> = unset "port 10256 of all addresses", "ADDRESS";
     /// Address and port at which the service proxy reports its mode, /proxyMode. Port 0: none.
@@ -289,6 +291,7 @@ impl NodeSettings {
         ServiceProxyConfig {
             table: service_table(&self.nft_table),
             external_ips: self.service_external_ips.clone(),
+            node_port_addresses: self.node_port_addresses.clone(),
             healthz: served(address_or_port(self.service_proxy_healthz, 10256)),
             status: served(self.service_proxy_status.unwrap_or(PROXY_STATUS)),
         }

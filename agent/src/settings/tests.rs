@@ -41,7 +41,7 @@ fn a_flag_overrides_the_environment_the_file_and_the_default() {
 }
 
 #[test]
-fn health_checks_of_the_service_proxy_have_the_ports_of_kube_proxy() {
+fn the_service_proxy_has_the_settings_of_kube_proxy() {
     let of = |text: &str| {
         let proxy = node_settings(text).unwrap().proxy();
         (proxy.healthz.map(|address| address.port()), proxy.status.map(|address| address.to_string()))
@@ -49,6 +49,9 @@ fn health_checks_of_the_service_proxy_have_the_ports_of_kube_proxy() {
     assert_eq!(of(""), (Some(10256), Some("127.0.0.1:10249".to_owned())));
     let none = "service-proxy-healthz = \"0.0.0.0:0\"\nservice-proxy-status = \"127.0.0.1:0\"";
     assert_eq!(of(none), (None, None));
+    let ranges =
+        node_settings("node-port-addresses = [\"192.0.2.0/24\"]").unwrap().proxy().node_port_addresses;
+    assert_eq!(ranges, ["192.0.2.0/24".parse().unwrap()]);
 }
 
 #[test]
