@@ -401,9 +401,27 @@ fn requested(wanted: i64, used: &UsedAllocations<'_>) -> std::result::Result<u16
     Ok(number)
 }
 
+/// Number of ports at the start of the range that are allocated automatically only after all others. Services can request
+/// them. Source: `calculateRangeOffset` in `pkg/registry/core/service/portallocator`.
+fn static_ports(range: &RangeInclusive<u16>) -> u16 {
+    let size = range.end().saturating_sub(*range.start()).saturating_add(1);
+    if size <= 16 { 0 } else { (size / 32).clamp(16, 128) }
+}
+
+/// A random free node port.
 fn any_free(used: &UsedAllocations<'_>) -> Option<u16> {
     let (first, last) = (*used.node_ports.start(), *used.node_ports.end());
-    let start = rand::rng().random_range(first..=last);
+    let dynamic = first + static_ports(used.node_ports);
+    free_port(dynamic..=last, used).or_else(|| free_port(first..=dynamic.checked_sub(1)?, used))
+}
+
+/// A random free port of a part of the range.
+fn free_port(band: RangeInclusive<u16>, used: &UsedAllocations<'_>) -> Option<u16> {
+    if band.is_empty() {
+        return None;
+    }
+    let (first, last) = (*band.start(), *band.end());
+    let start = rand::rng().random_range(band);
     let mut all = (start..=last).chain(first..start);
     all.find(|port| !used.has_port(*port))
 }
@@ -456,6 +474,30 @@ mod tests {
             assert!(chosen(&[range], &used, elsewhere).unwrap_err().contains("not in the valid range"));
             let held = used[0].to_string();
             assert!(chosen(&[range], &used, &held).unwrap_err().contains("already allocated"));
+        }
+    }
+
+    #[test]
+    fn the_static_ports_are_allocated_last() {
+        assert_eq!(
+            [30000..=30015, 30000..=30031, 30000..=32767].map(|range| static_ports(&range)),
+            [0, 16, 86]
+        );
+        let (addresses, mut taken) = (Allocated::default(), Vec::new());
+        let node_ports = 30000..=30031;
+        for number in 1..=32 {
+            let services = services(&[], &taken);
+            let used = UsedAllocations {
+                services: &services,
+                addresses: &addresses,
+                own: "own",
+                old: OldAllocation::default(),
+                chosen: HashSet::new(),
+                node_ports: &node_ports,
+            };
+            let port = any_free(&used).unwrap();
+            assert_eq!(port < 30016, number > 16, "{number}: {port}");
+            taken.push(port);
         }
     }
 
