@@ -78,7 +78,26 @@ fn parse_dashed_address(text: &str) -> Option<IpAddr> {
 pub(super) fn endpoint_name(endpoint: &Endpoint) -> String {
     match (&endpoint.hostname, endpoint.address) {
         (Some(name), _) if !name.is_empty() => name.to_lowercase(),
-        (_, Some(address)) => address.to_string().replace(['.', ':'], "-"),
+        (_, Some(address)) => {
+            let name = address.to_string().replace(['.', ':'], "-");
+            // A host name does not end with a dash: CoreDNS writes the last zero of an address such as `fd00::`.
+            if name.ends_with('-') { name + "0" } else { name }
+        }
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_without_a_host_name_are_named_by_their_address() {
+        let of = |address: &str, hostname: &str| {
+            let hostname = Some(hostname.into());
+            endpoint_name(&Endpoint { address: address.parse().ok(), hostname, ..Endpoint::default() })
+        };
+        assert_eq!([of("10.42.0.7", ""), of("10.42.0.7", "Db-0")], ["10-42-0-7", "db-0"]);
+        assert_eq!([of("fd00::7", ""), of("fd00::", "")], ["fd00--7", "fd00--0"]);
     }
 }
