@@ -186,8 +186,9 @@ impl Job {
         move |source| ApplyError::Runtime { call, what, source }
     }
 
-    /// The sandbox configuration of `RunPodSandbox`, which `CreateContainer` requires again.
-    fn sandbox_config(&self, attempt: u32, parent: &str) -> (cri::PodSandboxConfig, bool) {
+    /// The sandbox configuration of `RunPodSandbox`, which `CreateContainer` requires again. Also: whether the pod needs a
+    /// cluster DNS that does not exist, and messages about the parts of its resolver configuration that are left out.
+    fn sandbox_config(&self, attempt: u32, parent: &str) -> (cri::PodSandboxConfig, bool, Vec<String>) {
         use super::config::{dns, sandbox};
         let (config, spec) = (&self.node.config, self.spec());
         let host = bounded::read_text(&config.resolv_conf, RESOLV_CONF_MAX);
@@ -205,6 +206,6 @@ impl Job {
             dns: resolved.config,
             users: self.node.user_ids.mapping(&self.uid),
         };
-        (sandbox::config(&self.pod, &spec, attempt, place), resolved.cluster_missing)
+        (sandbox::config(&self.pod, &spec, attempt, place), resolved.cluster_missing, resolved.omitted)
     }
 }

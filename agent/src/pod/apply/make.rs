@@ -64,9 +64,12 @@ impl Job {
         if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
             self.node.user_ids.allocate(&self.uid).map_err(|error| vec![ApplyError::UserIds(error)])?;
         }
-        let (config, no_cluster_dns) = self.sandbox_config(attempt, &parent.0);
+        let (config, no_cluster_dns, omitted) = self.sandbox_config(attempt, &parent.0);
         if no_cluster_dns {
             self.report_missing_dns();
+        }
+        for message in omitted {
+            self.node.recorder.pod(&self.pod, Level::Warning, "DNSConfigForming", message);
         }
         self.pull_first(first);
         let mounting = async {

@@ -120,7 +120,7 @@ impl Job {
             false => self.node.cgroups.parent(&self.pod),
         };
         let parent = parent.map_err(NotStarted::config)?;
-        let (sandbox_config, _) = self.sandbox_config(sandbox.attempt, &parent.0);
+        let (sandbox_config, ..) = self.sandbox_config(sandbox.attempt, &parent.0);
         let request = cri::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),
             config: Some(config),

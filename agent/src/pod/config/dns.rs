@@ -6,6 +6,14 @@ use std::net::IpAddr;
 use coracle_proto::cri::DnsConfig;
 use k8s_openapi::api::core::v1::PodSpec;
 
+/// Maximum servers. Resolvers ignore further ones.
+const SERVERS_MAX: usize = 3;
+/// Maximum search domains, and maximum bytes of the line that has them: the API's limits for `dnsConfig`.
+const SEARCHES_MAX: usize = 32;
+const SEARCH_LINE_MAX: usize = 2048;
+/// Maximum bytes of a search domain. Some resolvers abort the program at longer ones.
+const SEARCH_MAX: usize = 253;
+
 /// The cluster's DNS service, if there is one.
 pub(crate) struct Cluster<'a> {
     pub(crate) servers: &'a [IpAddr],
@@ -13,10 +21,13 @@ pub(crate) struct Cluster<'a> {
     pub(crate) namespace: &'a str,
 }
 
-/// A resolver configuration, and whether the policy needs a cluster DNS that does not exist.
+/// A resolver configuration.
 pub(crate) struct Resolved {
     pub(crate) config: DnsConfig,
+    /// Whether the policy needs a cluster DNS that does not exist.
     pub(crate) cluster_missing: bool,
+    /// Messages about servers and domains that are left out. The texts are the kubelet's.
+    pub(crate) omitted: Vec<String>,
 }
 
 /// Parses a `resolv.conf`: servers, the last search line, all options.
@@ -63,7 +74,38 @@ pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -
             }
         }
     }
-    Resolved { config, cluster_missing }
+    let omitted = fit(&mut config);
+    Resolved { config, cluster_missing, omitted }
+}
+
+/// Leaves out what exceeds the limits. Source: `formDNSConfigFitsLimits`.
+fn fit(config: &mut DnsConfig) -> Vec<String> {
+    let mut omitted = Vec::new();
+    if config.servers.len() > SERVERS_MAX {
+        config.servers.truncate(SERVERS_MAX);
+        let line = config.servers.join(" ");
+        omitted.push(format!(
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: {line}"
+        ));
+    }
+    let count = config.searches.len();
+    config.searches.truncate(SEARCHES_MAX);
+    config.searches.retain(|domain| domain.len() <= SEARCH_MAX);
+    let mut length = 0;
+    let fitting = config.searches.iter().take_while(|domain| {
+        // The domain with the space before the next one. The last one has none.
+        length += domain.len() + 1;
+        length - 1 <= SEARCH_LINE_MAX
+    });
+    let fitting = fitting.count();
+    config.searches.truncate(fitting);
+    if config.searches.len() < count {
+        let line = config.searches.join(" ");
+        omitted.push(format!(
+            "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: {line}"
+        ));
+    }
+    omitted
 }
 
 fn cluster_first(host: &DnsConfig, cluster: &Cluster<'_>) -> DnsConfig {
@@ -139,6 +181,25 @@ mod tests {
         let searches: Vec<_> = (0..150_000).map(|at| format!("s{at}")).collect();
         let own = json!({"options": options, "searches": searches});
         let got = resolved(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": own}), &[]).config;
-        assert_eq!((got.options.len(), got.searches.len()), (150_000, 150_000));
+        assert_eq!((got.options.len(), got.searches.len()), (150_000, SEARCHES_MAX));
+    }
+
+    #[test]
+    fn servers_and_domains_beyond_the_limits_are_left_out_with_a_message() {
+        let with = |own| resolved(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": own}), &[]);
+        let servers = with(json!({"nameservers": ["1.1.1.1", "2.2.2.2", "3.3.3.3", "4.4.4.4"]}));
+        assert_eq!(servers.config.servers, ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
+        assert!(servers.omitted.len() == 1 && servers.omitted[0].ends_with("is: 1.1.1.1 2.2.2.2 3.3.3.3"));
+        let left = |domains: Vec<String>| {
+            let got = with(json!({"searches": domains}));
+            (got.config.searches.len(), got.omitted.len())
+        };
+        let domains = |count: usize, length: usize| -> Vec<String> {
+            (0..count).map(|number| format!("{number:0length$}")).collect()
+        };
+        assert_eq!([left(domains(32, 3)), left(domains(33, 3))], [(32, 0), (32, 1)]);
+        assert_eq!([left(domains(1, 253)), left(domains(1, 254))], [(1, 0), (0, 1)]);
+        // Nine domains and eight spaces have 2,024 bytes.
+        assert_eq!([left(domains(9, 224)), left(domains(10, 224))], [(9, 0), (9, 1)]);
     }
 }
