@@ -78,9 +78,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     match known {
         Some(known)
             if is_current(&known, &subsets, &labels) && is_marked_truncated(&known) == is_truncated => {}
-        Some(_) => {
-            let annotations = json!({OVER_CAPACITY: is_truncated.then_some(TRUNCATED)});
-            let metadata = json!({"labels": labels, "annotations": annotations});
+        Some(known) => {
+            let mut metadata = json!({"labels": labels});
+            if is_truncated || is_marked_truncated(&known) {
+                metadata["annotations"] = json!({OVER_CAPACITY: is_truncated.then_some(TRUNCATED)});
+            }
             let patch = json!({"metadata": metadata, "subsets": subsets});
             writer.merge(&key, Part::Main, patch).await?;
         }
