@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::facts::{HostPort, refuse};
 use super::ports::host_ports;
-use crate::config::AgentConfig;
+use crate::config::{AgentConfig, ServiceProxyConfig};
 use crate::pod::state::Verdict;
 
 /// Rejects a pod with a host port that a process of the node uses. A pod with the host's network shadows nothing: its
@@ -116,7 +116,13 @@ pub(crate) fn overlay_port(config: &AgentConfig) -> Option<u16> {
 /// Ports of this agent, also while it does not listen.
 pub(crate) fn own(config: &AgentConfig) -> Vec<OwnPort> {
     let overlay = overlay_port(config).map(|port| (Protocol::Udp, port, "the overlay network"));
-    std::iter::once((Protocol::Tcp, config.kubelet_listen.port(), "the kubelet API")).chain(overlay).collect()
+    let kubelet = (Protocol::Tcp, config.kubelet_listen.port(), "the kubelet API");
+    let proxy = proxy_port(config.service_proxy.as_ref());
+    std::iter::once(kubelet).chain(overlay).chain(proxy).collect()
+}
+
+fn proxy_port(proxy: Option<&ServiceProxyConfig>) -> Option<OwnPort> {
+    Some((Protocol::Tcp, proxy?.healthz?.port(), "the health checks of the service proxy"))
 }
 
 fn parse(wanted: &HostPort) -> Option<(Protocol, u16)> {
@@ -201,6 +207,24 @@ fn parent(process: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_service_proxy_has_the_port_of_its_health_checks() {
+        let with = |healthz: Option<&str>| {
+            let healthz = healthz.map(|address| address.parse().unwrap());
+            let table = "t".to_owned();
+            let proxy = ServiceProxyConfig {
+                table,
+                external_ips: Vec::new(),
+                node_port_addresses: Vec::new(),
+                healthz,
+                status: None,
+            };
+            proxy_port(Some(&proxy)).map(|(protocol, port, _)| (protocol, port))
+        };
+        assert_eq!(with(Some("[::]:10256")), Some((Protocol::Tcp, 10256)));
+        assert_eq!((with(None), proxy_port(None)), (None, None));
+    }
 
     #[test]
     fn a_host_port_shadows_sockets_of_its_address_and_port() {
