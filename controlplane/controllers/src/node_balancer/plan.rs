@@ -22,8 +22,8 @@ const ENABLE: &str = "coracle.dev/enable-lb";
 const EXCLUDE: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 /// Annotation of a node: ports that it refuses to serve, as in `TCP/80,UDP/53`. The agent writes it.
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
-/// Ports of SSH, DNS, the API server and the kubelet.
-const HOST_PORTS: [u16; 4] = [22, 53, 6443, 10250];
+/// Ports of SSH, DNS, the API server, the kubelet, and the health checks of the service proxy.
+const HOST_PORTS: [u16; 5] = [22, 53, 6443, 10250, 10256];
 
 /// Maximum addresses of a node that count. A node determines them, and each is an entry in the status of each service.
 const ADDRESSES_MAX: usize = 16;
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn ports_of_the_nodes_are_refused() {
         let nodes = [node("a", 1, json!({}))];
-        for port in [22, 53, 6443, 10250, 7000, 30000, 32767] {
+        for port in [22, 53, 6443, 10250, 10256, 7000, 30000, 32767] {
             for protocol in ["TCP", "UDP", "SCTP"] {
                 let ports = json!([{"port": 80, "protocol": "TCP"}, {"port": port, "protocol": protocol}]);
                 let decision = decided(&service(json!({"ports": ports})), &nodes, &[]);
