@@ -198,7 +198,7 @@ impl ResizeState {
         let in_progress = conditions.into_iter().find(|c| c.type_ == "PodResizeInProgress");
         Self {
             is_cgroup_due: in_progress.is_some(),
-            pod_before: in_progress.and(whole).cloned(),
+            pod_before: in_progress.and(whole).cloned().map(Box::new),
             actuated: actuated.collect(),
             in_progress: in_progress.map(|c| InProgress {
                 generation: c.observed_generation,

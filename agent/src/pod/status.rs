@@ -31,7 +31,8 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
         && *facts.observed == ObservedPod::default()
         && facts.last.is_none_or(is_unreported);
     // While a resize is in progress, the pod has the former resources.
-    let resources = facts.state.resize.pod_before.clone().unwrap_or_else(|| status_resources(pod));
+    let resources =
+        facts.state.resize.pod_before.as_deref().cloned().unwrap_or_else(|| status_resources(pod));
     let resources = Some(resources).filter(|resources| *resources != ResourceRequirements::default());
     let (inits, mains) = if refused { (Vec::new(), Vec::new()) } else { (inits, mains) };
     let phase = match api.phase.as_deref() {

@@ -58,7 +58,7 @@ fn before(facts: &Facts<'_>, shape: &Shape<'_>) -> Arc<Pod> {
         .filter_map(|(c, observed)| Some((&c.name, facts.state.resize.actuated(observed)?)))
         .collect();
     if let Some(spec) = &mut pod.spec {
-        if let Some(whole) = facts.state.resize.pod_before.as_ref().filter(|_| spec.resources.is_some()) {
+        if let Some(whole) = facts.state.resize.pod_before.as_deref().filter(|_| spec.resources.is_some()) {
             spec.resources = Some(whole.clone());
         }
         for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {

@@ -343,7 +343,7 @@ fn a_resize_starts_from_the_former_pod_level_resources() {
     let seen = observed(vec![made]);
     let mut state = ready_worker_state();
     assert_eq!(decide(&sized("2"), &seen, &state, 0), Plan::default());
-    state.resize.pod_before = Some(whole("2"));
+    state.resize.pod_before = Some(Box::new(whole("2")));
     let got = decide(&sized("1"), &seen, &state, 0);
     let [Action::Resize { before, containers }] = got.actions.as_slice() else { panic!("{got:?}") };
     assert_eq!(before.spec.as_ref().unwrap().resources, Some(whole("2")));

@@ -203,7 +203,7 @@ fn the_status_restores_inherited_limits() {
     let condition = json!([{"type": "PodResizeInProgress", "status": "True"}]);
     pod.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
     assert!(is_in_progress(&pod));
-    assert_eq!(ResizeState::of(&pod).pod_before, Some(resources(whole("1"))));
+    assert_eq!(ResizeState::of(&pod).pod_before.as_deref(), Some(&resources(whole("1"))));
 }
 
 #[test]

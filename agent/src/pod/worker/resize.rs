@@ -20,7 +20,7 @@ impl Worker {
         if let Some(accepted) = resizes.take_accepted(&self.uid) {
             if resize.pod_before.is_none() {
                 let reported = self.reported.as_deref().or(pod.status.as_ref());
-                resize.pod_before = reported.and_then(|status| status.resources.clone());
+                resize.pod_before = reported.and_then(|status| status.resources.clone()).map(Box::new);
             }
             // A new resize clears the error of the one before.
             resize.in_progress = Some(InProgress { generation: accepted.generation, error: None });
