@@ -30,10 +30,10 @@ use k8s_openapi::api::core::v1::Pod;
 
 pub use error::CgroupError;
 pub use qos::{QosClass, qos_class};
-pub use resources::{Machine, container_resources, resized_resources};
+pub use resources::{Machine, container_resources, effective_resources, resized_resources};
 
 use limits::Limits;
-pub(crate) use limits::limits_memory;
+pub(crate) use limits::{limits_memory, status_requests, status_resources};
 use tree::Tree;
 
 /// A pod's cgroup path below each hierarchy's mount: CRI's `cgroup_parent`.

@@ -1,7 +1,10 @@
 //! Limits of a cgroup, and the file writes that set them on v1 and v2. Pure.
 
+use coracle_values::Quantity;
+use coracle_values::pod_resources::{PodResources, ResourceList};
 use coracle_values::quantity::millis_of;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use super::cpu::{MAX_SHARES, MIN_SHARES, PERIOD, quota, shares};
 use super::qos::{QosClass, qos_class};
@@ -73,6 +76,39 @@ pub(crate) fn of_pod(pod: &Pod) -> Limits {
 /// Whether the pod's cgroup has a memory limit.
 pub(crate) fn limits_memory(pod: &Pod) -> bool {
     of_pod(pod).memory.is_some()
+}
+
+/// The resources in the status of a pod: the pod-level ones, completed by sums over the containers. A limit is in it
+/// only if the pod's cgroup has it. The overhead is not in it, because readers of the status add it.
+pub(crate) fn status_resources(pod: &Pod) -> ResourceRequirements {
+    let Some(spec) = &pod.spec else { return ResourceRequirements::default() };
+    let mut resources = spec.resources.clone().unwrap_or_default();
+    let sums = PodResources { overhead: None, ..PodResources::from(spec) };
+    let (requests, limits) = (sums.requests(), sums.limits());
+    complete(&mut resources.requests, [("cpu", requests.cpu_millis), ("memory", requests.memory)]);
+    let enforced = |name, amount| (name, if every_container_limits(pod, name) { amount } else { 0 });
+    complete(&mut resources.limits, [enforced("cpu", limits.cpu_millis), enforced("memory", limits.memory)]);
+    resources
+}
+
+/// The requests in the status of a pod: those of [`status_resources`] and all other resources of the containers.
+pub(crate) fn status_requests(pod: &Pod) -> Option<ResourceList> {
+    let spec = pod.spec.as_ref()?;
+    let mut requests = status_resources(pod).requests;
+    let sums = PodResources { overhead: None, ..PodResources::from(spec) }.requests();
+    complete(&mut requests, [("ephemeral-storage", sums.ephemeral_storage)]);
+    complete(&mut requests, sums.others.iter().map(|(name, amount)| (name.as_str(), *amount)));
+    requests
+}
+
+/// Adds missing amounts above zero: CPU in millicores, other resources in units.
+fn complete<'a>(list: &mut Option<ResourceList>, amounts: impl IntoIterator<Item = (&'a str, i128)>) {
+    for (name, amount) in amounts.into_iter().filter(|(_, amount)| *amount > 0) {
+        let text = if name == "cpu" { format!("{amount}m") } else { amount.to_string() };
+        let Ok(quantity) = Quantity::parse(&text) else { continue };
+        let entry = list.get_or_insert_default().entry(name.to_owned());
+        entry.or_insert_with(|| ApiQuantity(quantity.to_string()));
+    }
 }
 
 fn every_container_limits(pod: &Pod, name: &str) -> bool {
@@ -171,6 +207,26 @@ mod tests {
         let none =
             of_pod(&serde_json::from_value(json!({"spec": {"containers": [{"name": "a"}]}})).expect("pod"));
         assert_eq!(none, Limits { shares: Some(2), ..Limits::default() });
+    }
+
+    #[test]
+    fn the_status_has_pod_level_resources_and_the_sums_of_others() {
+        let of = |whole: serde_json::Value| {
+            let own = json!({"requests": {"cpu": "500m", "memory": "1Mi"}, "limits": {"cpu": "1"}});
+            let containers = json!([{"name": "a", "resources": own}, {"name": "b", "resources": own}]);
+            let pod =
+                json!({"spec": {"resources": whole, "containers": containers, "overhead": {"cpu": "1"}}});
+            json!(status_resources(&serde_json::from_value(pod).expect("pod")))
+        };
+        let sums = json!({"requests": {"cpu": "1", "memory": "2097152"}, "limits": {"cpu": "2"}});
+        assert_eq!(of(json!(null)), sums);
+        let whole =
+            json!({"requests": {"cpu": "2", "memory": "10m"}, "limits": {"cpu": "3", "memory": "4Mi"}});
+        assert_eq!(of(whole.clone()), whole);
+        let own = json!({"requests": {"cpu": "1", "x.io/y": "2"}});
+        let pod = json!({"spec": {"containers": [{"name": "a", "resources": own}]}});
+        let requests = status_requests(&serde_json::from_value(pod).expect("pod"));
+        assert_eq!(json!(requests), own["requests"]);
     }
 
     #[test]

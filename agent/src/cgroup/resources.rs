@@ -6,7 +6,7 @@ use coracle_proto::cri::{HugepageLimit, LinuxContainerResources};
 use coracle_values::Quantity;
 use coracle_values::pod_resources::{PodResources, Resources, Side};
 use coracle_values::quantity::{millis_of, value_of};
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 
 use super::cpu::{PERIOD, quota, shares};
 use super::qos::{QosClass, qos_class};
@@ -31,9 +31,28 @@ pub struct Amount {
     pub memory: i64,
 }
 
+/// The resources of a container with the limits of CPU and memory that it inherits from its pod: without a limit of its
+/// own, the limit of the pod as a whole applies. Source: `GetLimits` of `pkg/kubelet/util/util.go`.
+pub fn effective_resources(
+    pod_level: Option<&ResourceRequirements>,
+    own: Option<&ResourceRequirements>,
+) -> ResourceRequirements {
+    let mut resources = own.cloned().unwrap_or_default();
+    for name in ["cpu", "memory"] {
+        let is_limited = Side::Limits.get(Some(&resources), name).is_some_and(|limit| millis_of(limit) > 0);
+        let inherited = Side::Limits.get(pod_level, name).filter(|limit| !is_limited && millis_of(limit) > 0);
+        if let Some(limit) = inherited {
+            resources.limits.get_or_insert_default().insert(name.to_owned(), limit.clone());
+        }
+    }
+    resources
+}
+
 /// The resources of a container for the runtime, computed as by the kubelet.
 pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -> LinuxContainerResources {
-    let wants = container.resources.as_ref();
+    let pod_level = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let effective = effective_resources(pod_level, container.resources.as_ref());
+    let wants = Some(&effective);
     let request = Side::Requests.get(wants, "cpu").map(millis_of);
     let limit = Side::Limits.get(wants, "cpu").map(millis_of).unwrap_or(0);
     let memory = Side::Limits.get(wants, "memory").map(value_of).unwrap_or(0);
@@ -79,20 +98,35 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
         QosClass::BestEffort => return 1000,
         QosClass::Burstable => {}
     }
-    let own = burstable_score(container, node_memory);
+    let spare = spec.map_or(0, spare_memory);
+    let own = burstable_score(container, spare, node_memory);
     let is_sidecar = container.restart_policy.as_deref() == Some("Always");
     // A sidecar must not be killed before the containers that it serves.
     let others = spec
         .filter(|_| is_sidecar)
-        .and_then(|spec| spec.containers.iter().map(|c| burstable_score(c, node_memory)).min());
+        .and_then(|spec| spec.containers.iter().map(|c| burstable_score(c, spare, node_memory)).min());
     let score = others.map_or(own, |others| own.min(others));
     score.clamp(1000 + GUARANTEED, 999)
 }
 
-fn burstable_score(container: &Container, node_memory: i64) -> i64 {
+fn burstable_score(container: &Container, spare: i128, node_memory: i64) -> i64 {
     let request = Side::Requests.get(container.resources.as_ref(), "memory").map(value_of).unwrap_or(0);
-    let parts = i128::from(request) * 1000 / i128::from(node_memory.max(1));
+    let parts = (i128::from(request) + spare) * 1000 / i128::from(node_memory.max(1));
     1000 - i64::try_from(parts).unwrap_or(1000)
+}
+
+/// The share of each container in the memory that the pod requests as a whole and its containers do not, in bytes.
+///
+/// Source: `remainingPodMemReqPerContainer` of `pkg/kubelet/qos/helpers.go`.
+fn spare_memory(spec: &PodSpec) -> i128 {
+    let whole = Side::Requests.get(spec.resources.as_ref(), "memory").map(value_of).unwrap_or(0);
+    if whole == 0 {
+        return 0;
+    }
+    let of_containers = PodResources { pod_level: None, overhead: None, ..PodResources::from(spec) };
+    let containers = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
+    let containers = i128::try_from(containers).unwrap_or(1).max(1);
+    (i128::from(whole) - of_containers.requests().memory).max(0) / containers
 }
 
 /// Total requests of the pod. Each amount is at most 2^47, so that sums over the node's pods cannot overflow.
@@ -159,6 +193,19 @@ mod tests {
         assert_eq!((got.cpu_shares, got.cpu_quota, got.cpu_period), (256, 50_000, 100_000));
         assert_eq!((got.memory_limit_in_bytes, got.oom_score_adj), (512 << 20, 750));
         assert_eq!(got.hugepage_limits, [HugepageLimit { page_size: "2MB".to_owned(), limit: 4 << 20 }]);
+    }
+
+    #[test]
+    fn a_container_without_limits_inherits_those_of_its_pod() {
+        let whole =
+            json!({"requests": {"cpu": "1", "memory": "256Mi"}, "limits": {"cpu": "2", "memory": "512Mi"}});
+        let own = json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "250m"}});
+        let got = first(&pod(json!({"resources": whole, "containers": [{"name": "a", "resources": own}]})));
+        assert_eq!((got.cpu_shares, got.cpu_quota, got.memory_limit_in_bytes), (256, 50_000, 512 << 20));
+        let pod = pod(json!({"resources": whole, "containers": [{"name": "a"}, {"name": "b"}]}));
+        let got = first(&pod);
+        assert_eq!((got.cpu_shares, got.cpu_quota, got.memory_limit_in_bytes), (2048, 200_000, 512 << 20));
+        assert_eq!(got.oom_score_adj, 875, "half of what the pod requests as a whole");
     }
 
     #[test]

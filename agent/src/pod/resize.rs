@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_values::pod_resources::Side;
 use coracle_values::quantity::{millis_of, value_of};
-use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use serde::Serialize;
 
 use super::resize_state::{InProgress, KernelLimits, PendingResize, ResizeState};
 use super::state::{ObservedContainer, ObservedPod};
-use crate::cgroup::{Machine, container_resources};
+use crate::cgroup::{Machine, container_resources, effective_resources};
 
 /// A resize that pod sync has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +47,15 @@ pub(crate) enum Change {
     Restart,
 }
 
-/// The change from the actual resources to those of the container's spec. None if CPU and memory are equal.
-pub(crate) fn change(container: &Container, actual: &ResourceRequirements) -> Option<Change> {
-    let (new, old) = (amounts(container.resources.as_ref()), amounts(Some(actual)));
+/// The resources that a container of the pod gets, with the limits that it inherits from the pod.
+pub(crate) fn wanted(pod: &Pod, container: &Container) -> ResourceRequirements {
+    let pod_level = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    effective_resources(pod_level, container.resources.as_ref())
+}
+
+/// The change from the actual resources to those that the container gets. None if CPU and memory are equal.
+pub(crate) fn change(pod: &Pod, container: &Container, actual: &ResourceRequirements) -> Option<Change> {
+    let (new, old) = (amounts(Some(&wanted(pod, container))), amounts(Some(actual)));
     if new == old {
         return None;
     }
@@ -61,8 +67,8 @@ pub(crate) fn change(container: &Container, actual: &ResourceRequirements) -> Op
 }
 
 /// Whether the container gets less memory or CPU than it has.
-pub(crate) fn is_decreasing(container: &Container, actual: &ResourceRequirements) -> bool {
-    let (new, old) = (amounts(container.resources.as_ref()), amounts(Some(actual)));
+pub(crate) fn is_decreasing(pod: &Pod, container: &Container, actual: &ResourceRequirements) -> bool {
+    let (new, old) = (amounts(Some(&wanted(pod, container))), amounts(Some(actual)));
     new.iter().flatten().zip(old.iter().flatten()).any(|(new, old)| new < old)
 }
 
@@ -84,7 +90,7 @@ pub(crate) fn is_resizing(pod: &Pod, observed: &ObservedPod, resize: &ResizeStat
     spec.init_containers.iter().flatten().chain(&spec.containers).any(|container| {
         let Some(current) = observed.current(&container.name) else { return false };
         let actual = resize.actuated(current).filter(|_| current.running());
-        resize.is_restarted(current) || actual.is_some_and(|actual| change(container, actual).is_some())
+        resize.is_restarted(current) || actual.is_some_and(|actual| change(pod, container, actual).is_some())
     })
 }
 
@@ -172,19 +178,27 @@ impl Resizes {
 // === impl ResizeState ===
 
 impl ResizeState {
-    /// The state that a pod's status records.
-    pub(crate) fn of(status: Option<&PodStatus>) -> Self {
+    /// The state that a pod's status records. A container that runs has the limits that the pod had as a whole, if it
+    /// has none of its own.
+    pub(crate) fn of(pod: &Pod) -> Self {
+        let status = pod.status.as_ref();
+        let whole = status.and_then(|status| status.resources.as_ref());
+        let pod_level = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+        // An earlier agent does not report the resources of the pod as a whole.
+        let inherited = pod_level.map(|desired| whole.unwrap_or(desired));
         let containers = status.into_iter().flat_map(|s| {
             s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
         });
         let actuated = containers.filter_map(|s| {
             s.state.as_ref()?.running.as_ref()?;
             let id = s.container_id.as_deref()?.split_once("://")?.1.to_owned();
-            Some((id, s.resources.clone()?))
+            Some((id, effective_resources(inherited, Some(s.resources.as_ref()?))))
         });
         let conditions = status.and_then(|s| s.conditions.as_ref()).into_iter().flatten();
         let in_progress = conditions.into_iter().find(|c| c.type_ == "PodResizeInProgress");
         Self {
+            is_cgroup_due: in_progress.is_some(),
+            pod_before: in_progress.and(whole).cloned().map(Box::new),
             actuated: actuated.collect(),
             in_progress: in_progress.map(|c| InProgress {
                 generation: c.observed_generation,
@@ -200,11 +214,11 @@ impl ResizeState {
         let Some(spec) = &pod.spec else { return };
         for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
             let Some(current) = observed.current(&container.name).filter(|c| c.running()) else { continue };
-            let wanted = KernelLimits::of(&container_resources(pod, container, machine));
-            let is_changed = self.actuated(current).is_some_and(|actual| change(container, actual).is_some());
-            if is_changed && current.limits == Some(wanted) {
-                let resources = container.resources.clone().unwrap_or_default();
-                self.actuated.insert(current.id.clone(), resources);
+            let limits = KernelLimits::of(&container_resources(pod, container, machine));
+            let is_changed =
+                self.actuated(current).is_some_and(|actual| change(pod, container, actual).is_some());
+            if is_changed && current.limits == Some(limits) {
+                self.actuated.insert(current.id.clone(), wanted(pod, container));
             }
         }
     }

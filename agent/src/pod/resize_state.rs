@@ -22,7 +22,10 @@ pub(crate) struct ResizeState {
     pub(crate) in_progress: Option<InProgress>,
     /// Whether the pod's cgroup may not have the limits of an accepted resize yet.
     pub(crate) is_cgroup_due: bool,
-    /// The resources that containers have now, by container id.
+    /// The resources that the pod's cgroup has while a resize is in progress. None: the allocated ones. In a box: it is
+    /// None for most of the time.
+    pub(crate) pod_before: Option<Box<ResourceRequirements>>,
+    /// The resources that containers have now, by container id, with the limits that they inherit from the pod.
     pub(crate) actuated: HashMap<String, ResourceRequirements>,
     /// Ids of containers that were stopped to start again with other resources.
     pub(crate) restarts: HashSet<String>,

@@ -9,10 +9,11 @@ pub(crate) mod write;
 pub(crate) use condition::is_overruled;
 pub(crate) use facts::Facts;
 
-use k8s_openapi::api::core::v1::{HostIP, PodIP, PodStatus};
+use k8s_openapi::api::core::v1::{HostIP, PodIP, PodStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::state::{ObservedPod, Shape};
+use crate::cgroup::{status_requests, status_resources};
 
 /// The status that the API should have.
 pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
@@ -29,6 +30,10 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let refused = facts.state.verdict.is_some()
         && *facts.observed == ObservedPod::default()
         && facts.last.is_none_or(is_unreported);
+    // While a resize is in progress, the pod has the former resources.
+    let resources =
+        facts.state.resize.pod_before.as_deref().cloned().unwrap_or_else(|| status_resources(pod));
+    let resources = Some(resources).filter(|resources| *resources != ResourceRequirements::default());
     let (inits, mains) = if refused { (Vec::new(), Vec::new()) } else { (inits, mains) };
     let phase = match api.phase.as_deref() {
         // These phases are final in the API server.
@@ -51,6 +56,8 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
         container_statuses: some(mains),
         ephemeral_container_statuses: some(if refused { Vec::new() } else { added }),
         conditions: None,
+        resources: if refused { api.resources.clone() } else { resources },
+        allocated_resources: if refused { api.allocated_resources.clone() } else { status_requests(pod) },
         ..api
     };
     status.conditions = Some(condition::conditions(facts, &shape, &status, initialized));

@@ -261,7 +261,7 @@ impl Worker {
             start_time: Some(start.start_time),
             verdict: start.verdict,
             probed: probe_results(status),
-            resize: ResizeState::of(status),
+            resize: ResizeState::of(desired.pod()),
             ..WorkerState::default()
         };
         let is_pending =

@@ -162,8 +162,12 @@ fn above_ratio(kind: &str, name: &str, enforced: Quantity, usage: &Usage<'_>) ->
 }
 
 /// The amount that a pod needs: the sum of its containers, or the largest init container. A sidecar counts as a
-/// container. `None` if a container does not have the amount.
+/// container. CPU and memory of the pod as a whole replace the sum. `None` if a container does not have the amount.
 fn pod_amount(pod: &Value, list: &str, name: &str) -> Option<Quantity> {
+    let whole = quantity(&pod["spec"]["resources"][list][name]);
+    if whole.is_some() && matches!(name, "cpu" | "memory") {
+        return whole;
+    }
     let amount = |container: &Value| quantity(&container["resources"][list][name]);
     let (sidecars, inits): (Vec<&Value>, Vec<&Value>) =
         items(&pod["spec"]["initContainers"]).partition(|init| init["restartPolicy"] == "Always");
@@ -252,6 +256,11 @@ mod tests {
             assert_eq!(check_pod(&range(kind, rules), &small), [expect]);
         }
         assert!(check_pod(&range("Pod", json!({"max": {"cpu": "1"}})), &small).is_empty());
+        let mut whole = small.clone();
+        whole["spec"]["resources"] = json!({"requests": {"cpu": "60m"}, "limits": {"cpu": "2"}});
+        let rules = json!({"min": {"cpu": "60m"}, "max": {"cpu": "1"}});
+        let expect = "maximum cpu usage per Pod is 1, but limit is 2";
+        assert_eq!(check_pod(&range("Pod", rules), &whole), [expect], "pod-level resources count");
         let claim = json!({"spec": {"resources": {"requests": {"storage": "5Gi"}}}});
         let limits =
             range("PersistentVolumeClaim", json!({"max": {"storage": "2Gi"}, "min": {"storage": "1Gi"}}));

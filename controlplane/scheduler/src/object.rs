@@ -153,6 +153,9 @@ pub(crate) struct PodStatus {
     pub(crate) container_statuses: Vec<ContainerStatus>,
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
     pub(crate) resource_claim_statuses: Vec<PodClaimStatus>,
+    /// The pod-level resources on the node.
+    pub(crate) resources: Option<ResourceRequirements>,
+    pub(crate) allocated_resources: Option<BTreeMap<String, Quantity>>,
 }
 
 /// The resources that a container has on its node.

@@ -143,7 +143,11 @@ fn sum<'a>(
     };
     let containers = spec.containers.iter().map(|c| read(c, &status.container_statuses)).collect();
     let init_containers = inits(spec).map(|c| read(c, &status.init_container_statuses)).collect();
-    PodResources { containers, init_containers, pod_level, overhead: spec.overhead.as_ref() }.requests()
+    let allocated = status.allocated_resources.as_ref();
+    let pod_status =
+        status.resources.as_ref().map(|actual| StatusResources { actual, allocated, is_infeasible });
+    PodResources { containers, init_containers, pod_level, pod_status, overhead: spec.overhead.as_ref() }
+        .requests()
 }
 
 fn resources<'a>(
@@ -214,6 +218,18 @@ mod tests {
         let (new, placed) = (assumed_of_pod(&whole), assumed_of_placed(&whole));
         assert_eq!((new.cpu_millis, new.memory), (100, 201 * 1024 * 1024));
         assert_eq!((placed.cpu_millis, placed.memory), (2000, 1024 * 1024));
+    }
+
+    #[test]
+    fn a_shrinking_pod_counts_with_its_allocated_pod_level_resources() {
+        let mut pod = crate::fixture::pod(
+            "p",
+            serde_json::json!({"containers": [{}], "resources": {"requests": {"cpu": "1"}}}),
+        );
+        pod.status.resources = serde_json::from_value(serde_json::json!({"requests": {"cpu": "2"}})).unwrap();
+        assert_eq!(of_pod(&pod).cpu_millis, 2000);
+        pod.status.allocated_resources = serde_json::from_value(serde_json::json!({"cpu": "3"})).unwrap();
+        assert_eq!(of_pod(&pod).cpu_millis, 3000);
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct ContainerResources<'a> {
     pub status: Option<StatusResources<'a>>,
 }
 
-/// The resources in the status of a container.
+/// The resources in the status of a container or of a pod.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusResources<'a> {
     /// `resources`.
@@ -70,6 +70,8 @@ pub struct PodResources<'a> {
     pub init_containers: Vec<ContainerResources<'a>>,
     /// `resources` of the pod as a whole.
     pub pod_level: Option<&'a ResourceRequirements>,
+    /// The resources in the status of the pod. They count for pod-level resources while a resize is pending.
+    pub pod_status: Option<StatusResources<'a>>,
     /// `overhead`.
     pub overhead: Option<&'a ResourceList>,
 }
@@ -163,6 +165,11 @@ impl Resources {
     }
 }
 
+/// Whether `resources` of a pod as a whole can have this resource.
+pub fn is_pod_level(name: &str) -> bool {
+    matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
+}
+
 /// CPU in thousandths, everything else in units.
 fn amount(name: &str, quantity: &ApiQuantity) -> i128 {
     i128::from(if name == "cpu" { millis_of(quantity) } else { value_of(quantity) })
@@ -181,6 +188,7 @@ impl<'a> From<&'a PodSpec> for PodResources<'a> {
             containers: spec.containers.iter().map(read).collect(),
             init_containers: spec.init_containers.iter().flatten().map(read).collect(),
             pod_level: spec.resources.as_ref(),
+            pod_status: None,
             overhead: spec.overhead.as_ref(),
         }
     }
@@ -240,6 +248,9 @@ impl<'a> PodResources<'a> {
         set(&mut self.containers, &spec.containers, &status.container_statuses);
         let inits = spec.init_containers.as_deref().unwrap_or_default();
         set(&mut self.init_containers, inits, &status.init_container_statuses);
+        let allocated = status.allocated_resources.as_ref();
+        self.pod_status =
+            status.resources.as_ref().map(|actual| StatusResources { actual, allocated, is_infeasible });
         self
     }
 }
@@ -293,9 +304,14 @@ impl PodResources<'_> {
         }
         total.add(&sidecars);
         total.raise(&peak);
-        for (name, quantity) in side.list(self.pod_level).into_iter().flatten() {
-            if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
-                *total.entry(name) = amount(name, quantity);
+        let pod_level = side.list(self.pod_level);
+        let mut effective = Resources::of(pod_level);
+        if let Some(status) = &self.pod_status {
+            effective = status.effective(side, effective);
+        }
+        for name in pod_level.into_iter().flat_map(BTreeMap::keys) {
+            if is_pod_level(name) {
+                *total.entry(name) = *effective.entry(name);
             }
         }
         total
@@ -377,6 +393,22 @@ mod tests {
         assert_eq!(pod("1", "2", "Deferred"), (2000, 2000));
         assert_eq!(pod("1", "1", "Deferred"), (1500, 1000));
         assert_eq!(pod("4", "1", "Infeasible"), (1500, 1000));
+    }
+
+    #[test]
+    fn a_pending_resize_of_the_pod_as_a_whole_counts_with_the_larger_amount() {
+        let at = |wanted: &str, actual: &str, reason: &str| {
+            let whole = |cpu: &str| json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
+            let pod = json!({"spec": {"containers": [{"name": "c"}], "resources": whole(wanted)},
+                "status": {"resources": whole(actual), "allocatedResources": {"cpu": "1500m"},
+                    "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}]}});
+            let (requests, limits) = of_pod_json(&pod).unwrap();
+            (requests.cpu_millis, limits.cpu_millis)
+        };
+        assert_eq!(at("2", "1", "Deferred"), (2000, 2000));
+        assert_eq!(at("1", "2", "Deferred"), (2000, 2000));
+        assert_eq!(at("1", "1", "Deferred"), (1500, 1000));
+        assert_eq!(at("4", "1", "Infeasible"), (1500, 1000));
     }
 
     #[test]

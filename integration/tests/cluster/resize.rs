@@ -97,6 +97,44 @@ fn a_running_container_gets_other_limits_and_a_policy_may_restart_it() {
 }
 
 #[test]
+fn a_container_without_limits_follows_those_of_its_pod() {
+    with_cluster(|cluster| {
+        let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"]});
+        let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "whole"},
+            "spec": {"terminationGracePeriodSeconds": 0, "resources": both("20m", "35Mi"),
+                "containers": [container]}});
+        cluster.apply(&manifest.to_string());
+        cluster.kubectl(&["wait", "pod/whole", "--for=condition=Ready", "--timeout=300s"]);
+        for (cpu, memory, quota, bytes) in [
+            ("20m", "35Mi", "2000", 35 << 20),
+            ("25m", "30Mi", "2500", 30 << 20),
+            ("15m", "40Mi", "1500", 40 << 20),
+        ] {
+            let wanted = both(cpu, memory);
+            let patch = json!({"spec": {"resources": wanted}}).to_string();
+            cluster.kubectl(&["patch", "pod", "whole", "--subresource", "resize", "--patch", &patch]);
+            eventually("the pod to be resized", 60, || {
+                let found = pod(cluster, "whole");
+                let status = &found["status"];
+                status["observedGeneration"] == found["metadata"]["generation"]
+                    && condition(&found, "PodResizeInProgress").is_null()
+                    && status["resources"] == wanted
+                    && status["allocatedResources"] == wanted["requests"]
+            });
+            assert_eq!(limit(cluster, "whole", QUOTA), quota);
+            assert_eq!(limit(cluster, "whole", MEMORY), bytes.to_string());
+        }
+        cluster.kill();
+        cluster.start();
+        cluster.kubectl(&["wait", "pod/whole", "--for=condition=Ready", "--timeout=60s"]);
+        let found = pod(cluster, "whole");
+        assert_eq!(found["status"]["containerStatuses"][0]["restartCount"], 0);
+        assert_eq!(found["status"]["resources"], both("15m", "40Mi"));
+        assert_eq!(limit(cluster, "whole", QUOTA), "1500");
+    });
+}
+
+#[test]
 fn a_memory_limit_below_the_usage_is_an_error_until_it_is_withdrawn() {
     with_cluster(|cluster| {
         run(cluster, "p", &both("20m", "35Mi"), &json!([]));

@@ -26,14 +26,13 @@ type PodField = (&'static str, Handling, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Handling, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Handling, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 10] = [
+const POD_FIELDS: [PodField; 9] = [
     ("spec.runtimeClassName", Handling::Reject, |s| {
         s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())
     }),
     ("spec.schedulingGates", Handling::Reject, |s| some(&s.scheduling_gates)),
     ("spec.evictionResponders", Handling::Report, |s| some(&s.eviction_responders)),
     ("spec.overhead", Handling::Report, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
-    ("spec.resources", Handling::Report, |s| s.resources.is_some()),
     ("spec.securityContext.appArmorProfile", Handling::Report, |s| {
         let profile = s.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
         profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
@@ -300,6 +299,7 @@ mod tests {
         let nothing = (Vec::new(), Vec::new());
         assert_eq!(of_pod("hostUsers", json!(false)), nothing);
         assert_eq!(of_pod("resourceClaims", json!([{"name": "r"}])), nothing);
+        assert_eq!(of_pod("resources", json!({"limits": {"cpu": "1"}})), nothing);
         assert_eq!(of_container("resources", json!({"claims": [{"name": "r"}]})), nothing);
         assert_eq!(of_pod("securityContext", json!({"appArmorProfile": {"type": "Unconfined"}})), nothing);
         assert_eq!(

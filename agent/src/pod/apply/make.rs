@@ -7,13 +7,18 @@ use super::{ApplyError, Job, Report};
 use crate::event_recorder::Level;
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
+use crate::pod::resize::allocation::is_in_progress;
 use crate::pod::state::{SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
 impl Job {
     /// Creates cgroup and volumes, or adopts those of an earlier agent.
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
-        self.node.cgroups.ensure_pod(&self.pod).await.map_err(|e| vec![ApplyError::Cgroup(e)])?;
+        // A resize that an earlier agent began continues after the preparation. It checks the memory usage, and changes
+        // the cgroups of pod and containers in an order that the kernel accepts.
+        if !self.observed.alive() || !is_in_progress(&self.pod) {
+            self.node.cgroups.ensure_pod(&self.pod).await.map_err(|e| vec![ApplyError::Cgroup(e)])?;
+        }
         self.mount().await;
         Ok(())
     }

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use coracle_proto::cri;
 use coracle_values::pod_resources::Side;
 use coracle_values::quantity::value_of;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 
 use super::{Job, Report};
 use crate::cgroup::resized_resources;
 use crate::cgroup::resources::pod_limits;
 use crate::pod::config::POD_UID;
 use crate::pod::plan::ResizeContainer;
-use crate::pod::resize::is_decreasing;
+use crate::pod::resize::{is_decreasing, wanted};
 use crate::pod::state::Shape;
 
 /// A memory limit that decreases.
@@ -39,7 +39,9 @@ impl Job {
         cgroups.widen_pod(before, &self.pod).await.map_err(|error| chain(&error))?;
         let spec = self.spec();
         let shape = Shape::of(&spec);
-        containers.sort_by_key(|c| !shape.container(&c.name).is_some_and(|to| is_decreasing(to, &c.before)));
+        containers.sort_by_key(|c| {
+            !shape.container(&c.name).is_some_and(|to| is_decreasing(&self.pod, to, &c.before))
+        });
         for ResizeContainer { name, id, .. } in containers {
             let Some(container) = shape.container(&name) else { continue };
             let request = cri::UpdateContainerResourcesRequest {
@@ -49,7 +51,7 @@ impl Job {
             };
             let updated = self.node.runtime.update_container_resources(request).await;
             updated.map_err(|error| format!("cannot resize container {name}: {}", error.message()))?;
-            let resources = container.resources.clone().unwrap_or_default();
+            let resources = wanted(&self.pod, container);
             self.report(Report::Resized { id, resources });
         }
         cgroups.ensure_pod(&self.pod).await.map_err(|error| chain(&error))?;
@@ -97,7 +99,8 @@ fn decreases(
         let of = |resources: Option<&ResourceRequirements>| {
             Side::Limits.get(resources, "memory").map(value_of).unwrap_or(0)
         };
-        let limit = of(shape.container(&one.name).and_then(|c: &Container| c.resources.as_ref()));
+        let Some(container) = shape.container(&one.name) else { continue };
+        let limit = of(Some(&wanted(after, container)));
         if is_less(of(Some(&one.before)), limit) {
             decreases.push(MemoryDecrease { container: Some(one.name.clone()), limit });
         }
@@ -135,6 +138,25 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_of_the_pod_decreases_for_containers_that_inherit_it() {
+        let pod = |memory: &str| -> Pod {
+            let whole = serde_json::json!({"limits": {"memory": memory}});
+            serde_json::from_value(
+                serde_json::json!({"spec": {"resources": whole, "containers": [{"name": "a"}]}}),
+            )
+            .unwrap()
+        };
+        let (before, after) = (pod("30Mi"), pod("10Ki"));
+        let spec = after.spec.clone().unwrap();
+        let one = |pod: &Pod| wanted(pod, &spec.containers[0]);
+        let containers =
+            [ResizeContainer { name: "a".to_owned(), id: "a0".to_owned(), before: one(&before) }];
+        let found = decreases((&before, &after), &containers, &Shape::of(&spec));
+        let found: Vec<_> = found.iter().map(|d| (d.container.as_deref(), d.limit)).collect();
+        assert_eq!(found, [(None, 10240), (Some("a"), 10240)]);
+    }
 
     #[test]
     fn limits_below_the_usage_are_refused_in_upstreams_words() {

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Lifecycle, Pod};
 use sha2::{Digest, Sha256};
 
 use super::{CONTAINER_NAME, GRACE, MESSAGE_PATH, MESSAGE_POLICY, RESOURCES, identity};
+use crate::cgroup::effective_resources;
 use crate::pod::env::{BYTES_MAX, EnvError, expand};
 
 /// Parts of a container's configuration that are computed before.
@@ -99,7 +100,8 @@ fn annotations(pod: &Pod, container: &Container, attempt: u32) -> HashMap<String
     if let Some(seconds) = pod.metadata.deletion_grace_period_seconds {
         put("io.kubernetes.pod.deletionGracePeriod", seconds.to_string());
     }
-    let resources = container.resources.clone().unwrap_or_default();
+    let pod_level = spec.and_then(|spec| spec.resources.as_ref());
+    let resources = effective_resources(pod_level, container.resources.as_ref());
     if let Ok(resources) = serde_json::to_string(&resources) {
         put(RESOURCES, resources);
     }

@@ -14,7 +14,7 @@ pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     for (container, observed) in running(facts, shape) {
         let is_condemned = facts.state.kill_requests.contains_key(&observed.id) || redefined(shape, observed);
         let Some(before) = facts.state.resize.actuated(observed).filter(|_| !is_condemned) else { continue };
-        match change(container, before) {
+        match change(facts.desired.pod(), container, before) {
             None => continue,
             Some(Change::Update) => containers.push(ResizeContainer {
                 name: container.name.clone(),
@@ -51,13 +51,16 @@ fn running<'a>(
     all.filter_map(|c| Some((c, facts.observed.current(&c.name).filter(|observed| observed.running())?)))
 }
 
-/// The pod with the resources that its running containers have.
+/// The pod with the resources that its cgroup and its running containers have.
 fn before(facts: &Facts<'_>, shape: &Shape<'_>) -> Arc<Pod> {
     let mut pod = Pod::clone(facts.desired.pod());
     let actuated: Vec<_> = running(facts, shape)
         .filter_map(|(c, observed)| Some((&c.name, facts.state.resize.actuated(observed)?)))
         .collect();
     if let Some(spec) = &mut pod.spec {
+        if let Some(whole) = facts.state.resize.pod_before.as_deref().filter(|_| spec.resources.is_some()) {
+            spec.resources = Some(whole.clone());
+        }
         for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
             if let Some((_, resources)) = actuated.iter().find(|(name, _)| **name == container.name) {
                 container.resources = Some((*resources).clone());

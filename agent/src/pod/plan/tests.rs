@@ -334,6 +334,23 @@ fn a_running_container_gets_other_resources_and_a_failed_resize_waits() {
 }
 
 #[test]
+fn a_resize_starts_from_the_former_pod_level_resources() {
+    let sized = |cpu: &str| {
+        pod(json!({"resources": {"limits": {"cpu": cpu}}, "containers": [{"name": "a", "image": "i"}]}))
+    };
+    let whole = |cpu: &str| serde_json::from_value(json!({"limits": {"cpu": cpu}})).unwrap();
+    let made = ObservedContainer { created_with: Some(whole("2")), ..container("a", 0, running()) };
+    let seen = observed(vec![made]);
+    let mut state = ready_worker_state();
+    assert_eq!(decide(&sized("2"), &seen, &state, 0), Plan::default());
+    state.resize.pod_before = Some(Box::new(whole("2")));
+    let got = decide(&sized("1"), &seen, &state, 0);
+    let [Action::Resize { before, containers }] = got.actions.as_slice() else { panic!("{got:?}") };
+    assert_eq!(before.spec.as_ref().unwrap().resources, Some(whole("2")));
+    assert_eq!(containers[0].before, whole("2"));
+}
+
+#[test]
 fn a_restart_for_a_resize_is_no_crash_and_needs_no_restart_policy() {
     let wanted = sized("2", "RestartContainer", "OnFailure");
     let mut state = ready_worker_state();

@@ -97,12 +97,15 @@ pub(crate) fn check_resize(pod: &Pod, allocated: &Pod, room: (Amount, Amount)) -
     Ok(())
 }
 
-/// The pod with the container resources that its status reports. None if the status records no pending resize.
+/// The pod with the resources that its status reports. None if the status records no pending resize.
 pub(crate) fn reported(pod: &Pod) -> Option<Pod> {
     condition(pod)?;
     let status = pod.status.as_ref()?;
     let mut reported = pod.clone();
     let spec = reported.spec.as_mut()?;
+    if let Some(resources) = status.resources.as_ref().filter(|_| spec.resources.is_some()) {
+        spec.resources = Some(resources.clone());
+    }
     let statuses = || status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
         let known = statuses().find(|s| s.name == container.name).and_then(|s| s.resources.as_ref());
@@ -111,6 +114,12 @@ pub(crate) fn reported(pod: &Pod) -> Option<Pod> {
         }
     }
     Some(reported)
+}
+
+/// Whether a pod's status records a resize that is not complete.
+pub(crate) fn is_in_progress(pod: &Pod) -> bool {
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == "PodResizeInProgress")
 }
 
 /// The pending resize that a pod's status records, and when it was first recorded.

@@ -1,7 +1,8 @@
+use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::allocation::{Candidate, check_resize, differs, reported, with_resources};
+use super::allocation::{Candidate, check_resize, differs, is_in_progress, reported, with_resources};
 use super::*;
 use crate::cgroup::resources::Amount;
 use crate::cgroup::{Machine, container_resources};
@@ -27,13 +28,23 @@ fn a_changed_resource_with_a_restart_policy_restarts_the_container() {
     let actual = resources(json!({"requests": {"cpu": "100m", "memory": "1Mi"}, "limits": {"cpu": "200m"}}));
     let policies = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"},
         {"resourceName": "cpu", "restartPolicy": "NotRequired"}]);
-    let of = |wanted| change(&container(wanted, policies.clone()), &actual);
+    let whole = |limits: Value| -> Pod {
+        serde_json::from_value(json!({"spec": {"resources": {"limits": limits}, "containers": []}})).unwrap()
+    };
+    let alone = Pod::default();
+    let of = |wanted| change(&alone, &container(wanted, policies.clone()), &actual);
     let same = json!({"requests": {"cpu": "0.1", "memory": "1024Ki"}, "limits": {"cpu": "200m"}});
     assert_eq!(of(same), None);
     let cpu = json!({"requests": {"cpu": "100m", "memory": "1Mi"}, "limits": {"cpu": "300m"}});
     assert_eq!(of(cpu), Some(Change::Update));
     let memory = json!({"requests": {"cpu": "100m", "memory": "2Mi"}, "limits": {"cpu": "300m"}});
     assert_eq!(of(memory), Some(Change::Restart));
+    // A limit of the pod as a whole applies to containers without one.
+    let same = json!({"requests": {"cpu": "100m", "memory": "1Mi"}});
+    let of = |limits| change(&whole(limits), &container(same.clone(), policies.clone()), &actual);
+    assert_eq!(of(json!({"cpu": "200m"})), None);
+    assert_eq!(of(json!({"cpu": "300m"})), Some(Change::Update));
+    assert_eq!(of(json!({"cpu": "200m", "memory": "2Mi"})), Some(Change::Restart));
 }
 
 #[test]
@@ -99,6 +110,10 @@ fn the_status_has_the_allocated_resources_of_a_pending_resize() {
     let condition = json!([{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]);
     new.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
     assert_eq!(reported(&new).unwrap().spec, pod("1", "1Mi").spec);
+    new.spec.as_mut().unwrap().resources = Some(resources(json!({"requests": {"cpu": "4"}})));
+    let whole = Some(resources(json!({"requests": {"cpu": "3"}})));
+    new.status.as_mut().unwrap().resources.clone_from(&whole);
+    assert_eq!(reported(&new).unwrap().spec.unwrap().resources, whole);
 }
 
 #[test]
@@ -130,7 +145,10 @@ fn the_status_restores_the_state_after_a_restart() {
         "containerStatuses": [{"name": "c", "containerID": "x://1", "image": "", "imageID": "", "ready": true,
             "restartCount": 0, "state": {"running": {}}, "resources": {"requests": {"cpu": "1"}}}]}))
     .unwrap();
-    let mut state = ResizeState::of(Some(&status));
+    let with_status = Pod { status: Some(status), ..Pod::default() };
+    let mut state = ResizeState::of(&with_status);
+    assert!(state.is_cgroup_due, "the resize is not complete");
+    state.is_cgroup_due = false;
     assert_eq!(state.in_progress, Some(InProgress { generation: Some(4), error: Some("m".to_owned()) }));
     let mut observed = ObservedContainer {
         id: "1".into(),
@@ -162,6 +180,30 @@ fn the_status_restores_the_state_after_a_restart() {
     state.actuated.clear();
     observed.created_with = None;
     assert!(!is_resizing(&wanted, &pods(&observed), &state), "an earlier agent made it");
+}
+
+#[test]
+fn the_status_restores_inherited_limits() {
+    let whole = |cpu: &str| json!({"limits": {"cpu": cpu}});
+    let mut pod: Pod =
+        serde_json::from_value(json!({"spec": {"resources": whole("2"), "containers": [{"name": "c"}]},
+        "status": {"containerStatuses": [{"name": "c", "containerID": "x://1", "image": "", "imageID": "",
+            "ready": true, "restartCount": 0, "state": {"running": {}}, "resources": {}}]}}))
+        .unwrap();
+    assert_eq!(
+        ResizeState::of(&pod).actuated.get("1"),
+        Some(&resources(whole("2"))),
+        "an earlier agent made it"
+    );
+    let status = pod.status.as_mut().unwrap();
+    status.resources = Some(resources(whole("1")));
+    let state = ResizeState::of(&pod);
+    assert_eq!((state.actuated.get("1"), &state.pod_before), (Some(&resources(whole("1"))), &None));
+    assert!(!is_in_progress(&pod));
+    let condition = json!([{"type": "PodResizeInProgress", "status": "True"}]);
+    pod.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
+    assert!(is_in_progress(&pod));
+    assert_eq!(ResizeState::of(&pod).pod_before.as_deref(), Some(&resources(whole("1"))));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Statuses of containers.
 
 use coracle_events::printable;
+use coracle_values::pod_resources::Side;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, ContainerUser, ResourceRequirements, VolumeMount, VolumeMountStatus,
@@ -96,16 +97,25 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     }
 }
 
-/// The current resources of a running container. For other containers, the resources of their next run.
+/// The current resources of a running container. For other containers, the resources of their next run. Limits that a
+/// container inherits from its pod are not its own.
 fn resources(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> ResourceRequirements {
     let mut resources = container.resources.clone().unwrap_or_default();
     let Some(actuated) = facts.state.resize.actuated(observed).filter(|_| observed.running()) else {
         return resources;
     };
-    for (list, actual) in
-        [(&mut resources.requests, &actuated.requests), (&mut resources.limits, &actuated.limits)]
-    {
+    let pod_level = facts.pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let own = container.resources.as_ref();
+    let is_inherited =
+        |name: &str| Side::Limits.get(own, name).is_none() && Side::Limits.get(pod_level, name).is_some();
+    for (side, list, actual) in [
+        (Side::Requests, &mut resources.requests, &actuated.requests),
+        (Side::Limits, &mut resources.limits, &actuated.limits),
+    ] {
         for name in ["cpu", "memory"] {
+            if side == Side::Limits && is_inherited(name) {
+                continue;
+            }
             match actual.as_ref().and_then(|actual| actual.get(name)) {
                 Some(amount) => drop(list.get_or_insert_default().insert(name.to_owned(), amount.clone())),
                 None => drop(list.as_mut().and_then(|list| list.remove(name))),

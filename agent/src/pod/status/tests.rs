@@ -309,6 +309,31 @@ fn messages_share_the_room_of_a_status() {
 }
 
 #[test]
+fn pod_level_resources_are_reported_with_the_former_ones_during_a_resize() {
+    let whole = |cpu: &str| json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
+    let spec = json!({"resources": whole("2"), "containers": [{"name": "a", "image": "nginx"}]});
+    let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));
+    let inherited = serde_json::from_value(json!({"limits": {"cpu": "2"}})).unwrap();
+    case.state.resize.actuated.insert("a0".into(), inherited);
+    let status = case.status(5);
+    assert_eq!(
+        (json!(status.resources), json!(status.allocated_resources)),
+        (whole("2"), json!({"cpu": "2"}))
+    );
+    assert_eq!(
+        json!(status.container_statuses.unwrap()[0].resources),
+        json!({}),
+        "inherited limits are not its own"
+    );
+    case.state.resize.pod_before = serde_json::from_value(whole("1")).unwrap();
+    let status = case.status(6);
+    assert_eq!(
+        (json!(status.resources), json!(status.allocated_resources)),
+        (whole("1"), json!({"cpu": "2"}))
+    );
+}
+
+#[test]
 fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
     use crate::pod::resize_state::{InProgress, PendingResize};
     let wanted = json!({"requests": {"cpu": "2", "memory": "1Mi", "x.io/y": "1"}});

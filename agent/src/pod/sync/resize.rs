@@ -99,9 +99,10 @@ impl Sync {
             match check_resize(&pod, &old, (used, self.node.allocatable)) {
                 Ok(()) => {
                     self.pending.remove(&uid);
-                    self.replace(&uid, &old, &pod);
                     let generation = pod.metadata.generation;
+                    // First, so that the worker knows of the resize when it gets the new resources.
                     self.node.resizes.accept(&uid, generation);
+                    self.replace(&uid, &old, &pod);
                     let message = event_message("Pod resize started", &pod, generation, None);
                     self.node.recorder.pod(&pod, Level::Normal, "ResizeStarted", message);
                     let (new, old) = (pod_requests(&pod), pod_requests(&old));

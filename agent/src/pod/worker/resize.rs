@@ -18,6 +18,10 @@ impl Worker {
         }
         resize.pending = resizes.pending(&self.uid);
         if let Some(accepted) = resizes.take_accepted(&self.uid) {
+            if resize.pod_before.is_none() {
+                let reported = self.reported.as_deref().or(pod.status.as_ref());
+                resize.pod_before = reported.and_then(|status| status.resources.clone()).map(Box::new);
+            }
             // A new resize clears the error of the one before.
             resize.in_progress = Some(InProgress { generation: accepted.generation, error: None });
             resize.is_cgroup_due = true;
@@ -27,6 +31,7 @@ impl Worker {
             let generation = pod.metadata.generation;
             resize.in_progress.get_or_insert(InProgress { generation, error: None });
         } else if let Some(done) = resize.in_progress.take() {
+            resize.pod_before = None;
             let message = event_message("Pod resize completed", pod, done.generation, None);
             self.node.recorder.pod(pod, Level::Normal, "ResizeCompleted", message);
         }
