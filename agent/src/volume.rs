@@ -38,6 +38,7 @@ use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub use error::{SetUpError, VolumeError};
+pub use mounts::isolate_parts;
 use ownership::make_parent;
 pub(crate) use ownership::make_private;
 use sub_path::MissingPart;
