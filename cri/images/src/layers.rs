@@ -309,6 +309,14 @@ impl Layers {
         usage
     }
 
+    /// Bytes of the files of a complete layer, in whole blocks.
+    pub(crate) fn bytes(&self, diff_id: &Digest) -> Option<u64> {
+        match self.states().get(diff_id) {
+            Some(LayerState::Complete { meta, .. }) => Some(meta.bytes),
+            _ => None,
+        }
+    }
+
     /// The metadata of a complete layer.
     pub(crate) fn meta(&self, diff_id: &Digest) -> Option<Meta> {
         match self.states().get(diff_id) {
