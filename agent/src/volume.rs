@@ -38,6 +38,7 @@ use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub use error::{SetUpError, VolumeError};
+pub use mounts::isolate_parts;
 use ownership::make_parent;
 pub(crate) use ownership::make_private;
 use sub_path::MissingPart;
@@ -279,8 +280,14 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Mounts a claim or an NFS export. None for other volumes.
+/// Mounts a volume whose file system may not respond: a claim, an NFS export or a path of the host. None for other
+/// volumes.
 async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
+    if let Some(host) = &volume.host_path {
+        let path = host_path::mount(host, &target.volume_dir(host_path::PLUGIN, &volume.name)).await;
+        let mounted = path.map(|path| Mounted { path, read_only: false, relabel: false, by_node: false });
+        return Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }));
+    }
     let Some(source) = &volume.nfs else { return claim::mount(target, volume).await };
     let export = nfs::Export {
         server: source.server.clone(),
@@ -295,6 +302,16 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }
 
+/// Works on a path whose file system may not respond, off the async workers. `place` is the kubelet's path of the volume.
+async fn run_blocking<T: Send + 'static>(
+    place: &Path,
+    path: &Path,
+    work: impl FnOnce() -> Result<T, SetUpError> + Send + 'static,
+) -> Result<T, SetUpError> {
+    let done = coracle_cri::blocking::run(place, move |_abandoned| work()).await;
+    done.unwrap_or_else(|source| Err(SetUpError::Blocked { path: path.to_owned(), source }))
+}
+
 fn mount(
     target: &Target<'_>,
     volume: &Volume,
@@ -304,10 +321,6 @@ fn mount(
     if let Some(empty) = &volume.empty_dir {
         let path = empty_dir::mount(target, &volume.name, empty).map_err(failed)?;
         return Ok(Mounted { path, read_only: false, relabel: true, by_node: false });
-    }
-    if let Some(host) = &volume.host_path {
-        let path = host_path::mount(host).map_err(failed)?;
-        return Ok(Mounted { path, read_only: false, relabel: false, by_node: false });
     }
     if volume.image.is_some() {
         // The runtime mounts an image volume in each container.

@@ -12,6 +12,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// An asynchronous descriptor. EIO of a terminal, after its last process closed it, counts as end of file.
+///
+/// A pipe or terminal whose other side was closed has ended, even if a process opens that side again. The reactor never
+/// clears the readiness of a closed side: a task that waited for more would be polled for ever.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: AsyncFd<OwnedFd>,
@@ -41,6 +44,7 @@ impl AsyncRead for Descriptor {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             let mut ready = ready!(self.fd.poll_read_ready(cx))?;
+            let has_ended = ready.ready().is_read_closed();
             let read = ready.try_io(|fd| match nix::unistd::read(fd.as_fd(), buf.initialize_unfilled()) {
                 Err(Errno::EIO) => Ok(0),
                 other => other.map_err(io::Error::from),
@@ -52,6 +56,7 @@ impl AsyncRead for Descriptor {
                 }
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(error)) => return Poll::Ready(Err(error)),
+                Err(_would_block) if has_ended => return Poll::Ready(Ok(())),
                 Err(_would_block) => {}
             }
         }
@@ -62,9 +67,11 @@ impl AsyncWrite for Descriptor {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             let mut ready = ready!(self.fd.poll_write_ready(cx))?;
+            let has_ended = ready.ready().is_write_closed();
             match ready.try_io(|fd| nix::unistd::write(fd.as_fd(), buf).map_err(io::Error::from)) {
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(written) => return Poll::Ready(written),
+                Err(_would_block) if has_ended => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
                 Err(_would_block) => {}
             }
         }
@@ -76,5 +83,45 @@ impl AsyncWrite for Descriptor {
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::Duration;
+
+    use nix::fcntl::FdFlag;
+    use nix::unistd::pipe2;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Against an endless loop. The calls return at once.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// A process of a container can open its standard output for reading, and through that for writing again.
+    #[tokio::test]
+    async fn a_pipe_that_was_closed_and_opened_again_has_ended() {
+        let (read, write) = pipe2(OFlag::O_CLOEXEC).unwrap();
+        let other = File::open(format!("/proc/self/fd/{}", read.as_raw_fd())).unwrap();
+        let mut pipe = Descriptor::new(read).unwrap();
+        drop(write);
+        pipe.fd.readable().await.unwrap().retain_ready();
+        let path = format!("/proc/self/fd/{}", other.as_raw_fd());
+        let _again = File::options().write(true).open(path).unwrap();
+        let read = timeout(LIMIT, pipe.read(&mut [0; 8])).await.expect("the read ends");
+        assert_eq!(read.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_terminal_that_no_process_has_open_accepts_no_input_without_end() {
+        let terminal = nix::pty::openpty(None, None).unwrap();
+        fcntl(&terminal.slave, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+        let mut master = Descriptor::new(terminal.master).unwrap();
+        drop(terminal.slave);
+        let written = timeout(LIMIT, master.write_all(&[b'x'; 1 << 20])).await.expect("the write ends");
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

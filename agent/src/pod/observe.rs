@@ -148,7 +148,8 @@ fn exit(status: &cri::ContainerStatus) -> Exit {
 
 fn termination_message(status: &cri::ContainerStatus) -> String {
     let path = status.annotations.get(MESSAGE_PATH);
-    let mount = path.and_then(|path| status.mounts.iter().find(|m| m.container_path == *path));
+    // The agent's own mount is the last one. A volume at the same path may be on a server that does not respond.
+    let mount = path.and_then(|path| status.mounts.iter().rfind(|m| m.container_path == *path));
     let text = mount.map(|m| files::message(Path::new(&m.host_path))).unwrap_or_default();
     let from_log = status.annotations.get(MESSAGE_POLICY).is_some_and(|p| p == "FallbackToLogsOnError");
     if text.is_empty() && from_log && status.exit_code != 0 {
@@ -160,4 +161,29 @@ fn termination_message(status: &cri::ContainerStatus) -> String {
 /// A CRI time in nanoseconds; the epoch if it is invalid.
 fn time(nanoseconds: i64) -> Timestamp {
     Timestamp::from_nanosecond(i128::from(nanoseconds)).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_termination_message_is_not_read_from_a_volume() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mounts = ["volume", "own"].map(|name| {
+            let file = dir.path().join(name);
+            std::fs::write(&file, name).expect("write");
+            cri::Mount {
+                container_path: "/message".to_owned(),
+                host_path: file.to_string_lossy().into_owned(),
+                ..cri::Mount::default()
+            }
+        });
+        let status = cri::ContainerStatus {
+            annotations: [(MESSAGE_PATH.to_owned(), "/message".to_owned())].into(),
+            mounts: mounts.into(),
+            ..cri::ContainerStatus::default()
+        };
+        assert_eq!(termination_message(&status), "own");
+    }
 }

@@ -213,7 +213,7 @@ impl Watched {
 
     /// One attempt within the probe's timeout.
     async fn probe(&self, probe: &Probe) -> Outcome {
-        let limit = seconds(probe.timeout_seconds, 1);
+        let limit = timeout(probe);
         // Boxed: between attempts a sleeping probe task does not hold its memory.
         let asking = Box::pin(self.once(probe, limit));
         let late = |_elapsed| Outcome::Failure(format!("it did not answer within {limit:?}"));
@@ -296,6 +296,11 @@ fn initial_delay(probe: &Probe) -> Option<Duration> {
     Some(seconds(probe.initial_delay_seconds, 0)).filter(|delay| !delay.is_zero())
 }
 
+/// As upstream, zero is the default of one second.
+fn timeout(probe: &Probe) -> Duration {
+    seconds(probe.timeout_seconds, 1).max(Duration::from_secs(1))
+}
+
 fn period(probe: &Probe) -> Duration {
     seconds(probe.period_seconds, 10).max(Duration::from_secs(1))
 }
@@ -339,6 +344,12 @@ mod tests {
             initial_delay(&probe).map(|delay| delay.as_secs())
         };
         assert_eq!([None, Some(0), Some(-1), Some(5)].map(delay), [None, None, None, Some(5)]);
+    }
+
+    #[test]
+    fn a_timeout_is_a_second_at_least() {
+        let timeout = |given| timeout(&Probe { timeout_seconds: given, ..Probe::default() }).as_secs();
+        assert_eq!([None, Some(0), Some(-1), Some(5)].map(timeout), [1, 1, 1, 5]);
     }
 
     #[test]

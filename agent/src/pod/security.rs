@@ -1,6 +1,7 @@
-//! CRI security contexts of pods and containers. Pure.
+//! CRI security contexts of pods and containers.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use coracle_proto::cri;
 use coracle_proto::cri::security_profile::ProfileType;
@@ -21,6 +22,18 @@ const MASKED: [&str; 12] = [
     "/sys/devices/virtual/powercap",
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Directories of the CPUs with counts of thermal throttling, which show how busy other containers are.
+static THROTTLE_COUNTS: LazyLock<Vec<String>> =
+    LazyLock::new(|| throttle_counts(Path::new("/sys/devices/system/cpu")));
+
+fn throttle_counts(cpus: &Path) -> Vec<String> {
+    let is_cpu = |name: &str| name.strip_prefix("cpu").is_some_and(|number| number.parse::<u32>().is_ok());
+    let entries = std::fs::read_dir(cpus).into_iter().flatten().flatten();
+    let cpus = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_cpu));
+    let counts = cpus.map(|cpu| cpu.path().join("thermal_throttle")).filter(|counts| counts.is_dir());
+    counts.map(|counts| counts.to_string_lossy().into_owned()).collect()
+}
 
 /// The user that an image sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,12 +79,9 @@ pub(crate) fn namespaces(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::
 /// Security context of the sandbox.
 pub(crate) fn sandbox(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::LinuxSandboxSecurityContext {
     let context = spec.security_context.clone().unwrap_or_default();
-    let privileged = spec
-        .init_containers
-        .iter()
-        .flatten()
-        .chain(&spec.containers)
-        .any(|c| c.security_context.as_ref().and_then(|s| s.privileged) == Some(true));
+    let contexts = spec.init_containers.iter().flatten().chain(&spec.containers).map(|c| &c.security_context);
+    let contexts = contexts.chain(spec.ephemeral_containers.iter().flatten().map(|c| &c.security_context));
+    let privileged = contexts.flatten().any(|context| context.privileged == Some(true));
     cri::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(spec, users)),
         run_as_user: context.run_as_user.map(|value| cri::Int64Value { value }),
@@ -104,8 +114,9 @@ pub(crate) fn container(
     }
     let uid = user.or(image.uid).or(image.name.is_empty().then_some(0));
     let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
-    let paths = |list: &[&str]| -> Vec<String> {
-        if unmasked { Vec::new() } else { list.iter().map(|&s| s.to_owned()).collect() }
+    let paths = |list: &[&str], more: &[String]| -> Vec<String> {
+        let all = list.iter().map(|&path| path.to_owned()).chain(more.iter().cloned());
+        if unmasked { Vec::new() } else { all.collect() }
     };
     let profile = own.seccomp_profile.as_ref().or(pods.seccomp_profile.as_ref());
     Ok(cri::LinuxContainerSecurityContext {
@@ -120,8 +131,8 @@ pub(crate) fn container(
         supplemental_groups: groups(spec),
         supplemental_groups_policy: groups_policy(spec),
         no_new_privs: own.allow_privilege_escalation == Some(false),
-        masked_paths: paths(&MASKED),
-        readonly_paths: paths(&READ_ONLY),
+        masked_paths: paths(&MASKED, THROTTLE_COUNTS.as_slice()),
+        readonly_paths: paths(&READ_ONLY, &[]),
         seccomp: Some(if privileged {
             plain(ProfileType::Unconfined)
         } else {
@@ -269,6 +280,27 @@ mod tests {
         assert_eq!((both.run_as_user, both.run_as_group), (id(5), id(6)));
         assert_eq!(both.seccomp, Some(plain(ProfileType::RuntimeDefault)));
         assert_eq!(of(json!({"runAsGroup": 6})).run_as_group, None);
+    }
+
+    #[test]
+    fn a_sandbox_allows_a_privileged_container_of_any_kind() {
+        let privileged = json!({"name": "p", "securityContext": {"privileged": true}});
+        for kind in ["initContainers", "containers", "ephemeralContainers"] {
+            let mut spec = json!({"containers": [{"name": "c"}]});
+            assert!(!sandbox(&serde_json::from_value(spec.clone()).unwrap(), None).privileged);
+            spec[kind] = json!([privileged]);
+            assert!(sandbox(&serde_json::from_value(spec).unwrap(), None).privileged, "{kind}");
+        }
+    }
+
+    #[test]
+    fn counts_of_thermal_throttling_are_masked_on_cpus_that_have_them() {
+        let dir = tempfile::tempdir().unwrap();
+        for made in ["cpu1/thermal_throttle", "cpu2", "cpufreq/thermal_throttle"] {
+            std::fs::create_dir_all(dir.path().join(made)).unwrap();
+        }
+        let expected = dir.path().join("cpu1/thermal_throttle").to_string_lossy().into_owned();
+        assert_eq!(throttle_counts(dir.path()), [expected]);
     }
 
     #[test]

@@ -284,6 +284,7 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     // The table has no symbolic links.
     let Ok(dir) = dir.canonicalize() else { return Ok(()) };
+    coracle_agent::volume::isolate_parts(&dir)?;
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     for point in mount_points_below(&table, &dir) {
         nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH)

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use kube::Api;
 
 use super::error::{SetUpError, VolumeError};
-use super::{Mounted, Target, host_path, local, mounts, nfs};
+use super::{Mounted, Target, host_path, local, mounts, nfs, run_blocking};
 
 /// The claim of a volume.
 struct Claim {
@@ -195,16 +195,19 @@ async fn mount_source(
 ) -> Result<Mounted, VolumeError> {
     let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
     let Some(spec) = &persistent.spec else { return Err(VolumeError::NoIdentity) };
-    if spec.local.is_some() {
-        let path = local::mount(&target.ctx.shared.config.local_dir, node_name(target), persistent);
-        let path = path.map_err(failed)?;
+    if let Some(source) = &spec.local {
+        let (base, node) = (target.ctx.shared.config.local_dir.clone(), node_name(target).to_owned());
+        let (place, of) = (target.volume_dir(local::PLUGIN, volume), persistent.clone());
+        let path = run_blocking(&place, Path::new(&source.path), move || local::mount(&base, &node, &of));
+        let path = path.await.map_err(failed)?;
         if !read_only {
             local::give_to_group(target.pod, &path).await.map_err(failed)?;
         }
         return Ok(Mounted { path, read_only, relabel: true, by_node: false });
     }
     if let Some(host) = &spec.host_path {
-        let path = host_path::mount(host).map_err(failed)?;
+        let place = target.volume_dir(host_path::PLUGIN, volume);
+        let path = host_path::mount(host, &place).await.map_err(failed)?;
         return Ok(Mounted { path, read_only, relabel: false, by_node: false });
     }
     if let Some(source) = &spec.nfs {

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use coracle_cri::blocking::Blocked;
+
 use super::downward::FieldError;
 
 /// Why a volume is not available. [`VolumeError::event`] has the text of the event.
@@ -25,7 +27,7 @@ pub enum VolumeError {
         kind: &'static str,
     },
     /// A volume cannot be created.
-    #[error("MountVolume.SetUp failed for volume \"{volume}\" : {reason}")]
+    #[error("MountVolume.SetUp failed for volume \"{volume}\" : {}", coracle_error_chain::chain(reason))]
     SetUp {
         /// Name of the volume.
         volume: String,
@@ -135,6 +137,15 @@ pub enum SetUpError {
         /// Cause.
         reason: String,
     },
+    /// The file system of a path does not respond.
+    #[error("cannot access {path}")]
+    Blocked {
+        /// The path.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        source: Blocked,
+    },
     /// A system call failed.
     #[error("cannot {what} {path}")]
     Io {
@@ -163,5 +174,18 @@ impl SetUpError {
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SetUpError {
         let path = path.to_owned();
         move |source| SetUpError::Io { what, path, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_has_the_cause() {
+        let failed = SetUpError::io("write", Path::new("/x"))(io::Error::other("no space"));
+        let error = VolumeError::SetUp { volume: "v".to_owned(), reason: failed };
+        let text = "MountVolume.SetUp failed for volume \"v\" : cannot write /x: no space";
+        assert_eq!(error.event(), ("FailedMount", text.to_owned()));
     }
 }

@@ -1,4 +1,6 @@
 //! `hostPath`: a path of the host, checked against the type that the volume names.
+//!
+//! The path may be on a server that does not respond.
 
 use std::fs;
 use std::io;
@@ -8,8 +10,17 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
 use super::error::SetUpError;
+use super::run_blocking;
 
-pub(super) fn mount(source: &HostPathVolumeSource) -> Result<PathBuf, SetUpError> {
+pub(super) const PLUGIN: &str = "kubernetes.io~host-path";
+
+/// Checks the path, and creates it if its type says so. `place` is the kubelet's path of the volume.
+pub(super) async fn mount(source: &HostPathVolumeSource, place: &Path) -> Result<PathBuf, SetUpError> {
+    let of = source.clone();
+    run_blocking(place, Path::new(&source.path), move || check(&of)).await
+}
+
+fn check(source: &HostPathVolumeSource) -> Result<PathBuf, SetUpError> {
     let path = Path::new(&source.path);
     if path.components().any(|part| part == std::path::Component::ParentDir) {
         return Err(SetUpError::Path(source.path.clone()));
@@ -62,6 +73,7 @@ fn make_file(path: &Path) -> Result<(), SetUpError> {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use serde_json::json;
 
     use super::*;
@@ -72,7 +84,7 @@ mod tests {
         fs::create_dir_all(&dir).expect("temp dir");
         let try_it = |name: &str, kind: &str| {
             let source = json!({"path": dir.join(name), "type": kind});
-            mount(&serde_json::from_value(source).expect("source")).map_err(|error| error.to_string())
+            check(&serde_json::from_value(source).expect("source")).map_err(|error| error.to_string())
         };
         assert!(try_it("absent", "").is_ok());
         assert!(try_it("absent", "Directory").is_err());
@@ -85,11 +97,27 @@ mod tests {
         assert!(try_it("made/file", "Socket").is_err());
         assert!(try_it("../escape", "").is_err());
         assert!(
-            mount(
+            check(
                 &serde_json::from_value(json!({"path": "/dev/null", "type": "CharDevice"})).expect("source")
             )
             .is_ok()
         );
         fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    #[tokio::test]
+    async fn a_path_that_does_not_respond_leaves_one_thread() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (place, other) = (dir.path().join("one"), dir.path().join("other"));
+        let source: HostPathVolumeSource =
+            serde_json::from_value(json!({"path": "/", "type": "Directory"})).expect("source");
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut blocked = Box::pin(coracle_cri::blocking::run(&place, move |_| released.recv().is_ok()));
+        assert!((&mut blocked).now_or_never().is_none());
+        let refused = mount(&source, &place).await.expect_err("the first check is not done");
+        assert!(matches!(refused, SetUpError::Blocked { .. }), "{refused}");
+        mount(&source, &other).await.expect("the volume of another pod");
+        drop(release);
+        assert!(!blocked.await.expect("not blocked any more"));
     }
 }

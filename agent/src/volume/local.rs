@@ -24,6 +24,7 @@ use super::error::SetUpError;
 use super::ownership;
 use crate::project_quota;
 
+pub(super) const PLUGIN: &str = "kubernetes.io~local-volume";
 /// Name of the built-in provisioner.
 pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
 /// Label of provisioned volumes: the node that has the directory.

@@ -11,6 +11,8 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 const NONE: Option<&str> = None;
 /// Of the calling thread: mount namespaces are per thread.
 const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
+/// Directory of the parts of volumes that are mounted for `subPath`, in the directory of a pod.
+pub(super) const PARTS: &str = "volume-subpaths";
 
 /// Makes a directory a mount point with shared propagation, so that copies of our mount namespace receive later
 /// mounts.
@@ -74,15 +76,54 @@ pub(super) fn is_tmpfs(dir: &Path) -> io::Result<bool> {
     Ok(statfs(dir)?.filesystem_type() == TMPFS_MAGIC)
 }
 
-/// Bind-mounts an open file or directory. A descriptor, unlike a path, cannot be replaced meanwhile.
-pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path) -> io::Result<()> {
+/// Bind-mounts an open file or directory and the mounts in it. A descriptor, unlike a path, cannot be replaced meanwhile.
+///
+/// Later mounts and unmounts in the source appear at the new place, too. Those at the new place appear in the source only
+/// if `is_bidirectional`.
+pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path, is_bidirectional: bool) -> io::Result<()> {
     let source = format!("/proc/self/fd/{}", fd.as_raw_fd());
     mount(Some(source.as_str()), at, NONE, MsFlags::MS_BIND | MsFlags::MS_REC, NONE)?;
+    if !is_bidirectional {
+        mount(NONE, at, NONE, MsFlags::MS_SLAVE | MsFlags::MS_REC, NONE)?;
+    }
+    Ok(())
+}
+
+/// Ends the propagation from the mounted parts of volumes at or below a path to their volumes.
+///
+/// A part has the mounts that are in its volume, such as those of a directory of the host. While it is in their peer
+/// groups, the kernel applies an unmount in the part to the volume as well.
+///
+/// # Errors
+/// As mount(2).
+pub fn isolate_parts(path: &Path) -> io::Result<()> {
+    let Ok(path) = path.canonicalize() else { return Ok(()) };
+    let mountinfo = fs::read_to_string(MOUNTINFO)?;
+    let mut last: Option<PathBuf> = None;
+    for line in mountinfo.lines() {
+        let is_part = |point: &PathBuf| {
+            point.starts_with(&path) && point.components().any(|name| name.as_os_str() == PARTS)
+        };
+        let Some(point) = mount_point(line).filter(is_part) else { continue };
+        // The call for a part includes the mounts in it.
+        if last.as_ref().is_some_and(|last| point.starts_with(last)) {
+            continue;
+        }
+        // Changing a mount of a network file system waits for its server.
+        if !is_network(line) {
+            match mount(NONE, &point, NONE, MsFlags::MS_SLAVE | MsFlags::MS_REC, NONE) {
+                Ok(()) | Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        last = Some(point);
+    }
     Ok(())
 }
 
 /// Unmounts all mounts at or below the path, the innermost first.
 pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
+    isolate_parts(path)?;
     let Ok(path) = path.canonicalize() else { return Ok(()) };
     for point in mount_points(&path)?.into_iter().rev() {
         match umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
@@ -106,12 +147,10 @@ pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
 
 /// Detaches the NFS mounts at or below the path. A server that does not answer must not block the removal of a pod.
 pub(super) fn detach_network(path: &Path) -> io::Result<()> {
+    isolate_parts(path)?;
     let Ok(path) = path.canonicalize() else { return Ok(()) };
     let mountinfo = fs::read_to_string(MOUNTINFO)?;
-    let network = mountinfo.lines().filter(|line| {
-        let kind = line.split(" - ").nth(1).unwrap_or_default();
-        kind.starts_with("nfs ") || kind.starts_with("nfs4 ")
-    });
+    let network = mountinfo.lines().filter(|line| is_network(line));
     let points: Vec<PathBuf> = network.filter_map(mount_point).filter(|at| at.starts_with(&path)).collect();
     for point in points.iter().rev() {
         match umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
@@ -120,6 +159,12 @@ pub(super) fn detach_network(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a line of mountinfo is of an NFS mount.
+fn is_network(line: &str) -> bool {
+    let kind = line.split(" - ").nth(1).unwrap_or_default();
+    kind.starts_with("nfs ") || kind.starts_with("nfs4 ")
 }
 
 /// Unmounts all mounts in the tree and removes it. Succeeds if it does not exist. Never enters a directory that is

@@ -1,6 +1,7 @@
 //! Files of projected volumes, computed from the objects that they refer to. Pure.
 
 use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{
@@ -206,7 +207,7 @@ impl ObjectPart {
         for item in &self.items {
             match data.get(&item.key) {
                 Some(value) => {
-                    files.insert(item.path.clone(), file(&item.path, value, item.mode)?);
+                    files.insert(clean(&item.path), file(&item.path, value, item.mode)?);
                 }
                 None if self.optional => {}
                 None => return Err(SetUpError::NoKey { kind: self.kind.name(), key: item.key.clone() }),
@@ -229,9 +230,16 @@ pub(super) fn downward_files(
         let data = downward::content(pod, node, item)?.into_bytes();
         budget.take(&item.path, data.len())?;
         let mode = item.mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default);
-        files.insert(item.path.clone(), File { data, mode, owner: None });
+        files.insert(clean(&item.path), File { data, mode, owner: None });
     }
     Ok(files)
+}
+
+/// The path of a file without `.` and repeated slashes, which the API server allows. A path that leads out of the volume
+/// still does.
+pub(super) fn clean(path: &str) -> String {
+    let parts = Path::new(path).components().filter(|part| *part != Component::CurDir);
+    parts.collect::<PathBuf>().to_string_lossy().into_owned()
 }
 
 /// The file of a token: readable by its owner only, if there is an owner or a group.
@@ -313,6 +321,17 @@ mod tests {
             files,
             Payload::from([("deep/c".to_owned(), File { data: b"2".to_vec(), mode: 0o600, owner: None })])
         );
+    }
+
+    #[test]
+    fn paths_are_cleaned_but_do_not_become_paths_in_the_volume() {
+        let paths = ["./a", "a//b/", "a/./b", "../x", "/x", "a/../../x", "."].map(clean);
+        assert_eq!(paths, ["a", "a/b", "a/b", "../x", "/x", "a/../../x", ""]);
+        let (items, mode) = part(
+            json!({"name": "v", "configMap": {"name": "c", "items": [{"key": "a", "path": "./ca.crt"}]}}),
+        );
+        let files = files_of(&items, Some(&data()), mode).expect("files");
+        assert_eq!(files.keys().collect::<Vec<_>>(), ["ca.crt"]);
     }
 
     #[test]

@@ -278,7 +278,8 @@ impl Source {
                     let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;
                     budget.take(&wanted.path, token.token.len())?;
                     let (owner, group) = (ownership::fs_user(pod), ownership::fs_group(pod));
-                    all.insert(wanted.path.clone(), payload::token_file(token.token, mode, owner, group));
+                    let file = payload::token_file(token.token, mode, owner, group);
+                    all.insert(payload::clean(&wanted.path), file);
                     renew_in = renew_in.into_iter().chain([token.renew_in]).min();
                 }
                 (Part::Object(_), None) => {}

@@ -79,6 +79,8 @@ pub struct SubPath<'a> {
     pub path: &'a str,
     /// What to mount if the volume does not have the path.
     pub missing: MissingPart,
+    /// Whether mounts that the container makes in the part appear in the volume: `mountPropagation: Bidirectional`.
+    pub is_bidirectional: bool,
 }
 
 /// Creates the part as a directory if it is missing and may be created, and returns the host path to mount in a container.
@@ -91,10 +93,10 @@ pub struct SubPath<'a> {
 /// # Errors
 /// When the path leads out of the volume, a component is not a directory, or the volume's file system does not respond.
 pub async fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPathError> {
-    let dir = ctx.pod_dir(part.uid).join("volume-subpaths").join(part.volume).join(part.container);
+    let dir = ctx.pod_dir(part.uid).join(mounts::PARTS).join(part.volume).join(part.container);
     let at = dir.join(part.index.to_string());
     let (root, path, place) = (part.host_path.to_owned(), part.path.to_owned(), at.clone());
-    let missing = part.missing;
+    let (missing, is_bidirectional) = (part.missing, part.is_bidirectional);
     let mounted = blocking::run(&at, move |abandoned| {
         let found = match missing {
             MissingPart::NewDirectory => Some(open_beneath(&root, &path)?),
@@ -104,17 +106,24 @@ pub async fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, S
                 Some(found.ok_or_else(|| SubPathError::Missing(path.clone()))?)
             }
         };
-        mount_at(found, &path, &place, abandoned)
+        let place = MountPoint { at: &place, is_bidirectional };
+        mount_at(found, &path, place, abandoned)
     });
     mounted.await.map_err(|source| SubPathError::Blocked { path: part.path.to_owned(), source })??;
     Ok(at)
+}
+
+/// Where a part is mounted, and whether mounts below it propagate to the volume.
+struct MountPoint<'a> {
+    at: &'a Path,
+    is_bidirectional: bool,
 }
 
 /// Mounts the opened part of a volume. Without one, the mount point itself is the part.
 fn mount_at(
     found: Option<OwnedFd>,
     path: &str,
-    at: &Path,
+    MountPoint { at, is_bidirectional }: MountPoint<'_>,
     abandoned: &Abandoned,
 ) -> Result<(), SubPathError> {
     let failed = |source: io::Error| SubPathError::Io { path: path.to_owned(), source };
@@ -134,7 +143,7 @@ fn mount_at(
         (false, false) => fs::write(at, ""),
     };
     let mounted = made.and_then(|()| match &found {
-        Some(found) => mounts::bind_fd(found, at),
+        Some(found) => mounts::bind_fd(found, at, is_bidirectional),
         // Containers run as any user.
         None => super::ownership::chmod(at, 0o755),
     });

@@ -284,6 +284,7 @@ fn a_sub_path_is_mounted_for_its_container_and_removed_with_the_pod() {
             index: 0,
             path: "part",
             missing: volumes.missing_part("disk"),
+            is_bidirectional: false,
         };
         let mounted = sub_path::mount(&ctx, &part).await.expect("sub path");
         assert_eq!(fs::read_to_string(mounted.join("file")).ok().as_deref(), Some("x"));
@@ -291,6 +292,45 @@ fn a_sub_path_is_mounted_for_its_container_and_removed_with_the_pod() {
         assert_eq!(machine.mounts().len(), before.len() + 1);
         unmount_all(&ctx, "u1").await.expect("removed");
         assert_eq!(machine.mounts(), before);
+    });
+}
+
+#[test]
+fn mounts_in_a_directory_of_the_host_outlive_a_part_of_it() {
+    apart(async {
+        let machine = Machine::new("host-mounts");
+        let ctx = machine.context();
+        let disk = machine.dir.join("disk");
+        let none: Option<&str> = None;
+        let tmpfs = |at: &Path| {
+            fs::create_dir_all(at).expect("mount point");
+            kernel_mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), none).expect("mount");
+        };
+        tmpfs(&disk);
+        // As on a host with systemd.
+        kernel_mount(none, &disk, none, MsFlags::MS_SHARED, none).expect("shared");
+        tmpfs(&disk.join("part/early"));
+        for (index, is_bidirectional) in [false, true].into_iter().enumerate() {
+            let part = sub_path::SubPath {
+                uid: "u1",
+                volume: "host",
+                host_path: &disk,
+                container: "a",
+                index,
+                path: "part",
+                missing: sub_path::MissingPart::NewDirectory,
+                is_bidirectional,
+            };
+            let mounted = sub_path::mount(&ctx, &part).await.expect("sub path");
+            assert!(mounts::is_mount_point(&mounted.join("early")).expect("mounts"));
+            tmpfs(&disk.join(format!("part/later-{index}")));
+            assert!(mounts::is_mount_point(&mounted.join(format!("later-{index}"))).expect("mounts"));
+            sub_path::mount(&ctx, &part).await.expect("the container starts again");
+            unmount_all(&ctx, "u1").await.expect("removed");
+        }
+        for kept in ["part/early", "part/later-0", "part/later-1"] {
+            assert!(mounts::is_mount_point(&disk.join(kept)).expect("mounts"), "{kept}");
+        }
     });
 }
 
@@ -313,6 +353,7 @@ fn a_missing_part_of_a_volume_that_the_node_writes_takes_no_shared_memory() {
             index: 0,
             path: &deep,
             missing: volumes.missing_part("info"),
+            is_bidirectional: false,
         };
         let empty = sub_path::mount(&ctx, &part).await.expect("an empty directory");
         assert_eq!((fs::read_dir(&empty).expect("directory").count(), count()), (0, before));

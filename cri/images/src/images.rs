@@ -150,7 +150,7 @@ impl Images {
     pub fn gc_info(&self, name_or_id: &str) -> Option<ImageGcInfo> {
         let (record, held) =
             self.table().find(name_or_id).map(|entry| (entry.record.clone(), entry.held > 0))?;
-        let bytes = |id| self.inner.layers.meta(id).map_or(0, |meta| meta.bytes);
+        let bytes = |id| self.inner.layers.bytes(id).unwrap_or_default();
         let mut layer_bytes: Vec<u64> = record.layers.iter().rev().map(bytes).collect();
         if layer_bytes.is_empty() {
             // Stands for the empty layer of an image without layers.

@@ -27,6 +27,7 @@ use crate::unpack::{Link, LinkError, Rebuilt, UnpackError};
 mod directory_attributes;
 mod disk;
 mod links;
+mod names;
 mod spool;
 mod trash;
 mod unpacking;
@@ -131,6 +132,13 @@ pub(crate) enum LayerError {
     },
     #[error("layer {layer} links to files of lower layers, and there are too many layers for that ({count})")]
     Deep { layer: Digest, count: usize },
+    #[error(
+        "layer {layer} is refused: the names of directories and links that are kept of all layers would take more than \
+         {} MiB of memory", names::TOTAL >> 20
+    )]
+    Names { layer: Digest },
+    #[error("{directories} directories that layers use but do not describe are too many for {layers} layers")]
+    Directories { directories: usize, layers: usize },
     #[error("the store is shutting down")]
     Stopped,
 }
@@ -144,7 +152,9 @@ impl LayerError {
             LayerError::Disk { source, .. } => io_kind(source),
             LayerError::Sync { source, .. } => errno_kind(*source),
             LayerError::Commit(error) => error.kind(),
-            LayerError::Collision { .. } => ErrorKind::Rejected,
+            LayerError::Collision { .. } | LayerError::Names { .. } | LayerError::Directories { .. } => {
+                ErrorKind::Rejected
+            }
             LayerError::DirectoryAttributes(error) => error.kind(),
             LayerError::Archive(source) => io_kind(source),
             LayerError::View { source, .. } => errno_kind(*source),
@@ -297,6 +307,14 @@ impl Layers {
             }
         }
         usage
+    }
+
+    /// Bytes of the files of a complete layer, in whole blocks.
+    pub(crate) fn bytes(&self, diff_id: &Digest) -> Option<u64> {
+        match self.states().get(diff_id) {
+            Some(LayerState::Complete { meta, .. }) => Some(meta.bytes),
+            _ => None,
+        }
     }
 
     /// The metadata of a complete layer.

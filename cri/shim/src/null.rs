@@ -9,18 +9,22 @@ use nix::sys::stat::{fstat, makedev};
 
 use crate::kernel::{self, Depth, READ_ONLY};
 
-/// Opens it in the host's mount namespace through a separate read-only mount. So root of a container cannot
-/// change mode or owner of the host's node through the descriptor.
+/// Opens it in the host's mount namespace through [`mount`].
 pub(crate) fn open() -> io::Result<OwnedFd> {
-    let mount = mount()?;
-    kernel::set_attributes(&mount, READ_ONLY, Depth::One)?;
-    open_found(&mount)
+    open_found(&mount()?)
 }
 
 /// A detached copy of its mount. Must be called in the host's mount namespace.
+///
+/// The copy is read-only: through it, root of a container cannot change mode or owner of the host's node. Devices on a
+/// read-only mount can still be written.
 pub(crate) fn mount() -> io::Result<OwnedFd> {
     let null = kernel::copy_one_mount(Path::new("/dev/null"))?;
-    if is_null(&null)? { Ok(null) } else { Err(io::Error::other("the host's /dev/null is another device")) }
+    if !is_null(&null)? {
+        return Err(io::Error::other("the host's /dev/null is another device"));
+    }
+    kernel::set_attributes(&null, READ_ONLY, Depth::One)?;
+    Ok(null)
 }
 
 /// Opens the container's own /dev/null below `root`; the caller is in the host's mount namespace. Links and
@@ -50,6 +54,21 @@ fn open_found(found: &OwnedFd) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_cannot_change_the_hosts_node_through_the_mount() {
+        // Needs root.
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let mount = mount().unwrap();
+        let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
+        // The current mode: without the read-only mount the call would succeed and change nothing.
+        let mode = std::fs::metadata(&path).unwrap().permissions();
+        let refused = std::fs::set_permissions(&path, mode).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ReadOnlyFilesystem);
+        assert_eq!(nix::unistd::write(open().unwrap(), b"x"), Ok(1));
+    }
 
     #[test]
     fn only_the_device_is_opened_and_no_link_is_followed() {

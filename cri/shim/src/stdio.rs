@@ -177,11 +177,16 @@ impl Stdio {
         self.terminals.clear();
     }
 
+    /// Ends an output and disconnects its clients. A terminal has ended when no process has it open. It takes no input
+    /// any more, and poll(2) returns at once for it: queued input would keep the loop busy.
     fn end(&mut self, output: Output, now: Duration, lines: &mut Vec<u8>) {
         if let Some(mut stream) = self.stream_mut(output).take() {
             stream.lines.finish(now, lines);
         }
         self.readers.retain(|reader| reader.output != output);
+        if output == Output::Stdout {
+            self.terminals.clear();
+        }
     }
 
     fn write_log(&mut self, lines: &[u8], now: Duration) {
@@ -249,6 +254,10 @@ impl Stdio {
     }
 
     fn attach_terminal(&mut self, attach: &Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
+        if self.stdout.is_none() {
+            // The terminal has ended: there is nothing to attach to, as with pipes that have ended.
+            return Ok((Attached::default(), Vec::new()));
+        }
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
         set_nonblocking(&ours)?;
@@ -330,5 +339,28 @@ impl Terminal {
     /// Whether its next input may be read: all earlier input has been written.
     pub(crate) fn is_idle(&self) -> bool {
         self.queued_input.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_a_terminal_that_no_process_has_open_are_disconnected() {
+        let (master, slave) = crate::terminal::make(std::fs::File::open("/").unwrap()).unwrap();
+        let mut stdio = Stdio::default();
+        stdio.set_master(master).unwrap();
+        let attach = Attach { stdin: true, stdout: true, ..Attach::default() };
+        let (_, before) = stdio.attach(&attach).unwrap();
+        drop(slave);
+        // A fork of another test may still have the terminal open.
+        while stdio.output(Output::Stdout).is_some() {
+            stdio.forward_output(Output::Stdout, &mut [0; 64]);
+            std::thread::yield_now();
+        }
+        assert_eq!(read(&before[0], &mut [0; 8]), Ok(0));
+        let (attached, after) = stdio.attach(&attach).unwrap();
+        assert!(!attached.terminal && after.is_empty() && stdio.terminals().is_empty());
     }
 }

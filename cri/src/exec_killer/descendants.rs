@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -54,52 +55,88 @@ impl Drop for Stopped {
     }
 }
 
+/// The processes that a search has found so far.
+#[derive(Debug, Default)]
+struct Search {
+    killed: HashSet<i32>,
+    /// Pids of processes that had ended when they were read.
+    ended: HashSet<i32>,
+}
+
+/// The result of one pass of a search.
+#[derive(Debug, PartialEq, Eq)]
+struct Pass {
+    /// The live processes that the exec started.
+    found: Vec<Process>,
+    /// Whether the pass found a process that the earlier passes did not find: there may be more.
+    has_new: bool,
+}
+
 /// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. None if it has
 /// ended.
-pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32) -> Option<Stopped> {
+pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
     // Checked after the open: the opened process is the leader.
-    if !has_session_leader(cgroups, group, leader) {
+    if !is_session_leader(cgroups, group, leader) {
         return None;
     }
     // A stopped process starts no child processes and does not end. If it ended, the container would adopt its orphans.
     let _ended = pidfd::send(&process, libc::SIGSTOP);
     let stopped = Stopped { leader: Some(process) };
-    let (mut killed, mut known) = (HashSet::new(), HashSet::new());
+    let mut search = Search::default();
     while begun.elapsed() < TIMEOUT {
-        let listed = cgroups.processes(group);
-        let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::read(*pid)).collect();
-        let found = descendants(&processes, leader);
-        // A process that ended after it was listed may have started a child that is not on the list.
-        let mut is_changed = false;
-        for pid in ended(&listed, &processes) {
-            is_changed |= known.insert(pid);
+        let (cgroups, group) = (Arc::clone(cgroups), group.to_owned());
+        // Off the async executor: a container can have tens of thousands of processes.
+        let passed = tokio::task::spawn_blocking(move || {
+            let pass = search.kill_found(&cgroups, &group, leader);
+            (search, pass)
+        });
+        let Ok((continued, pass)) = passed.await else { break };
+        search = continued;
+        if pass.has_new {
+            // New processes must be killed at once.
+            continue;
         }
-        if found.is_empty() && !is_changed {
+        if pass.found.is_empty() {
             break;
         }
-        for process in found {
-            is_changed |= killed.insert(process.pid);
-            process.kill();
-        }
-        // Killed processes need a moment to end. New processes must be killed at once.
-        if is_changed {
-            tokio::task::yield_now().await;
-        } else {
-            tokio::time::sleep(STEP).await;
-        }
+        // Killed processes need a moment to end.
+        tokio::time::sleep(STEP).await;
     }
     Some(stopped)
 }
 
 /// Whether a process of the group leads a session, as an exec does. Otherwise its pid was reused.
-fn has_session_leader(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
-    processes_of(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
+fn is_session_leader(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
+    cgroups.processes(group).contains(&leader)
+        && Process::read(leader).is_some_and(|process| process.session == leader)
 }
 
-fn processes_of(cgroups: &Cgroups, group: &str) -> Vec<Process> {
-    cgroups.processes(group).into_iter().filter_map(Process::read).collect()
+// === impl Search ===
+
+impl Search {
+    /// Kills the processes that the exec has started. Reads a file for each process of the group.
+    fn kill_found(&mut self, cgroups: &Cgroups, group: &str, leader: i32) -> Pass {
+        let listed = cgroups.processes(group);
+        let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::read(*pid)).collect();
+        let pass = self.pass(&listed, &processes, leader);
+        pass.found.iter().for_each(|process| process.kill());
+        pass
+    }
+
+    fn pass(&mut self, listed: &[i32], processes: &[Process], leader: i32) -> Pass {
+        let found = descendants(processes, leader);
+        let mut has_new = false;
+        // A process that ended after it was listed may have started a child that is not on the list.
+        for pid in ended(listed, processes) {
+            has_new |= self.ended.insert(pid);
+        }
+        for process in &found {
+            has_new |= self.killed.insert(process.pid);
+        }
+        Pass { found, has_new }
+    }
 }
 
 /// The listed pids without a live process.
@@ -180,6 +217,17 @@ mod tests {
         assert_eq!(found, [6, 7, 8, 9]);
         assert_eq!(descendants(&[process(5, 2, 5), process(3, 2, 3)], 5), []);
         assert_eq!(descendants(&[Process { dead: true, ..process(7, 5, 5) }], 5), []);
+    }
+
+    #[test]
+    fn a_search_is_over_when_no_process_is_left() {
+        let mut search = Search::default();
+        let (leader, child) = (process(5, 2, 5), process(7, 5, 5));
+        let pass = |found: &[Process], has_new| Pass { found: found.to_vec(), has_new };
+        assert_eq!(search.pass(&[5, 7], &[leader, child], 5), pass(&[child], true));
+        assert_eq!(search.pass(&[5, 7], &[leader, child], 5), pass(&[child], false), "it is ending");
+        assert_eq!(search.pass(&[5, 7], &[leader], 5), pass(&[], true), "it may have started a child");
+        assert_eq!(search.pass(&[5], &[leader], 5), pass(&[], false));
     }
 
     #[test]

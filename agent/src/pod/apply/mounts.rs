@@ -112,6 +112,7 @@ impl Job {
                     index,
                     path: &sub,
                     missing: volumes.missing_part(&mount.name),
+                    is_bidirectional: mount.mount_propagation.as_deref() == Some("Bidirectional"),
                 };
                 sub_path::mount(&self.node.volumes, &part).await.map_err(|source| MountError::SubPath {
                     volume: mount.name.clone(),

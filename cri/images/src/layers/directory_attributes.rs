@@ -14,6 +14,9 @@ use crate::config::Limits;
 use crate::digest::Digest;
 use crate::unpack::{At, Attributes, inspect_path, unpack};
 
+/// Maximum lookups of directories in layers for one image. Each is a system call.
+const LOOKUPS_MAX: usize = 20_000_000;
+
 /// A layer's files, and the directories that it uses but does not describe.
 struct Lower {
     files: PathBuf,
@@ -33,9 +36,11 @@ impl Layers {
                 implied: self.meta(&lease.diff_id()).into_iter().flat_map(|meta| meta.implied).collect(),
             })
             .collect();
-        if lowers.iter().all(|lower| lower.implied.is_empty()) {
+        let directories: usize = lowers.iter().map(|lower| lower.implied.len()).sum();
+        if directories == 0 {
             return Ok(None);
         }
+        check_lookups(directories, lowers.len())?;
         let stopped = |_panicked| LayerError::Stopped;
         let Some(archive) =
             tokio::task::spawn_blocking(move || archive(&lowers)).await.map_err(stopped)??
@@ -55,6 +60,14 @@ impl Layers {
         });
         lease.await.map(Some)
     }
+}
+
+/// Refuses an image whose directories take too long to be compared.
+fn check_lookups(directories: usize, layers: usize) -> Result<(), LayerError> {
+    if directories.saturating_mul(layers) > LOOKUPS_MAX {
+        return Err(LayerError::Directories { directories, layers });
+    }
+    Ok(())
 }
 
 /// An archive of all directories whose attributes would be hidden, and of their parents.
@@ -108,4 +121,17 @@ fn described(lowers: &[Lower], path: &str) -> Option<Attributes> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn directories_of_a_large_image_are_compared_and_those_of_a_hostile_one_are_not() {
+        assert!(check_lookups(50_000, 127).is_ok());
+        let refused = check_lookups(1_000_000, 500).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Rejected);
+    }
 }

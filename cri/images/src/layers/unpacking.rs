@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::{KEEP, LayerError, LayerState, Layers, Lease, Meta, UnpackDir, read_meta};
+use super::{KEEP, LayerError, LayerState, Layers, Lease, Meta, UnpackDir, names, read_meta};
 use crate::digest::Digest;
 use crate::image::Login;
 use crate::reference::Reference;
@@ -42,6 +42,8 @@ pub(super) struct InProgress {
     callers: Vec<(u64, Arc<Origin>)>,
     /// Whether one of them moves the layer into place.
     is_committing: bool,
+    /// Bytes of the [names] of the layer that is moved into place.
+    names: usize,
 }
 
 /// The right to unpack one layer.
@@ -65,6 +67,8 @@ enum Outcome {
     Take(Lease),
     Wait(watch::Receiver<()>),
     Commit,
+    /// The names of all layers would take too much memory.
+    Refuse,
 }
 
 // === impl Source ===
@@ -99,7 +103,12 @@ impl Source {
 
 impl InProgress {
     fn none() -> InProgress {
-        InProgress { changed: watch::channel(()).0, callers: Vec::new(), is_committing: false }
+        InProgress { changed: watch::channel(()).0, callers: Vec::new(), is_committing: false, names: 0 }
+    }
+
+    /// Bytes of the names of the layer, while it is moved into place.
+    pub(super) fn names(&self) -> usize {
+        self.names
     }
 }
 
@@ -203,10 +212,11 @@ impl Layers {
         meta: Meta,
     ) -> Result<Lease, LayerError> {
         loop {
-            match unpacking.begin_commit() {
+            match unpacking.begin_commit(names::of(&meta)) {
                 Outcome::Take(lease) => return Ok(lease),
                 Outcome::Wait(mut changed) => drop(changed.changed().await),
                 Outcome::Commit => break,
+                Outcome::Refuse => return Err(LayerError::Names { layer: meta.diff_id }),
             }
         }
         self.commit(unpack_dir, meta.clone()).await?;
@@ -217,20 +227,29 @@ impl Layers {
 // === impl Unpacking ===
 
 impl Unpacking {
-    fn begin_commit(&mut self) -> Outcome {
+    /// Begins to move a layer into place whose names have this many bytes.
+    fn begin_commit(&mut self, names: usize) -> Outcome {
         let mut states = self.layers.states();
         // There is no state if another caller's layer was completed and removed meanwhile.
         match states.entry(self.diff_id).or_insert_with(|| LayerState::Unpacking(InProgress::none())) {
             LayerState::Complete { refs, .. } => {
                 *refs += 1;
-                Outcome::Take(Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false })
+                return Outcome::Take(Lease {
+                    layers: self.layers.clone(),
+                    diff_id: self.diff_id,
+                    keep: false,
+                });
             }
-            LayerState::Unpacking(all) if all.is_committing => Outcome::Wait(all.changed.subscribe()),
-            LayerState::Unpacking(all) => {
-                (all.is_committing, self.commits) = (true, true);
-                Outcome::Commit
-            }
+            LayerState::Unpacking(all) if all.is_committing => return Outcome::Wait(all.changed.subscribe()),
+            LayerState::Unpacking(_) => {}
         }
+        if !names::fit(names, states.values()) {
+            return Outcome::Refuse;
+        }
+        if let Some(LayerState::Unpacking(all)) = states.get_mut(&self.diff_id) {
+            (all.is_committing, all.names, self.commits) = (true, names, true);
+        }
+        Outcome::Commit
     }
 
     fn complete(mut self, meta: Meta) -> Lease {
@@ -250,7 +269,7 @@ impl Drop for Unpacking {
         let Some(LayerState::Unpacking(all)) = states.get_mut(&self.diff_id) else { return };
         all.callers.retain(|(number, _)| *number != self.number);
         if self.commits {
-            all.is_committing = false;
+            (all.is_committing, all.names) = (false, 0);
             // A commit that was cancelled just after the rename leaves a complete layer without references.
             let found = read_meta(&self.layers.layers.join(self.diff_id.short()));
             if let Some(meta) = found.filter(|meta| meta.diff_id == self.diff_id) {
@@ -323,6 +342,20 @@ mod tests {
         drop(leases);
         layers.sweep(std::time::Instant::now()).unwrap();
         assert!(layers.states().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_layer_whose_names_do_not_fit_in_memory_is_refused_and_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let layers = Arc::new(Layers::open(root.path()).unwrap());
+        let (id, local) = (Digest::of(b"a"), Source::local());
+        let refused = layers.ensure(id, &local, async || {
+            let (unpack_dir, unpacked) = unpacked(&layers, id)?;
+            let implied = vec!["d".repeat(1 << 20); names::TOTAL >> 20];
+            Ok::<_, LayerError>((unpack_dir, Unpacked { implied, ..unpacked }))
+        });
+        assert!(matches!(refused.await.err(), Some(LayerError::Names { .. })));
+        assert!(!layers.path(&id).exists() && layers.states().is_empty());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use libcontainer::oci_spec::runtime::{Mount, Spec};
@@ -69,7 +70,9 @@ fn has_mapped(spec: &Spec, source: &Path) -> bool {
 }
 
 fn make_in(base: &Path, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
-    let base: OwnedFd = std::fs::File::open(base)?.into();
+    // A volume can be a file. O_DIRECTORY refuses it: the open of a FIFO would wait for a writer.
+    let base: OwnedFd =
+        std::fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(base)?.into();
     let mut made = PathBuf::from("/");
     for part in path.components() {
         let Component::Normal(name) = part else { continue };
@@ -140,6 +143,15 @@ mod tests {
         assert!(root.join("inside/a/b").is_dir());
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
         std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_volume_that_is_a_fifo_does_not_block() {
+        let fifo = std::env::temp_dir().join(format!("coracle-cwd-fifo-{}", std::process::id()));
+        nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let refused = make_in(&fifo, Path::new("/x"), (0, 0));
+        std::fs::remove_file(&fifo).unwrap();
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::NotADirectory);
     }
 
     #[test]

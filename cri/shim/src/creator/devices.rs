@@ -41,11 +41,12 @@ pub(super) enum Nodes {
 
 /// Fills /dev, unless a bind mount covers it.
 pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<(), DeviceError> {
-    if is_bind_mounted(spec.mounts().as_deref().unwrap_or_default()) {
+    let mounts = spec.mounts().as_deref().unwrap_or_default();
+    if is_bind_mounted(mounts) {
         return Ok(());
     }
     let asked = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
-    for device in &merged(asked) {
+    for device in &merged(asked, mounts) {
         let made = match nodes {
             Nodes::Made => make(root, device),
             Nodes::Bound => bind(root, device),
@@ -61,11 +62,15 @@ fn is_bind_mounted(mounts: &[Mount]) -> bool {
     mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
 }
 
-/// The default devices that the spec does not override, then those of the spec.
-fn merged(asked: &[LinuxDevice]) -> Vec<LinuxDevice> {
-    let mut all = default_devices();
-    all.retain(|default| !asked.iter().any(|device| device.path() == default.path()));
-    all.extend_from_slice(asked);
+/// The default devices that the spec does not override, then those of the spec. A mount replaces the device at its
+/// path: pods mount /dev/urandom at /dev/random. Of several devices at one path the last one is used.
+fn merged(asked: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
+    let mut all: Vec<LinuxDevice> = Vec::new();
+    for device in default_devices().iter().chain(asked) {
+        all.retain(|earlier| earlier.path() != device.path());
+        all.push(device.clone());
+    }
+    all.retain(|device| !mounts.iter().any(|mount| mount.destination() == device.path()));
     all
 }
 
@@ -128,11 +133,28 @@ mod tests {
 
     #[test]
     fn a_device_of_the_spec_replaces_the_default_one_at_its_path() {
-        let wanted = merged(&[device("/dev/null", 5), device("/dev/mine", 7)]);
+        let wanted = merged(&[device("/dev/null", 5), device("/dev/mine", 7)], &[]);
         let of = |path: &str| wanted.iter().filter(|d| d.path() == Path::new(path)).collect::<Vec<_>>();
         assert_eq!(of("/dev/null").len(), 1);
         assert_eq!(of("/dev/null")[0].minor(), 5);
         assert_eq!((of("/dev/mine").len(), of("/dev/zero").len(), wanted.len()), (1, 1, 7));
+    }
+
+    #[test]
+    fn a_mount_and_a_later_device_replace_the_device_at_their_path() {
+        let mount = |at: &str| -> Mount {
+            let json =
+                serde_json::json!({ "destination": at, "source": "/dev/urandom", "options": ["bind"] });
+            serde_json::from_value(json).unwrap()
+        };
+        let mounts = [mount("/dev/random"), mount("/dev/mine")];
+        let asked = [device("/dev/mine", 7), device("/dev/other", 8), device("/dev/other", 9)];
+        let wanted = merged(&asked, &mounts);
+        let minors = |path: &str| -> Vec<i64> {
+            wanted.iter().filter(|found| found.path() == Path::new(path)).map(LinuxDevice::minor).collect()
+        };
+        assert_eq!((minors("/dev/random"), minors("/dev/mine")), (Vec::new(), Vec::new()));
+        assert_eq!((minors("/dev/other"), minors("/dev/urandom").len()), (vec![9], 1));
     }
 
     #[test]

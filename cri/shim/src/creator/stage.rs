@@ -245,11 +245,13 @@ impl Stage {
     }
 
     /// Makes the spec's device nodes, which root of a user namespace may not make, and replaces them by bind
-    /// mounts.
+    /// mounts. A mount replaces the device at its path.
     pub(super) fn devices(&self, spec: &mut Spec, mapping: &Mapping) -> Result<(), StageError> {
-        let Some(devices) = spec.linux_mut().as_mut().and_then(|linux| linux.devices().clone()) else {
+        let Some(mut devices) = spec.linux_mut().as_mut().and_then(|linux| linux.devices().clone()) else {
             return Ok(());
         };
+        let mounts = spec.mounts().as_deref().unwrap_or_default();
+        devices.retain(|device| !mounts.iter().any(|mount| mount.destination() == device.path()));
         let mut binds = Vec::with_capacity(devices.len());
         for (number, device) in devices.iter().enumerate() {
             let name = format!("device-{number}");
