@@ -46,6 +46,7 @@ pub(crate) async fn mark_unschedulable(
     let since = old.filter(|old| old.status == "False").and_then(|old| old.last_transition_time.as_ref());
     let condition = json!({
         "type": "PodScheduled",
+        "observedGeneration": pod.metadata.generation,
         "status": "False",
         "reason": "Unschedulable",
         "message": message,

@@ -7,6 +7,7 @@ use super::volume::volume;
 use super::{child, child_of, each, fill};
 use crate::pod_level;
 
+const GRACE_PERIOD: &str = "terminationGracePeriodSeconds";
 const LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
 /// Sets the defaults of a pod: those of pod templates, and those that templates do not have.
@@ -14,6 +15,10 @@ pub(crate) fn pod(pod: &mut Value) {
     child(pod, "metadata");
     addresses(pod);
     let Some(spec) = child(pod, "spec") else { return };
+    // A negative grace period of a pod, not of a template, is read as one second: `Convert_v1_Pod_To_core_Pod` of `core/v1`.
+    if spec.get(GRACE_PERIOD).and_then(Value::as_i64).is_some_and(|seconds| seconds < 0) {
+        spec.insert(GRACE_PERIOD.to_owned(), 1.into());
+    }
     pod_spec(spec);
     for list in ["containers", "initContainers"] {
         for container in each(spec, list) {
@@ -95,7 +100,7 @@ pub(super) fn template(template: &mut Map<String, Value>) {
 fn pod_spec(spec: &mut Map<String, Value>) {
     fill(spec, "dnsPolicy", "ClusterFirst");
     fill(spec, "restartPolicy", "Always");
-    fill(spec, "terminationGracePeriodSeconds", 30);
+    fill(spec, GRACE_PERIOD, 30);
     fill(spec, "schedulerName", "default-scheduler");
     child_of(spec, "securityContext");
     service_account(spec);

@@ -26,6 +26,15 @@ fn a_pod_gets_upstreams_defaults() {
 }
 
 #[test]
+fn a_negative_grace_period_of_a_pod_is_one_second() {
+    let pod = defaulted("v1", "Pod", json!({"spec": {"terminationGracePeriodSeconds": -1}}));
+    assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 1);
+    let template = json!({"spec": {"template": {"spec": {"terminationGracePeriodSeconds": -1}}}});
+    let set = defaulted("apps/v1", "ReplicaSet", template);
+    assert_eq!(set["spec"]["template"]["spec"]["terminationGracePeriodSeconds"], -1, "templates keep it");
+}
+
+#[test]
 fn sources_of_variables_are_filled() {
     let env = json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "B", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "k"}}},

@@ -72,8 +72,6 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     resize::policies(causes, path, spec);
     causes.one_of(&path.field("restartPolicy"), &spec["restartPolicy"], RESTART_POLICIES);
     dns(causes, path, spec);
-    // Upstream accepts negative numbers, for old objects, and reads them as 1. They are refused here.
-    causes.not_negative(&path.field("terminationGracePeriodSeconds"), &spec["terminationGracePeriodSeconds"]);
     let deadline = &spec["activeDeadlineSeconds"];
     causes.in_range(&path.field("activeDeadlineSeconds"), deadline, 1..=i64::from(i32::MAX));
     names(causes, path, spec);

@@ -49,12 +49,6 @@ fn pods_need_containers_names_and_images() {
     );
     check(
         "Pod",
-        "/spec/terminationGracePeriodSeconds",
-        json!(-1),
-        &["spec.terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0"],
-    );
-    check(
-        "Pod",
         "/spec/activeDeadlineSeconds",
         json!(0),
         &["spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive"],
