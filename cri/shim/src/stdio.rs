@@ -348,7 +348,8 @@ mod tests {
 
     #[test]
     fn clients_of_a_terminal_that_no_process_has_open_are_disconnected() {
-        let (master, slave) = crate::terminal::make(std::fs::File::open("/").unwrap()).unwrap();
+        let nix::pty::OpenptyResult { master, slave } = nix::pty::openpty(None, None).unwrap();
+        nix::fcntl::fcntl(&slave, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC)).unwrap();
         let mut stdio = Stdio::default();
         stdio.set_master(master).unwrap();
         let attach = Attach { stdin: true, stdout: true, ..Attach::default() };

@@ -33,7 +33,7 @@ pub(crate) fn take(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<O
 }
 
 /// Makes a terminal: master and slave.
-pub(crate) fn make(root: impl AsFd) -> io::Result<(OwnedFd, OwnedFd)> {
+fn make(root: impl AsFd) -> io::Result<(OwnedFd, OwnedFd)> {
     let directory = kernel::open_in_root(root, Path::new("/dev/pts"), libc::O_PATH | libc::O_DIRECTORY)?;
     if fstatfs(&directory)?.filesystem_type() != DEVPTS {
         return Err(io::Error::other("/dev/pts is not a devpts file system"));
