@@ -68,9 +68,13 @@ class Ingress(Part):
         becomes(f"after {step} Ingress and Service have the addresses of the nodes", published)
 
     def unanswered(self, change):
-        """Makes a change while requests run. None of them may fail."""
+        """Makes a change while requests run, until Traefik serves the new version. None of them may fail."""
         clients = [Client(self, node) for node in self.cluster.nodes()]
         done = change()
+        # helm waits for the Deployment. Traefik may see its endpoints a moment later.
+        end = time.monotonic() + 20
+        while len({answer for client in clients for answer in list(client.answers)}) < 2 and time.monotonic() < end:
+            time.sleep(0.1)
         answers = sum((client.stop() for client in clients), collections.Counter())
         longest = max(client.longest for client in clients)
         failed = {answer: count for answer, count in answers.items() if not answer.startswith("version ")}
