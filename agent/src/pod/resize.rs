@@ -23,9 +23,10 @@ use super::state::{ObservedContainer, ObservedPod};
 use crate::cgroup::{Machine, container_resources, effective_resources};
 
 /// A resize that pod sync has accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct AcceptedResize {
-    pub(crate) generation: Option<i64>,
+    /// The version of the pod that has the new resources.
+    pub(crate) pod: Arc<Pod>,
 }
 
 /// Decisions of pod sync about resizes, for the pods' workers; cheap to clone.
@@ -144,8 +145,8 @@ impl Resizes {
     }
 
     /// Records that a resize is accepted.
-    pub(crate) fn accept(&self, uid: &str, generation: Option<i64>) {
-        let accepted = Some(AcceptedResize { generation });
+    pub(crate) fn accept(&self, uid: &str, pod: &Arc<Pod>) {
+        let accepted = Some(AcceptedResize { pod: Arc::clone(pod) });
         self.lock().insert(uid.to_owned(), Decisions { pending: None, accepted });
     }
 
@@ -154,9 +155,10 @@ impl Resizes {
         self.lock().get(uid)?.pending.clone()
     }
 
-    /// The accepted resize of a pod. It is returned once.
-    pub(crate) fn take_accepted(&self, uid: &str) -> Option<AcceptedResize> {
-        self.lock().get_mut(uid)?.accepted.take()
+    /// The accepted resize of a pod. It is returned once, and only if `desired` has its resources: a worker may look at a
+    /// version of the pod from before the decision.
+    pub(crate) fn take_accepted(&self, uid: &str, desired: &Pod) -> Option<AcceptedResize> {
+        self.lock().get_mut(uid)?.accepted.take_if(|accepted| !allocation::differs(&accepted.pod, desired))
     }
 
     /// Removes a pending resize. An accepted one stays for the worker.

@@ -5,10 +5,11 @@
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use futures::StreamExt as _;
@@ -16,7 +17,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
-use nix::libc::{ELOOP, EXDEV};
+use nix::libc::{ELOOP, EXDEV, O_NONBLOCK};
 use nix::sys::stat::Mode;
 use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use tokio::io::AsyncReadExt as _;
@@ -70,7 +71,9 @@ fn find(root: &Path, path: &str) -> io::Result<Found> {
     if !metadata.is_file() {
         return Err(ErrorKind::PermissionDenied.into());
     }
-    Ok(Found::File(File::open(&link)?, metadata.len()))
+    // Without O_NONBLOCK the open waits while the owner of the file holds a lease on it (fcntl(2)).
+    let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(&link)?;
+    Ok(Found::File(file, metadata.len()))
 }
 
 fn listing(directory: &Path) -> io::Result<String> {

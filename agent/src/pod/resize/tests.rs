@@ -128,11 +128,13 @@ fn decisions_reach_the_worker_once() {
     assert!(!resizes.defer("u", pending(2)));
     assert!(resizes.defer("u", pending(3)));
     assert_eq!(resizes.pending("u"), Some(pending(3)));
-    resizes.accept("u", Some(3));
+    let (old, new) = (pod("1", "1Mi"), Arc::new(pod("2", "1Mi")));
+    resizes.accept("u", &new);
     resizes.remove("u");
     assert_eq!(resizes.pending("u"), None);
-    assert_eq!(resizes.take_accepted("u").and_then(|accepted| accepted.generation), Some(3));
-    assert_eq!(resizes.take_accepted("u"), None);
+    assert!(resizes.take_accepted("u", &old).is_none(), "the worker has not received the new resources");
+    assert!(resizes.take_accepted("u", &new).is_some());
+    assert!(resizes.take_accepted("u", &new).is_none());
     resizes.remove("u");
     assert!(resizes.lock().is_empty());
 }

@@ -101,7 +101,7 @@ impl Sync {
                     self.pending.remove(&uid);
                     let generation = pod.metadata.generation;
                     // First, so that the worker knows of the resize when it gets the new resources.
-                    self.node.resizes.accept(&uid, generation);
+                    self.node.resizes.accept(&uid, &pod);
                     self.replace(&uid, &old, &pod);
                     let message = event_message("Pod resize started", &pod, generation, None);
                     self.node.recorder.pod(&pod, Level::Normal, "ResizeStarted", message);

@@ -17,13 +17,14 @@ impl Worker {
             resize.adopt(pod, &self.observed, self.node.machine);
         }
         resize.pending = resizes.pending(&self.uid);
-        if let Some(accepted) = resizes.take_accepted(&self.uid) {
+        if let Some(accepted) = resizes.take_accepted(&self.uid, pod) {
             if resize.pod_before.is_none() {
                 let reported = self.reported.as_deref().or(pod.status.as_ref());
                 resize.pod_before = reported.and_then(|status| status.resources.clone()).map(Box::new);
             }
             // A new resize clears the error of the one before.
-            resize.in_progress = Some(InProgress { generation: accepted.generation, error: None });
+            resize.in_progress =
+                Some(InProgress { generation: accepted.pod.metadata.generation, error: None });
             resize.is_cgroup_due = true;
             self.state.pod_retries.clear(RESIZE);
         }
