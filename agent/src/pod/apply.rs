@@ -99,6 +99,15 @@ pub(crate) struct Job {
     pub(crate) interrupt: CancellationToken,
 }
 
+/// A sandbox configuration, and what the pod's owner should know of its resolver configuration.
+struct SandboxConfig {
+    config: cri::PodSandboxConfig,
+    /// Whether the pod needs a cluster DNS that does not exist.
+    is_cluster_dns_missing: bool,
+    /// Messages about the servers and domains that are left out.
+    omitted: Vec<String>,
+}
+
 /// Why an action must be retried.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
@@ -186,9 +195,8 @@ impl Job {
         move |source| ApplyError::Runtime { call, what, source }
     }
 
-    /// The sandbox configuration of `RunPodSandbox`, which `CreateContainer` requires again. Also: whether the pod needs a
-    /// cluster DNS that does not exist, and messages about the parts of its resolver configuration that are left out.
-    fn sandbox_config(&self, attempt: u32, parent: &str) -> (cri::PodSandboxConfig, bool, Vec<String>) {
+    /// The sandbox configuration of `RunPodSandbox`, which `CreateContainer` requires again.
+    fn sandbox_config(&self, attempt: u32, parent: &str) -> SandboxConfig {
         use super::config::{dns, sandbox};
         let (config, spec) = (&self.node.config, self.spec());
         let host = bounded::read_text(&config.resolv_conf, RESOLV_CONF_MAX);
@@ -206,6 +214,10 @@ impl Job {
             dns: resolved.config,
             users: self.node.user_ids.mapping(&self.uid),
         };
-        (sandbox::config(&self.pod, &spec, attempt, place), resolved.cluster_missing, resolved.omitted)
+        SandboxConfig {
+            config: sandbox::config(&self.pod, &spec, attempt, place),
+            is_cluster_dns_missing: resolved.cluster_missing,
+            omitted: resolved.omitted,
+        }
     }
 }

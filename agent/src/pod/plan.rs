@@ -53,6 +53,8 @@ pub(crate) struct StartContainer {
     pub(crate) instead_of: Option<String>,
     /// End of the container before it: its back-off counts from then.
     pub(crate) crashed: Option<Timestamp>,
+    /// While a resize waits: the pod with the resources that its cgroup has. They stay until the resize.
+    pub(crate) pod_before: Option<Arc<Pod>>,
 }
 
 /// A running container to resize.
@@ -194,7 +196,7 @@ fn prepare(facts: &Facts<'_>, plan: &mut Plan) {
 
 fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     stop_condemned(facts, shape, plan);
-    resize::plan(facts, shape, plan);
+    let due = resize::plan(facts, shape, plan);
     let mut starts = Vec::new();
     let initialized = inits(facts, shape, plan, &mut starts);
     if initialized {
@@ -211,9 +213,18 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
             start(facts, &added, plan, &mut starts);
         }
     }
-    if !starts.is_empty() {
-        plan.actions.push(Action::Start(starts));
+    if starts.is_empty() {
+        return;
     }
+    match due {
+        resize::Due::No => {}
+        // The next plan starts the containers: it depends on the outcome of the resize.
+        resize::Due::Now => return,
+        resize::Due::Later(before) => {
+            starts.iter_mut().for_each(|start| start.pod_before = Some(Arc::clone(&before)))
+        }
+    }
+    plan.actions.push(Action::Start(starts));
 }
 
 /// Whether an ephemeral container was started before: observed here, or reported before a boot.
@@ -332,6 +343,7 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
         attempt: latest.map_or(0, |c| if created.is_some() { c.attempt } else { c.attempt + 1 }),
         instead_of: created.map(|c| c.id.clone()),
         crashed,
+        pod_before: None,
     });
 }
 

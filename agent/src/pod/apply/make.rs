@@ -3,7 +3,7 @@
 use coracle_error_chain::chain;
 use coracle_proto::cri;
 
-use super::{ApplyError, Job, Report};
+use super::{ApplyError, Job, Report, SandboxConfig};
 use crate::event_recorder::Level;
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
@@ -69,8 +69,9 @@ impl Job {
         if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
             self.node.user_ids.allocate(&self.uid).map_err(|error| vec![ApplyError::UserIds(error)])?;
         }
-        let (config, no_cluster_dns, omitted) = self.sandbox_config(attempt, &parent.0);
-        if no_cluster_dns {
+        let SandboxConfig { config, is_cluster_dns_missing, omitted } =
+            self.sandbox_config(attempt, &parent.0);
+        if is_cluster_dns_missing {
             self.report_missing_dns();
         }
         for message in omitted {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Container;
 use super::mounts::RuntimeMounts;
 use super::start_queue::StartQueue;
 use super::{ApplyError, Job, Report};
-use crate::cgroup::container_resources;
+use crate::cgroup::{CgroupError, CgroupParent, container_resources};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::admit::{containers, unsupported};
 use crate::pod::config::{container as container_config, files, hostname};
@@ -98,6 +98,18 @@ impl Job {
         }
     }
 
+    /// The parent cgroup of a container, with the limits that it needs: the pod may have been resized since its cgroup was
+    /// made. While a resize waits, the containers that run need the former limits.
+    async fn cgroup_parent(&self, start: &StartContainer) -> Result<CgroupParent, CgroupError> {
+        let cgroups = &self.node.cgroups;
+        if let Some(before) = &start.pod_before {
+            cgroups.widen_pod(before, &self.pod).await?;
+        } else if self.pod.metadata.generation.is_some_and(|generation| generation > 1) {
+            return cgroups.ensure_pod(&self.pod).await;
+        }
+        cgroups.parent(&self.pod)
+    }
+
     async fn start(
         &self,
         shape: &Shape<'_>,
@@ -113,14 +125,8 @@ impl Job {
         }
         let made = self.container_config(shape, container, start.attempt, image).await;
         let config = made.inspect_err(|not| self.record_failure(container, &not.waiting.message))?;
-        // The pod may have been resized since its cgroup was made.
-        let is_changed = self.pod.metadata.generation.is_some_and(|generation| generation > 1);
-        let parent = match is_changed {
-            true => self.node.cgroups.ensure_pod(&self.pod).await,
-            false => self.node.cgroups.parent(&self.pod),
-        };
-        let parent = parent.map_err(NotStarted::config)?;
-        let (sandbox_config, ..) = self.sandbox_config(sandbox.attempt, &parent.0);
+        let parent = self.cgroup_parent(start).await.map_err(NotStarted::config)?;
+        let sandbox_config = self.sandbox_config(sandbox.attempt, &parent.0).config;
         let request = cri::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),
             config: Some(config),

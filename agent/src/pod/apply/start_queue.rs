@@ -72,7 +72,13 @@ mod tests {
     use super::*;
 
     fn start(name: &str) -> StartContainer {
-        StartContainer { name: name.to_owned(), attempt: 0, instead_of: None, crashed: None }
+        StartContainer {
+            name: name.to_owned(),
+            attempt: 0,
+            instead_of: None,
+            crashed: None,
+            pod_before: None,
+        }
     }
 
     /// Start order of containers whose pulls take these times in milliseconds.

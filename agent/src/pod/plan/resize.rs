@@ -8,8 +8,19 @@ use super::{Action, Facts, Plan, ResizeContainer, grace_of, redefined, wake_at};
 use crate::pod::resize::{Change, change};
 use crate::pod::state::{ObservedContainer, RESIZE, Shape};
 
+/// Whether the limits of the pod's cgroup must still change.
+pub(super) enum Due {
+    /// The cgroup has the limits of the pod.
+    No,
+    /// This plan changes them.
+    Now,
+    /// The last attempt failed, as because of the memory usage, and waits. The pod has the resources of its cgroup and of
+    /// its running containers.
+    Later(Arc<Pod>),
+}
+
 /// Plans updates of running containers, and stops of those whose resize policy requires a restart.
-pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) -> Due {
     let (mut containers, mut is_due) = (Vec::new(), facts.state.resize.is_cgroup_due);
     for (container, observed) in running(facts, shape) {
         let is_condemned = facts.state.kill_requests.contains_key(&observed.id) || redefined(shape, observed);
@@ -34,12 +45,15 @@ pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         is_due = true;
     }
     if !is_due {
-        return;
+        return Due::No;
     }
-    match facts.state.pod_retries.since_failure(RESIZE, facts.now) {
-        Some(until) => wake_at(plan, until),
-        None => plan.actions.push(Action::Resize { before: before(facts, shape), containers }),
+    let before = before(facts, shape);
+    if let Some(until) = facts.state.pod_retries.since_failure(RESIZE, facts.now) {
+        wake_at(plan, until);
+        return Due::Later(before);
     }
+    plan.actions.push(Action::Resize { before, containers });
+    Due::Now
 }
 
 /// The containers that run in the current sandbox.

@@ -351,6 +351,27 @@ fn a_resize_starts_from_the_former_pod_level_resources() {
 }
 
 #[test]
+fn a_container_that_starts_while_a_resize_waits_keeps_the_limits_of_the_others() {
+    let desired = pod(json!({"resources": {"limits": {"cpu": "1"}},
+        "containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}));
+    let whole: ResourceRequirements = serde_json::from_value(json!({"limits": {"cpu": "2"}})).unwrap();
+    let seen = observed(vec![ObservedContainer {
+        created_with: Some(whole.clone()),
+        ..container("a", 0, running())
+    }]);
+    let mut state = ready_worker_state();
+    state.resize.is_cgroup_due = true;
+    state.resize.pod_before = Some(Box::new(whole.clone()));
+    let got = decide(&desired, &seen, &state, 0);
+    assert!(matches!(got.actions.as_slice(), [Action::Resize { .. }]), "first the resize: {got:?}");
+    state.pod_retries.fail(RESIZE, at(0), at(0));
+    let got = decide(&desired, &seen, &state, 0);
+    let [Action::Start(starts)] = got.actions.as_slice() else { panic!("{got:?}") };
+    let before = starts[0].pod_before.as_ref().and_then(|pod| pod.spec.as_ref()).unwrap();
+    assert_eq!(before.resources, Some(whole));
+}
+
+#[test]
 fn a_restart_for_a_resize_is_no_crash_and_needs_no_restart_policy() {
     let wanted = sized("2", "RestartContainer", "OnFailure");
     let mut state = ready_worker_state();
