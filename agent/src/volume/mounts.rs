@@ -1,5 +1,6 @@
 //! Mounts on the host, and removal of directory trees with mounts in them.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -99,26 +100,28 @@ pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path, is_bidirectiona
 pub fn isolate_parts(path: &Path) -> io::Result<()> {
     let Ok(path) = path.canonicalize() else { return Ok(()) };
     let mountinfo = fs::read_to_string(MOUNTINFO)?;
-    let mut last: Option<PathBuf> = None;
+    let mut parts = HashSet::new();
     for line in mountinfo.lines() {
-        let is_part = |point: &PathBuf| {
-            point.starts_with(&path) && point.components().any(|name| name.as_os_str() == PARTS)
-        };
-        let Some(point) = mount_point(line).filter(is_part) else { continue };
-        // The call for a part includes the mounts in it.
-        if last.as_ref().is_some_and(|last| point.starts_with(last)) {
+        let point = mount_point(line).filter(|point| point.starts_with(&path));
+        let Some(part) = point.as_deref().and_then(part_of) else { continue };
+        // The call for a part includes the mounts in it, which are later in the table. Changing a mount of a network file
+        // system waits for its server, and so does a path through it.
+        if !parts.insert(part.clone()) || is_network(line) {
             continue;
         }
-        // Changing a mount of a network file system waits for its server.
-        if !is_network(line) {
-            match mount(NONE, &point, NONE, MsFlags::MS_SLAVE | MsFlags::MS_REC, NONE) {
-                Ok(()) | Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+        match mount(NONE, &part, NONE, MsFlags::MS_SLAVE | MsFlags::MS_REC, NONE) {
+            Ok(()) | Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
         }
-        last = Some(point);
     }
     Ok(())
+}
+
+/// The mounted part of a volume that has a mount point: the directory of parts, then volume, container and number.
+fn part_of(point: &Path) -> Option<PathBuf> {
+    let names: Vec<_> = point.components().collect();
+    let parts = names.iter().position(|name| name.as_os_str() == PARTS)?;
+    Some(names.get(..parts + 4)?.iter().collect())
 }
 
 /// Unmounts all mounts at or below the path, the innermost first.
@@ -147,7 +150,10 @@ pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
 
 /// Detaches the NFS mounts at or below the path. A server that does not answer must not block the removal of a pod.
 pub(super) fn detach_network(path: &Path) -> io::Result<()> {
-    isolate_parts(path)?;
+    if let Err(error) = isolate_parts(path) {
+        // The unmount of the volume reports it. Here only a server that does not respond matters.
+        tracing::debug!(%error, path = %path.display(), "cannot isolate parts of volumes");
+    }
     let Ok(path) = path.canonicalize() else { return Ok(()) };
     let mountinfo = fs::read_to_string(MOUNTINFO)?;
     let network = mountinfo.lines().filter(|line| is_network(line));
