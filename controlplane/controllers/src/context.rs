@@ -15,6 +15,7 @@ use crate::state::group_members::GroupMembers;
 use crate::state::pod_counts::PodCounts;
 use crate::state::service_addresses::ServiceAddresses;
 use crate::state::volume_index::VolumeIndex;
+use crate::state::zones::ZoneIndex;
 use crate::write::Writer;
 use coracle_events::{Event, Recorder};
 
@@ -36,6 +37,8 @@ pub(crate) struct Context {
     pub(crate) group_members: Arc<GroupMembers>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
+    /// Processors of zones.
+    pub(crate) zones: Arc<ZoneIndex>,
 }
 
 impl Context {
@@ -52,6 +55,7 @@ impl Context {
             volumes: Arc::default(),
             group_members: Arc::default(),
             service_addresses: Arc::default(),
+            zones: Arc::default(),
         }
     }
 

@@ -6,3 +6,4 @@ pub(crate) mod group_members;
 pub(crate) mod pod_counts;
 pub(crate) mod service_addresses;
 pub(crate) mod volume_index;
+pub(crate) mod zones;

@@ -25,9 +25,13 @@ const MANAGER: &str = "endpointslice-controller.k8s.io";
 /// Queues changed services, the services of changed pods and slices, and those with automatic topology hints when a node
 /// changes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
+    let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.services.on_change(move |change| {
         if let Some(service) = change.latest() {
+            zones.follow_service(
+                service.key(),
+                change.new.is_some_and(|service| topology::is_automatic(service)),
+            );
             own.add(service.key());
         }
     });
@@ -41,15 +45,10 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let own = queue.clone();
     crate::endpoints::run::on_endpoint_change(context, move |service| own.add(service));
-    let (own, services) = (queue.clone(), context.caches.services.clone());
+    let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.nodes.on_change(move |change| {
-        if change.old.and_then(topology::facts) == change.new.and_then(topology::facts) {
-            return;
-        }
-        let all = services.all();
-        all.iter()
-            .filter(|service| topology::is_automatic(service))
-            .for_each(|service| own.add(service.key()));
+        let (old, new) = (change.old.and_then(topology::facts), change.new.and_then(topology::facts));
+        zones.follow_node(old.as_ref(), new.as_ref()).into_iter().for_each(|service| own.add(service));
     });
 }
 
@@ -63,7 +62,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         |node: &str| caches.nodes.get(&Key::new("", node))?.metadata.labels.as_ref()?.get(ZONE).cloned();
     let mut groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
     if topology::is_automatic(&service) {
-        topology::set_hints(&mut groups, Zones::of(&caches.nodes.all()).as_ref());
+        let zones = context.zones.processors().and_then(|processors| Zones::of(&processors));
+        topology::set_hints(&mut groups, zones.as_ref());
     }
     let count = groups.iter().map(|group| group.endpoints.len()).sum();
     let slices = slices_of(context, &key, service.uid(), MANAGER);

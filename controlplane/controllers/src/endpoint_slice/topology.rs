@@ -8,6 +8,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, ForZone};
 
 use super::pack::Group;
 use crate::object::{Node, Service};
+use crate::state::zones::NodeFacts;
 
 /// Label of a node with its zone.
 pub(crate) const ZONE: &str = "topology.kubernetes.io/zone";
@@ -24,9 +25,6 @@ const OVERLOAD: f64 = 1.2;
 #[derive(Debug, PartialEq)]
 pub(crate) struct Zones(BTreeMap<String, f64>);
 
-/// The zone and the processors of a node, in thousandths.
-pub(crate) type NodeFacts = (Option<String>, i64);
-
 /// Whether the controller sets hints in proportion to processors.
 pub(crate) fn is_automatic(service: &Service) -> bool {
     let annotations = service.metadata.annotations.as_ref();
@@ -40,7 +38,7 @@ pub(crate) fn facts(node: &Arc<Node>) -> Option<NodeFacts> {
     let is_excluded = EXCLUDED.iter().any(|label| labels.is_some_and(|labels| labels.contains_key(*label)));
     let is_ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
     let zone = labels.and_then(|labels| labels.get(ZONE)).filter(|zone| !zone.is_empty());
-    (is_ready && !is_excluded).then(|| (zone.cloned(), node.status.processors))
+    (is_ready && !is_excluded).then(|| NodeFacts { zone: zone.cloned(), processors: node.status.processors })
 }
 
 /// Sets the hints of the ready endpoints, and removes those of the others. Without `zones` all are removed.
@@ -71,16 +69,10 @@ fn hint(endpoint: &mut Endpoint, zone: String) {
 // === impl Zones ===
 
 impl Zones {
-    /// The zones of the nodes. `None` if there are fewer than two, or a node that counts has no zone or no processors.
-    pub(crate) fn of(nodes: &[Arc<Node>]) -> Option<Self> {
-        let mut processors: BTreeMap<String, i64> = BTreeMap::new();
-        for (zone, own) in nodes.iter().filter_map(facts) {
-            let own = Some(own).filter(|own| *own > 0)?;
-            let sum = processors.entry(zone?).or_default();
-            *sum = sum.saturating_add(own);
-        }
+    /// The shares of zones with these processors. `None` if there are fewer than two.
+    pub(crate) fn of(processors: &BTreeMap<String, i128>) -> Option<Self> {
         let all: f64 = processors.values().map(|own| *own as f64).sum();
-        let shares = processors.into_iter().map(|(zone, own)| (zone, own as f64 / all));
+        let shares = processors.iter().map(|(zone, own)| (zone.clone(), *own as f64 / all));
         Some(Self(shares.collect())).filter(|zones| zones.0.len() >= 2)
     }
 
@@ -148,6 +140,7 @@ mod tests {
 
     use super::*;
     use crate::endpoint_slice::pack::SliceKey;
+    use crate::state::zones::ZoneIndex;
 
     fn node(zone: &str, processors: &str, ready: &str, role: &str) -> Arc<Node> {
         let labels = json!({"topology.kubernetes.io/zone": zone, role: ""});
@@ -159,7 +152,15 @@ mod tests {
 
     fn zones(nodes: &[(&str, &str)]) -> Option<Zones> {
         let nodes: Vec<_> = nodes.iter().map(|(zone, cpu)| node(zone, cpu, "True", "x")).collect();
-        Zones::of(&nodes)
+        of_nodes(&nodes)
+    }
+
+    fn of_nodes(nodes: &[Arc<Node>]) -> Option<Zones> {
+        let index = ZoneIndex::default();
+        for node in nodes {
+            index.follow_node(None, facts(node).as_ref());
+        }
+        Zones::of(&index.processors()?)
     }
 
     /// The zones that endpoints serve in two zones with these processors.
@@ -178,11 +179,11 @@ mod tests {
             assert_eq!(zones(insufficient), None, "{insufficient:?}");
         }
         let two = || [node("a", "2", "True", "x"), node("b", "2", "True", "x")];
-        let with = |other| Zones::of(&[&two()[..], &[other]].concat());
+        let with = |other| of_nodes(&[&two()[..], &[other]].concat());
         let (control, unready) =
             (node("", "2", "True", "node-role.kubernetes.io/control-plane"), node("", "2", "False", "x"));
-        assert_eq!(with(control), Zones::of(&two()));
-        assert_eq!(with(unready), Zones::of(&two()));
+        assert_eq!(with(control), of_nodes(&two()));
+        assert_eq!(with(unready), of_nodes(&two()));
     }
 
     #[test]
