@@ -11,6 +11,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use ipnetwork::IpNetwork;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
@@ -33,9 +34,11 @@ pub(crate) fn everywhere(port: u16) -> Vec<SocketAddr> {
     any.map(|address| SocketAddr::new(address, port)).to_vec()
 }
 
-/// Listens at the first possible address until dropped. `reply` gets the path of a request and the client's address.
+/// Listens at the first possible address until dropped. Only connections to the node's addresses in `ranges` are served:
+/// without a range of a family, those to all its addresses. `reply` gets the path of a request and the client's address.
 pub(crate) async fn serve(
     addresses: Vec<SocketAddr>,
+    ranges: Arc<[IpNetwork]>,
     connections: Connections,
     reply: impl Fn(&str, IpAddr) -> Reply + Clone + Send + Sync + 'static,
 ) {
@@ -46,6 +49,7 @@ pub(crate) async fn serve(
         // action.
         tokio::select! {
             accepted = listener.accept() => match accepted {
+                Ok((stream, _client)) if !is_served(&stream, &ranges) => drop(stream),
                 Ok((stream, client)) => {
                     // At the limit the connection is closed without a response, and the client tries again.
                     if let Ok(permit) = connections.admit(client.ip()) {
@@ -62,6 +66,15 @@ pub(crate) async fn serve(
             Some(_ended) = tasks.join_next() => {}
         }
     }
+}
+
+fn is_served(stream: &TcpStream, ranges: &[IpNetwork]) -> bool {
+    stream.local_addr().is_ok_and(|address| is_in_ranges(address.ip().to_canonical(), ranges))
+}
+
+fn is_in_ranges(address: IpAddr, ranges: &[IpNetwork]) -> bool {
+    let mut of_family = ranges.iter().filter(|range| range.is_ipv4() == address.is_ipv4()).peekable();
+    of_family.peek().is_none() || of_family.any(|range| range.contains(address))
 }
 
 async fn listen(addresses: &[SocketAddr]) -> TcpListener {
@@ -117,4 +130,17 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Reply {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_a_family_limit_its_addresses() {
+        let ranges: Vec<IpNetwork> = vec!["192.0.2.0/24".parse().unwrap()];
+        let of = |address: &str| is_in_ranges(address.parse().unwrap(), &ranges);
+        assert_eq!(["192.0.2.1", "198.51.100.1", "2001:db8::1"].map(of), [true, false, true]);
+        assert!(is_in_ranges([198, 51, 100, 1].into(), &[]));
+    }
 }

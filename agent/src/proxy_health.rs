@@ -68,12 +68,12 @@ pub(crate) async fn serve(
     let connections = || health_server::connections(CONNECTIONS_MAX);
     let healthz = async {
         if let Some(address) = healthz {
-            health_server::serve(vec![address], connections(), health).await;
+            health_server::serve(vec![address], Arc::default(), connections(), health).await;
         }
     };
     let status = async {
         if let Some(address) = status {
-            health_server::serve(vec![address], connections(), mode).await;
+            health_server::serve(vec![address], Arc::default(), connections(), mode).await;
         }
     };
     tokio::join!(healthz, status);

@@ -178,7 +178,9 @@ fn spawn_service_tasks(
         let overlay = pod::admit::in_use::overlay_port(config);
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
         let state = proxy.state();
-        tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone(), state.clone()).run());
+        let ranges = settings.node_port_addresses.clone().into();
+        let health = ServiceHealth::new(&config.node_name, node.services.clone(), state.clone(), ranges);
+        tasks.spawn(health.run());
         tasks.spawn(proxy_health::serve(settings.healthz, settings.status, state, agent.node()));
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
         let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());

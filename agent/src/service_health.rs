@@ -12,6 +12,7 @@ use coracle_connections::Connections;
 use coracle_services::{EndpointSlice, cluster_ips};
 use coracle_values::object::Key;
 use http::{HeaderValue, StatusCode};
+use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Service;
 use serde_json::json;
 use tokio::sync::watch;
@@ -29,6 +30,8 @@ pub(crate) struct ServiceHealth {
     node_name: String,
     services: ServiceCache,
     proxy: ProxyState,
+    /// Ranges of the node's addresses that have node ports.
+    ranges: Arc<[IpNetwork]>,
     connections: Connections,
     servers: BTreeMap<Key, Server>,
 }
@@ -59,9 +62,15 @@ struct LocalEndpoints {
 // === impl ServiceHealth ===
 
 impl ServiceHealth {
-    pub(crate) fn new(node_name: &str, services: ServiceCache, proxy: ProxyState) -> Self {
+    pub(crate) fn new(
+        node_name: &str,
+        services: ServiceCache,
+        proxy: ProxyState,
+        ranges: Arc<[IpNetwork]>,
+    ) -> Self {
         let connections = health_server::connections(CONNECTIONS_MAX);
-        Self { node_name: node_name.to_owned(), services, proxy, connections, servers: BTreeMap::new() }
+        let servers = BTreeMap::new();
+        Self { node_name: node_name.to_owned(), services, proxy, ranges, connections, servers }
     }
 
     /// Runs until dropped.
@@ -101,7 +110,8 @@ impl ServiceHealth {
         self.servers.remove(&key);
         let (health, receiver) = watch::channel(health);
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve(port, receiver, (self.proxy.clone(), self.connections.clone())));
+        let (proxy, connections) = (self.proxy.clone(), self.connections.clone());
+        tasks.spawn(serve(port, receiver, proxy, self.ranges.clone(), connections));
         self.servers.insert(key, Server { port, health, _tasks: tasks });
     }
 }
@@ -146,10 +156,16 @@ fn ready_on(slices: &[Arc<EndpointSlice>], node: &str, is_ipv4: bool) -> usize {
     ready.len()
 }
 
-/// Listens at all addresses of the node until dropped.
-async fn serve(port: u16, health: watch::Receiver<Health>, (proxy, connections): (ProxyState, Connections)) {
+/// Serves the port at the node's addresses in `ranges` until dropped.
+async fn serve(
+    port: u16,
+    health: watch::Receiver<Health>,
+    proxy: ProxyState,
+    ranges: Arc<[IpNetwork]>,
+    connections: Connections,
+) {
     let reply = move |_path: &str, client: IpAddr| answer(&health.borrow(), client, proxy.is_healthy());
-    health_server::serve(everywhere(port), connections, reply).await;
+    health_server::serve(everywhere(port), ranges, connections, reply).await;
 }
 
 /// The response to a request for any path, as upstream's.
@@ -247,8 +263,13 @@ mod tests {
             local_endpoints: LocalEndpoints { ipv4: Some(0), ipv6: None },
         };
         let (health, receiver) = watch::channel(known);
-        let server =
-            tokio::spawn(serve(free, receiver, (ProxyState::default(), health_server::connections(8))));
+        let server = tokio::spawn(serve(
+            free,
+            receiver,
+            ProxyState::default(),
+            Arc::default(),
+            health_server::connections(8),
+        ));
         let ask = async || {
             let mut stream = loop {
                 match TcpStream::connect(("127.0.0.1", free)).await {
