@@ -446,15 +446,17 @@ mod tests {
 
     fn chosen(ranges: &[ServiceRange], used: &[IpAddr], wanted: &str) -> std::result::Result<String, String> {
         let (services, addresses) = (services(used, &[]), Allocated::default());
-        let used = UsedAllocations {
-            services: &services,
-            addresses: &addresses,
-            own: "own",
-            old: OldAllocation::default(),
-            chosen: HashSet::new(),
-            node_ports: &NODE_PORTS,
-        };
-        address(ranges, &used, wanted)
+        address(ranges, &allocations(&services, &addresses, &NODE_PORTS), wanted)
+    }
+
+    /// The allocations that a new service finds.
+    fn allocations<'a>(
+        services: &'a Allocated,
+        addresses: &'a Allocated,
+        node_ports: &'a RangeInclusive<u16>,
+    ) -> UsedAllocations<'a> {
+        let (old, chosen) = (OldAllocation::default(), HashSet::new());
+        UsedAllocations { services, addresses, own: "own", old, chosen, node_ports }
     }
 
     #[test]
@@ -487,15 +489,7 @@ mod tests {
         let node_ports = 30000..=30031;
         for number in 1..=32 {
             let services = services(&[], &taken);
-            let used = UsedAllocations {
-                services: &services,
-                addresses: &addresses,
-                own: "own",
-                old: OldAllocation::default(),
-                chosen: HashSet::new(),
-                node_ports: &node_ports,
-            };
-            let port = any_free(&used).unwrap();
+            let port = any_free(&allocations(&services, &addresses, &node_ports)).unwrap();
             assert_eq!(port < 30016, number > 16, "{number}: {port}");
             taken.push(port);
         }
@@ -534,12 +528,8 @@ mod tests {
         let (services, addresses) =
             (services(&["10.1.0.9".parse().unwrap()], &[30001, 30002]), Allocated::default());
         let used = |old: &Value| UsedAllocations {
-            services: &services,
-            addresses: &addresses,
-            own: "own",
             old: OldAllocation::of(old),
-            chosen: HashSet::new(),
-            node_ports: &NODE_PORTS,
+            ..allocations(&services, &addresses, &NODE_PORTS)
         };
         let open = [range("10.0.0.0/24")];
         assert_eq!(address(&open, &used(&old), "10.1.0.9").unwrap(), "10.1.0.9");
@@ -575,14 +565,7 @@ mod tests {
         }
         let mut object = json!({"spec": spec});
         let (services, addresses) = (services(&[], used), Allocated::default());
-        let mut used = UsedAllocations {
-            services: &services,
-            addresses: &addresses,
-            own: "own",
-            old: OldAllocation::default(),
-            chosen: HashSet::new(),
-            node_ports: &NODE_PORTS,
-        };
+        let mut used = allocations(&services, &addresses, &NODE_PORTS);
         ports(&mut object, &mut used)?;
         let list = object["spec"]["ports"].as_array().unwrap();
         Ok(list.iter().map(|port| port["nodePort"].as_u64().unwrap_or(0)).collect())
@@ -632,12 +615,8 @@ mod tests {
         let (services, addresses) = (services(&[], &[]), Allocated::default());
         let old = json!({"spec": {"type": "ClusterIP", "clusterIPs": ["10.9.9.9"]}});
         let used = UsedAllocations {
-            services: &services,
-            addresses: &addresses,
-            own: "own",
             old: OldAllocation::of(&old),
-            chosen: HashSet::new(),
-            node_ports: &NODE_PORTS,
+            ..allocations(&services, &addresses, &NODE_PORTS)
         };
         let ranges = [range("10.43.0.0/24"), range("fd43::/112")];
         let mut object = json!({"spec": {"clusterIPs": ["10.9.9.9"], "ipFamilies": ["IPv4", "IPv6"]}});
@@ -659,15 +638,7 @@ mod tests {
         let with = |spec: Value, used: &[u16]| {
             let (services, addresses) = (services(&[], used), Allocated::default());
             let chosen = HashSet::from([30001]);
-            let old = OldAllocation::default();
-            let used = UsedAllocations {
-                services: &services,
-                addresses: &addresses,
-                own: "own",
-                old,
-                chosen,
-                node_ports: &NODE_PORTS,
-            };
+            let used = UsedAllocations { chosen, ..allocations(&services, &addresses, &NODE_PORTS) };
             let mut object = json!({"spec": spec});
             health_port(&mut object, &used).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
         };
