@@ -162,6 +162,14 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_listing_has_a_limited_number_of_entries() {
+        let dir = tempfile::tempdir().unwrap();
+        (0..=ENTRIES_MAX).for_each(|number| std::fs::write(dir.path().join(number.to_string()), "").unwrap());
+        let (status, page) = get(dir.path(), "").await;
+        assert_eq!((status, page.matches("<a ").count()), (200, ENTRIES_MAX));
+    }
+
+    #[tokio::test]
     async fn nothing_outside_of_the_directory_is_served() {
         let dir = tempfile::tempdir().unwrap();
         let (root, secret) = (dir.path().join("log"), dir.path().join("secret"));
