@@ -18,7 +18,7 @@ use rustix::fs::OFlags;
 pub use read::{read, read_end};
 pub use remove::{remove, remove_at};
 pub use usage::usage;
-pub use walk::{Found, walk};
+pub use walk::{Found, walk, walk_all};
 
 /// Flags for opening directories.
 const DIRECTORY: OFlags =
