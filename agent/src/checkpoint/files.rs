@@ -88,15 +88,22 @@ pub(super) fn quarantine(path: &Path, error: &dyn Display) {
     let _ = fs::rename(path, path.with_extension("bad"));
 }
 
-/// Removes a record and its `*.bad` copy.
-pub(super) fn remove(path: &Path) {
-    for path in [path.to_path_buf(), path.with_extension("bad")] {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, path = %path.display(), "cannot remove a checkpoint record");
-            }
-            _ => {}
-        }
+/// Removes a record and its `*.bad` copy, if they exist.
+///
+/// # Errors
+/// As unlink(2) for the record. An error of the copy is logged: it is never read.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    let copy = path.with_extension("bad");
+    if let Err(error) = remove_file(&copy) {
+        tracing::warn!(%error, path = %copy.display(), "cannot remove an unreadable checkpoint record");
+    }
+    remove_file(path)
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
