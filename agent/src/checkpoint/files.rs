@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::bounded;
+use crate::bounded::{self, is_damage};
 
 /// Extension of a complete record.
 pub(super) const EXTENSION: &str = "sealed";
@@ -69,16 +69,6 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
             tracing::warn!(%error, path = %path.display(), "cannot read a checkpoint record");
             Err(error)
         }
-    }
-}
-
-/// Whether a read failed because the file is no record: it is too large, a link, or of another type. The kernel's other
-/// errors say nothing about the content.
-fn is_damage(error: &io::Error) -> bool {
-    match error.raw_os_error() {
-        // A symbolic link, and a socket: open(2).
-        Some(number) => matches!(number, libc::ELOOP | libc::ENXIO),
-        None => matches!(error.kind(), io::ErrorKind::FileTooLarge | io::ErrorKind::InvalidInput),
     }
 }
 
