@@ -249,7 +249,12 @@ impl Checkpoint {
                 .unwrap_or_default()
                 .into_iter()
                 .filter(|path| !owned.contains(path.file_name().unwrap_or_default()));
-            stray.for_each(|path| files::remove(&path));
+            for path in stray {
+                // The next start tries again.
+                if let Err(error) = files::remove(&path) {
+                    tracing::warn!(%error, path = %path.display(), "cannot remove a checkpoint record");
+                }
+            }
         }
     }
 
@@ -313,10 +318,7 @@ impl Checkpoint {
         for (key, change) in batch {
             let path = self.path(key);
             let written = match &**change {
-                Change::Remove => {
-                    files::remove(&path);
-                    Ok(())
-                }
+                Change::Remove => files::remove(&path),
                 Change::Write { content, compare }
                     if *compare && self.has_content(key.kind(), &path, content) =>
                 {

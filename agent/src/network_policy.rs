@@ -132,11 +132,7 @@ impl NetworkPolicies {
             return Ok(());
         }
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
-        if std::mem::take(&mut self.are_policies_new) {
-            let mut restricted = self.model.restricted_namespaces();
-            restricted.extend(self.model.is_tiered().then(|| policy_gate::EVERY_NAMESPACE.to_owned()));
-            self.restricted.set(restricted).await;
-        }
+        self.record_restricted().await;
         if self.model.is_empty() {
             if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
                 Enforcer::open(&self.table)?.remove()?;
@@ -186,6 +182,16 @@ impl NetworkPolicies {
             _ => self.check_connections(None).await,
         }
         Ok(())
+    }
+
+    /// Records the namespaces with policies, if the policies have changed. A failed write is repeated later.
+    async fn record_restricted(&mut self) {
+        if !std::mem::take(&mut self.are_policies_new) {
+            return self.restricted.retry().await;
+        }
+        let mut restricted = self.model.restricted_namespaces();
+        restricted.extend(self.model.is_tiered().then(|| policy_gate::EVERY_NAMESPACE.to_owned()));
+        self.restricted.set(restricted).await;
     }
 
     /// Marks open connections of the addresses, or all, that the policies no longer allow. After a failure the next

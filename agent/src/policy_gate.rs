@@ -7,17 +7,20 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use coracle_network_policy::PodFacts;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 /// Time until a pod of a namespace with policies reports that it waits. The pod's start is repeated.
 const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a pod of a namespace without known policies starts, while the policies are unknown.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// Pause after a write of the record that failed, for example on a full disk.
+const PAUSE: Duration = Duration::from_secs(60);
 /// Maximum size in bytes of the record.
 const RECORD_MAX: u64 = 64 << 20;
 
@@ -57,6 +60,8 @@ pub(crate) struct Restricted {
     record: PathBuf,
     /// None while the record cannot be read: then every namespace counts as restricted.
     namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
+    /// Time of the last write if it failed: then the record is older than the namespaces.
+    failed: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The side of the gate that the network policy task holds.
@@ -126,7 +131,8 @@ impl Restricted {
                 "the record of namespaces with network policies is unreadable: all pods wait for their policies"
             );
         }
-        Self { record: record.to_owned(), namespaces: Arc::new(RwLock::new(namespaces.ok())) }
+        let namespaces = Arc::new(RwLock::new(namespaces.ok()));
+        Self { record: record.to_owned(), namespaces, failed: Arc::default() }
     }
 
     fn has(&self, namespace: &str) -> bool {
@@ -139,20 +145,36 @@ impl Restricted {
     /// Replaces the namespaces, and writes the record if they differ.
     pub(crate) async fn set(&self, namespaces: BTreeSet<String>) {
         if self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces) {
-            return;
+            return self.retry().await;
         }
-        let record = self.record.clone();
         let text = serde_json::to_vec(&namespaces).unwrap_or_default();
         *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces);
+        self.write(text).await;
+    }
+
+    /// Writes the record again if the last write failed, after a pause.
+    pub(crate) async fn retry(&self) {
+        let failed = *self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.is_none_or(|failed| failed.elapsed() < PAUSE) {
+            return;
+        }
+        let namespaces = self.namespaces.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let text = serde_json::to_vec(&namespaces.unwrap_or_default()).unwrap_or_default();
+        self.write(text).await;
+    }
+
+    async fn write(&self, text: Vec<u8>) {
+        let record = self.record.clone();
         let written = tokio::task::spawn_blocking(move || crate::private_file::replace(&record, &text));
-        match written.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(
+        let written = written.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let failed = written.is_err().then(Instant::now);
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
+        if let Err(error) = written {
+            tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 record = %self.record.display(),
-                "cannot record the namespaces with network policies"
-            ),
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+                "cannot record the namespaces with network policies, retrying"
+            );
         }
     }
 }
@@ -179,6 +201,26 @@ mod tests {
         assert!(Restricted::load(&record).has("n"), "policies of the whole cluster were known");
         std::fs::write(&record, "[\"n").unwrap();
         assert!(Restricted::load(&record).has("other"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_could_not_be_written_is_written_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        let restricted = Restricted::load(&record);
+        // A directory is not replaced by a file.
+        std::fs::create_dir(&record).unwrap();
+        restricted.set(["n".to_owned()].into()).await;
+        assert!(restricted.has("n"));
+        std::fs::remove_dir(&record).unwrap();
+        restricted.retry().await;
+        tokio::time::advance(PAUSE).await;
+        restricted.retry().await;
+        let next = Restricted::load(&record);
+        assert!(next.has("n") && !next.has("other"));
+        std::fs::remove_file(&record).unwrap();
+        restricted.set(["n".to_owned()].into()).await;
+        assert!(!record.exists(), "written once");
     }
 
     #[tokio::test(start_paused = true)]

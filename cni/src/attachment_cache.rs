@@ -16,7 +16,7 @@ use tracing::warn;
 
 use crate::address_store::{DirVersion, Owner};
 use crate::error::Error;
-use crate::file::{failed, remove_file};
+use crate::file::{failed, remove_file, replace};
 use crate::link::parse_mac;
 use crate::parameters::Parameters;
 use crate::spec::Version;
@@ -244,13 +244,13 @@ fn file(dir: &Path, id: &str) -> PathBuf {
 fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<()> {
     // The directory may have been deleted.
     fs::create_dir_all(dir)?;
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, text)?;
-    if lasts {
-        fs::File::open(&temporary)?.sync_all()?;
-    }
-    coracle_fault::point("network.record-written");
-    fs::rename(&temporary, path)?;
+    replace(path, text, |temporary| {
+        if lasts {
+            fs::File::open(temporary)?.sync_all()?;
+        }
+        coracle_fault::point("network.record-written");
+        Ok(())
+    })?;
     if lasts { fs::File::open(dir)?.sync_all() } else { Ok(()) }
 }
 

@@ -19,6 +19,22 @@ pub(crate) fn remove_file(path: &Path) -> Result<(), Error> {
     }
 }
 
+/// Writes a temporary file, prepares it, and renames it to its path: a reader sees the whole content or the old one. A
+/// failed write leaves no temporary file: on a full disk it would occupy the space that other writes need.
+pub(crate) fn replace(
+    path: &Path,
+    text: &[u8],
+    prepare: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    let written = std::fs::write(&temporary, text).and_then(|()| prepare(&temporary));
+    let replaced = written.and_then(|()| std::fs::rename(&temporary, path));
+    if replaced.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    replaced
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +49,18 @@ mod tests {
         }
         let error = remove_file(dir.path()).expect_err("a directory is no file").to_string();
         assert_eq!(error, format!("cannot remove {}", dir.path().display()));
+    }
+
+    #[test]
+    fn a_failed_replacement_leaves_no_temporary_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("a.json");
+        replace(&path, b"old", |_| Ok(())).expect("written");
+        assert!(replace(&path, b"new", |_| Err(io::Error::other("no space"))).is_err());
+        assert_eq!(std::fs::read(&path).expect("kept"), b"old");
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::create_dir(&path).expect("a directory is not replaced by a file");
+        assert!(replace(&path, b"new", |_| Ok(())).is_err());
+        assert!(!path.with_extension("new").exists());
     }
 }

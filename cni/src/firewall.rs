@@ -25,7 +25,7 @@ pub(crate) use self::claim::Claim;
 use self::index::{Index, content};
 use crate::conntrack;
 use crate::error::Error;
-use crate::file::{failed, remove_file};
+use crate::file::{failed, remove_file, replace};
 use crate::nft::{self, Mapping};
 use crate::ports::Protocol;
 use crate::spec::request::Request;
@@ -428,11 +428,14 @@ impl Firewall {
         // The directory may have been deleted.
         fs::create_dir_all(&self.dir).map_err(failed("create", &self.dir))?;
         let path = self.path(key);
-        let temporary = path.with_extension("new");
-        let text = serde_json::to_vec(claim).map_err(io::Error::from).map_err(failed("write", &path))?;
-        fs::write(&temporary, text).map_err(failed("write", &temporary))?;
-        coracle_fault::point("firewall.written");
-        fs::rename(&temporary, &path).map_err(failed("write", &path))?;
+        let text = serde_json::to_vec(claim).map_err(io::Error::from);
+        let written = text.and_then(|text| {
+            replace(&path, &text, |_| {
+                coracle_fault::point("firewall.written");
+                Ok(())
+            })
+        });
+        written.map_err(failed("write", &path))?;
         coracle_fault::point("firewall.claimed");
         Ok(())
     }

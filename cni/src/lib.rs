@@ -47,6 +47,7 @@ mod plugin_kind;
 mod port_condition;
 mod portmap;
 mod ports;
+mod process_group;
 mod route_socket;
 mod source_guard;
 mod spec;
@@ -67,6 +68,7 @@ pub use overlay::{
 };
 pub use plugin_kind::Kind as PluginKind;
 pub use ports::{PortMapping, Protocol};
+pub use process_group::ProcessGroup;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use spec::list::fuzz;
 pub use sysctl::filters_bridges;

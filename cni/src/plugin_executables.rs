@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::process::{Child, Command as Process};
 use tracing::warn;
 
 use crate::error::Error;
+use crate::process_group::ProcessGroup;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
@@ -71,7 +70,7 @@ impl Executables {
         let input = serde_json::to_vec(&request.conf).map_err(|error| failed(error.into()))?;
         let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
         // Dropped before the child: until then the number of the process group cannot be reused.
-        let group = self.lead.then(|| Group::of(&child));
+        let group = self.lead.then(|| ProcessGroup::of(&child));
         let Ok(output) = tokio::time::timeout(self.timeout, exchange(&mut child, &input)).await else {
             let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());
             return Err(failed(io::Error::new(io::ErrorKind::TimedOut, reason)));
@@ -167,31 +166,6 @@ async fn read_messages(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u
     Ok(bytes)
 }
 
-/// Process group of a running plugin. Its delegates would otherwise continue with outdated parameters.
-struct Group(Option<Pid>);
-
-// === impl Group ===
-
-impl Group {
-    fn of(leader: &Child) -> Self {
-        Self(leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw))
-    }
-
-    /// Keeps the group's other processes alive, because the plugin has ended by itself.
-    fn ended(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(leader) = self.0 {
-            // An error means that no process of the group is left.
-            let _ = killpg(leader, Signal::SIGKILL);
-        }
-    }
-}
-
 /// The error of a plugin: its error object, or its output.
 fn refusal(kind: &str, stdout: &[u8], stderr: &str, status: &str) -> Error {
     let kind = kind.to_owned();
@@ -221,6 +195,8 @@ fn answer(request: &Request, stdout: &[u8]) -> Result<Option<Answer>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::Signal;
+    use nix::unistd::Pid;
     use serde_json::json;
 
     use super::*;

@@ -277,15 +277,15 @@ impl Records {
     }
 
     /// # Errors
-    /// If one is of a later version ([`Error::Later`]).
+    /// If one is of a later version ([`Error::Later`]), or cannot be read for lack of a resource.
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
-        load(&self.sandboxes)
+        load(&self.sandboxes, read)
     }
 
     /// # Errors
-    /// If one is of a later version ([`Error::Later`]).
+    /// If one is of a later version ([`Error::Later`]), or cannot be read for lack of a resource.
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
-        load(&self.containers)
+        load(&self.containers, read)
     }
 
     /// Ids of the existing writable layers.
@@ -324,8 +324,15 @@ impl ContainerRecord {
 /// Replaces a file: a reader sees the old or the new contents.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let temporary = path.with_extension("new");
-    crate::shim_client::file::write_private(&temporary, bytes).map_err(Error::file("write", &temporary))?;
-    std::fs::rename(&temporary, path).map_err(Error::file("rename into", path))
+    let written = crate::shim_client::file::write_private(&temporary, bytes);
+    let written = written.map_err(Error::file("write", &temporary));
+    let replaced =
+        written.and_then(|()| std::fs::rename(&temporary, path).map_err(Error::file("rename into", path)));
+    if replaced.is_err() {
+        // On a full disk the incomplete file would occupy the space that other writes need.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    replaced
 }
 
 fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
@@ -375,16 +382,36 @@ fn remove(dir: &Path) -> Result<(), Error> {
     coracle_tree::remove(dir).map_err(Error::file("remove", dir))
 }
 
+/// # Errors
+/// If the directory cannot be read to its end: an object that is not listed would be removed.
 fn names(dir: &Path) -> Result<Vec<String>, Error> {
     let entries = std::fs::read_dir(dir).map_err(Error::file("list", dir))?;
-    Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    let mut names = Vec::new();
+    for entry in entries {
+        names.extend(entry.map_err(Error::file("list", dir))?.file_name().into_string().ok());
+    }
+    Ok(names)
 }
 
-fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    std::fs::read(path)
+}
+
+fn load<T: DeserializeOwned>(
+    dir: &Path,
+    read: impl Fn(&Path) -> std::io::Result<Vec<u8>>,
+) -> Result<Found<T>, Error> {
     let mut found = Found { readable: Vec::new(), lost: Vec::new() };
     for id in names(dir)? {
         let path = dir.join(&id).join(FILE);
-        let record = std::fs::read(&path).map_err(Error::file("read", &path)).and_then(|bytes| {
+        let bytes = match read(&path) {
+            // The record is not lost, and its pod runs. The next start can read it.
+            Err(source) if coracle_tree::is_shortage(&source) => {
+                return Err(Error::file("read", &path)(source));
+            }
+            bytes => bytes.map_err(Error::file("read", &path)),
+        };
+        let record = bytes.and_then(|bytes| {
             if let Some(version) = later(&bytes) {
                 return Err(Error::Later { path: path.clone(), version, known: VERSION });
             }
@@ -468,6 +495,28 @@ mod tests {
         let found = records.sandboxes().expect("load");
         assert_eq!(found.readable, [record]);
         assert_eq!(found.lost, ["torn"]);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_for_lack_of_a_resource_is_not_lost() {
+        let dir = tempfile::tempdir().expect("directory");
+        let records = records(dir.path());
+        let record = SandboxRecord::new("a", Default::default(), String::new(), 7);
+        records.write_sandbox(&record).expect("write");
+        let fails_with = |errno: i32| {
+            load::<SandboxRecord>(&records.sandboxes, |_| Err(std::io::Error::from_raw_os_error(errno)))
+        };
+        assert!(fails_with(libc::EMFILE).is_err() && fails_with(libc::ENOMEM).is_err());
+        assert_eq!(fails_with(libc::EIO).expect("load").lost, ["a"]);
+    }
+
+    #[test]
+    fn a_failed_write_leaves_no_temporary_file() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("record.json");
+        std::fs::create_dir(&path).expect("a directory is not replaced by a file");
+        assert!(replace(&path, b"{}").is_err());
+        assert!(!path.with_extension("new").exists());
     }
 
     #[test]

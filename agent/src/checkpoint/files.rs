@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::bounded;
+use crate::bounded::{self, is_damage};
 
 /// Extension of a complete record.
 pub(super) const EXTENSION: &str = "sealed";
@@ -72,31 +72,28 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Whether a read failed because the file is no record: it is too large, a link, or of another type. The kernel's other
-/// errors say nothing about the content.
-fn is_damage(error: &io::Error) -> bool {
-    match error.raw_os_error() {
-        // A symbolic link, and a socket: open(2).
-        Some(number) => matches!(number, libc::ELOOP | libc::ENXIO),
-        None => matches!(error.kind(), io::ErrorKind::FileTooLarge | io::ErrorKind::InvalidInput),
-    }
-}
-
 /// Renames an unreadable record to `*.bad`.
 pub(super) fn quarantine(path: &Path, error: &dyn Display) {
     tracing::warn!(%error, path = %path.display(), "renaming an unreadable checkpoint record");
     let _ = fs::rename(path, path.with_extension("bad"));
 }
 
-/// Removes a record and its `*.bad` copy.
-pub(super) fn remove(path: &Path) {
-    for path in [path.to_path_buf(), path.with_extension("bad")] {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, path = %path.display(), "cannot remove a checkpoint record");
-            }
-            _ => {}
-        }
+/// Removes a record and its `*.bad` copy, if they exist.
+///
+/// # Errors
+/// As unlink(2) for the record. An error of the copy is logged: it is never read.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    let copy = path.with_extension("bad");
+    if let Err(error) = remove_file(&copy) {
+        tracing::warn!(%error, path = %copy.display(), "cannot remove an unreadable checkpoint record");
+    }
+    remove_file(path)
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -136,6 +136,23 @@ fn no_record_is_removed_as_unowned_while_the_records_of_pods_cannot_be_listed() 
 }
 
 #[test]
+fn a_failed_removal_stays_due() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = open(dir.path());
+    let key = Key::pod("u");
+    // A directory is not removed like a file.
+    let path = checkpoint.path(&key);
+    fs::create_dir(&path).unwrap();
+    checkpoint.remove(&key);
+    assert!(checkpoint.flush(), "it failed");
+    assert!(checkpoint.state().due.contains_key(&key));
+    fs::remove_dir(&path).unwrap();
+    fs::write(&path, "").unwrap();
+    assert!(!checkpoint.flush());
+    assert!(!path.exists() && checkpoint.state().due.is_empty());
+}
+
+#[test]
 fn a_failed_write_stays_due_and_readable() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = open(dir.path());

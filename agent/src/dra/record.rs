@@ -81,15 +81,19 @@ impl Record {
 // === impl Records ===
 
 impl Records {
-    /// Reads all records. An unreadable one is renamed to `*.bad`: its claim stays prepared in its driver.
+    /// Reads all records. A damaged one is renamed to `*.bad`: its claim stays prepared in its driver, until a pod of the
+    /// claim prepares it again. One that cannot be read now stays for the next start.
     pub(super) fn open(dir: PathBuf) -> Self {
         let mut state = State::default();
         for path in entries(&dir) {
             match read(&path) {
                 Ok(record) => state.insert(record),
-                Err(error) => {
+                Err(error) if bounded::is_damage(&error) => {
                     tracing::warn!(%error, path = %path.display(), "renaming an unreadable record of a claim");
                     let _ = fs::rename(&path, path.with_extension("bad"));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, path = %path.display(), "cannot read the record of a claim");
                 }
             }
         }
@@ -181,10 +185,22 @@ impl State {
     }
 }
 
-/// Paths of complete records. Temporary files are of interrupted writes.
-fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    let paths = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+/// Paths of complete records. Temporary files are of interrupted writes. An error is logged.
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    let listed = fs::read_dir(dir).and_then(|entries| {
+        for entry in entries {
+            paths.push(entry?.path());
+        }
+        Ok(())
+    });
+    if let Err(error) = listed
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %dir.display(), "cannot list the records of claims");
+    }
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths
 }
 
 fn read(path: &Path) -> io::Result<Record> {
@@ -203,6 +219,42 @@ mod tests {
             pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
             drivers: BTreeMap::from([("d".to_owned(), vec![Device::default()])]),
             prepared: Some("boot".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_now_stays() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("uid-a.json");
+        fs::write(&path, serde_json::to_vec(&record("a", &["p"])).unwrap()).unwrap();
+        for (path, mode) in [(dir.path(), 0o777), (path.as_path(), 0)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Of this thread. Root could read the file.
+                nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+                assert!(Records::open(dir.path().to_owned()).pods().is_empty());
+            });
+        });
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(Records::open(dir.path().to_owned()).pods(), ["p"]);
+    }
+
+    #[test]
+    fn damaged_records_are_renamed_whatever_a_power_failure_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = serde_json::to_vec(&record("a", &["p"])).unwrap();
+        for (name, text) in
+            [("empty", &b""[..]), ("zeros", &[0_u8; 64][..]), ("half", &whole[..whole.len() / 2])]
+        {
+            fs::write(dir.path().join(format!("{name}.json")), text).unwrap();
+        }
+        fs::write(dir.path().join("whole.json"), &whole).unwrap();
+        assert_eq!(Records::open(dir.path().to_owned()).pods(), ["p"]);
+        for name in ["empty", "zeros", "half"] {
+            assert!(dir.path().join(format!("{name}.bad")).exists(), "{name}");
         }
     }
 

@@ -4,15 +4,17 @@
 //! node's), recorded in the pod's directory before use. No two pods share a block, so an escaped process has no
 //! rights in others.
 
-use std::collections::HashMap;
-use std::io;
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_proto::cri;
 use serde::{Deserialize, Serialize};
 
+use super::config::POD_UID;
 use crate::bounded;
+use crate::runtime::{Runtime, RuntimeError};
 
 /// Size of a pod's block: all 16-bit ids.
 const BLOCK: u32 = 1 << 16;
@@ -32,14 +34,39 @@ pub(crate) enum UserIdsError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot list the pods in {path}, whose ids are in use")]
+    List {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "the record of the ids of pod {uid} is unreadable, and the runtime does not return its sandboxes"
+    )]
+    Runtime {
+        uid: String,
+        #[source]
+        source: RuntimeError,
+    },
+    #[error("the ids of another pod are not known yet")]
+    Unknown,
 }
 
 /// The blocks in use.
 #[derive(Debug)]
 pub(crate) struct UserIds {
     pods_dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     /// First ids, by pod; unique.
-    blocks: Mutex<HashMap<String, u32>>,
+    blocks: HashMap<String, u32>,
+    /// Pods whose records are unreadable. Each of them may use any block.
+    unread: BTreeSet<String>,
+    /// Whether the pods could not be listed.
+    is_unlisted: bool,
 }
 
 /// The kubelet's format.
@@ -61,43 +88,159 @@ struct Range {
 // === impl UserIds ===
 
 impl UserIds {
-    /// Reads the records of earlier agents. An invalid record reserves no block; its pod gets a new one with its next
-    /// sandbox.
+    /// Reads the records of earlier agents. While a record is unreadable, no block is free: see [`UserIds::restore`].
     pub(crate) fn open(pods_dir: &Path) -> Self {
-        let entries = std::fs::read_dir(pods_dir).into_iter().flatten().flatten();
-        let blocks = entries.filter_map(|entry| {
-            let text = bounded::read(&entry.path().join(FILE), RECORD_MAX).ok()?;
-            Some((entry.file_name().into_string().ok()?, first_id(&text)?))
-        });
-        Self { pods_dir: pods_dir.to_owned(), blocks: Mutex::new(blocks.collect()) }
+        let ids = Self { pods_dir: pods_dir.to_owned(), state: Mutex::default() };
+        if let Err(error) = ids.list() {
+            tracing::warn!(%error, path = %pods_dir.display(), "cannot list the ids of user namespaces");
+            ids.state().is_unlisted = true;
+        }
+        ids
     }
 
     /// Allocates a block to the pod, the recorded one or the lowest free one, and records it.
-    pub(crate) fn allocate(&self, uid: &str) -> Result<(), UserIdsError> {
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        if blocks.contains_key(uid) {
-            return Ok(());
+    pub(crate) async fn allocate(&self, uid: &str, runtime: &dyn Runtime) -> Result<(), UserIdsError> {
+        self.restore(runtime).await?;
+        self.take(uid)
+    }
+
+    /// Finds the blocks of pods with unreadable records: a running sandbox has the block of its pod. A pod without a
+    /// sandbox gets a new block with its next one. Does nothing if all records were read.
+    ///
+    /// # Errors
+    /// When the pods cannot be listed, or the runtime does not respond. Another call continues.
+    pub(crate) async fn restore(&self, runtime: &dyn Runtime) -> Result<(), UserIdsError> {
+        for uid in self.unresolved()? {
+            let first = of_sandboxes(runtime, &uid).await;
+            let first = first.map_err(|source| UserIdsError::Runtime { uid: uid.clone(), source })?;
+            tracing::info!(uid, first, "took the ids of a user namespace from the runtime");
+            self.resolve(&uid, first);
         }
-        let free = |first: &u32| !blocks.values().any(|other| other == first);
-        let first = (1..u32::MAX / BLOCK).map(|block| block * BLOCK).find(free);
-        let first = first.ok_or(UserIdsError::Exhausted)?;
-        let dir = self.pods_dir.join(uid);
-        let path = dir.join(FILE);
-        record(&dir, first).map_err(|source| UserIdsError::Record { path, source })?;
-        blocks.insert(uid.to_owned(), first);
         Ok(())
     }
 
     /// The id mapping of a pod. None if the pod has no block.
     pub(crate) fn mapping(&self, uid: &str) -> Option<cri::IdMapping> {
-        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        blocks.get(uid).map(|first| cri::IdMapping { container_id: 0, host_id: *first, length: BLOCK })
+        let state = self.state();
+        state.blocks.get(uid).map(|first| cri::IdMapping { container_id: 0, host_id: *first, length: BLOCK })
     }
 
     /// Frees the block of a removed pod. Its record is removed with its directory.
     pub(crate) fn release(&self, uid: &str) {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        let mut state = self.state();
+        state.blocks.remove(uid);
+        state.unread.remove(uid);
     }
+
+    fn take(&self, uid: &str) -> Result<(), UserIdsError> {
+        let mut state = self.state();
+        if state.blocks.contains_key(uid) {
+            return Ok(());
+        }
+        if state.is_unlisted || !state.unread.is_empty() {
+            return Err(UserIdsError::Unknown);
+        }
+        let free = |first: &u32| !state.blocks.values().any(|other| other == first);
+        let first = (1..u32::MAX / BLOCK).map(|block| block * BLOCK).find(free);
+        let first = first.ok_or(UserIdsError::Exhausted)?;
+        let dir = self.pods_dir.join(uid);
+        let path = dir.join(FILE);
+        record(&dir, first).map_err(|source| UserIdsError::Record { path, source })?;
+        state.blocks.insert(uid.to_owned(), first);
+        Ok(())
+    }
+
+    /// Reads the records of all pods.
+    fn list(&self) -> io::Result<()> {
+        let entries = match std::fs::read_dir(&self.pods_dir) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            entries => Some(entries?),
+        };
+        let mut found = State::default();
+        for entry in entries.into_iter().flatten() {
+            let Ok(uid) = entry?.file_name().into_string() else { continue };
+            match self.read(&uid) {
+                Ok(Some(first)) => {
+                    found.blocks.insert(uid, first);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(%error, uid, "cannot read the ids of a pod's user namespace");
+                    found.unread.insert(uid);
+                }
+            }
+        }
+        *self.state() = found;
+        Ok(())
+    }
+
+    /// The recorded block of a pod. None if it has no record.
+    fn read(&self, uid: &str) -> io::Result<Option<u32>> {
+        match bounded::read(&self.pods_dir.join(uid).join(FILE), RECORD_MAX) {
+            Ok(text) => {
+                let first = first_id(&text);
+                first.map(Some).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "the record is damaged"))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The pods whose records are still unreadable. They are read again, because the cause may have ended.
+    fn unresolved(&self) -> Result<Vec<String>, UserIdsError> {
+        if self.state().is_unlisted {
+            let path = self.pods_dir.clone();
+            self.list().map_err(|source| UserIdsError::List { path, source })?;
+        }
+        let mut unread: Vec<String> = self.state().unread.iter().cloned().collect();
+        unread.retain(|uid| match self.read(uid) {
+            Ok(first) => {
+                self.resolve(uid, first);
+                false
+            }
+            Err(_logged_before) => true,
+        });
+        Ok(unread)
+    }
+
+    /// Sets the block of a pod with an unreadable record, unless the pod was removed in the meantime.
+    fn resolve(&self, uid: &str, first: Option<u32>) {
+        let mut state = self.state();
+        if let (true, Some(first)) = (state.unread.remove(uid), first) {
+            state.blocks.insert(uid.to_owned(), first);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The block of a pod's sandboxes; a running one has precedence. None if they have no user namespace.
+async fn of_sandboxes(runtime: &dyn Runtime, uid: &str) -> Result<Option<u32>, RuntimeError> {
+    let label_selector = [(POD_UID.to_owned(), uid.to_owned())].into();
+    let filter = cri::PodSandboxFilter { label_selector, ..Default::default() };
+    let listed = runtime.list_pod_sandbox(cri::ListPodSandboxRequest { filter: Some(filter) }).await?;
+    let mut sandboxes = listed.items;
+    sandboxes.sort_by_key(|sandbox| sandbox.state() != cri::PodSandboxState::SandboxReady);
+    for sandbox in sandboxes {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.id, verbose: false };
+        let status = match runtime.pod_sandbox_status(request).await {
+            Ok(response) => response.status,
+            Err(RuntimeError::NotFound(_)) => continue,
+            Err(error) => return Err(error),
+        };
+        if let Some(first) = status.as_ref().and_then(first_of_sandbox) {
+            return Ok(Some(first));
+        }
+    }
+    Ok(None)
+}
+
+fn first_of_sandbox(status: &cri::PodSandboxStatus) -> Option<u32> {
+    let options = status.linux.as_ref()?.namespaces.as_ref()?.options.as_ref()?;
+    let [ids] = options.userns_options.as_ref()?.uids.as_slice() else { return None };
+    first_of(&Range { host_id: ids.host_id, container_id: ids.container_id, length: ids.length })
 }
 
 /// Writes the record of a block that starts with this id.
@@ -113,34 +256,110 @@ fn record(dir: &Path, first: u32) -> io::Result<()> {
 fn first_id(text: &[u8]) -> Option<u32> {
     let record: Record = serde_json::from_slice(text).ok()?;
     let [range] = record.uid_mappings.as_slice() else { return None };
-    let sensible = range.container_id == 0
+    first_of(range)
+}
+
+/// The first id of a range that is a block.
+fn first_of(range: &Range) -> Option<u32> {
+    let is_block = range.container_id == 0
         && range.length == BLOCK
         && range.host_id >= BLOCK
         && range.host_id.is_multiple_of(BLOCK);
-    sensible.then_some(range.host_id)
+    is_block.then_some(range.host_id)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn first(ids: &UserIds, uid: &str) -> Option<u32> {
+        ids.mapping(uid).map(|mapping| mapping.host_id)
+    }
+
+    #[test]
+    fn an_unreadable_record_keeps_its_block_from_other_pods() {
+        let dir = tempfile::tempdir().unwrap();
+        let ids = UserIds::open(dir.path());
+        for uid in ["empty", "garbled", "other-type", "whole"] {
+            ids.take(uid).unwrap();
+        }
+        let at = |uid: &str| dir.path().join(uid).join(FILE);
+        std::fs::write(at("empty"), "").unwrap();
+        std::fs::write(at("garbled"), "{").unwrap();
+        std::fs::remove_file(at("other-type")).unwrap();
+        std::fs::create_dir(at("other-type")).unwrap();
+        let ids = UserIds::open(dir.path());
+        assert_eq!(first(&ids, "whole"), Some(4 * BLOCK));
+        assert!(ids.take("whole").is_ok(), "a pod with a block needs no other one");
+        assert!(matches!(ids.take("new"), Err(UserIdsError::Unknown)));
+        assert_eq!(ids.unresolved().unwrap(), ["empty", "garbled", "other-type"]);
+        // One pod has a sandbox, one has none, and one was removed.
+        ids.resolve("empty", Some(BLOCK));
+        ids.resolve("garbled", None);
+        ids.release("other-type");
+        ids.resolve("other-type", Some(3 * BLOCK));
+        ids.take("new").unwrap();
+        assert_eq!((first(&ids, "empty"), first(&ids, "new")), (Some(BLOCK), Some(2 * BLOCK)));
+        assert_eq!(first(&ids, "other-type"), None);
+    }
+
+    #[test]
+    fn a_record_is_read_again_before_the_runtime_is_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        UserIds::open(dir.path()).take("a").unwrap();
+        let path = dir.path().join("a").join(FILE);
+        let text = std::fs::read(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        let ids = UserIds::open(dir.path());
+        std::fs::write(&path, text).unwrap();
+        assert!(ids.unresolved().unwrap().is_empty());
+        assert_eq!(first(&ids, "a"), Some(BLOCK));
+    }
+
+    #[test]
+    fn pods_that_cannot_be_listed_may_use_any_block() {
+        let dir = tempfile::tempdir().unwrap();
+        let pods = dir.path().join("pods");
+        std::fs::write(&pods, "").unwrap();
+        let ids = UserIds::open(&pods);
+        assert!(matches!(ids.take("a"), Err(UserIdsError::Unknown)));
+        assert!(matches!(ids.unresolved(), Err(UserIdsError::List { .. })));
+        std::fs::remove_file(&pods).unwrap();
+        assert!(ids.unresolved().unwrap().is_empty());
+        ids.take("a").unwrap();
+    }
+
+    #[test]
+    fn a_sandbox_has_the_block_of_its_pod() {
+        let of = |uids: Vec<cri::IdMapping>| {
+            let userns_options = Some(cri::UserNamespace { uids, ..Default::default() });
+            let options = Some(cri::NamespaceOption { userns_options, ..Default::default() });
+            let namespaces = Some(cri::Namespace { options });
+            let linux = Some(cri::LinuxPodSandboxStatus { namespaces });
+            first_of_sandbox(&cri::PodSandboxStatus { linux, ..Default::default() })
+        };
+        let mapping = |host_id: u32| cri::IdMapping { host_id, container_id: 0, length: BLOCK };
+        assert_eq!(of(vec![mapping(2 * BLOCK)]), Some(2 * BLOCK));
+        assert_eq!((of(vec![mapping(7)]), of(vec![])), (None, None));
+        assert_eq!(first_of_sandbox(&cri::PodSandboxStatus::default()), None);
+    }
+
     #[test]
     fn blocks_are_given_once_recorded_and_given_again() {
         let dir = std::env::temp_dir().join(format!("coracle-user-ids-{}", std::process::id()));
         let ids = UserIds::open(&dir);
-        let first = |ids: &UserIds, uid: &str| ids.mapping(uid).map(|mapping| mapping.host_id);
         for uid in ["a", "b", "a"] {
-            ids.allocate(uid).unwrap();
+            ids.take(uid).unwrap();
         }
         assert_eq!((first(&ids, "a"), first(&ids, "b")), (Some(65536), Some(131_072)));
         assert_eq!(ids.mapping("c"), None);
         // A later agent reads them.
         let again = UserIds::open(&dir);
-        again.allocate("c").unwrap();
+        again.take("c").unwrap();
         assert_eq!((first(&again, "b"), first(&again, "c")), (Some(131_072), Some(196_608)));
         std::fs::remove_dir_all(dir.join("a")).unwrap();
         again.release("a");
-        again.allocate("d").unwrap();
+        again.take("d").unwrap();
         assert_eq!(first(&again, "d"), Some(65536));
         std::fs::remove_dir_all(dir).unwrap();
     }

@@ -33,7 +33,7 @@ mod trash;
 mod unpacking;
 
 pub(crate) use disk::make_private;
-use disk::{commit_all, read_meta, remove_tree};
+use disk::{commit_all, read_meta, read_meta_before_removal, remove_tree};
 pub(crate) use spool::{Saved, Spool, Spools};
 pub(crate) use trash::Trash;
 use unpacking::InProgress;
@@ -188,7 +188,7 @@ impl Layers {
         let mut states = HashMap::new();
         for entry in std::fs::read_dir(&layers).map_err(disk("list", &layers))? {
             let path = entry.map_err(disk("list", &layers))?.path();
-            match read_meta(&path) {
+            match read_meta_before_removal(&path)? {
                 Some(meta) => {
                     let keep_until = Some(Instant::now() + KEEP);
                     states.insert(meta.diff_id, LayerState::Complete { meta, refs: 0, keep_until });

@@ -55,8 +55,23 @@ struct Head {
     version: u32,
 }
 
-/// Reads all records. An unreadable one is renamed, with a warning. One of a later version is an error.
+/// Reads all records. A damaged one is renamed, with a warning.
+///
+/// # Errors
+/// If one is of a later version, or cannot be read for lack of a resource: without its record, layers of running
+/// containers would be removed.
 pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
+    load_by(directory, bytes)
+}
+
+fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+    std::fs::read(path)
+}
+
+fn load_by(
+    directory: &Path,
+    bytes_of: impl Fn(&Path) -> io::Result<Vec<u8>>,
+) -> Result<Vec<Record>, RecordError> {
     let error = |verb| move |source| RecordError { verb, path: directory.to_owned(), source };
     let mut records = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(error("list"))? {
@@ -78,11 +93,14 @@ pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
             );
             return Err(RecordError { verb: "use", path, source: io::Error::other(why) });
         }
-        match read(&path) {
+        match bytes_of(&path).and_then(|text| read(&path, &text)) {
             Ok(record) => records.push(record),
-            Err(reason) => {
+            Err(source) if coracle_tree::is_shortage(&source) => {
+                return Err(RecordError { verb: "read", path, source });
+            }
+            Err(error) => {
                 let aside = path.with_extension("unreadable");
-                tracing::warn!(path = %path.display(), aside = %aside.display(), reason, "renaming an unreadable image record");
+                tracing::warn!(path = %path.display(), aside = %aside.display(), %error, "renaming an unreadable image record");
                 std::fs::rename(&path, &aside).map_err(error("set aside"))?;
             }
         }
@@ -104,8 +122,10 @@ pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let temporary = path.with_extension("new");
-                put(File::create(&temporary)?, &text, record.used)?;
-                std::fs::rename(&temporary, &path)?;
+                let written = File::create(&temporary).and_then(|file| put(file, &text, record.used));
+                let replaced = written.and_then(|()| std::fs::rename(&temporary, &path));
+                // On a full disk the incomplete file would occupy the space that other writes need.
+                replaced.inspect_err(|_failed| drop(std::fs::remove_file(&temporary)))?;
             }
             Err(error) => return Err(error),
         }
@@ -166,9 +186,9 @@ fn later_version(path: &Path) -> Option<u32> {
     Some(head.version).filter(|version| *version > VERSION)
 }
 
-fn read(path: &Path) -> Result<Record, String> {
-    let text = std::fs::read(path).map_err(|e| e.to_string())?;
-    let mut record: Record = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+/// The record in a file with this text.
+fn read(path: &Path, text: &[u8]) -> io::Result<Record> {
+    let mut record: Record = serde_json::from_slice(text)?;
     let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified());
     record.used = modified.map_or(0, seconds);
     if record.pulled == 0 {
@@ -176,14 +196,15 @@ fn read(path: &Path) -> Result<Record, String> {
         record.pulled = record.used;
     }
     if Digest::by(record.id.algorithm(), record.config.as_bytes()) != record.id {
-        return Err("its configuration does not match its id".into());
+        let why = "its configuration does not match its id";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
     Ok(record)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Record, VERSION, load, record_use, remove, write};
+    use super::{Record, VERSION, load, load_by, record_use, remove, write};
     use crate::digest::Digest;
 
     fn record(config: &str) -> Record {
@@ -200,6 +221,28 @@ mod tests {
             pulled: 1_700_000_000,
             used: 1_700_000_007,
         }
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_for_lack_of_a_resource_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = record("{}");
+        write(directory.path(), &record).unwrap();
+        let fails_with =
+            |errno: i32| load_by(directory.path(), |_| Err(std::io::Error::from_raw_os_error(errno)));
+        assert!(fails_with(libc::EMFILE).is_err());
+        assert_eq!(load(directory.path()).unwrap(), std::slice::from_ref(&record));
+        assert!(fails_with(libc::EIO).unwrap().is_empty(), "renamed");
+    }
+
+    #[test]
+    fn a_failed_replacement_leaves_no_temporary_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = record("{}");
+        let path = directory.path().join(format!("{}.json", record.id.hex()));
+        std::fs::create_dir(&path).unwrap();
+        assert!(write(directory.path(), &record).is_err(), "a directory is not replaced by a file");
+        assert!(!path.with_extension("new").exists());
     }
 
     #[test]

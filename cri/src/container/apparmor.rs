@@ -5,17 +5,26 @@
 
 use std::io;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
-use tokio::process::Command;
+use coracle_cni::ProcessGroup;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::confinement::{Modules, OWN_PROFILE};
 
 /// Programs that compile and load profiles.
 const PARSERS: [&str; 2] = ["/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"];
+/// Maximum time of a load. The parser takes less than a second.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause after a load that took too long. Containers that are created meanwhile are refused at once.
+const PAUSE: Duration = Duration::from_secs(60);
+/// Bytes of the parser's standard error that are kept.
+const MESSAGES_MAX: u64 = 4 << 10;
 /// Directory of the parser's include files.
 const MACROS: &str = "/etc/apparmor.d";
 
@@ -30,8 +39,16 @@ pub(crate) struct Macros {
 /// The default profile of this machine, loaded at its first use.
 #[derive(Debug, Default)]
 pub(crate) struct DefaultProfile {
-    /// Held during a load. True after the warning about a missing parser.
-    warned: Mutex<bool>,
+    /// Held during a load.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether a missing parser was logged.
+    warned: bool,
+    /// End of the last load that took too long.
+    late: Option<Instant>,
 }
 
 // === impl Macros ===
@@ -54,25 +71,41 @@ impl DefaultProfile {
     /// and containers get the profile that [`super::confinement`] chooses.
     ///
     /// # Errors
-    /// If the parser fails.
+    /// If the parser fails, or does not end in time.
     pub(crate) async fn ensure(&self) -> io::Result<()> {
-        let mut warned = self.warned.lock().await;
+        let mut state = self.state.lock().await;
         let Some(loaded) = Modules::detect().apparmor else { return Ok(()) };
         if loaded.iter().any(|name| name == OWN_PROFILE) {
             return Ok(());
         }
         let Some(parser) = parser() else {
-            if !*warned {
+            if !state.warned {
                 warn!(
                     "there is no apparmor_parser: the default AppArmor profile {OWN_PROFILE} cannot be loaded"
                 );
             }
-            *warned = true;
+            state.warned = true;
             return Ok(());
         };
-        load(parser, &profile(Macros::detect(), &own_label())).await?;
+        state.load(parser, &profile(Macros::detect(), &own_label()), TIMEOUT).await?;
         info!(profile = OWN_PROFILE, "loaded the default AppArmor profile");
         Ok(())
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Runs the parser, unless its last run took too long and the pause has not ended.
+    async fn load(&mut self, parser: &str, text: &str, limit: Duration) -> io::Result<()> {
+        if self.late.is_some_and(|late| late.elapsed() < PAUSE) {
+            let why = format!("{parser} did not end in time; the next attempt is within {PAUSE:?}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        let loaded = load(parser, text, limit).await;
+        let is_late = loaded.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        self.late = is_late.then(Instant::now);
+        loaded
     }
 }
 
@@ -90,22 +123,51 @@ fn parser() -> Option<&'static str> {
     PARSERS.into_iter().find(|path| Path::new(path).exists())
 }
 
-async fn load(parser: &str, text: &str) -> io::Result<()> {
+/// Loads a profile. The parser is killed after the limit, and when the caller is cancelled.
+async fn load(parser: &str, text: &str, limit: Duration) -> io::Result<()> {
     let mut command = Command::new(parser);
     // From standard input. The cache is skipped: it recognises changes only by the time of the file.
-    command.args(["--replace", "--skip-cache"]).kill_on_drop(true);
+    command.args(["--replace", "--skip-cache"]).env_clear().current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.process_group(0).kill_on_drop(true);
     coracle_open_files::limit(command.as_std_mut());
     let mut child = command.spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(text.as_bytes()).await?;
-    }
-    let output = child.wait_with_output().await?;
-    if output.status.success() {
+    // Dropped before the child, see `ProcessGroup`.
+    let group = ProcessGroup::of(&child);
+    let Ok(ended) = timeout(limit, exchange(&mut child, text)).await else {
+        let why = format!("{parser} did not end within {limit:?} and was killed");
+        return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+    };
+    let (status, messages) = ended?;
+    group.ended();
+    if status.success() {
         return Ok(());
     }
-    let errors = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(io::Error::other(format!("{parser} ended with {}: {errors}", output.status)))
+    let errors = String::from_utf8_lossy(&messages).trim().replace('\n', "; ");
+    Err(io::Error::other(format!("{parser} ended with {status}: {errors}")))
+}
+
+/// Writes the profile, and returns the first messages and the exit status.
+async fn exchange(child: &mut Child, text: &str) -> io::Result<(ExitStatus, Vec<u8>)> {
+    let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
+    let write = async {
+        if let Some(mut stdin) = stdin {
+            // A parser that fails early does not read the profile. Its messages have the cause.
+            let _unread = stdin.write_all(text.as_bytes()).await;
+        }
+    };
+    let read = async {
+        let mut messages = Vec::new();
+        if let Some(mut stderr) = stderr {
+            (&mut stderr).take(MESSAGES_MAX).read_to_end(&mut messages).await?;
+            // The rest is read, too: a closed pipe would kill the parser.
+            tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await?;
+        }
+        Ok::<_, io::Error>(messages)
+    };
+    let ((), messages) = tokio::join!(write, read);
+    let messages = messages?;
+    Ok((child.wait().await?, messages))
 }
 
 /// The AppArmor profile of this process.
@@ -173,6 +235,44 @@ const RULES: &str = "
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A program in place of the parser. Another process writes it: a fork of another test's thread would inherit our
+    /// writable descriptor, and executing the program would fail with ETXTBSY.
+    fn program(dir: &Path, script: &str) -> String {
+        let written = std::process::Command::new("sh")
+            .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" >parser && chmod 755 parser"#, "sh", script])
+            .current_dir(dir)
+            .status();
+        assert!(written.expect("sh").success());
+        dir.join("parser").to_string_lossy().into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_parser_that_does_not_end_is_killed_and_not_run_again_at_once() {
+        let dir = tempfile::tempdir().expect("directory");
+        let parser = program(dir.path(), "PATH=/usr/bin:/bin; sleep 1000 & wait");
+        let mut state = State::default();
+        let error = state.load(&parser, "", Duration::from_millis(10)).await.expect_err("late");
+        assert!(error.to_string().contains("was killed"), "{error}");
+        let parser = program(dir.path(), "exit 0");
+        let error = state.load(&parser, "", Duration::from_secs(60)).await.expect_err("pause");
+        assert!(error.to_string().contains("next attempt"), "{error}");
+        state.late = Instant::now().checked_sub(PAUSE);
+        state.load(&parser, "", Duration::from_secs(60)).await.expect("the pause has ended");
+        assert!(state.late.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_parser_that_fails_early_is_reported_with_its_first_messages() {
+        let dir = tempfile::tempdir().expect("directory");
+        // More than a pipe holds, on both sides.
+        let script = "PATH=/usr/bin:/bin; echo wrong >&2; head -c 262144 /dev/zero | tr '\\0' x >&2; exit 3";
+        let parser = program(dir.path(), script);
+        let error = load(&parser, &"x".repeat(1 << 20), Duration::from_secs(60)).await.expect_err("failed");
+        let text = error.to_string();
+        assert!(text.contains("exit status: 3: wrong; x"), "{text}");
+        assert!(text.len() < 2 * 4096, "{}", text.len());
+    }
 
     #[test]
     fn a_profile_includes_the_existing_files() {

@@ -7,6 +7,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use coracle_cni::ProcessGroup;
 use oci_spec::runtime::{Hook, Spec};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -85,7 +86,10 @@ async fn run(hook: &Hook, state: &str) -> Result<(), String> {
     let variables = hook.env().iter().flatten().filter_map(|entry| entry.split_once('='));
     command.env_clear().envs(variables).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     coracle_open_files::limit(command.as_std_mut());
-    let mut child = command.kill_on_drop(true).spawn().map_err(|error| named(&error.to_string()))?;
+    command.process_group(0).kill_on_drop(true);
+    let mut child = command.spawn().map_err(|error| named(&error.to_string()))?;
+    // Dropped before the child, see `ProcessGroup`.
+    let group = ProcessGroup::of(&child);
     let limit = hook
         .timeout()
         .and_then(|seconds| u64::try_from(seconds).ok())
@@ -97,7 +101,11 @@ async fn run(hook: &Hook, state: &str) -> Result<(), String> {
         }
         child.wait().await
     };
-    match timeout(limit, ended).await {
+    let ended = timeout(limit, ended).await;
+    if matches!(ended, Ok(Ok(_))) {
+        group.ended();
+    }
+    match ended {
         Err(_late) => Err(named(&format!("did not end within {limit:?}"))),
         Ok(Err(error)) => Err(named(&error.to_string())),
         Ok(Ok(status)) if status.success() => Ok(()),
@@ -126,5 +134,27 @@ mod tests {
         let mut absent = Hook::default();
         absent.set_path("/no/such".into());
         assert!(run(&absent, "").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_late_hook_is_killed_with_its_children() {
+        let dir = tempfile::tempdir().expect("directory");
+        let file = dir.path().join("child");
+        let script = format!("sleep 1000 & echo $! >{}; wait", file.display());
+        let mut text = String::new();
+        // On a busy machine a hook may not start its child within the first limits.
+        for seconds in [1, 4, 16, 64] {
+            assert!(run(&hook(&script, seconds), "").await.expect_err("late").contains("within"));
+            text = std::fs::read_to_string(&file).unwrap_or_default();
+            if text.ends_with('\n') {
+                break;
+            }
+        }
+        let child: i32 = text.trim().parse().expect("a pid");
+        // An error means that the process has ended.
+        let Ok(child) = crate::pidfd::open(child) else { return };
+        let child = crate::pidfd::watch(child).expect("watch");
+        let ended = timeout(Duration::from_secs(60), child.readable()).await;
+        assert!(ended.is_ok(), "the child of the hook is killed");
     }
 }

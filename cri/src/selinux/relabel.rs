@@ -46,7 +46,7 @@ const NEVER_RELABELLED: [&str; 24] = [
 /// skipped. Files that disappear meanwhile are skipped.
 ///
 /// # Errors
-/// Also for a system directory of the node.
+/// For a system directory of the node, and of the first file that cannot be read or labelled, as in go-selinux.
 pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
     if is_the_nodes(path) {
         let why = format!("{} is a system directory and is not relabelled", path.display());
@@ -73,7 +73,7 @@ fn is_the_nodes(path: &Path) -> bool {
 fn label_below(top: &File, label: &str) -> io::Result<()> {
     let mut labelled = Ok(());
     // The walk follows no link in the last component, and the entry in /proc is one.
-    coracle_tree::walk(&by_number(top).join("."), |found| {
+    coracle_tree::walk_all(&by_number(top).join("."), |found| {
         if labelled.is_ok() {
             labelled = label_entry(&found, label);
         }
@@ -150,6 +150,26 @@ mod tests {
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
         label_below(&top, label).expect("label");
         assert!(has(&moved.join("below"), label) && !has(&path.join("below"), label));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_an_error() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        let hidden = dir.path().join("hidden");
+        fs::create_dir_all(hidden.join("below")).expect("directories");
+        for (path, mode) in [(dir.path(), 0o755), (hidden.as_path(), 0)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
+        }
+        let relabelled = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // Of this thread. Root could read the directory.
+                nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+                relabel(dir.path(), "system_u:object_r:container_file_t:s0:c1,c2")
+            });
+            thread.join().expect("thread")
+        });
+        assert_eq!(relabelled.expect_err("unreadable").kind(), ErrorKind::PermissionDenied);
     }
 
     #[test]

@@ -15,10 +15,10 @@ mod walk;
 
 use rustix::fs::OFlags;
 
-pub use read::{read, read_end};
+pub use read::{is_shortage, read, read_end};
 pub use remove::{remove, remove_at};
 pub use usage::usage;
-pub use walk::{Found, walk};
+pub use walk::{Found, walk, walk_all};
 
 /// Flags for opening directories.
 const DIRECTORY: OFlags =

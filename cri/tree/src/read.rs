@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// Reads a regular file of at most `most` bytes. Links are followed.
 ///
@@ -30,6 +31,14 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(too_large()) } else { Ok(bytes) }
 }
 
+/// Whether a file could not be read because this process or the machine lacks descriptors or memory. The file may be
+/// intact: a later attempt can read it.
+#[must_use]
+pub fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN))
+}
+
 /// The last `most` bytes of a log; empty if it cannot be read.
 #[must_use]
 pub fn read_end(path: &Path, most: u64) -> String {
@@ -47,6 +56,17 @@ pub fn read_end(path: &Path, most: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_says_nothing_about_the_file() {
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert!(is_shortage(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::NOENT, Errno::IO, Errno::ISDIR] {
+            assert!(!is_shortage(&errno.into()), "{errno}");
+        }
+        assert!(!is_shortage(&io::Error::other("no error of the kernel")));
+    }
 
     #[test]
     fn too_large_and_irregular_files_are_refused() {

@@ -37,13 +37,33 @@ pub struct Found<'a> {
     pub depth: usize,
 }
 
+/// What a walk does at an entry that it cannot read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unreadable {
+    Skip,
+    Fail,
+}
+
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
 /// nor reported. A process that moves directories at depths above 64 during the walk can hide their contents,
-/// but nothing else.
+/// but nothing else. Unreadable entries are skipped, with all that is below them.
 ///
 /// # Errors
 /// If the directory cannot be opened, or there are too few descriptors for one below it.
-pub fn walk(top: &Path, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
+pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
+    walk_with(top, Unreadable::Skip, found)
+}
+
+/// As [`walk`], for callers that need all entries: an unreadable one is an error. Entries that disappear during the
+/// walk are skipped.
+///
+/// # Errors
+/// As [`walk`], and of the first entry that cannot be read.
+pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
+    walk_with(top, Unreadable::Fail, found)
+}
+
+fn walk_with(top: &Path, unreadable: Unreadable, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
     let mut levels = vec![Level::open(openat(CWD, top, DIRECTORY, Mode::empty())?, 0)?];
     loop {
         let depth = levels.len().saturating_sub(1);
@@ -51,12 +71,28 @@ pub fn walk(top: &Path, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
         match dir.read() {
             Some(Ok(entry)) => {
                 *offset = entry.offset();
-                if let Some(below) = report(dir, &entry, depth, &mut found)? {
+                if let Some(below) = report(dir, &entry, depth, unreadable, &mut found)? {
                     go_down(&mut levels, below)?;
                 }
             }
-            // An unreadable directory counts as ended.
-            Some(Err(_)) | None => go_up(&mut levels)?,
+            Some(Err(error)) => {
+                unreadable.check(error)?;
+                // The directory counts as ended.
+                go_up(&mut levels, unreadable)?;
+            }
+            None => go_up(&mut levels, unreadable)?,
+        }
+    }
+}
+
+// === impl Unreadable ===
+
+impl Unreadable {
+    /// Decides about an error. An entry that was removed, or replaced by another type, is no error.
+    fn check(self, error: Errno) -> Result<(), Errno> {
+        match (self, error) {
+            (Self::Skip, _) | (Self::Fail, Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
+            (Self::Fail, _) => Err(error),
         }
     }
 }
@@ -66,6 +102,7 @@ fn report(
     dir: &Dir,
     entry: &DirEntry,
     depth: usize,
+    unreadable: Unreadable,
     found: &mut impl FnMut(Found<'_>),
 ) -> Result<Option<OwnedFd>, Errno> {
     let name = entry.file_name();
@@ -73,7 +110,10 @@ fn report(
         return Ok(None);
     }
     let at = dir.fd()?;
-    let Ok(stat) = statat(at, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(None) };
+    let stat = match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(error) => return unreadable.check(error).map(|()| None),
+    };
     let opened = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => openat2(at, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV),
         _ => Err(Errno::NOTDIR),
@@ -83,7 +123,10 @@ fn report(
         Err(Errno::XDEV) => return Ok(None),
         _ => found(Found { dir: at, name, stat: &stat, depth }),
     }
-    Ok(opened.ok())
+    match opened {
+        Ok(below) => Ok(Some(below)),
+        Err(error) => unreadable.check(error).map(|()| None),
+    }
 }
 
 fn go_down(levels: &mut Vec<Level>, below: OwnedFd) -> Result<(), Errno> {
@@ -96,11 +139,11 @@ fn go_down(levels: &mut Vec<Level>, below: OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-fn go_up(levels: &mut Vec<Level>) -> Result<(), Errno> {
+fn go_up(levels: &mut Vec<Level>, unreadable: Unreadable) -> Result<(), Errno> {
     let left = levels.pop();
     let (Some(Level::Open(below, _)), Some(last)) = (left, levels.last_mut()) else { return Ok(()) };
     if let Level::Closed { device, inode, offset } = *last {
-        match reopen(&below, (device, inode), offset)? {
+        match reopen(&below, (device, inode), offset, unreadable)? {
             Some(level) => *last = level,
             // It was moved. Continue at the deepest level that is still open.
             None => levels.truncate(OPEN_LEVELS),
@@ -110,10 +153,15 @@ fn go_up(levels: &mut Vec<Level>) -> Result<(), Errno> {
 }
 
 /// Opens the parent directory, if it is still the same one.
-fn reopen(below: &Dir, known: (u64, u64), offset: i64) -> Result<Option<Level>, Errno> {
+fn reopen(
+    below: &Dir,
+    known: (u64, u64),
+    offset: i64,
+    unreadable: Unreadable,
+) -> Result<Option<Level>, Errno> {
     let above = match openat(below.fd()?, "..", DIRECTORY, Mode::empty()) {
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error),
-        Err(_) => return Ok(None),
+        Err(error) => return unreadable.check(error).map(|()| None),
         Ok(above) => above,
     };
     let stat = fstat(&above)?;
@@ -143,8 +191,8 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
-    use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
     use crate::scratch::{deep, in_memory, with_few_resources};
@@ -175,6 +223,48 @@ mod tests {
         }
         with_few_resources(|| assert_eq!(inodes(&top).len(), 25_000 + 5 * 200));
         crate::remove(&top).expect("remove");
+    }
+
+    #[test]
+    fn an_unreadable_directory_is_skipped_or_an_error() {
+        let place = in_memory();
+        let hidden = place.path().join("hidden");
+        fs::create_dir_all(hidden.join("below")).expect("make");
+        fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("mode");
+        fs::set_permissions(&hidden, Permissions::from_mode(0)).expect("mode");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Of this thread. Root could read the directory.
+                nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+                assert_eq!(inodes(place.path()).len(), 1);
+                let error = walk_all(place.path(), |_| {}).expect_err("unreadable");
+                assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            });
+        });
+        fs::set_permissions(&hidden, Permissions::from_mode(0o755)).expect("mode");
+        let mut names = 0;
+        walk_all(place.path(), |_| names += 1).expect("readable");
+        assert_eq!(names, 2);
+    }
+
+    #[test]
+    fn a_directory_that_is_removed_during_the_walk_is_no_error() {
+        let place = in_memory();
+        for name in ["a", "b", "c"] {
+            fs::create_dir_all(place.path().join(name).join("below")).expect("make");
+        }
+        let mut names = 0;
+        let found = |found: Found<'_>| {
+            names += 1;
+            if found.depth == 0 {
+                // Also the one whose entries are read next.
+                for name in ["a", "b", "c"] {
+                    crate::remove(&place.path().join(name)).expect("remove");
+                }
+            }
+        };
+        walk_all(place.path(), found).expect("walk");
+        assert!(names >= 1, "the first one was found");
     }
 
     #[test]

@@ -67,7 +67,8 @@ impl Job {
         let parent = self.node.cgroups.ensure_pod(&self.pod).await;
         let parent = parent.map_err(|error| vec![ApplyError::Cgroup(error)])?;
         if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
-            self.node.user_ids.allocate(&self.uid).map_err(|error| vec![ApplyError::UserIds(error)])?;
+            let allocated = self.node.user_ids.allocate(&self.uid, &*self.node.runtime).await;
+            allocated.map_err(|error| vec![ApplyError::UserIds(error)])?;
         }
         let SandboxConfig { config, is_cluster_dns_missing, omitted } =
             self.sandbox_config(attempt, &parent.0);

@@ -182,6 +182,10 @@ impl Job {
         }
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
+        if shape.spec.host_users == Some(false) {
+            // The record of a running pod may be damaged.
+            self.node.user_ids.restore(&*self.node.runtime).await.map_err(NotStarted::config)?;
+        }
         let users = self.node.user_ids.mapping(&self.uid);
         let mut security =
             security::container(shape.spec, container, &image.user, &self.node.seccomp_dir(), users)

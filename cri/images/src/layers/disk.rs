@@ -46,14 +46,40 @@ pub(super) fn remove_tree(path: &Path) -> Result<(), LayerError> {
 
 /// Reads a layer's metadata, without checking its state or name.
 pub(super) fn read_meta_anywhere(layer: &Path) -> Option<Meta> {
-    serde_json::from_slice(&std::fs::read(layer.join(COMPLETE)).ok()?).ok()
+    parse(&std::fs::read(layer.join(COMPLETE)).ok()?)
 }
 
 /// Reads the metadata of a complete layer. `None` if it is incomplete or does not match the directory's name.
 pub(super) fn read_meta(layer: &Path) -> Option<Meta> {
-    let meta = read_meta_anywhere(layer)?;
+    read_meta_anywhere(layer).filter(|meta| is_of(layer, meta))
+}
+
+/// As [`read_meta`], for a layer that is removed if it is incomplete.
+///
+/// # Errors
+/// If the metadata cannot be read for lack of a resource: running containers may use the layer.
+pub(super) fn read_meta_before_removal(layer: &Path) -> Result<Option<Meta>, LayerError> {
+    let path = layer.join(COMPLETE);
+    let bytes = std::fs::read(&path);
+    let bytes = unless_short(bytes).map_err(|source| LayerError::Disk { verb: "read", path, source })?;
+    Ok(bytes.and_then(|bytes| parse(&bytes)).filter(|meta| is_of(layer, meta)))
+}
+
+/// None for a file that is absent or damaged.
+fn unless_short(bytes: std::io::Result<Vec<u8>>) -> std::io::Result<Option<Vec<u8>>> {
+    match bytes {
+        Err(error) if coracle_tree::is_shortage(&error) => Err(error),
+        bytes => Ok(bytes.ok()),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Option<Meta> {
+    serde_json::from_slice(bytes).ok()
+}
+
+fn is_of(layer: &Path, meta: &Meta) -> bool {
     let named = layer.file_name().is_some_and(|name| name == meta.diff_id.short().as_str());
-    (named && layer.join(FILES).is_dir()).then_some(meta)
+    named && layer.join(FILES).is_dir()
 }
 
 /// Flushes the file system once, then renames every layer of the batch into place and notifies the waiting
@@ -123,4 +149,20 @@ fn sync_file_system(path: &Path) -> Result<(), LayerError> {
     })?;
     nix::unistd::syncfs(directory.as_fd())
         .map_err(|source| LayerError::Sync { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_is_incomplete_only_if_its_metadata_is_absent_or_damaged() {
+        let fails_with = |errno: i32| unless_short(Err(std::io::Error::from_raw_os_error(errno)));
+        assert!(fails_with(libc::EMFILE).is_err() && fails_with(libc::ENOMEM).is_err());
+        assert_eq!(fails_with(libc::ENOENT).unwrap(), None);
+        assert_eq!(unless_short(Ok(vec![1])).unwrap(), Some(vec![1]));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(COMPLETE), "{").unwrap();
+        assert!(read_meta_before_removal(dir.path()).unwrap().is_none());
+    }
 }

@@ -130,10 +130,11 @@ impl ComposedMount<'_> {
 // === impl Made ===
 
 impl Made {
-    /// Measures a layer. The image determines how deep its directories are.
+    /// Measures a layer. The image determines how deep its directories are. A directory that is missing in the list would
+    /// get wrong attributes, so an unreadable one is an error.
     fn of(files: &Path) -> io::Result<Self> {
         let (mut made, mut path) = (Self::default(), Vec::new());
-        coracle_tree::walk(files, |found| {
+        coracle_tree::walk_all(files, |found| {
             path.truncate(found.depth);
             path.push(found.name.to_string_lossy().into_owned());
             if made.inodes.insert(found.stat.st_ino) {
@@ -195,5 +196,25 @@ mod tests {
         let made = Made::of(layer.path()).unwrap();
         assert_eq!((made.inodes.len(), made.directories.len()), (32, 31));
         assert_eq!(made.directories[0], "down");
+    }
+
+    #[test]
+    fn a_layer_with_an_unreadable_directory_is_an_error() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let layer = tempfile::tempdir().unwrap();
+        let hidden = layer.path().join("hidden");
+        fs::create_dir_all(hidden.join("below")).unwrap();
+        for (path, mode) in [(layer.path(), 0o755), (hidden.as_path(), 0)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let made = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // Of this thread. Root could read the directory.
+                nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+                Made::of(layer.path()).map(|made| made.directories)
+            });
+            thread.join().unwrap()
+        });
+        assert_eq!(made.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 }

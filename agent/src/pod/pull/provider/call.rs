@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use coracle_cni::ProcessGroup;
 use coracle_events::printable;
 use serde::Deserialize;
 use serde_json::json;
@@ -104,9 +105,12 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .kill_on_drop(true);
     coracle_open_files::limit(command.as_std_mut());
     let mut child = command.spawn()?;
+    // Dropped before the child, see `ProcessGroup`.
+    let group = ProcessGroup::of(&child);
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let give = async {
         if let Some(mut stdin) = stdin {
@@ -134,6 +138,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
     let ((), taken, _) = tokio::join!(give, take, listen);
     taken?;
     let status = child.wait().await?;
+    group.ended();
     if !status.success() {
         let complaint = printable(String::from_utf8_lossy(&complaint).trim(), complaint.len());
         return Err(CallError::Status { status, complaint });

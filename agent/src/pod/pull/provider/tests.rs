@@ -173,6 +173,33 @@ async fn a_call_whose_pull_is_cancelled_is_made_by_a_waiter() {
     assert!(providers.0[0].flights.is_empty());
 }
 
+#[tokio::test]
+async fn a_cancelled_call_ends_the_children_of_the_program() {
+    let place = place("");
+    let file = place.path().join("child");
+    program(place.path(), &format!("#!/bin/sh\nsleep 1000 & echo $! >{}\nwait\n", file.display()));
+    let providers = load(place.path(), PLAIN).unwrap();
+    let mut pull = Box::pin(users(&providers, "a.example.com/x"));
+    let step = std::time::Duration::from_millis(20);
+    let begun = std::time::Instant::now();
+    let child = loop {
+        assert!(tokio::time::timeout(step, &mut pull).await.is_err());
+        match std::fs::read_to_string(&file) {
+            Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
+            _ => assert!(begun.elapsed() < LONG),
+        }
+    };
+    drop(pull);
+    let lives = || {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    while lives() {
+        assert!(begun.elapsed() < 2 * LONG, "the child of the program is killed");
+        tokio::time::sleep(step).await;
+    }
+}
+
 #[test]
 fn wrong_configurations_are_refused_by_name() {
     let place = place("");
