@@ -93,7 +93,7 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let began = Instant::now();
-        let upgrade = ClientUpgrade::of(&mut request);
+        let mut upgrade = ClientUpgrade::of(&mut request);
         let (mut parts, body) = request.into_parts();
         let info = RequestInfo::parse(&parts.method, &parts.uri);
         let is_local = identity.is_some();
@@ -106,6 +106,7 @@ impl Apiserver {
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted));
+        upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);

@@ -17,7 +17,8 @@ pub(crate) struct ServingMetrics {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminated;
 
-/// Counts a long-running request until this is dropped with its response's body.
+/// Counts a long-running request until all clones are dropped: with its response's body, or with the connection that
+/// the request upgraded.
 #[derive(Clone)]
 pub(crate) struct LongRunning {
     _counted: Arc<Counted>,
