@@ -16,6 +16,7 @@ use crate::audit::{AuditWebhookConfig, Auditor};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
 use crate::error::ApiError;
+use crate::metrics::ComponentMetrics;
 use crate::service_range::ServiceRanges;
 use crate::usage_history::InitialResourcesOptions;
 
@@ -74,6 +75,8 @@ pub struct ApiserverConfig {
     /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
     /// user gets half of each.
     pub max_in_flight: [usize; 2],
+    /// Metrics of other components in this process.
+    pub component_metrics: Option<ComponentMetrics>,
     /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
     /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another

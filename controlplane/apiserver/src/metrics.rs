@@ -12,7 +12,7 @@ mod serving;
 
 use std::{
     collections::HashSet,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -73,7 +73,12 @@ pub(crate) struct Sources<'a> {
     pub(crate) flow_control: &'a FlowControl,
     pub(crate) auditor: Option<&'a Auditor>,
     pub(crate) remotes: &'a Remotes,
+    pub(crate) components: Option<&'a ComponentMetrics>,
 }
+
+/// Returns the metrics of other components in this process, in the text format of Prometheus.
+#[derive(Clone)]
+pub struct ComponentMetrics(pub Arc<dyn Fn() -> String + Send + Sync>);
 
 /// Result of an authentication.
 #[derive(Clone, Copy, Debug)]
@@ -250,7 +255,9 @@ impl Metrics {
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes(sources.remotes).collect());
         families.extend(build_info().collect());
-        encoded(families)
+        let mut text = encoded(families);
+        text.extend(sources.components.into_iter().flat_map(|components| (components.0)().into_bytes()));
+        text
     }
 }
 

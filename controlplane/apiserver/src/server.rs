@@ -388,6 +388,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         flow_control: &state.flow_control,
         auditor: state.auditor.as_deref(),
         remotes: &state.remotes,
+        components: state.component_metrics.as_ref(),
     };
     if let Some(reply) = metrics::find(&state.metrics, &sources, info) {
         return Ok(reply);
