@@ -117,7 +117,7 @@ pub struct ServerOptions {
     pub max_token_seconds: Option<i64>,
     /// URL of the token keys in the discovery document. `None` uses this server's address.
     pub keys_url: Option<String>,
-    /// Whether tokens of pods with the default validity are accepted for a year. Upstream has the default true.
+    /// Whether tokens of pods with the default validity are accepted for a year.
     pub extend_tokens: bool,
     /// Minimum duration of a watch that asks for none. A watch ends after once to twice this time; 0 sets no limit.
     pub min_watch: Duration,
@@ -137,7 +137,7 @@ impl Default for ServerOptions {
             audiences: Vec::new(),
             max_token_seconds: None,
             keys_url: None,
-            extend_tokens: false,
+            extend_tokens: true,
             min_watch: Duration::from_secs(1800),
             priority_and_fairness: true,
             strict_transport_security: String::new(),

@@ -9,6 +9,7 @@ mod health;
 mod reloads;
 mod request_labels;
 mod serving;
+mod tokens;
 
 use std::{
     collections::HashSet,
@@ -29,6 +30,7 @@ use health::HealthMetrics;
 use reloads::Reloads;
 use request_labels::{LABELS, SLI_LABELS};
 use serving::ServingMetrics;
+use tokens::TokenMetrics;
 
 use crate::{
     aggregation::Remotes,
@@ -61,6 +63,7 @@ pub(crate) struct Metrics {
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
     pub(crate) serving: ServingMetrics,
+    pub(crate) tokens: TokenMetrics,
     pub(crate) health: HealthMetrics,
     /// Names of webhooks with their own label.
     webhook_names: Mutex<HashSet<String>>,
@@ -139,10 +142,12 @@ impl Metrics {
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
             serving: ServingMetrics::new(),
+            tokens: TokenMetrics::new(),
             health: HealthMetrics::new(),
             webhook_names: Mutex::default(),
         };
-        for collector in metrics.collectors().into_iter().chain(metrics.serving.collectors()) {
+        let parts = metrics.serving.collectors().into_iter().chain(metrics.tokens.collectors());
+        for collector in metrics.collectors().into_iter().chain(parts) {
             valid(metrics.registry.register(collector));
         }
         metrics

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::{
     aggregated, aggregation,
     audit::{Received, Record},
-    authn::{LegacyToken, PeerCertificate, ReceivedRequest, User, presented},
+    authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
     authz::{self, AccessAttributes, impersonation},
     backup, body,
     call::Call,
@@ -102,7 +102,7 @@ impl Apiserver {
             None => self.network_caller(&mut parts).await,
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
-        let legacy = caller.as_ref().ok().and_then(|user| user.legacy_token.clone());
+        let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted));
@@ -133,8 +133,8 @@ impl Apiserver {
         if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
             self.state.metrics.serving.terminated(&counted, reply.status().as_u16());
         }
-        let reply = match &legacy {
-            Some(token) => note_legacy_token(reply, token, record.as_deref()),
+        let reply = match &token {
+            Some(token) => self.note_token(reply, token, record.as_deref()),
             None => reply,
         };
         self.state.metrics.answered(&counted, reply.status().as_u16(), (began.elapsed(), waited));
@@ -149,6 +149,23 @@ impl Apiserver {
         };
         let reply = reply::uncached(reply);
         if is_local { reply } else { self.for_network(reply, running) }
+    }
+
+    /// Counts and records the use of a token.
+    fn note_token(&self, reply: Reply, token: &NotedToken, record: Option<&Record>) -> Reply {
+        match token {
+            NotedToken::Legacy(token) => note_legacy_token(reply, token, record),
+            NotedToken::Extended(token) => {
+                let is_stale = token.late > 0;
+                self.state.metrics.tokens.used(is_stale);
+                if let Some(record) = record.filter(|_| is_stale) {
+                    let (subject, late) = (&token.subject, token.late);
+                    let text = format!("subject: {subject}, seconds after warning threshold: {late}");
+                    record.annotate("authentication.k8s.io/stale-token", text);
+                }
+                reply
+            }
+        }
     }
 
     /// The response with what only the network gets: the header for browsers, and the count of a long-running request.
