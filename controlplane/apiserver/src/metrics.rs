@@ -12,14 +12,16 @@ mod serving;
 mod tokens;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
-    core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
+    core::{Collector, MetricVec, MetricVecBuilder},
+    process_collector::ProcessCollector,
+    proto::MetricFamily,
 };
 
 pub(crate) use request_labels::Request;
@@ -181,6 +183,15 @@ impl Metrics {
             let own = took.saturating_sub(waited);
             self.sli_durations.with_label_values(&request.sli_labels()).observe(own.as_secs_f64());
         }
+    }
+
+    /// Removes the counts of a resource that is not served any more. Clients that create and delete definitions of custom
+    /// resources would otherwise add labels without end.
+    pub(crate) fn forget(&self, group: &str, plural: &str) {
+        remove_resource(&self.requests, group, plural);
+        remove_resource(&self.durations, group, plural);
+        remove_resource(&self.sli_durations, group, plural);
+        self.serving.forget(group, plural);
     }
 
     /// Counts an authentication of a request from the network.
@@ -405,6 +416,19 @@ fn counter(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
 
 fn gauge(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     valid(IntGaugeVec::new(Opts::new(name, help), labels))
+}
+
+fn remove_resource<B: MetricVecBuilder>(all: &MetricVec<B>, group: &str, plural: &str) {
+    for family in all.collect() {
+        for metric in family.get_metric() {
+            let labels = metric.get_label().iter().map(|label| (label.name(), label.value()));
+            let labels: HashMap<&str, &str> = labels.collect();
+            if labels.get("group") == Some(&group) && labels.get("resource") == Some(&plural) {
+                // An error means that another removal was faster.
+                let _ = all.remove(&labels);
+            }
+        }
+    }
 }
 
 /// Unwraps a result that is an error only if a metric in this file is invalid.

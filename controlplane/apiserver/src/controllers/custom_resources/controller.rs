@@ -261,6 +261,7 @@ impl Controller {
         if self.served.remove(name).is_some() {
             let plural = &definition.status.accepted_names.plural;
             state.registry.remove(&state.cache, &definition.spec.group, plural).await;
+            state.metrics.forget(&definition.spec.group, plural);
         }
     }
 }

@@ -98,9 +98,13 @@ async fn a_definition_is_served_until_it_is_deleted() {
     let selected = server.get(&format!("{FOOS}?fieldSelector=spec.size%3DM")).await.body;
     assert_eq!(selected["items"], json!([]));
 
+    let is_counted = |text: &Value| text.as_str().unwrap().contains("resource=\"foos\"");
+    assert!(is_counted(&server.get("/metrics").await.body));
     let deleted = server.call("DELETE", &path, "application/json", None).await;
     assert_eq!(deleted.code, 200);
     until(&server, &path, |body| body["code"] == 404).await;
+    // Resources that come and go leave no metrics.
+    until(&server, "/metrics", |text| !is_counted(text)).await;
     until(&server, "/apis/example.com/v1", |body| {
         body.is_null() || body["code"] == 404 || body["resources"].is_null()
     })
