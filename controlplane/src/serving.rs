@@ -1,12 +1,13 @@
 //! The serving certificates of the API server: its own one, and those of files, which are read again when they change.
 //!
 //! A client that sends a server name gets the first certificate for that name. Other clients get the default one.
+//! The order of names is upstream's: `BuildNamedCertificates` of kube-apiserver, then `getCertificate` of Go's TLS.
 
 use std::{
     fs::File,
     io::Read as _,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use rustls::{
@@ -57,7 +58,7 @@ pub struct NamedCertificate {
     pub certificate: PathBuf,
     /// File of the key.
     pub key: PathBuf,
-    /// Server names. Without any, those in the certificate. `*` can be the first label.
+    /// Server names. Without any, the common name and the DNS names of the certificate. `*` can be the first label.
     pub names: Vec<String>,
 }
 
@@ -81,8 +82,15 @@ struct Slot {
 #[derive(Clone, Debug)]
 struct Loaded {
     key: Arc<CertifiedKey>,
-    /// DNS names in the certificate, in lower case.
-    names: Vec<String>,
+    names: CertificateNames,
+}
+
+/// The server names in a certificate.
+#[derive(Clone, Debug, Default)]
+struct CertificateNames {
+    common: Option<String>,
+    /// In lower case.
+    dns: Vec<String>,
 }
 
 // === impl ServingOptions ===
@@ -173,17 +181,20 @@ impl ServingCertificates {
         std::iter::once(&self.default).chain(&self.by_name)
     }
 
-    /// The certificate for a server name. An exact name goes before one with `*`.
+    /// The certificate for a server name. An exact name goes before one with `*`, a configured name before the same
+    /// name in a certificate. If none is found, DNS names in certificates that have configured names count, too.
     fn chosen(&self, name: Option<&str>) -> Arc<CertifiedKey> {
         let Some(name) = name.map(|name| name.trim_end_matches('.').to_ascii_lowercase()) else {
             return self.default.key();
         };
-        let any = name.split_once('.').map(|(_, domain)| format!("*.{domain}"));
-        let found = [Some(name), any]
-            .into_iter()
-            .flatten()
-            .find_map(|name| self.by_name.iter().find(|slot| slot.is_for(&name)).map(Slot::key));
-        found.unwrap_or_else(|| self.default.key())
+        let any = name.split_once('.').map_or_else(|| "*".to_owned(), |(_, domain)| format!("*.{domain}"));
+        let by_name = |name: &String| {
+            let configured = self.by_name.iter().find(|slot| slot.names.contains(name));
+            configured.or_else(|| self.by_name.iter().find(|slot| slot.is_for_own(name)))
+        };
+        let found = by_name(&name).or_else(|| by_name(&any));
+        let found = found.or_else(|| self.slots().find(|slot| slot.certifies(&name) || slot.certifies(&any)));
+        found.unwrap_or(&self.default).key()
     }
 }
 
@@ -203,15 +214,22 @@ impl Slot {
     }
 
     fn key(&self) -> Arc<CertifiedKey> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).key.clone()
+        self.read().key.clone()
     }
 
-    fn is_for(&self, name: &str) -> bool {
-        if !self.names.is_empty() {
-            return self.names.iter().any(|own| own == name);
-        }
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.names.iter().any(|own| own == name)
+    /// Whether the certificate has no configured names, and this is its common name or one of its DNS names.
+    fn is_for_own(&self, name: &str) -> bool {
+        let own = &self.read().names;
+        self.names.is_empty() && (own.common.as_deref() == Some(name) || own.has_dns(name))
+    }
+
+    /// Whether the certificate has this DNS name.
+    fn certifies(&self, name: &str) -> bool {
+        self.read().names.has_dns(name)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Loaded> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the files again. Between the changes of certificate and key they do not match; the current ones stay then.
@@ -227,6 +245,14 @@ impl Slot {
                 tracing::warn!(error, "cannot use the changed serving certificate; keeping the current one");
             }
         }
+    }
+}
+
+// === impl CertificateNames ===
+
+impl CertificateNames {
+    fn has_dns(&self, name: &str) -> bool {
+        self.dns.iter().any(|own| own == name)
     }
 }
 
@@ -246,16 +272,20 @@ impl Loaded {
     }
 }
 
-/// The DNS names of a certificate.
-fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
-    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+/// The server names of a certificate. Addresses are left out: a client cannot send one as the server name.
+fn names(certificate: &CertificateDer<'_>) -> CertificateNames {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
+        return CertificateNames::default();
+    };
     let alternatives = certificate.subject_alternative_name().ok().flatten();
     let found = alternatives.map(|names| names.value.general_names.as_slice()).unwrap_or_default();
     let dns = found.iter().filter_map(|name| match name {
         GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
         _ => None,
     });
-    dns.collect()
+    // Of several common names, Go uses the last one.
+    let common = certificate.subject().iter_common_name().last().and_then(|name| name.as_str().ok());
+    CertificateNames { common: common.map(str::to_owned), dns: dns.collect() }
 }
 
 fn text(path: &Path) -> Result<String, TlsError> {
@@ -273,15 +303,24 @@ fn text(path: &Path) -> Result<String, TlsError> {
 mod tests {
     use std::fs;
 
-    use rcgen::{CertificateParams, KeyPair};
+    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 
     use super::*;
 
     fn pair(names: &[&str]) -> (String, String) {
+        signed(CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()).unwrap())
+    }
+
+    fn signed(certificate: CertificateParams) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
-        (certificate.pem(), key.serialize_pem())
+        (certificate.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    }
+
+    fn with_common_name(common: &str) -> (String, String) {
+        let mut certificate = CertificateParams::default();
+        certificate.distinguished_name = DistinguishedName::new();
+        certificate.distinguished_name.push(DnType::CommonName, common);
+        signed(certificate)
     }
 
     fn write(directory: &Path, name: &str, (certificate, key): &(String, String)) -> (PathBuf, PathBuf) {
@@ -303,14 +342,16 @@ mod tests {
     #[test]
     fn the_server_name_chooses_the_certificate() {
         let directory = tempfile::tempdir().unwrap();
-        let named = |file: &str, in_certificate: &[&str], names: &[&str]| {
-            let (certificate, key) = write(directory.path(), file, &pair(in_certificate));
+        let named = |file: &str, pair: &(String, String), names: &[&str]| {
+            let (certificate, key) = write(directory.path(), file, pair);
             NamedCertificate { certificate, key, names: names.iter().map(|&name| name.to_owned()).collect() }
         };
         let by_name = vec![
-            named("any", &["x"], &["*.Example.com"]),
-            named("own", &["api.example.com", "b.test"], &[]),
-            named("late", &["b.test"], &[]),
+            named("any", &pair(&["x", "*.x.test"]), &["*.Example.com"]),
+            named("own", &pair(&["api.example.com", "b.test", "*.late.test", "kubernetes"]), &[]),
+            named("late", &pair(&["b.test"]), &["a.late.test"]),
+            named("common", &with_common_name("common.test"), &[]),
+            named("configured", &pair(&["y"]), &["b.test"]),
         ];
         let options = ServingOptions { by_name, ..ServingOptions::default() };
         let certificates = ServingCertificates::open(&own(), &options).unwrap();
@@ -319,10 +360,18 @@ mod tests {
             (None, 0),
             (Some("other.test"), 0),
             (Some("a.b.example.com"), 0),
-            (Some("x"), 0),
             (Some("a.example.com"), 1),
             (Some("API.example.com"), 2),
-            (Some("b.test"), 2),
+            (Some("a.late.test"), 3),
+            (Some("b.late.test"), 2),
+            (Some("common.test"), 4),
+            // The configured name of the last certificate goes before the same name in earlier certificates.
+            (Some("b.test"), 5),
+            (Some("kubernetes"), 2),
+            // A DNS name of a certificate that has other configured names.
+            (Some("x"), 1),
+            (Some("a.x.test"), 1),
+            (Some("a.a.x.test"), 0),
         ] {
             assert_eq!(leaf(&certificates.chosen(name)), slots[slot], "{name:?}");
         }

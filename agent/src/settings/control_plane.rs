@@ -113,8 +113,8 @@ settings! {
     /// Maximum validity of service account tokens. A request for a longer one is shortened.
     service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
     /// Issue tokens with a validity of one year to pods whose volumes have the default one, for programs that do not read the
-    /// changed file. Kubernetes has the default true.
-    service_account_extend_token_expiration: bool = default "false", "BOOL";
+    /// changed file. Later uses are recorded in audit events and metrics.
+    service_account_extend_token_expiration: bool = default "true", "BOOL";
     /// Audiences of the API server: tokens of service accounts must be for one of them.
     api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all

@@ -50,7 +50,7 @@ struct Issued {
     token: String,
     /// Start, in seconds since 1970.
     begins: i64,
-    /// End, in seconds since 1970.
+    /// End, in seconds since 1970. The API server may accept the token for longer, and records such uses.
     ends: i64,
 }
 
@@ -174,8 +174,9 @@ impl Issued {
     fn parse(token: &str) -> Option<Issued> {
         let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
         let claims: serde_json::Value = serde_json::from_slice(&claims).ok()?;
-        let time = |name: &str| claims.get(name)?.as_i64();
-        Some(Issued { token: token.to_owned(), begins: time("iat")?, ends: time("exp")? })
+        let time = |path: &str| claims.pointer(path)?.as_i64();
+        let ends = time("/kubernetes.io/warnafter").or_else(|| time("/exp"))?;
+        Some(Issued { token: token.to_owned(), begins: time("/iat")?, ends })
     }
 
     /// Seconds from its start to its renewal.
@@ -244,6 +245,13 @@ mod tests {
         assert_eq!(hour.to_token(at(12_000)).renew_in.as_secs(), 880);
         assert_eq!(hour.to_token(at(0)).renew_in.as_secs(), 2880, "no longer than its life");
         assert_eq!(hour.to_token(at(1 << 37)).renew_in, RETRY, "a clock that is ahead makes no loop");
+    }
+
+    #[test]
+    fn an_extended_token_is_renewed_as_if_it_was_not() {
+        let claims = br#"{"iat":1000,"exp":31537000,"kubernetes.io":{"warnafter":4607}}"#;
+        let token = format!("head.{}.sign", BASE64_URL_SAFE_NO_PAD.encode(claims));
+        assert_eq!(Issued::parse(&token).map(|issued| (issued.begins, issued.ends)), Some((1000, 4607)));
     }
 
     #[test]

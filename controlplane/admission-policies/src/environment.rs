@@ -1,6 +1,5 @@
 //! The variables of admission expressions, with their types.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use coracle_cel::access::{AUTHORIZER, Access};
@@ -195,7 +194,7 @@ fn object(name: &str, fields: &[(&str, Type)]) -> Type {
         let json = if *name == "UID" { "uid" } else { name };
         (identifier.into_boxed_str(), Field { name: json.into(), kind: kind.clone() })
     });
-    Type::Object(Arc::new(ObjectType { name: name.to_owned(), fields: fields.collect::<BTreeMap<_, _>>() }))
+    Type::Object(Arc::new(ObjectType::new(name, fields.collect())))
 }
 
 fn request() -> Type {

@@ -3,6 +3,8 @@
 //! Source: `policy/validating/typechecking.go`. The result is advice to the author of a policy. It does not affect
 //! requests.
 
+use std::collections::BTreeMap;
+
 use coracle_cel::{Environment, Program, Type};
 use serde_json::Value;
 
@@ -37,30 +39,47 @@ pub struct ExpressionWarning {
 }
 
 /// Checks the validations and the message expressions of a policy's `spec` with the types of these kinds. `params` is
-/// the type of the parameters, None without a `paramKind`. Returns a warning for each expression that does not fit.
-pub fn check_types(spec: &Value, kinds: Vec<TypedKind>, params: Option<&Type>) -> Vec<ExpressionWarning> {
-    let mut checker =
-        Checker { environments: Vec::new(), source_left: MAX_SOURCE_BYTES, warnings_left: MAX_WARNING_BYTES };
-    for kind in kinds {
-        let environment = checker.environment(spec, kind.object, params);
-        checker.environments.push((kind.name, environment));
-    }
-    let mut warnings = Vec::new();
-    for (index, validation) in spec["validations"].as_array().into_iter().flatten().enumerate() {
-        for name in ["expression", "messageExpression"] {
-            let Some(source) = validation[name].as_str().filter(|source| !source.is_empty()) else {
-                continue;
-            };
-            let Some(warning) = checker.warning(source) else { continue };
-            warnings.push(ExpressionWarning { field: format!("spec.validations[{index}].{name}"), warning });
+/// the type of the parameters, None without a `paramKind`. Returns a warning for each expression that does not fit. The
+/// types of custom resources may be large: only one kind is taken at a time.
+pub fn check_types(
+    spec: &Value,
+    kinds: impl IntoIterator<Item = TypedKind>,
+    params: Option<&Type>,
+) -> Vec<ExpressionWarning> {
+    let mut checker = Checker { source_left: MAX_SOURCE_BYTES, warnings_left: MAX_WARNING_BYTES };
+    // The paragraphs about an expression, by the number of its validation and its field.
+    let mut found: BTreeMap<(usize, &str), String> = BTreeMap::new();
+    for TypedKind { name, object } in kinds {
+        let environment = checker.environment(spec, object, params);
+        for (place, source) in expressions(spec) {
+            if let Some(paragraph) = checker.paragraph(&name, source, &environment) {
+                let warning = found.entry(place).or_default();
+                if !warning.is_empty() {
+                    warning.push('\n');
+                }
+                warning.push_str(&paragraph);
+            }
         }
     }
-    warnings
+    let warning = |((index, field), warning): ((usize, &str), String)| ExpressionWarning {
+        field: format!("spec.validations[{index}].{field}"),
+        warning,
+    };
+    found.into_iter().map(warning).collect()
+}
+
+/// The expressions of the validations, by the number of the validation and the field.
+fn expressions(spec: &Value) -> impl Iterator<Item = ((usize, &'static str), &str)> {
+    let validations = spec["validations"].as_array().into_iter().flatten().enumerate();
+    validations.flat_map(|(index, validation)| {
+        ["expression", "messageExpression"].into_iter().filter_map(move |field| {
+            let source = validation[field].as_str().filter(|source| !source.is_empty())?;
+            Some(((index, field), source))
+        })
+    })
 }
 
 struct Checker {
-    /// The variables for each kind, by its name.
-    environments: Vec<(String, Environment)>,
     /// Bytes that may still be compiled.
     source_left: usize,
     /// Bytes that warnings may still have.
@@ -85,26 +104,15 @@ impl Checker {
         environment
     }
 
-    /// The warning about an expression. None if it fits all kinds.
-    fn warning(&mut self, source: &str) -> Option<String> {
-        let mut paragraphs = Vec::new();
-        for index in 0..self.environments.len() {
-            if !self.may_compile(source) {
-                break;
-            }
-            let Some((kind, environment)) = self.environments.get(index) else { break };
-            if let Err(error) = Program::compile(source, environment) {
-                let mut error = error.to_string();
-                error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
-                paragraphs.push(format!("{kind}: {error}\n"));
-            }
-        }
-        let warning = paragraphs.join("\n");
-        if warning.is_empty() || warning.len() > self.warnings_left {
-            return None;
-        }
-        self.warnings_left -= warning.len();
-        Some(warning)
+    /// The paragraph about an expression for a kind. None if it fits, or if a limit is reached.
+    fn paragraph(&mut self, kind: &str, source: &str, environment: &Environment) -> Option<String> {
+        self.may_compile(source).then_some(())?;
+        let mut error = Program::compile(source, environment).err()?.to_string();
+        error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
+        let paragraph = format!("{kind}: {error}\n");
+        // A line end separates the paragraph from an earlier one.
+        self.warnings_left = self.warnings_left.checked_sub(paragraph.len() + 1)?;
+        Some(paragraph)
     }
 
     /// Whether another expression may be compiled. Counts its bytes.
@@ -117,7 +125,10 @@ impl Checker {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, sync::Arc};
+    use std::{
+        cell::Cell,
+        sync::{Arc, Weak},
+    };
 
     use coracle_cel::{Field, ObjectType};
     use serde_json::json;
@@ -129,7 +140,7 @@ mod tests {
             (Box::from(*name), Field { name: Box::from(*name), kind: kind.clone() })
         };
         let fields: BTreeMap<_, _> = fields.iter().map(field).collect();
-        Type::Object(Arc::new(ObjectType { name: "object".to_owned(), fields }))
+        Type::Object(Arc::new(ObjectType::new("object", fields)))
     }
 
     fn kind(name: &str, replicas: Type) -> TypedKind {
@@ -205,11 +216,26 @@ mod tests {
     }
 
     #[test]
+    fn the_type_of_one_kind_is_in_memory_at_a_time() {
+        let former = Cell::new(Weak::<ObjectType>::new());
+        let kinds = ["A", "B", "C"].into_iter().map(|name| {
+            assert!(former.take().upgrade().is_none(), "the former type before {name}");
+            let kind = kind(name, Type::Int);
+            let Type::Object(object) = &kind.object else { unreachable!() };
+            former.set(Arc::downgrade(object));
+            kind
+        });
+        let spec = json!({"variables": [{"name": "o", "expression": "object.spec"}],
+            "validations": [{"expression": "variables.o.replicas > '1'"}]});
+        assert_eq!(check_types(&spec, kinds, None)[0].warning.matches("Kind=").count(), 3);
+    }
+
+    #[test]
     fn expressions_above_the_limit_are_not_checked() {
-        let mut checker = Checker { environments: Vec::new(), source_left: 10, warnings_left: 10 };
+        let mut checker = Checker { source_left: 10, warnings_left: 10 };
         assert!(checker.may_compile("12345") && checker.may_compile("12345"));
         assert!(!checker.may_compile("1"));
-        let mut checker = Checker { environments: Vec::new(), source_left: 10, warnings_left: 10 };
+        let mut checker = Checker { source_left: 10, warnings_left: 10 };
         assert!(!checker.may_compile("12345678901") && !checker.may_compile("1"));
     }
 }

@@ -60,8 +60,23 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
     /// Whether this is a component of the control plane in this process. Credentials cannot set it.
     pub(crate) component: bool,
-    /// The Secret whose token authenticated the request, if it was such a token.
-    pub(crate) legacy_token: Option<LegacyToken>,
+    /// The service account token that authenticated the request, if its use is recorded.
+    pub(crate) noted_token: Option<NotedToken>,
+}
+
+/// A service account token whose use is counted, and recorded in audit events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NotedToken {
+    Legacy(LegacyToken),
+    Extended(ExtendedToken),
+}
+
+/// A token of a pod that is valid for longer than the pod knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExtendedToken {
+    pub(crate) subject: String,
+    /// Seconds since the end of the validity that the pod knows; negative before.
+    pub(crate) late: i64,
 }
 
 /// A token in a Secret.

@@ -7,11 +7,15 @@ use http::Request;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use tokio_util::sync::CancellationToken;
 
+use crate::metrics::LongRunning;
+
 /// The client's connection after a response that switches protocols.
 pub(crate) struct ClientUpgrade {
     pub(crate) on: OnUpgrade,
     /// The permit of the connection. `None` for requests from this process.
     pub(crate) permit: Option<Arc<ConnectionPermit>>,
+    /// Counts the request as long-running until the connection ends: its response ends with the switch of protocols.
+    pub(crate) running: Option<LongRunning>,
 }
 
 // === impl ClientUpgrade ===
@@ -20,7 +24,7 @@ impl ClientUpgrade {
     /// Removes the upgrade from a request.
     pub(crate) fn of<B>(request: &mut Request<B>) -> Self {
         let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
-        Self { on: hyper::upgrade::on(request), permit }
+        Self { on: hyper::upgrade::on(request), permit, running: None }
     }
 
     /// Serves the connection in a task, until `serve` returns, the server shuts down, or the connection is evicted. `serve`
@@ -33,7 +37,7 @@ impl ClientUpgrade {
         F: Future<Output = ()> + Send + 'static,
     {
         tokio::spawn(async move {
-            let Self { on, permit } = self;
+            let Self { on, permit, running: _running } = self;
             let connection = match on.await {
                 Ok(connection) => connection,
                 Err(error) => return tracing::debug!(%error, "cannot upgrade the connection of a client"),

@@ -16,6 +16,7 @@ use crate::audit::{AuditWebhookConfig, Auditor};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
 use crate::error::ApiError;
+use crate::metrics::ComponentMetrics;
 use crate::service_range::ServiceRanges;
 use crate::usage_history::InitialResourcesOptions;
 
@@ -74,6 +75,8 @@ pub struct ApiserverConfig {
     /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
     /// user gets half of each.
     pub max_in_flight: [usize; 2],
+    /// Metrics of other components in this process.
+    pub component_metrics: Option<ComponentMetrics>,
     /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
     /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
@@ -114,7 +117,7 @@ pub struct ServerOptions {
     pub max_token_seconds: Option<i64>,
     /// URL of the token keys in the discovery document. `None` uses this server's address.
     pub keys_url: Option<String>,
-    /// Whether tokens of pods with the default validity are accepted for a year. Upstream has the default true.
+    /// Whether tokens of pods with the default validity are accepted for a year.
     pub extend_tokens: bool,
     /// Minimum duration of a watch that asks for none. A watch ends after once to twice this time; 0 sets no limit.
     pub min_watch: Duration,
@@ -134,7 +137,7 @@ impl Default for ServerOptions {
             audiences: Vec::new(),
             max_token_seconds: None,
             keys_url: None,
-            extend_tokens: false,
+            extend_tokens: true,
             min_watch: Duration::from_secs(1800),
             priority_and_fairness: true,
             strict_transport_security: String::new(),

@@ -100,6 +100,7 @@ pub use coracle_kinds::kind::{RuntimeConfig, RuntimeConfigError};
 pub use error::ApiError;
 pub use file_watch::follow_file;
 pub use in_flight::{MAX_IN_FLIGHT, REQUEST_TIMEOUT};
+pub use metrics::ComponentMetrics;
 pub use registry::RegistryError;
 pub use reply::Body;
 pub use request::BACKUP_PATH;

@@ -9,16 +9,19 @@ mod health;
 mod reloads;
 mod request_labels;
 mod serving;
+mod tokens;
 
 use std::{
-    collections::HashSet,
-    sync::{Mutex, PoisonError},
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
-    core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
+    core::{Collector, MetricVec, MetricVecBuilder},
+    process_collector::ProcessCollector,
+    proto::MetricFamily,
 };
 
 pub(crate) use request_labels::Request;
@@ -29,6 +32,7 @@ use health::HealthMetrics;
 use reloads::Reloads;
 use request_labels::{LABELS, SLI_LABELS};
 use serving::ServingMetrics;
+use tokens::TokenMetrics;
 
 use crate::{
     aggregation::Remotes,
@@ -61,6 +65,7 @@ pub(crate) struct Metrics {
     authentication_reloads: Reloads,
     webhooks: HistogramVec,
     pub(crate) serving: ServingMetrics,
+    pub(crate) tokens: TokenMetrics,
     pub(crate) health: HealthMetrics,
     /// Names of webhooks with their own label.
     webhook_names: Mutex<HashSet<String>>,
@@ -73,7 +78,12 @@ pub(crate) struct Sources<'a> {
     pub(crate) flow_control: &'a FlowControl,
     pub(crate) auditor: Option<&'a Auditor>,
     pub(crate) remotes: &'a Remotes,
+    pub(crate) components: Option<&'a ComponentMetrics>,
 }
+
+/// Returns the metrics of other components in this process, in the text format of Prometheus.
+#[derive(Clone)]
+pub struct ComponentMetrics(pub Arc<dyn Fn() -> String + Send + Sync>);
 
 /// Result of an authentication.
 #[derive(Clone, Copy, Debug)]
@@ -134,10 +144,12 @@ impl Metrics {
                 (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
             ),
             serving: ServingMetrics::new(),
+            tokens: TokenMetrics::new(),
             health: HealthMetrics::new(),
             webhook_names: Mutex::default(),
         };
-        for collector in metrics.collectors().into_iter().chain(metrics.serving.collectors()) {
+        let parts = metrics.serving.collectors().into_iter().chain(metrics.tokens.collectors());
+        for collector in metrics.collectors().into_iter().chain(parts) {
             valid(metrics.registry.register(collector));
         }
         metrics
@@ -171,6 +183,15 @@ impl Metrics {
             let own = took.saturating_sub(waited);
             self.sli_durations.with_label_values(&request.sli_labels()).observe(own.as_secs_f64());
         }
+    }
+
+    /// Removes the counts of a resource that is not served any more. Clients that create and delete definitions of custom
+    /// resources would otherwise add labels without end.
+    pub(crate) fn forget(&self, group: &str, plural: &str) {
+        remove_resource(&self.requests, group, plural);
+        remove_resource(&self.durations, group, plural);
+        remove_resource(&self.sli_durations, group, plural);
+        self.serving.forget(group, plural);
     }
 
     /// Counts an authentication of a request from the network.
@@ -250,7 +271,9 @@ impl Metrics {
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes(sources.remotes).collect());
         families.extend(build_info().collect());
-        encoded(families)
+        let mut text = encoded(families);
+        text.extend(sources.components.into_iter().flat_map(|components| (components.0)().into_bytes()));
+        text
     }
 }
 
@@ -393,6 +416,19 @@ fn counter(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
 
 fn gauge(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     valid(IntGaugeVec::new(Opts::new(name, help), labels))
+}
+
+fn remove_resource<B: MetricVecBuilder>(all: &MetricVec<B>, group: &str, plural: &str) {
+    for family in all.collect() {
+        for metric in family.get_metric() {
+            let labels = metric.get_label().iter().map(|label| (label.name(), label.value()));
+            let labels: HashMap<&str, &str> = labels.collect();
+            if labels.get("group") == Some(&group) && labels.get("resource") == Some(&plural) {
+                // An error means that another removal was faster.
+                let _ = all.remove(&labels);
+            }
+        }
+    }
 }
 
 /// Unwraps a result that is an error only if a metric in this file is invalid.

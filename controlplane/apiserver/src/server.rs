@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::{
     aggregated, aggregation,
     audit::{Received, Record},
-    authn::{LegacyToken, PeerCertificate, ReceivedRequest, User, presented},
+    authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
     authz::{self, AccessAttributes, impersonation},
     backup, body,
     call::Call,
@@ -93,7 +93,7 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let began = Instant::now();
-        let upgrade = ClientUpgrade::of(&mut request);
+        let mut upgrade = ClientUpgrade::of(&mut request);
         let (mut parts, body) = request.into_parts();
         let info = RequestInfo::parse(&parts.method, &parts.uri);
         let is_local = identity.is_some();
@@ -102,10 +102,11 @@ impl Apiserver {
             None => self.network_caller(&mut parts).await,
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
-        let legacy = caller.as_ref().ok().and_then(|user| user.legacy_token.clone());
+        let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted));
+        upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
@@ -132,8 +133,8 @@ impl Apiserver {
         if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
             self.state.metrics.serving.terminated(&counted, reply.status().as_u16());
         }
-        let reply = match &legacy {
-            Some(token) => note_legacy_token(reply, token, record.as_deref()),
+        let reply = match &token {
+            Some(token) => self.note_token(reply, token, record.as_deref()),
             None => reply,
         };
         self.state.metrics.answered(&counted, reply.status().as_u16(), (began.elapsed(), waited));
@@ -148,6 +149,23 @@ impl Apiserver {
         };
         let reply = reply::uncached(reply);
         if is_local { reply } else { self.for_network(reply, running) }
+    }
+
+    /// Counts and records the use of a token.
+    fn note_token(&self, reply: Reply, token: &NotedToken, record: Option<&Record>) -> Reply {
+        match token {
+            NotedToken::Legacy(token) => note_legacy_token(reply, token, record),
+            NotedToken::Extended(token) => {
+                let is_stale = token.late > 0;
+                self.state.metrics.tokens.used(is_stale);
+                if let Some(record) = record.filter(|_| is_stale) {
+                    let (subject, late) = (&token.subject, token.late);
+                    let text = format!("subject: {subject}, seconds after warning threshold: {late}");
+                    record.annotate("authentication.k8s.io/stale-token", text);
+                }
+                reply
+            }
+        }
     }
 
     /// The response with what only the network gets: the header for browsers, and the count of a long-running request.
@@ -387,6 +405,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         flow_control: &state.flow_control,
         auditor: state.auditor.as_deref(),
         remotes: &state.remotes,
+        components: state.component_metrics.as_ref(),
     };
     if let Some(reply) = metrics::find(&state.metrics, &sources, info) {
         return Ok(reply);

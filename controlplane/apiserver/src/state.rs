@@ -18,7 +18,7 @@ use crate::{
     flow_control::FlowControl,
     in_flight::InFlight,
     merged_openapi::Merged,
-    metrics::Metrics,
+    metrics::{ComponentMetrics, Metrics},
     quota_locks::Locks,
     registry::Registry,
     usage_samples::Samples,
@@ -40,6 +40,8 @@ pub(crate) struct State {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) flow_control: FlowControl,
     pub(crate) metrics: Arc<Metrics>,
+    /// Metrics of other components in this process.
+    pub(crate) component_metrics: Option<ComponentMetrics>,
     pub(crate) advertise: SocketAddr,
     pub(crate) kubelet: KubeletTls,
     pub(crate) front_proxy: FrontProxy,

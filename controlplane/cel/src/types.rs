@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 /// A type.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Type {
     /// Any value. Operations are checked when they are evaluated.
     Dyn,
@@ -49,13 +50,15 @@ pub enum Type {
 #[derive(Debug)]
 pub struct ObjectType {
     /// Name for messages.
-    pub name: String,
+    pub(crate) name: String,
     /// Fields by their identifiers.
-    pub fields: BTreeMap<Box<str>, Field>,
+    pub(crate) fields: BTreeMap<Box<str>, Field>,
+    /// Two hashes of the name and the fields, with secret keys.
+    digest: [u64; 2],
 }
 
 /// A field of an object type.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Field {
     /// Name in JSON.
     pub name: Box<str>,
@@ -83,10 +86,27 @@ const MAX_DEPTH: usize = 16;
 
 // === impl ObjectType ===
 
-// Types of schemas are large and shared. A type is mostly compared with itself.
+impl ObjectType {
+    /// A type with this name for messages, and these fields by their identifiers.
+    pub fn new(name: impl Into<String>, fields: BTreeMap<Box<str>, Field>) -> ObjectType {
+        static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
+        let name = name.into();
+        let digest = KEYS.each_ref().map(|key| key.hash_one((&name, &fields)));
+        ObjectType { name, fields, digest }
+    }
+}
+
+// Types of schemas have up to 50,000 fields, and an expression can compare two equal ones at every few bytes. Digests of 128
+// bits are different if the types are; the digest of a field's type stands for that type.
 impl PartialEq for ObjectType {
     fn eq(&self, other: &ObjectType) -> bool {
-        std::ptr::eq(self, other) || (self.name == other.name && self.fields == other.fields)
+        self.digest == other.digest
+    }
+}
+
+impl Hash for ObjectType {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.digest.hash(state);
     }
 }
 
@@ -129,8 +149,6 @@ impl Type {
                 left.fits(right)
             }
             (Type::KeyedMap(_, left), Type::KeyedMap(_, right)) => left.fits(right),
-            // Most object types are shared. The comparison of the pointers is quick.
-            (Type::Object(left), Type::Object(right)) => Arc::ptr_eq(left, right) || left == right,
             _ => self == expected,
         }
     }
@@ -175,5 +193,26 @@ impl Type {
             Type::Structure(name) => f.write_str(name),
             Type::Type => f.write_str("type"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A type with 2^64 paths: each level has two fields of the type below.
+    fn nested(innermost: Type) -> Type {
+        (0..64).fold(innermost, |inner, _| {
+            let field = |name: &str| (name.into(), Field { name: name.into(), kind: inner.clone() });
+            Type::Object(Arc::new(ObjectType::new("object", BTreeMap::from([field("a"), field("b")]))))
+        })
+    }
+
+    #[test]
+    fn types_are_compared_without_a_walk_through_their_fields() {
+        let (one, same, other) = (nested(Type::Int), nested(Type::Int), nested(Type::String));
+        assert!(one == same && one.fits(&same));
+        assert!(one != other && !one.fits(&other));
+        assert!(Type::list(one) == Type::list(same));
     }
 }

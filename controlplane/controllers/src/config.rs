@@ -8,6 +8,7 @@ use ipnetwork::IpNetwork;
 
 use crate::account_token_signer::AccountTokenSigner;
 use crate::certificate_signer::Signer;
+use crate::queue::QueueMetrics;
 use crate::selection::ControllerSelection;
 
 /// Settings of the controllers.
@@ -60,6 +61,8 @@ pub struct ControllersConfig {
     pub unhealthy_percent: usize,
     /// A zone of at most this many nodes gets no NoExecute taints above that percentage.
     pub large_zone: usize,
+    /// Receives the metrics of the controllers' queues.
+    pub queue_metrics: QueueMetrics,
 }
 
 impl Default for ControllersConfig {
@@ -87,6 +90,7 @@ impl Default for ControllersConfig {
             eviction_interval: Duration::from_secs(10),
             unhealthy_percent: 55,
             large_zone: 50,
+            queue_metrics: QueueMetrics::default(),
         }
     }
 }

@@ -82,5 +82,6 @@ mod write;
 pub use account_token_signer::AccountTokenSigner;
 pub use certificate_signer::{SignError, Signer};
 pub use config::ControllersConfig;
+pub use queue::QueueMetrics;
 pub use run::run;
 pub use selection::{ControllerSelection, UnknownController};

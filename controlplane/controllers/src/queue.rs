@@ -1,14 +1,18 @@
 //! Work queue: a key is queued at most once and handled by one worker at a time. Failures are retried with back-off.
 
+mod metrics;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::hash::Hash;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+pub(crate) use self::metrics::QueueMeter;
+pub use self::metrics::QueueMetrics;
 use crate::error::Error;
 
 /// Delay of the first retry after a failed reconcile. Each further failure doubles it, up to [`MAX_DELAY`].
@@ -22,14 +26,14 @@ const RECONCILE_TIMEOUT: Duration = Duration::from_secs(600);
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     wake: Notify,
+    meter: Arc<QueueMeter>,
 }
 
 struct State<T> {
     ready: VecDeque<T>,
-    queued: HashSet<T>,
+    /// The time at which each key was added: the keys in `ready`, and those that were added while a worker handles them.
+    added: HashMap<T, Instant>,
     working: HashSet<T>,
-    /// Keys that were added while a worker handled them.
-    again: HashSet<T>,
     later: BTreeMap<(Instant, u64), T>,
     /// The entry of each key in `later`.
     planned: HashMap<T, (Instant, u64)>,
@@ -37,6 +41,7 @@ struct State<T> {
     resting: BTreeMap<(Instant, u64), T>,
     serial: u64,
     failures: HashMap<T, u32>,
+    meter: Arc<QueueMeter>,
 }
 
 /// When to reconcile a key again.
@@ -69,20 +74,26 @@ pub(crate) fn until(then: jiff::Timestamp, now: jiff::Timestamp) -> Option<Durat
 }
 
 impl<T: Clone + Eq + Hash> Queue<T> {
-    /// An empty queue.
+    /// An empty queue without metrics.
+    #[cfg(test)]
     pub(crate) fn new() -> Self {
+        Self::measured(Arc::default())
+    }
+
+    /// An empty queue.
+    pub(crate) fn measured(meter: Arc<QueueMeter>) -> Self {
         let state = State {
             ready: VecDeque::new(),
-            queued: HashSet::new(),
+            added: HashMap::new(),
             working: HashSet::new(),
-            again: HashSet::new(),
             later: BTreeMap::new(),
             planned: HashMap::new(),
             resting: BTreeMap::new(),
             serial: 0,
             failures: HashMap::new(),
+            meter: meter.clone(),
         };
-        Self { state: Mutex::new(state), wake: Notify::new() }
+        Self { state: Mutex::new(state), wake: Notify::new(), meter }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -98,6 +109,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
 
     /// Adds a key after a delay, unless it is already due earlier.
     pub(crate) fn add_after(&self, key: T, delay: Duration) {
+        self.meter.retried();
         let mut state = self.lock();
         state.serial += 1;
         let place = (Instant::now() + delay, state.serial);
@@ -165,7 +177,9 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     {
         loop {
             let key = self.next().await;
+            let running = self.meter.begin();
             let reconciled = tokio::time::timeout(RECONCILE_TIMEOUT, reconcile(key.clone())).await;
+            drop(running);
             match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE_TIMEOUT })) {
                 Ok(next) => {
                     self.lock().failures.remove(&key);
@@ -194,22 +208,28 @@ fn backoff(failures: u32) -> Duration {
 }
 
 impl<T: Clone + Eq + Hash> State<T> {
+    /// Adds a key, unless it is added already. Returns whether it is ready now.
     fn add(&mut self, key: T) -> bool {
-        if self.working.contains(&key) {
-            self.again.insert(key);
+        if self.added.contains_key(&key) {
             return false;
         }
-        let new = self.queued.insert(key.clone());
-        if new {
+        self.added.insert(key.clone(), Instant::now());
+        self.meter.added();
+        let is_ready = !self.working.contains(&key);
+        if is_ready {
             self.ready.push_back(key);
         }
-        new
+        is_ready
     }
 
     /// Ends the work on a key. Returns whether the key was added again meanwhile, and is ready.
     fn release(&mut self, key: &T) -> bool {
         self.working.remove(key);
-        self.again.remove(key) && self.add(key.clone())
+        let is_ready = self.added.contains_key(key);
+        if is_ready {
+            self.ready.push_back(key.clone());
+        }
+        is_ready
     }
 
     /// The next ready key. Otherwise the time at which a key becomes ready.
@@ -227,7 +247,9 @@ impl<T: Clone + Eq + Hash> State<T> {
             let due = [self.later.keys().next(), self.resting.keys().next()];
             return (None, due.into_iter().flatten().min().map(|place| place.0));
         };
-        self.queued.remove(&key);
+        if let Some(since) = self.added.remove(&key) {
+            self.meter.taken(now.saturating_duration_since(since));
+        }
         self.working.insert(key.clone());
         (Some(key), None)
     }
@@ -316,7 +338,7 @@ mod tests {
         assert!(large[1] >= 300 && large[2] >= 600, "{large:?}");
         assert_eq!(of("other").len(), 1);
         let state = queue.lock();
-        assert!(state.working.is_empty() && state.resting.is_empty() && state.again.is_empty());
+        assert!(state.working.is_empty() && state.resting.is_empty() && state.added.is_empty());
     }
 
     #[test]

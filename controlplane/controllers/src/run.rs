@@ -50,7 +50,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {
-            let queue = Arc::new(Queue::new());
+            let queue = Arc::new(Queue::measured($context.config.queue_metrics.of($name)));
             $controller::run::listen($context, &queue);
             let pool = Pool { queue: &queue, controller: $name, workers: $workers };
             workers($tasks, $context, pool, |context, key| async move {
@@ -64,7 +64,8 @@ macro_rules! start {
 macro_rules! start_with_state {
     ($tasks:ident, $context:ident, $($controller:ident<$state:ty> $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {
-            let (queue, state) = (Arc::new(Queue::new()), Arc::<$state>::default());
+            let queue = Arc::new(Queue::measured($context.config.queue_metrics.of($name)));
+            let state = Arc::<$state>::default();
             $controller::run::listen($context, &queue, &state);
             let pool = Pool { queue: &queue, controller: $name, workers: $workers };
             workers($tasks, $context, pool, move |context, key| {
@@ -131,7 +132,8 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         storage_version_migration<Mutex<Unfinished>> "storage-version-migrator" 2,
     }
     if context.config.selection.has("horizontal-pod-autoscaler") {
-        let (queue, state) = (Arc::new(Queue::new()), Arc::<pod_autoscaler::State>::default());
+        let queue = Arc::new(Queue::measured(context.config.queue_metrics.of("horizontal-pod-autoscaler")));
+        let state = Arc::<pod_autoscaler::State>::default();
         pod_autoscaler::run::listen(context, &queue);
         let pool = Pool { queue: &queue, controller: "horizontal-pod-autoscaler", workers: 2 };
         workers(tasks, context, pool, move |context, key| {
@@ -140,7 +142,7 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         });
     }
     if context.config.selection.has("node-lifecycle") {
-        let lifecycle = Arc::new(Lifecycle::new());
+        let lifecycle = Arc::new(Lifecycle::new(context.config.queue_metrics.of("node-lifecycle")));
         node_lifecycle::run::listen(context, &lifecycle);
         let queue = lifecycle.queue.clone();
         let pool = Pool { queue: &queue, controller: "node-lifecycle", workers: 1 };

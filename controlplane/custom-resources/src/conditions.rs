@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::definition::{Condition, Definition, Names};
+use crate::definition::{Condition, Definition, Names, Status};
 
 /// The finalizer that keeps a definition until its objects are gone.
 pub const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -46,6 +46,19 @@ impl StatusChange {
         for condition in &self.conditions {
             set_condition(status, condition, now);
         }
+    }
+
+    /// The change while the resource cannot be served: the definition does not become established. An established one
+    /// stays so, as upstream. `None` if the current status is equal.
+    pub fn not_served(mut self, current: &Status, reason: &str) -> Option<Self> {
+        for wanted in &mut self.conditions {
+            if wanted.kind == "Established" && wanted.status == "True" {
+                *wanted = condition("Established", "False", "Installing", reason);
+            }
+        }
+        self.conditions.retain(|wanted| !current.conditions.contains(wanted));
+        let is_new = !self.conditions.is_empty() || self.accepted != current.accepted_names;
+        is_new.then_some(self)
     }
 }
 
@@ -202,6 +215,23 @@ mod tests {
         assert_eq!(change.conditions[0].status, "False");
         assert_eq!(change.conditions[0].message, "\"FooList\" is already in use");
         assert_eq!(change.conditions[1].reason, "NotAccepted");
+    }
+
+    #[test]
+    fn a_definition_that_is_not_served_is_not_established_and_has_the_reason_once() {
+        let mut object = json!({"spec": {"group": "g.io", "names": {"plural": "foos", "kind": "Foo"}}});
+        for reason in ["the store is down", "the store is slow"] {
+            let definition = Definition::parse(&object).unwrap();
+            let change = plan(&definition, &[]).unwrap().not_served(&definition.status, reason).unwrap();
+            change.apply(&mut object, "2024-01-01T00:00:00Z");
+            let definition = Definition::parse(&object).unwrap();
+            assert!(
+                !definition.is_condition_true("Established") && definition.is_condition_true("NamesAccepted")
+            );
+            let established = &definition.status.conditions[1];
+            assert_eq!((established.reason.as_str(), established.message.as_str()), ("Installing", reason));
+            assert_eq!(plan(&definition, &[]).unwrap().not_served(&definition.status, reason), None);
+        }
     }
 
     #[test]

@@ -72,14 +72,14 @@ impl Reader<'_> {
             add("kind", Type::String);
             add("metadata", self.metadata.clone());
         }
-        Type::Object(Arc::new(ObjectType { name: "object".to_owned(), fields }))
+        Type::Object(Arc::new(ObjectType::new("object", fields)))
     }
 }
 
 fn metadata() -> Type {
     let field = |name: &str| (Box::from(name), Field { name: name.into(), kind: Type::String });
     let fields = BTreeMap::from([field("name"), field("generateName")]);
-    Type::Object(Arc::new(ObjectType { name: "object".to_owned(), fields }))
+    Type::Object(Arc::new(ObjectType::new("object", fields)))
 }
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ mod tests {
         let schema = Schema::parse(&schema).unwrap();
         let field = Field { name: "labels".into(), kind: Type::Map(Arc::new(Type::String)) };
         let fields = BTreeMap::from([(Box::from("labels"), field)]);
-        let metadata = Type::Object(Arc::new(ObjectType { name: "meta".to_owned(), fields }));
+        let metadata = Type::Object(Arc::new(ObjectType::new("meta", fields)));
         let compiled = |kind: Option<Type>, source: &str| {
             let environment = Environment::default().variable("object", kind.unwrap());
             Program::compile(source, &environment).map(|program| program.kind().to_string())

@@ -78,6 +78,8 @@ pub(crate) enum StoreError {
 /// An image whose layers are complete, before its record is written.
 pub(crate) struct NewImage {
     pub(crate) id: Digest,
+    /// The owner of the pull. Empty for an import.
+    pub(crate) owner: String,
     pub(crate) tags: Vec<String>,
     pub(crate) digests: Vec<String>,
     pub(crate) size: u64,
@@ -259,6 +261,7 @@ impl Images {
             removed: false,
             generation: 0,
             pulled: now(),
+            owner: new.owner,
             used: now(),
         };
         let unchanged = self.table_mut().entry_mut(&record.id).and_then(|old| {
@@ -274,7 +277,11 @@ impl Images {
         let (records, known) = {
             let mut table = self.table_mut();
             let known = table.entry(&record.id).is_some();
-            weight::check(&table, &record.id, (record.config.as_str(), &new.parsed))?;
+            weight::check(
+                &table,
+                (&record.id, record.owner.as_str()),
+                (record.config.as_str(), &new.parsed),
+            )?;
             (table.plan_put(record), known)
         };
         self.write(records.clone()).await?;

@@ -147,7 +147,8 @@ impl Images {
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
         let id = found.id;
         let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
-        self.may_put(&id, &config, &parsed)?;
+        let owner = String::new();
+        self.may_put((&id, owner.as_str()), &config, &parsed)?;
         let (from, mut leases) = (Origin::local(), Vec::<Lease>::new());
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
             let (layers, limits) = (self.inner.layers.clone(), self.inner.config.limits);
@@ -181,7 +182,7 @@ impl Images {
             tags.extend(names.tags);
             digests.extend(names.digests);
         }
-        Ok(self.put(NewImage { id, tags, digests, size, config, parsed, leases }).await?)
+        Ok(self.put(NewImage { id, owner, tags, digests, size, config, parsed, leases }).await?)
     }
 }
 

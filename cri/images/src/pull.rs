@@ -164,8 +164,9 @@ impl Pull {
         };
         let Names { tags, digests } = table::names(reference, Some(digest));
         let parsed = ParsedConfig { config, diff_ids: Vec::new() };
-        let (id, size, config) = (record.id, record.size, record.config);
-        Ok(Some(self.images.put(NewImage { id, tags, digests, size, config, parsed, leases }).await?))
+        let (id, size, config, owner) = (record.id, record.size, record.config, self.owner.clone());
+        let new = NewImage { id, owner, tags, digests, size, config, parsed, leases };
+        Ok(Some(self.images.put(new).await?))
     }
 
     /// Follows indexes to the image for this platform.
@@ -205,7 +206,7 @@ impl Pull {
         let platform = &self.images.inner.config.platform;
         let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), platform, chosen)?;
         let id = manifest.config.digest;
-        self.images.may_put(&id, &config, &parsed)?;
+        self.images.may_put((&id, self.owner.as_str()), &config, &parsed)?;
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let wanted = wanted(&manifest.layers, &parsed.diff_ids);
         self.progress.send_replace(PullProgress {
@@ -215,7 +216,8 @@ impl Pull {
         });
         let leases = self.layers(wanted).await?;
         coracle_fault::point("pull.layers");
-        let new = NewImage { id, tags, digests, size, config, parsed, leases };
+        let owner = self.owner.clone();
+        let new = NewImage { id, owner, tags, digests, size, config, parsed, leases };
         Ok(self.images.put(new).await?)
     }
 

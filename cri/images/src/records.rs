@@ -30,6 +30,9 @@ pub(crate) struct Record {
     /// Time of the last pull or import, in seconds since 1970.
     #[serde(default)]
     pub(crate) pulled: u64,
+    /// The owner of the pull that added the image, for the limits of owners. Empty for an import.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) owner: String,
     /// Time of the last use, in seconds since 1970. Stored as the file's modification time, so that the file
     /// is not rewritten.
     #[serde(skip)]
@@ -219,6 +222,7 @@ mod tests {
             removed: false,
             generation: 3,
             pulled: 1_700_000_000,
+            owner: "team".into(),
             used: 1_700_000_007,
         }
     }
@@ -289,6 +293,7 @@ mod tests {
             digests: vec!["a.b/c@sha256:00".into()],
             layers: vec![Digest::of(b"{}")],
             removed: true,
+            owner: String::new(),
             used: read.used,
             ..record("{}")
         };

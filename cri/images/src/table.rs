@@ -115,11 +115,12 @@ impl Table {
     }
 
     /// The records to write so that an image gets these names in addition to its own, and no other image
-    /// keeps its tags. The image itself comes first, so that a tag always refers to an image.
+    /// keeps its tags. The image itself comes first, so that a tag always refers to an image. It keeps its owner.
     pub(crate) fn plan_put(&mut self, mut new: Record) -> Vec<Record> {
         if let Some(old) = self.entries.get(&new.id) {
             merge(&mut new.tags, &old.record.tags);
             merge(&mut new.digests, &old.record.digests);
+            new.owner.clone_from(&old.record.owner);
         }
         new.generation = self.next_generation();
         let others: Vec<Record> = self
@@ -206,7 +207,17 @@ mod tests {
             removed: false,
             generation: 0,
             pulled: 0,
+            owner: String::new(),
             used: 0,
+        }
+    }
+
+    #[test]
+    fn an_image_keeps_the_owner_of_its_first_pull() {
+        let mut table = Table::default();
+        for owner in ["first", "second"] {
+            let id = put(&mut table, Record { owner: owner.into(), ..record("a", &[], &[]) });
+            assert_eq!(table.entry(&id).unwrap().record.owner, "first");
         }
     }
 

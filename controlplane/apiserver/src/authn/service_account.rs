@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 
 use super::legacy_use::{self, TokenUseQueue};
 use super::token_keys::TokenKeys;
-use super::{Authenticating, Authenticator, CREDENTIAL, Credential, LegacyToken, User, known};
+use super::{
+    Authenticating, Authenticator, CREDENTIAL, Credential, ExtendedToken, LegacyToken, NotedToken, User,
+    known,
+};
 use crate::{cache::Cache, error::Result};
 
 /// Tolerated clock difference in seconds.
@@ -142,6 +145,10 @@ impl Tokens {
                 user.extra.insert(key, vec![value.to_owned()]);
             }
         }
+        user.noted_token = about["warnafter"].as_i64().map(|end| {
+            let late = jiff::Timestamp::now().as_second().saturating_sub(end);
+            NotedToken::Extended(ExtendedToken { subject: user.name.clone(), late })
+        });
         Some(user)
     }
 
@@ -170,7 +177,7 @@ impl Tokens {
         let secret = claim("secret.name")?.to_owned();
         let is_generated = names_secret(cache, (namespace, name), &secret);
         let mut user = account(namespace, name, uid);
-        user.legacy_token = Some(LegacyToken { secret, is_generated });
+        user.noted_token = Some(NotedToken::Legacy(LegacyToken { secret, is_generated }));
         Some(user)
     }
 

@@ -2,10 +2,7 @@
 //!
 //! Source: `k8s.io/apiserver/pkg/authorization/cel`.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, LazyLock},
-};
+use std::sync::{Arc, LazyLock};
 
 use coracle_cel::{Environment, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
 use serde_json::Value;
@@ -119,7 +116,7 @@ fn object(name: &str, fields: &[(&str, Type)]) -> Type {
     let fields = fields
         .iter()
         .map(|(name, kind)| (Box::from(*name), Field { name: (*name).into(), kind: kind.clone() }));
-    Type::Object(Arc::new(ObjectType { name: name.to_owned(), fields: fields.collect::<BTreeMap<_, _>>() }))
+    Type::Object(Arc::new(ObjectType::new(name, fields.collect())))
 }
 
 #[cfg(test)]

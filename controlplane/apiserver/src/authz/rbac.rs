@@ -1,7 +1,7 @@
 //! The RBAC authorizer: the roles that are bound to a user and its groups.
 //!
-//! An index by user and group is built from the watch cache after each change of roles and bindings. A request reads
-//! only the index.
+//! An index by user and group follows the watch cache: a request first applies the changes of roles and bindings since
+//! the last request, and then reads only the index.
 
 pub(crate) mod rule;
 
@@ -14,11 +14,18 @@ use coracle_kinds::{Resource, initializers::is_uninitialized, kind::by_resource}
 use serde_json::Value;
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules};
-use crate::{authn::User, cache::Cache, object_meta::text, offload};
+use crate::{
+    authn::User,
+    cache::{Cache, Change, Shared},
+    object_meta::text,
+    offload,
+};
 use rule::Rule;
 
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
-const RESOURCES: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
+const RESOURCES: [&str; 4] = ["roles", "clusterroles", ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS];
+const ROLE_BINDINGS: &str = "rolebindings";
+const CLUSTER_ROLE_BINDINGS: &str = "clusterrolebindings";
 
 /// Maximum number of short rules that are compared on the async workers.
 const FEW_RULES: usize = 20;
@@ -27,23 +34,39 @@ const MAX_NAMED_RULES: usize = 200;
 /// Maximum characters of a word in an error.
 const MAX_NAMED_CHARS: usize = 256;
 
-/// The index, and the newest revision of each kind at or before which it was built.
+/// The index. `None` before the first request.
 #[derive(Default)]
-pub(crate) struct Policies(RwLock<Option<([u64; RESOURCES.len()], Arc<Policy>)>>);
+pub(crate) struct Policies(RwLock<Option<Indexed>>);
+
+/// The index at the revisions of its resources.
+struct Indexed {
+    revisions: [u64; RESOURCES.len()],
+    policy: Arc<Policy>,
+}
 
 /// Rules by subject and namespace.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Policy {
-    /// Rules by namespace (empty for cluster roles) and name.
-    roles: HashMap<(String, String), Arc<[Rule]>>,
+    roles: HashMap<RoleKey, Arc<[Rule]>>,
     users: HashMap<String, Vec<Grant>>,
     groups: HashMap<String, Vec<Grant>>,
 }
 
-/// Rules of a subject in one namespace. `None` for all namespaces.
+/// Namespace (empty for cluster roles) and name of a role.
+type RoleKey = (String, String);
+
+/// A binding of a subject. The role is looked up by its key, so a change of a role concerns none of its bindings.
+#[derive(Clone)]
 struct Grant {
+    binding: Arc<BindingKey>,
+    role: Arc<RoleKey>,
+}
+
+#[derive(PartialEq, Eq)]
+struct BindingKey {
+    /// `None` for all namespaces.
     namespace: Option<String>,
-    rules: Arc<[Rule]>,
+    name: String,
 }
 
 /// Allows what the roles of a user allow.
@@ -71,74 +94,135 @@ fn kind(resource: &str) -> Option<&'static Arc<Resource>> {
     by_resource(GROUP, "v1", resource)
 }
 
+/// The objects of a resource of [`RESOURCES`].
+fn objects(cache: &Cache, resource: &str) -> Option<Arc<Shared>> {
+    cache.of(kind(resource)?).ok()
+}
+
 // === impl Policies ===
 
 impl Policies {
-    /// The index, rebuilt if a role or a binding changed.
+    /// The index with all changes of the cache.
     pub(crate) fn current(&self, cache: &Cache) -> Arc<Policy> {
-        let newest = |resource| Some(cache.of(kind(resource)?).ok()?.lock().newest());
-        let newest = RESOURCES.map(|resource| newest(resource).unwrap_or_default());
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((_, policy)) = known.filter(|(of, _)| *of == newest) {
-            return policy;
+        let newest = |resource| objects(cache, resource).map_or(0, |objects| objects.lock().newest());
+        let newest = RESOURCES.map(newest);
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(indexed) = known.as_ref().filter(|indexed| indexed.revisions == newest) {
+            return indexed.policy.clone();
         }
-        // The objects may be newer than these revisions. The index is then rebuilt once more.
-        let policy = Arc::new(Policy::read(cache));
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some((newest, policy.clone()));
-        policy
+        drop(known);
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let indexed = known.get_or_insert_with(|| Indexed::read(cache));
+        if !indexed.catch_up(cache) {
+            *indexed = Indexed::read(cache);
+        }
+        indexed.policy.clone()
+    }
+}
+
+// === impl Indexed ===
+
+impl Indexed {
+    fn read(cache: &Cache) -> Self {
+        let mut revisions = [0; RESOURCES.len()];
+        let mut policy = Policy::default();
+        for (resource, revision) in RESOURCES.into_iter().zip(&mut revisions) {
+            let Some(objects) = objects(cache, resource) else { continue };
+            let all: Vec<_> = {
+                let objects = objects.lock();
+                *revision = objects.newest();
+                objects.under("").cloned().collect()
+            };
+            for object in all {
+                policy.add(resource, &object.value());
+            }
+        }
+        Self { revisions, policy: Arc::new(policy) }
+    }
+
+    /// Applies the changes since the last call. Returns false if the cache no longer has all of them. The index is copied
+    /// only if a request reads it at the same time.
+    fn catch_up(&mut self, cache: &Cache) -> bool {
+        for (resource, revision) in RESOURCES.into_iter().zip(&mut self.revisions) {
+            let Some(objects) = objects(cache, resource) else { continue };
+            let (changes, newest) = {
+                let objects = objects.lock();
+                (objects.changes_after(*revision), objects.newest())
+            };
+            let Some(changes) = changes else { return false };
+            *revision = newest;
+            if !changes.is_empty() {
+                let policy = Arc::make_mut(&mut self.policy);
+                changes.iter().for_each(|change| policy.apply(resource, change));
+            }
+        }
+        true
     }
 }
 
 // === impl Policy ===
 
 impl Policy {
-    fn read(cache: &Cache) -> Self {
-        let objects = |resource| {
-            let all: Vec<_> = match kind(resource).map(|kind| cache.of(kind)) {
-                Some(Ok(collection)) => collection.lock().under("").cloned().collect(),
-                _ => Vec::new(),
-            };
-            let objects = all.iter().map(|object| object.value());
-            objects.filter(|object| !is_uninitialized(object)).collect::<Vec<_>>()
-        };
-        let [roles, cluster_roles, bindings, cluster_bindings] = RESOURCES.map(objects);
-        Self::new(roles.iter().chain(&cluster_roles), bindings.iter().chain(&cluster_bindings))
+    fn apply(&mut self, resource: &str, change: &Change) {
+        if let Some(old) = &change.old {
+            self.remove(resource, &old.value());
+        }
+        if !change.deleted {
+            self.add(resource, &change.new.value());
+        }
     }
 
-    fn new<'a>(roles: impl Iterator<Item = &'a Value>, bindings: impl Iterator<Item = &'a Value>) -> Self {
-        let key = |role: &Value| (text(role, "namespace").to_owned(), text(role, "name").to_owned());
-        let roles = roles.map(|role| (key(role), Rule::list(role).into())).collect();
-        let mut policy = Self { roles, ..Self::default() };
-        bindings.for_each(|binding| policy.bind(binding));
-        policy
+    fn add(&mut self, resource: &str, object: &Value) {
+        if is_uninitialized(object) {
+            return;
+        }
+        match resource {
+            ROLE_BINDINGS | CLUSTER_ROLE_BINDINGS => self.bind(object),
+            _ => {
+                self.roles.insert(role_key(object), Rule::list(object).into());
+            }
+        }
+    }
+
+    fn remove(&mut self, resource: &str, object: &Value) {
+        match resource {
+            ROLE_BINDINGS | CLUSTER_ROLE_BINDINGS => self.unbind(object),
+            _ => {
+                self.roles.remove(&role_key(object));
+            }
+        }
     }
 
     fn bind(&mut self, binding: &Value) {
-        let namespace = binding["metadata"]["namespace"].as_str();
-        let Some(rules) = self.bound(namespace.unwrap_or_default(), &binding["roleRef"]) else { return };
-        for subject in binding["subjects"].as_array().into_iter().flatten() {
-            let name = subject["name"].as_str().unwrap_or_default();
-            let grants = match subject["kind"].as_str() {
-                Some("User") => self.users.entry(name.to_owned()),
-                Some("Group") => self.groups.entry(name.to_owned()),
-                Some("ServiceAccount") => {
-                    // In a RoleBinding an account without a namespace belongs to the binding's namespace.
-                    let of = subject["namespace"].as_str().filter(|of| !of.is_empty()).or(namespace);
-                    let Some(of) = of else { continue };
-                    self.users.entry(format!("system:serviceaccount:{of}:{name}"))
-                }
-                _ => continue,
+        let key = Arc::new(BindingKey::of(binding));
+        let role = Arc::new(bound_role(key.namespace.as_deref().unwrap_or_default(), &binding["roleRef"]));
+        for subject in subjects(binding) {
+            let grants = match subject {
+                Subject::User(name) => self.users.entry(name),
+                Subject::Group(name) => self.groups.entry(name),
             };
-            let namespace = namespace.map(str::to_owned);
-            grants.or_default().push(Grant { namespace, rules: rules.clone() });
+            grants.or_default().push(Grant { binding: key.clone(), role: role.clone() });
+        }
+    }
+
+    fn unbind(&mut self, binding: &Value) {
+        let key = BindingKey::of(binding);
+        for subject in subjects(binding) {
+            let (grants, name) = match subject {
+                Subject::User(name) => (&mut self.users, name),
+                Subject::Group(name) => (&mut self.groups, name),
+            };
+            let Some(own) = grants.get_mut(&name) else { continue };
+            own.retain(|grant| *grant.binding != key);
+            if own.is_empty() {
+                grants.remove(&name);
+            }
         }
     }
 
     /// The rules of a binding's role, if the role exists. `namespace` is empty for cluster bindings.
     pub(crate) fn bound(&self, namespace: &str, role: &Value) -> Option<Arc<[Rule]>> {
-        let namespace = if role["kind"] == "ClusterRole" { "" } else { namespace };
-        let name = role["name"].as_str().unwrap_or_default();
-        self.roles.get(&(namespace.to_owned(), name.to_owned())).cloned()
+        self.roles.get(&bound_role(namespace, role)).cloned()
     }
 
     /// The rules of a user in a namespace. An empty namespace selects the cluster-wide rules.
@@ -149,9 +233,55 @@ impl Policy {
     ) -> impl Iterator<Item = &'a Rule> + Clone {
         let own = self.users.get(&user.name).into_iter().flatten();
         let groups = user.groups.iter().filter_map(|group| self.groups.get(group)).flatten();
-        let here = move |grant: &&Grant| grant.namespace.as_deref().is_none_or(|own| own == namespace);
-        own.chain(groups).filter(here).flat_map(|grant| grant.rules.iter())
+        let here =
+            move |grant: &&Grant| grant.binding.namespace.as_deref().is_none_or(|own| own == namespace);
+        let roles = &self.roles;
+        let rules = own.chain(groups).filter(here).filter_map(move |grant| roles.get(&*grant.role));
+        rules.flat_map(|rules| rules.iter())
     }
+}
+
+// === impl BindingKey ===
+
+impl BindingKey {
+    fn of(binding: &Value) -> Self {
+        let namespace = binding["metadata"]["namespace"].as_str().map(str::to_owned);
+        Self { namespace, name: text(binding, "name").to_owned() }
+    }
+}
+
+/// A subject with its full name.
+enum Subject {
+    User(String),
+    Group(String),
+}
+
+/// The subjects of a binding.
+fn subjects(binding: &Value) -> impl Iterator<Item = Subject> {
+    let namespace = binding["metadata"]["namespace"].as_str();
+    binding["subjects"].as_array().into_iter().flatten().filter_map(move |subject| {
+        let name = subject["name"].as_str().unwrap_or_default();
+        match subject["kind"].as_str()? {
+            "User" => Some(Subject::User(name.to_owned())),
+            "Group" => Some(Subject::Group(name.to_owned())),
+            "ServiceAccount" => {
+                // In a RoleBinding an account without a namespace belongs to the binding's namespace.
+                let of = subject["namespace"].as_str().filter(|of| !of.is_empty()).or(namespace)?;
+                Some(Subject::User(format!("system:serviceaccount:{of}:{name}")))
+            }
+            _ => None,
+        }
+    })
+}
+
+fn role_key(role: &Value) -> RoleKey {
+    (text(role, "namespace").to_owned(), text(role, "name").to_owned())
+}
+
+/// The key of the role that a binding in this namespace names.
+fn bound_role(namespace: &str, role: &Value) -> RoleKey {
+    let namespace = if role["kind"] == "ClusterRole" { "" } else { namespace };
+    (namespace.to_owned(), role["name"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Checks that the user holds all of these rules in the namespace.
@@ -199,8 +329,11 @@ pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rul
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use coracle_store::Commit;
     use serde_json::json;
+
+    use super::*;
+    use crate::cache::{encode, key_of, parses};
 
     fn role(namespace: Option<&str>, name: &str, resource: &str) -> Value {
         let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": [resource]});
@@ -232,7 +365,9 @@ mod tests {
             binding(Some("a"), "Role", "own", json!({"kind": "ServiceAccount", "name": "local"})),
             binding(None, "ClusterRole", "all", json!({"kind": "ServiceAccount", "name": "local"})),
         ];
-        let policy = Policy::new(roles.iter(), bindings.iter());
+        let mut policy = Policy::default();
+        roles.iter().for_each(|role| policy.add("roles", role));
+        bindings.iter().for_each(|binding| policy.add(ROLE_BINDINGS, binding));
         let resources = |name: &str, namespace: &str| {
             let user = User::new(name, &["g"]);
             let rules: Vec<String> =
@@ -246,5 +381,84 @@ mod tests {
         assert_eq!(resources("system:serviceaccount:b:s", "b"), ["nodes"]);
         assert_eq!(resources("system:serviceaccount:a:local", "a"), ["pods", "nodes"]);
         assert_eq!(resources("system:serviceaccount::local", "a"), ["nodes"]);
+    }
+
+    /// Stores an object in the cache, or deletes the one with its name.
+    fn store(cache: &Cache, resource: &str, object: &Value, is_deleted: bool) {
+        let kind = kind(resource).unwrap();
+        let revision = cache.revision() + 1;
+        let key = key_of(kind, text(object, "namespace"), text(object, "name")).into();
+        let value = (!is_deleted).then(|| encode(kind, object));
+        cache.apply(&Commit { revision, key, value, created: revision, guard_follows: false });
+    }
+
+    /// The resources that each of three users may read, in each of two namespaces.
+    fn readable(policy: &Policy) -> Vec<Vec<String>> {
+        let users = [("u", ""), ("v", "g"), ("system:serviceaccount:a:s", "")];
+        let cases = users.into_iter().flat_map(|user| ["a", "b"].map(|namespace| (user, namespace)));
+        let readable = cases.map(|((name, group), namespace)| {
+            let user = User::new(name, &[group]);
+            let rules = policy.rules(&user, namespace);
+            let mut found: Vec<String> = rules.map(|rule| rule.resources[0].clone()).collect();
+            found.sort();
+            found
+        });
+        readable.collect()
+    }
+
+    #[test]
+    fn an_index_that_follows_changes_equals_a_new_one() {
+        let (cache, policies) = (Cache::new(1), Policies::default());
+        let user = json!({"kind": "User", "name": "u"});
+        let (group, account) =
+            (json!({"kind": "Group", "name": "g"}), json!({"kind": "ServiceAccount", "name": "s"}));
+        let two = |first: &Value, second: &Value| {
+            let mut binding = binding(Some("a"), "Role", "own", first.clone());
+            binding["subjects"] = json!([first, second]);
+            binding
+        };
+        let mut seen = Vec::new();
+        for (resource, object, is_deleted) in [
+            (ROLE_BINDINGS, two(&user, &account), false),
+            ("roles", role(Some("a"), "own", "pods"), false),
+            ("roles", role(Some("a"), "own", "secrets"), false),
+            ("clusterroles", role(None, "own", "nodes"), false),
+            (CLUSTER_ROLE_BINDINGS, binding(None, "ClusterRole", "own", group.clone()), false),
+            (ROLE_BINDINGS, two(&account, &group), false),
+            ("roles", role(Some("a"), "own", "secrets"), true),
+            (CLUSTER_ROLE_BINDINGS, binding(None, "ClusterRole", "own", user.clone()), false),
+            (ROLE_BINDINGS, two(&account, &group), true),
+            (CLUSTER_ROLE_BINDINGS, binding(None, "ClusterRole", "own", user.clone()), true),
+        ] {
+            store(&cache, resource, &object, is_deleted);
+            let found = readable(&policies.current(&cache));
+            assert_eq!(found, readable(&Policies::default().current(&cache)), "{resource} {object}");
+            seen.push(found[0].join(","));
+        }
+        assert_eq!(seen, ["", "pods", "secrets", "secrets", "secrets", "", "", "nodes", "nodes", ""]);
+        let policy = policies.current(&cache);
+        assert_eq!((policy.users.len(), policy.groups.len(), policy.roles.len()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_change_of_one_role_reads_that_role_only() {
+        let (cache, policies) = (Cache::new(1), Policies::default());
+        for number in 0..100 {
+            let (namespace, name) = (format!("n{number}"), format!("r{number}"));
+            store(&cache, "roles", &role(Some(&namespace), &name, "pods"), false);
+            let user = json!({"kind": "User", "name": "u"});
+            store(&cache, ROLE_BINDINGS, &binding(Some(&namespace), "Role", &name, user), false);
+        }
+        policies.current(&cache);
+        store(&cache, "roles", &role(Some("n7"), "r7", "secrets"), false);
+        let before = parses::so_far();
+        let policy = policies.current(&cache);
+        assert_eq!(parses::so_far() - before, 2, "the role before and after");
+        let user = User::new("u", &[]);
+        let of = |namespace| policy.rules(&user, namespace).map(|rule| rule.resources[0].as_str());
+        assert_eq!(
+            (of("n7").collect::<Vec<_>>(), of("n8").collect::<Vec<_>>()),
+            (vec!["secrets"], vec!["pods"])
+        );
     }
 }

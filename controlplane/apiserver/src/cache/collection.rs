@@ -363,6 +363,15 @@ impl Collection {
         self.changes.back().map_or(self.compacted, |change| change.revision)
     }
 
+    /// The changes after a revision, the oldest first. `None` if the history does not have all of them.
+    pub(crate) fn changes_after(&self, revision: u64) -> Option<Vec<Change>> {
+        if revision < self.compacted {
+            return None;
+        }
+        let at = self.changes.partition_point(|change| change.revision <= revision);
+        Some(self.changes.range(at..).cloned().collect())
+    }
+
     /// The objects under a prefix as they were at a revision.
     pub(crate) fn under_at(&self, prefix: &str, revision: u64) -> Result<Vec<Arc<Object>>> {
         if revision < self.compacted {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
 
-use super::{Request, SLI_LABELS, counter, gauge};
+use super::{Request, SLI_LABELS, counter, gauge, remove_resource};
 
 /// Metrics of serving.
 pub(crate) struct ServingMetrics {
@@ -17,7 +17,8 @@ pub(crate) struct ServingMetrics {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminated;
 
-/// Counts a long-running request until this is dropped with its response's body.
+/// Counts a long-running request until all clones are dropped: with its response's body, or with the connection that
+/// the request upgraded.
 #[derive(Clone)]
 pub(crate) struct LongRunning {
     _counted: Arc<Counted>,
@@ -73,6 +74,12 @@ impl ServingMetrics {
         let gauge = self.long_running.with_label_values(&request.sli_labels());
         gauge.inc();
         LongRunning { _counted: Arc::new(Counted(gauge)) }
+    }
+
+    /// Removes the counts of a resource that is not served any more.
+    pub(super) fn forget(&self, group: &str, plural: &str) {
+        remove_resource(&self.terminations, group, plural);
+        remove_resource(&self.long_running, group, plural);
     }
 
     /// Counts a connection without a complete TLS handshake.

@@ -187,6 +187,7 @@ fn state(
         in_flight,
         flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),
         metrics,
+        component_metrics: config.component_metrics,
         request_timeout: config.request_timeout,
         features: config.features,
         event_lifetime: config.options.event_lifetime,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_store::{Embedded, EmbeddedOptions};
+use coracle_store::{Embedded, EmbeddedOptions, Store};
 use http_body_util::{BodyExt as _, Full};
 use rcgen::KeyPair;
 use serde_json::{Value, json};
@@ -144,6 +144,14 @@ async fn open(directory: &std::path::Path) -> Apiserver {
 
 async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut ApiserverConfig)) -> Apiserver {
     let store = Embedded::open(&directory.join("store"), EmbeddedOptions::default()).unwrap();
+    open_on(Arc::new(store), directory, configure).await
+}
+
+async fn open_on(
+    store: Arc<dyn Store>,
+    directory: &std::path::Path,
+    configure: impl FnOnce(&mut ApiserverConfig),
+) -> Apiserver {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let kubelet = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -177,11 +185,12 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,
         max_in_flight: in_flight::MAX_IN_FLIGHT,
+        component_metrics: None,
         own_components: vec!["scheduler"],
         shutdown_delay: std::time::Duration::ZERO,
     };
     configure(&mut config);
-    Apiserver::open(config, Arc::new(store), CancellationToken::new()).await.unwrap()
+    Apiserver::open(config, store, CancellationToken::new()).await.unwrap()
 }
 
 fn admin() -> User {

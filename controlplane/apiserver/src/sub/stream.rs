@@ -225,7 +225,7 @@ fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
 /// while the node does not read.
 pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
     tokio::spawn(async move {
-        let ClientUpgrade { on, permit } = client;
+        let ClientUpgrade { on, permit, running: _running } = client;
         let (client, node) = match futures::future::try_join(on, node).await {
             Ok(both) => both,
             Err(error) => {

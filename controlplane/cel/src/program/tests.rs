@@ -93,7 +93,7 @@ fn object() -> Type {
     let field = |name: &str, kind: Type| (name.into(), Field { name: name.into(), kind });
     let fields =
         BTreeMap::from([field("a", Type::String), field("n", Type::Int), field("l", Type::list(Type::Int))]);
-    Type::Object(Arc::new(ObjectType { name: "selfType".to_owned(), fields }))
+    Type::Object(Arc::new(ObjectType::new("selfType", fields)))
 }
 
 #[test]

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use super::topology::{self, ZONE, Zones};
+use super::topology::{self, Zones};
 use super::{pack, plan};
 use crate::context::Context;
 use crate::endpoints::plan::is_ours;
@@ -22,8 +22,8 @@ pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 
-/// Queues changed services, the services of changed pods and slices, and those with automatic topology hints when a node
-/// changes.
+/// Queues changed services, the services of changed pods and slices, those with automatic topology hints when a node
+/// changes, and those with endpoints on a node whose zone changes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.services.on_change(move |change| {
@@ -50,6 +50,13 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         let (old, new) = (change.old.and_then(topology::facts), change.new.and_then(topology::facts));
         zones.follow_node(old.as_ref(), new.as_ref()).into_iter().for_each(|service| own.add(service));
     });
+    let (own, slices) = (queue.clone(), context.caches.endpoint_slices.clone());
+    context.caches.nodes.on_change(move |change| {
+        let old = change.old.and_then(|old| topology::zone(old));
+        if let Some(node) = change.new.filter(|node| topology::zone(node) != old) {
+            topology::outdated(&slices.all(), node).for_each(|service| own.add(service));
+        }
+    });
 }
 
 /// Reconciles one service.
@@ -58,8 +65,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     // The garbage collector removes the slices of a deleted service.
     let service = caches.services.get(&key).filter(|service| !service.is_being_deleted() && is_ours(service));
     let Some(service) = service else { return Ok(Next::Wait) };
-    let zone_of =
-        |node: &str| caches.nodes.get(&Key::new("", node))?.metadata.labels.as_ref()?.get(ZONE).cloned();
+    let zone_of = |node: &str| topology::zone(&caches.nodes.get(&Key::new("", node))?).cloned();
     let mut groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
     if topology::is_automatic(&service) {
         let zones = context.zones.processors().and_then(|processors| Zones::of(&processors));
@@ -155,4 +161,53 @@ fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
         }
     }
     patch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_changed_zone_of_a_node_queues_the_services_with_endpoints_there() {
+        let api = TestApi::new(&[]);
+        let (caches, queue) = (&api.context.caches, Arc::new(Queue::new()));
+        listen(&api.context, &queue);
+        let (sender, mut queued) = tokio::sync::mpsc::unbounded_channel();
+        let worker = queue.clone();
+        tokio::spawn(async move {
+            worker
+                .work("test", |key: Key| {
+                    sender.send(key.name).unwrap();
+                    async { Ok(Next::Wait) }
+                })
+                .await;
+        });
+        let slice = |service: &str, node: &str, zone: &str| {
+            let owners = json!([{"apiVersion": "v1", "kind": "Service", "name": service, "uid": service,
+                "controller": true}]);
+            let slice = json!({
+                "metadata": {"namespace": "d", "name": service, "uid": service, "resourceVersion": "1",
+                    "ownerReferences": owners},
+                "endpoints": [{"addresses": ["10.0.0.1"], "nodeName": node, "zone": zone}]});
+            caches.endpoint_slices.written(serde_json::from_value(slice).unwrap());
+        };
+        let node = |name: &str, version: &str, labels: Value| {
+            let node = json!({"metadata": {"name": name, "uid": name, "resourceVersion": version, "labels": labels}});
+            caches.nodes.written(serde_json::from_value(node).unwrap());
+        };
+        slice("one", "a", "z");
+        slice("two", "b", "z");
+        assert_eq!(
+            (queued.recv().await.as_deref(), queued.recv().await.as_deref()),
+            (Some("one"), Some("two"))
+        );
+        node("a", "1", json!({"topology.kubernetes.io/zone": "z"}));
+        node("a", "2", json!({"topology.kubernetes.io/zone": "z", "other": "label"}));
+        node("b", "1", json!({}));
+        node("b", "2", json!({"topology.kubernetes.io/zone": "y"}));
+        assert_eq!(queued.recv().await.as_deref(), Some("two"), "only the zone of b differs");
+        node("a", "3", json!({}));
+        assert_eq!(queued.recv().await.as_deref(), Some("one"));
+    }
 }

@@ -1,5 +1,5 @@
 //! Topology hints of services with the annotation `service.kubernetes.io/topology-mode: Auto`: every zone gets endpoints in
-//! proportion to its processors. No I/O. Source: `topologycache` of k8s.io/endpointslice.
+//! proportion to its processors. No I/O. Source: `topologycache` of k8s.io/endpointslice. Also the zones of nodes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, ForZone};
 
 use super::pack::Group;
-use crate::object::{Node, Service};
+use crate::object::{EndpointSlice, Key, Node, ObjectExt, Service, controller_of};
 use crate::state::zones::NodeFacts;
 
 /// Label of a node with its zone.
-pub(crate) const ZONE: &str = "topology.kubernetes.io/zone";
+const ZONE: &str = "topology.kubernetes.io/zone";
 /// Annotation of a service.
 const MODE: &str = "service.kubernetes.io/topology-mode";
 /// The annotation's former name. It has precedence.
@@ -39,6 +39,25 @@ pub(crate) fn facts(node: &Arc<Node>) -> Option<NodeFacts> {
     let is_ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
     let zone = labels.and_then(|labels| labels.get(ZONE)).filter(|zone| !zone.is_empty());
     (is_ready && !is_excluded).then(|| NodeFacts { zone: zone.cloned(), processors: node.status.processors })
+}
+
+/// The zone of a node.
+pub(crate) fn zone(node: &Node) -> Option<&String> {
+    node.metadata.labels.as_ref()?.get(ZONE)
+}
+
+/// The services with an endpoint on the node whose zone is not the node's. Upstream corrects these endpoints at the next
+/// change of the service.
+pub(crate) fn outdated(slices: &[Arc<EndpointSlice>], node: &Node) -> impl Iterator<Item = Key> {
+    let (name, zone) = (node.name(), zone(node));
+    let is_outdated = move |slice: &&Arc<EndpointSlice>| {
+        let mut own = slice.endpoints.iter().flatten().filter(|one| one.node_name.as_deref() == Some(name));
+        own.any(|endpoint| endpoint.zone.as_ref() != zone)
+    };
+    slices.iter().filter(is_outdated).filter_map(|slice| {
+        let owner = controller_of(&slice.metadata).filter(|owner| owner.kind == "Service")?;
+        Some(Key::new(slice.namespace(), &owner.name))
+    })
 }
 
 /// Sets the hints of the ready endpoints, and removes those of the others. Without `zones` all are removed.

@@ -56,8 +56,8 @@ const MAX_REMOVED: usize = 1000;
 pub(crate) async fn run(context: Arc<Context>) {
     let collector = Arc::new(Collector {
         graph: Mutex::new(Graph::default()),
-        attempts: Queue::new(),
-        orphans: Queue::new(),
+        attempts: Queue::measured(context.config.queue_metrics.of("garbage")),
+        orphans: Queue::measured(context.config.queue_metrics.of("garbage-orphan")),
         kinds: Mutex::new(discover(&context, &[]).await),
         removed: Mutex::default(),
         kinds_changed: Notify::new(),

@@ -12,7 +12,7 @@ use super::rate_limits::ZoneRateLimit;
 use super::zone::{self, Zone};
 use crate::config::ControllersConfig;
 use crate::object::{Key, Node, ObjectExt};
-use crate::queue::Queue;
+use crate::queue::{Queue, QueueMeter};
 
 /// Minimum time that a node is not ready before it gets a NoExecute taint. A starting node is not ready for a moment
 /// while it sets up its network.
@@ -62,8 +62,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Lifecycle {
     /// The state before the first heartbeat.
-    pub(crate) fn new() -> Self {
-        Self { queue: Arc::new(Queue::new()), heartbeats: Mutex::default(), zones: Mutex::default() }
+    pub(crate) fn new(meter: Arc<QueueMeter>) -> Self {
+        Self {
+            queue: Arc::new(Queue::measured(meter)),
+            heartbeats: Mutex::default(),
+            zones: Mutex::default(),
+        }
     }
 
     /// Records the renew time of a node's lease. Returns whether it changed.

@@ -11,9 +11,26 @@ const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
 /// The first bytes of an envelope.
 const PREFIX: &[u8] = b"k8s\0";
 
-/// Bytes in the wire format.
+/// A message in the wire format. The length of a nested message is known after its bytes, and is written before them. The
+/// heads are kept apart until the end, so that a byte is copied once, and not once for each level.
 #[derive(Debug, Default)]
-pub struct Writer(Vec<u8>);
+struct Writer {
+    /// All bytes except the heads of nested messages.
+    bytes: Vec<u8>,
+    /// In the order of their places.
+    heads: Vec<Head>,
+    /// Number of bytes of all heads.
+    head_bytes: usize,
+}
+
+/// The head of a nested message: the tag of its field, and its length.
+#[derive(Debug)]
+struct Head {
+    /// Place in [`Writer::bytes`].
+    at: usize,
+    field: u32,
+    length: usize,
+}
 
 /// Whether objects of this kind have a protobuf form. Custom resources have none.
 pub fn is_supported(api_version: &str, kind: &str) -> bool {
@@ -30,7 +47,7 @@ pub fn encode(object: &Value) -> Option<Vec<u8>> {
 pub fn item(api_version: &str, kind: &str, object: &Value) -> Option<Vec<u8>> {
     let mut writer = Writer::default();
     writer.message(message_of(api_version, kind)?, object.as_object()?);
-    Some(writer.0)
+    Some(writer.finish())
 }
 
 /// A `v1` Status with its envelope.
@@ -39,7 +56,7 @@ pub fn status(status: &Value) -> Vec<u8> {
     if let (Some(message), Some(fields)) = (tables().find(STATUS), status.as_object()) {
         writer.message(message, fields);
     }
-    envelope("v1", "Status", &writer.0)
+    envelope("v1", "Status", &writer.finish())
 }
 
 /// PartialObjectMetadata of an object, without an envelope.
@@ -48,25 +65,25 @@ pub fn partial_item(object: &Value) -> Vec<u8> {
     if let (Some(meta), Some(metadata)) = (tables().find(OBJECT_META), object["metadata"].as_object()) {
         writer.nested(1, |inner| inner.message(meta, metadata));
     }
-    writer.0
+    writer.finish()
 }
 
 /// The envelope of an object's bytes.
 pub fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
-    let mut writer = Writer(envelope_head(api_version, kind, raw.len()));
-    writer.0.extend_from_slice(raw);
-    writer.0
+    let mut bytes = envelope_head(api_version, kind, raw.len());
+    bytes.extend_from_slice(raw);
+    bytes
 }
 
 /// The bytes of an envelope before those of its object, which has this length.
 pub fn envelope_head(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
-    let mut writer = Writer(PREFIX.to_vec());
+    let mut writer = Writer { bytes: PREFIX.to_vec(), ..Writer::default() };
     writer.nested(1, |meta| {
         meta.text(1, api_version);
         meta.text(2, kind);
     });
     writer.start(2, length);
-    writer.0
+    writer.finish()
 }
 
 /// The metadata of a list, as its first field.
@@ -79,14 +96,14 @@ pub fn list_head(metadata: &Value) -> Vec<u8> {
             meta.int(4, count);
         }
     });
-    writer.0
+    writer.finish()
 }
 
 /// The tag and length of a list's item.
 pub fn item_head(length: usize) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.start(2, length);
-    writer.0
+    writer.finish()
 }
 
 /// An event of a watch, in its frame. `object` is an object with its envelope.
@@ -94,29 +111,75 @@ pub fn event(name: &str, object: &[u8]) -> Vec<u8> {
     let mut event = Writer::default();
     event.text(1, name);
     event.nested(2, |extension| extension.bytes(1, object));
-    let length = u32::try_from(event.0.len()).unwrap_or(u32::MAX);
-    let mut frame = length.to_be_bytes().to_vec();
-    frame.append(&mut event.0);
-    frame
+    let event = event.finish();
+    let length = u32::try_from(event.len()).unwrap_or(u32::MAX);
+    [&length.to_be_bytes()[..], &event].concat()
 }
 
 fn message_of(api_version: &str, kind: &str) -> Option<&'static Message> {
     kind::schema_of(api_version, kind).and_then(|schema| tables().find(schema))
 }
 
+fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number.to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number.to_le_bytes()[0]);
+}
+
+/// Number of bytes of a varint.
+fn varint_size(number: u64) -> usize {
+    let bits = u64::BITS - (number | 1).leading_zeros();
+    bits.div_ceil(7) as usize
+}
+
+fn tag(field: u32, wire_type: u64) -> u64 {
+    u64::from(field) << 3 | wire_type
+}
+
+// === impl Head ===
+
+impl Head {
+    fn size(&self) -> usize {
+        varint_size(tag(self.field, 2)) + varint_size(self.length as u64)
+    }
+
+    fn push(&self, bytes: &mut Vec<u8>) {
+        push_varint(bytes, tag(self.field, 2));
+        push_varint(bytes, self.length as u64);
+    }
+}
+
 // === impl Writer ===
 
 impl Writer {
-    fn varint(&mut self, mut number: u64) {
-        while number >= 0x80 {
-            self.0.push(number.to_le_bytes()[0] | 0x80);
-            number >>= 7;
+    /// All bytes, with the heads at their places.
+    fn finish(self) -> Vec<u8> {
+        if self.heads.is_empty() {
+            return self.bytes;
         }
-        self.0.push(number.to_le_bytes()[0]);
+        let mut all = Vec::with_capacity(self.length());
+        let mut from = 0;
+        for head in &self.heads {
+            all.extend_from_slice(self.bytes.get(from..head.at).unwrap_or_default());
+            head.push(&mut all);
+            from = head.at;
+        }
+        all.extend_from_slice(self.bytes.get(from..).unwrap_or_default());
+        all
+    }
+
+    fn length(&self) -> usize {
+        self.bytes.len() + self.head_bytes
+    }
+
+    fn varint(&mut self, number: u64) {
+        push_varint(&mut self.bytes, number);
     }
 
     fn tag(&mut self, field: u32, wire_type: u64) {
-        self.varint(u64::from(field) << 3 | wire_type);
+        self.varint(tag(field, wire_type));
     }
 
     /// The tag and length of a value with a length.
@@ -127,7 +190,7 @@ impl Writer {
 
     fn bytes(&mut self, field: u32, bytes: &[u8]) {
         self.start(field, bytes.len());
-        self.0.extend_from_slice(bytes);
+        self.bytes.extend_from_slice(bytes);
     }
 
     fn text(&mut self, field: u32, text: &str) {
@@ -141,23 +204,35 @@ impl Writer {
 
     fn double(&mut self, field: u32, number: f64) {
         self.tag(field, 1);
-        self.0.extend_from_slice(&number.to_le_bytes());
+        self.bytes.extend_from_slice(&number.to_le_bytes());
     }
 
+    /// Writes a nested message.
     fn nested(&mut self, field: u32, write: impl FnOnce(&mut Writer)) {
-        let mut inner = Writer::default();
-        write(&mut inner);
-        self.bytes(field, &inner.0);
+        let (index, before) = (self.heads.len(), self.length());
+        self.heads.push(Head { at: self.bytes.len(), field, length: 0 });
+        write(self);
+        let length = self.length() - before;
+        if let Some(head) = self.heads.get_mut(index) {
+            head.length = length;
+            self.head_bytes += head.size();
+        }
+    }
+
+    /// Writes a nested message, unless it is empty.
+    fn nested_if_any(&mut self, field: u32, write: impl FnOnce(&mut Writer)) {
+        let (index, head_bytes) = (self.heads.len(), self.head_bytes);
+        self.nested(field, write);
+        if self.heads.get(index).is_some_and(|head| head.length == 0) {
+            self.heads.truncate(index);
+            self.head_bytes = head_bytes;
+        }
     }
 
     fn message(&mut self, message: &Message, object: &Map<String, Value>) {
         for field in message.fields() {
             if let (Type::Message(id), "") = (&field.r#type, &*field.name) {
-                let mut inner = Writer::default();
-                inner.message(tables().get(*id), object);
-                if !inner.0.is_empty() {
-                    self.bytes(field.number, &inner.0);
-                }
+                self.nested_if_any(field.number, |inner| inner.message(tables().get(*id), object));
             } else if let Some(value) = object.get(&*field.name) {
                 self.field(field, value);
             }
@@ -291,6 +366,30 @@ mod tests {
         for object in objects {
             let bytes = encode(&object).expect("a built-in kind");
             assert_eq!(decode(&bytes).expect("decoded"), object);
+        }
+    }
+
+    #[test]
+    fn nested_messages_are_written_once_with_lengths_of_all_sizes() {
+        let outer = |inner: &[u8]| {
+            let mut bytes = vec![0x0a];
+            push_varint(&mut bytes, inner.len() as u64);
+            assert_eq!(bytes.len(), 1 + varint_size(inner.len() as u64));
+            [&bytes[..], inner].concat()
+        };
+        for size in [0, 1, 121, 122, 123, 124, 125, 126, 127, 128, 16_380, 16_383, 16_384, 1 << 21] {
+            let text = "x".repeat(size);
+            let mut writer = Writer::default();
+            writer.nested(1, |one| {
+                one.nested_if_any(9, |_empty| {});
+                one.nested_if_any(1, |two| two.nested(1, |three| three.text(1, &text)));
+            });
+            assert_eq!(writer.bytes.len(), outer(text.as_bytes()).len(), "only the text itself");
+            assert_eq!(
+                writer.length(),
+                writer.bytes.len() + writer.heads.iter().map(Head::size).sum::<usize>()
+            );
+            assert!(writer.finish() == outer(&outer(&outer(&outer(text.as_bytes())))), "{size}");
         }
     }
 

@@ -46,7 +46,7 @@ impl Builder {
         }
         let kind = match fields.is_empty() {
             true => Type::Dyn,
-            false => Type::Object(Arc::new(ObjectType { name: definition.name.to_string(), fields })),
+            false => Type::Object(Arc::new(ObjectType::new(definition.name.to_string(), fields))),
         };
         self.known.insert(id.index(), Some(kind.clone()));
         kind

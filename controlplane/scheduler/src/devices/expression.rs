@@ -23,7 +23,7 @@ static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(|| {
         ("allowMultipleAllocations", Type::Bool),
     ];
     let fields = fields.map(|(name, kind)| (name.into(), Field { name: name.into(), kind }));
-    let device = ObjectType { name: "kubernetes.DRADevice".to_owned(), fields: fields.into() };
+    let device = ObjectType::new("kubernetes.DRADevice", fields.into());
     Environment::default().variable("device", Type::Object(Arc::new(device)))
 });
 

@@ -225,6 +225,9 @@ fn a_nodes_limit_of_volumes_per_driver_is_respected() {
     assert_eq!(refused(&snapshot, &["c", "d", "e"]), many);
     snapshot.place(&pod(&["c"]), "a");
     assert_eq!(refused(&snapshot, &["c", "d"]), None, "a volume counts once");
+    let shared = json!({"volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}]});
+    snapshot.place(&fixture::pod("q", shared), "a");
+    assert_eq!(refused(&snapshot, &["d"]), None, "two pods of the node share a claim");
     let attachment = json!({"metadata": {"name": "t"}, "spec": {"attacher": "x.io/y", "nodeName": "a",
         "source": {"persistentVolumeName": "x"}}});
     found.add("VolumeAttachment", attachment).unwrap();

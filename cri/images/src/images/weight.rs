@@ -1,7 +1,8 @@
 //! The memory that configurations take as long as their images are in the store.
 //!
 //! A registry determines the size of a configuration. Nearly all are small and do not count. The others share a limit, so
-//! that many images do not fill the memory of the process.
+//! that many images do not fill the memory of the process. An owner, for example a namespace, may have as much as it leaves
+//! free: no owner can use up the limit, and an image counts for the owner that pulled it first.
 
 use std::collections::HashMap;
 
@@ -27,31 +28,39 @@ impl Images {
     /// [`Images::put`] checks it again.
     pub(crate) fn may_put(
         &self,
-        id: &Digest,
+        image: (&Digest, &str),
         document: &str,
         parsed: &ParsedConfig,
     ) -> Result<(), StoreError> {
-        check(&self.table(), id, (document, parsed))
+        check(&self.table(), image, (document, parsed))
     }
 }
 
 /// Checks whether the table may get an image with this configuration. An image in the table has its part already.
 pub(super) fn check(
     table: &Table,
-    id: &Digest,
+    (id, owner): (&Digest, &str),
     (document, parsed): (&str, &ParsedConfig),
 ) -> Result<(), StoreError> {
-    let has_room = table.entry(id).is_some() || fits(table, document, &parsed.config);
+    let has_room = table.entry(id).is_some() || fits(table, owner, of(document, &parsed.config));
     if has_room { Ok(()) } else { Err(StoreError::Configurations) }
 }
 
-fn fits(table: &Table, document: &str, config: &ImageConfiguration) -> bool {
-    let of_entry = |entry: &Entry| of(&entry.record.config, &entry.image.config);
-    is_within(table.all().map(of_entry), of(document, config))
+fn fits(table: &Table, owner: &str, bytes: usize) -> bool {
+    let of_entry =
+        |entry: &Entry| (entry.record.owner == owner, of(&entry.record.config, &entry.image.config));
+    bytes == 0 || is_within(table.all().map(of_entry), bytes, !owner.is_empty())
 }
 
-fn is_within(others: impl Iterator<Item = usize>, own: usize) -> bool {
-    own == 0 || others.fold(own, usize::saturating_add) <= LARGE_TOTAL
+/// Whether another configuration fits beside the others. For each of these: whether it has the same owner, and its bytes.
+/// Without a share only the sum counts.
+fn is_within(others: impl Iterator<Item = (bool, usize)>, bytes: usize, has_share: bool) -> bool {
+    let (mut all, mut of_owner) = (bytes, bytes);
+    for (is_own, other) in others {
+        all = all.saturating_add(other);
+        of_owner = of_owner.saturating_add(if is_own { other } else { 0 });
+    }
+    LARGE_TOTAL.checked_sub(all).is_some_and(|free| !has_share || of_owner <= free)
 }
 
 /// Estimated bytes of a configuration: the document and its parsed form. 0 for a small one.
@@ -105,8 +114,19 @@ mod tests {
 
     #[test]
     fn large_configurations_share_a_limit() {
-        assert!(is_within([LARGE_TOTAL].into_iter(), 0), "a small one");
-        assert!(is_within([LARGE_TOTAL / 2].into_iter(), LARGE_TOTAL / 2));
-        assert!(!is_within([LARGE_TOTAL / 2, 1].into_iter(), LARGE_TOTAL / 2));
+        assert!(fits(&Table::default(), "a", 0), "a small one");
+        let of_node =
+            |others: &[usize]| is_within(others.iter().map(|one| (true, *one)), LARGE_TOTAL / 2, false);
+        assert!(of_node(&[LARGE_TOTAL / 2]) && !of_node(&[LARGE_TOTAL / 2, 1]));
+    }
+
+    #[test]
+    fn an_owner_leaves_as_much_as_it_has() {
+        let (own, other) = (|bytes: usize| (true, bytes), |bytes: usize| (false, bytes));
+        let fits = |others: &[(bool, usize)], bytes| is_within(others.iter().copied(), bytes, true);
+        let half = LARGE_TOTAL / 2;
+        assert!(fits(&[], half) && fits(&[own(half - 1)], 1) && !fits(&[own(half)], 1));
+        assert!(fits(&[other(half)], half / 2) && !fits(&[other(half)], half / 2 + 1));
+        assert!(fits(&[other(half), other(half / 2)], half / 4));
     }
 }

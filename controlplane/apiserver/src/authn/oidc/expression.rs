@@ -119,7 +119,7 @@ fn user_type() -> Type {
     let fields =
         fields.into_iter().map(|(name, kind)| (Box::<str>::from(name), Field { name: name.into(), kind }));
     let fields = fields.collect::<BTreeMap<_, _>>();
-    Type::Object(Arc::new(ObjectType { name: "kubernetes.UserInfo".to_owned(), fields }))
+    Type::Object(Arc::new(ObjectType::new("kubernetes.UserInfo", fields)))
 }
 
 #[cfg(test)]

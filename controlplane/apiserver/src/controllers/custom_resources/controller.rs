@@ -13,28 +13,39 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::cleanup;
+use super::retry::Retries;
 use super::stored::{edit, kind};
 use crate::cache::{Event, Events, Scope, Watcher, prefix_of};
 use crate::custom_resources::{ConversionClient, of_definition};
 use crate::error::Result;
+use crate::registry::RegistryError;
 use crate::state::State;
 use crate::write;
 
-/// Capacity of the queue of finished cleanups.
+/// Capacity of the queues of finished cleanups and of due retries.
 const QUEUE_CAPACITY: usize = 64;
 
 /// Serves the established definitions, then starts a task that watches all definitions.
 pub(crate) async fn start(state: &Arc<State>) {
     let (ended, cleanups) = mpsc::channel(QUEUE_CAPACITY);
+    let (due, retries) = mpsc::channel(QUEUE_CAPACITY);
     let mut controller = Controller {
         state: Arc::downgrade(state),
         definitions: HashMap::new(),
         served: HashMap::new(),
+        retries: Retries::new(due),
         cleaning: BTreeSet::new(),
         ended,
     };
     let Ok(events) = controller.load(state).await else { return };
-    tokio::spawn(controller.run(events, cleanups));
+    tokio::spawn(controller.run(events, (cleanups, retries)));
+}
+
+/// A definition is not served.
+struct NotServed {
+    message: String,
+    /// Whether a timer starts the next attempt.
+    is_retried: bool,
 }
 
 struct Controller {
@@ -43,6 +54,7 @@ struct Controller {
     definitions: HashMap<String, Definition>,
     /// The served state of each definition: its specification and accepted names as text, for comparison.
     served: HashMap<String, String>,
+    retries: Retries,
     /// Names of terminating definitions whose objects a task deletes.
     cleaning: BTreeSet<String>,
     ended: mpsc::Sender<String>,
@@ -67,9 +79,13 @@ impl Controller {
         Ok(events)
     }
 
-    async fn run(mut self, mut events: Events, mut cleanups: mpsc::Receiver<String>) {
+    async fn run(
+        mut self,
+        mut events: Events,
+        (mut cleanups, mut retries): (mpsc::Receiver<String>, mpsc::Receiver<String>),
+    ) {
         loop {
-            // Cancel-safe: both receivers keep their messages.
+            // Cancel-safe: the receivers keep their messages.
             tokio::select! {
                 event = events.recv() => {
                     let Some(state) = self.state.upgrade() else { return };
@@ -87,6 +103,11 @@ impl Controller {
                     let Some(state) = self.state.upgrade() else { return };
                     self.reconcile(&state, &name).await;
                 }
+                Some(name) = retries.recv() => {
+                    self.retries.end_wait(&name);
+                    let Some(state) = self.state.upgrade() else { return };
+                    self.reconcile(&state, &name).await;
+                }
             }
         }
     }
@@ -100,6 +121,7 @@ impl Controller {
             }
             Event::Deleted(object) => {
                 let name = object.name().to_owned();
+                self.retries.forget(&name);
                 let Some(definition) = self.definitions.remove(&name) else { return };
                 self.withdraw(state, &name, &definition).await;
                 self.reconcile_waiting(state, &definition.spec.group).await;
@@ -145,15 +167,20 @@ impl Controller {
             .filter(|other| other.spec.group == group && other.metadata.name != name)
             .chain(&built_in)
             .collect();
-        let change = conditions::plan(definition, &others);
+        let mut change = conditions::plan(definition, &others);
+        let status = definition.status.clone();
         let mut settled = definition.clone();
         if let Some(change) = &change {
             settled.status.accepted_names.clone_from(&change.accepted);
             settled.status.conditions.retain(|old| !change.conditions.iter().any(|new| new.kind == old.kind));
             settled.status.conditions.extend(change.conditions.iter().cloned());
         }
-        if settled.is_condition_true("Established") {
-            self.serve(state, name, &settled).await;
+        let mut is_retried = false;
+        if settled.is_condition_true("Established")
+            && let Err(error) = self.serve(state, name, &settled).await
+        {
+            change = change.and_then(|change| change.not_served(&status, &error.message));
+            is_retried = error.is_retried;
         }
         if let Some(change) = change
             && let Err(error) = write_status(state, &settled.metadata, &change).await
@@ -164,7 +191,9 @@ impl Controller {
                 "cannot write the status of a custom resource definition"
             );
         }
-        let finalizing = settled.metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER);
+        // The cleanup would miss objects that could not be loaded.
+        let finalizing =
+            !is_retried && settled.metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER);
         if settled.is_terminating() && finalizing && self.cleaning.insert(name.to_owned()) {
             let (state, ended, name) = (self.state.clone(), self.ended.clone(), name.to_owned());
             tokio::spawn(async move {
@@ -176,7 +205,12 @@ impl Controller {
     }
 
     /// Adds the definition's resources, or replaces them if the definition has changed.
-    async fn serve(&mut self, state: &Arc<State>, name: &str, definition: &Definition) {
+    async fn serve(
+        &mut self,
+        state: &Arc<State>,
+        name: &str,
+        definition: &Definition,
+    ) -> std::result::Result<(), NotServed> {
         let text = format!(
             "{:?} {:?} {}",
             definition.spec,
@@ -184,7 +218,10 @@ impl Controller {
             definition.is_terminating()
         );
         if self.served.get(name) == Some(&text) {
-            return;
+            return Ok(());
+        }
+        if let Some(message) = self.retries.waits(name, &text) {
+            return Err(NotServed { message: message.to_owned(), is_retried: true });
         }
         let client =
             ConversionClient { cache: Arc::downgrade(&state.cache), in_flight: state.in_flight.clone() };
@@ -192,18 +229,31 @@ impl Controller {
             Ok(versions) => versions,
             Err(error) => {
                 tracing::warn!(definition = name, %error, "cannot compile the schema of a custom resource definition");
-                return;
+                return Err(NotServed { message: error.to_string(), is_retried: false });
             }
         };
         if versions.is_empty() {
             self.withdraw(state, name, definition).await;
-            return;
+            return Ok(());
         }
         match state.registry.add((&state.cache, &*state.store), &versions).await {
             Ok(()) => {
                 self.served.insert(name.to_owned(), text);
+                self.retries.forget(name);
+                Ok(())
             }
-            Err(error) => tracing::warn!(definition = name, %error, "cannot serve a custom resource"),
+            Err(error) => {
+                let (message, is_retried) = (error.to_string(), matches!(error, RegistryError::Load { .. }));
+                tracing::warn!(
+                    definition = name,
+                    error = &error as &dyn std::error::Error,
+                    "cannot serve a custom resource"
+                );
+                if is_retried {
+                    self.retries.fail(name, text, message.clone());
+                }
+                Err(NotServed { message, is_retried })
+            }
         }
     }
 
@@ -211,6 +261,7 @@ impl Controller {
         if self.served.remove(name).is_some() {
             let plural = &definition.status.accepted_names.plural;
             state.registry.remove(&state.cache, &definition.spec.group, plural).await;
+            state.metrics.forget(&definition.spec.group, plural);
         }
     }
 }

@@ -63,14 +63,15 @@ impl Matched {
         Matched { kinds, params }
     }
 
-    /// The types of the kinds, and that of the parameters. Kinds without a schema are left out.
-    pub(super) fn types(&self) -> (Vec<TypedKind>, Option<Type>) {
-        let typed = |resource: &Arc<Resource>| {
+    /// The types of the kinds, and that of the parameters. Kinds without a schema are left out. The type of a kind is made
+    /// when the iterator reaches it.
+    pub(super) fn types(self) -> (impl Iterator<Item = TypedKind>, Option<Type>) {
+        let typed = |resource: Arc<Resource>| {
             let name = format!("{}/{}, Kind={}", resource.group, resource.version, resource.kind);
             Some(TypedKind { name, object: resource.strategy().cel_type()? })
         };
-        let kinds = self.kinds.iter().filter_map(typed).collect();
-        let params = self.params.as_ref().map(|params| match params {
+        let kinds = self.kinds.into_iter().filter_map(typed);
+        let params = self.params.map(|params| match params {
             Params::Known(resource) => resource.strategy().cel_type().unwrap_or(Type::Dyn),
             Params::Unknown => Type::Dyn,
         });
@@ -187,7 +188,7 @@ mod tests {
 
     fn names(spec: &Value) -> Vec<String> {
         let (kinds, _) = Matched::find(built_in(), spec).types();
-        kinds.into_iter().map(|kind| kind.name).collect()
+        kinds.map(|kind| kind.name).collect()
     }
 
     #[test]

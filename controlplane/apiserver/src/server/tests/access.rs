@@ -381,8 +381,6 @@ async fn the_default_token_of_a_pod_can_be_extended() {
     let server = Fixture::new().await;
     assert_eq!(server.post(PODS, pod("p")).await.code, 201);
     let of_pod = json!({"expirationSeconds": 3607, "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "p"}});
-    assert_eq!(claims(&server, of_pod.clone()).await, (3607, None));
-    let server = server.again_with(|config| config.options.extend_tokens = true).await;
     assert_eq!(claims(&server, of_pod.clone()).await, (365 * 24 * 3600, Some(3607)));
     let with = |field: &str, value: Value| {
         let mut spec = of_pod.clone();
@@ -392,6 +390,8 @@ async fn the_default_token_of_a_pod_can_be_extended() {
     assert_eq!(claims(&server, with("expirationSeconds", 3600.into())).await, (3600, None));
     assert_eq!(claims(&server, with("audiences", json!(["vault"]))).await, (3607, None));
     assert_eq!(claims(&server, with("boundObjectRef", Value::Null)).await, (3607, None));
+    let server = server.again_with(|config| config.options.extend_tokens = false).await;
+    assert_eq!(claims(&server, of_pod).await, (3607, None));
 }
 
 #[tokio::test]

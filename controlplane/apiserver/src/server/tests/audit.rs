@@ -3,6 +3,7 @@
 use std::{fs, time::Duration};
 
 use super::*;
+use crate::authn::service_account::Claims;
 
 /// A server with this policy's rules; its log is `audit.log` in the directory.
 async fn with_rules(rules: &str) -> Fixture {
@@ -118,4 +119,42 @@ async fn annotations_of_webhooks_are_recorded_below_their_names() {
     let names: Vec<&String> = annotations.keys().filter(|key| key.starts_with("test.example.com")).collect();
     assert_eq!(names, ["test.example.com/owner"]);
     assert_eq!(annotations["test.example.com/owner"], "ann");
+}
+
+#[tokio::test]
+async fn uses_of_an_extended_token_after_its_first_hour_are_recorded_and_counted() {
+    let server = with_rules("[{level: Metadata}]").await;
+    let account = json!({"metadata": {"name": "default"}});
+    let account = server.post("/api/v1/namespaces/default/serviceaccounts", account).await.body;
+    let tokens = &server.api.state.authenticators.tokens;
+    for (at, seconds) in [(1, 3607), (2, -60)] {
+        let claims = Claims {
+            namespace: "default",
+            name: "default",
+            uid: account["metadata"]["uid"].as_str().unwrap(),
+            audiences: &tokens.audiences,
+            seconds,
+            extended: Some(7200),
+            bound: json!({}),
+        };
+        let (token, _) = tokens.issue(&claims).await.unwrap();
+        let request = Request::get("/api/v1/nodes").header("authorization", format!("Bearer {token}"));
+        let answer = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await;
+        assert_eq!(answer.status(), 403);
+        let event = &events(&server, "/api/v1/nodes", at).await[at - 1];
+        let stale = event["annotations"]["authentication.k8s.io/stale-token"].as_str();
+        match seconds {
+            3607 => assert_eq!(stale, None),
+            _ => {
+                let late = stale.unwrap().strip_prefix(
+                    "subject: system:serviceaccount:default:default, seconds after warning threshold: ",
+                );
+                assert!(late.unwrap().parse::<i64>().unwrap() >= 60, "{stale:?}");
+            }
+        }
+    }
+    let text = server.get("/metrics").await.body;
+    for line in ["serviceaccount_stale_tokens_total 1", "serviceaccount_valid_tokens_total 1"] {
+        assert!(text.as_str().unwrap().lines().any(|one| one == line), "{text}");
+    }
 }

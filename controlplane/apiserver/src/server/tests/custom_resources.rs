@@ -1,5 +1,10 @@
 //! Definitions, and the resources that they define.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use coracle_store::{Backup, Entry, Health, Page, Range, Watch, Write};
+use futures::future::BoxFuture;
+
 use super::*;
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -93,9 +98,13 @@ async fn a_definition_is_served_until_it_is_deleted() {
     let selected = server.get(&format!("{FOOS}?fieldSelector=spec.size%3DM")).await.body;
     assert_eq!(selected["items"], json!([]));
 
+    let is_counted = |text: &Value| text.as_str().unwrap().contains("resource=\"foos\"");
+    assert!(is_counted(&server.get("/metrics").await.body));
     let deleted = server.call("DELETE", &path, "application/json", None).await;
     assert_eq!(deleted.code, 200);
     until(&server, &path, |body| body["code"] == 404).await;
+    // Resources that come and go leave no metrics.
+    until(&server, "/metrics", |text| !is_counted(text)).await;
     until(&server, "/apis/example.com/v1", |body| {
         body.is_null() || body["code"] == 404 || body["resources"].is_null()
     })
@@ -242,4 +251,81 @@ async fn a_webhook_converts_between_versions() {
     let events = server.watch(&format!("{}?watch=1&timeoutSeconds=1", at("v2"))).await;
     let lefts: Vec<&Value> = events.iter().map(|event| &event["object"]["left"]).collect();
     assert_eq!(lefts, ["l", "x", "m"]);
+}
+
+type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>;
+
+/// A store that does not list custom resources while it is broken.
+struct Breakable {
+    store: Embedded,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl Store for Breakable {
+    fn get<'a>(&'a self, key: &'a str) -> Stored<'a, Option<Entry>> {
+        Store::get(&self.store, key)
+    }
+
+    fn list(&self, range: Range) -> Stored<'_, Page> {
+        if range.prefix.starts_with("example.com/") && self.is_broken.load(Ordering::SeqCst) {
+            let error = coracle_store::Error::Unavailable { detail: "a test".to_owned() };
+            return Box::pin(async { Err(error) });
+        }
+        Store::list(&self.store, range)
+    }
+
+    fn write(&self, write: Write) -> Stored<'_, u64> {
+        self.store.write(write)
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> Stored<'a, Watch> {
+        self.store.watch(prefix, after)
+    }
+
+    fn compact(&self, revision: u64) -> Stored<'_, ()> {
+        self.store.compact(revision)
+    }
+
+    fn revision(&self) -> Stored<'_, u64> {
+        self.store.revision()
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+
+    fn is_current<'a>(&'a self, key: &'a str) -> Stored<'a, bool> {
+        self.store.is_current(key)
+    }
+
+    fn backup(&self) -> std::result::Result<Backup, coracle_store::Error> {
+        self.store.backup()
+    }
+}
+
+#[tokio::test]
+async fn a_definition_whose_objects_cannot_be_loaded_is_served_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+    let is_broken = Arc::new(AtomicBool::new(true));
+    let store = Breakable { store, is_broken: is_broken.clone() };
+    let api = open_on(Arc::new(store), directory.path(), |_config| {}).await;
+    let server = Fixture { api, directory };
+    let created = server.post(DEFINITIONS, definition("foos", "Foo")).await;
+    assert_eq!(created.code, 201, "{}", created.body);
+    let path = format!("{DEFINITIONS}/foos.example.com");
+    let waiting = until(&server, &path, |definition| is_true(definition, "NamesAccepted")).await;
+    let established = &waiting["status"]["conditions"][1];
+    assert_eq!(
+        (&established["type"], &established["status"], &established["message"]),
+        (&json!("Established"), &json!("False"), &json!("cannot load the objects of foos.example.com"))
+    );
+    assert_eq!(server.get(FOOS).await.code, 404);
+    is_broken.store(false, Ordering::SeqCst);
+    until(&server, &path, |definition| is_true(definition, "Established")).await;
+    assert_eq!(server.get(FOOS).await.code, 200);
 }

@@ -99,3 +99,14 @@ async fn a_request_cannot_make_labels_and_anonymous_clients_read_none() {
     let anonymous = User::new("system:anonymous", &["system:unauthenticated"]);
     assert_eq!(server.get_as(anonymous, "/metrics").await.code, 403);
 }
+
+#[tokio::test]
+async fn metrics_of_other_components_of_the_process_follow() {
+    let component = || "# TYPE x counter\nx 7\n".to_owned();
+    let configure = |config: &mut ApiserverConfig| {
+        config.component_metrics = Some(crate::ComponentMetrics(Arc::new(component)))
+    };
+    let server = Fixture::new().await.again_with(configure).await;
+    let text = metrics(&server).await;
+    assert!(text.ends_with("\n# TYPE x counter\nx 7\n") && text.contains("kubernetes_build_info"), "{text}");
+}

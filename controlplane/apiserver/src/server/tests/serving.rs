@@ -225,4 +225,17 @@ async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
         }
     }
     assert_eq!(events, ["ADDED", "DELETED"]);
+    // The watch counts as running for as long as its connection.
+    let running = async || {
+        let text = server.get("/metrics").await.body.as_str().unwrap().to_owned();
+        let mut lines = text.lines().filter(|line| line.starts_with("apiserver_longrunning_requests{"));
+        let labels = ["resource=\"configmaps\"", "verb=\"WATCH\""];
+        let line = lines.find(|line| labels.iter().all(|label| line.contains(label))).unwrap();
+        line.rsplit(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(running().await, "1");
+    drop(socket);
+    while running().await != "0" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

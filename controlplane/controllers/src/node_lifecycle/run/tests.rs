@@ -90,7 +90,7 @@ async fn every_pod_of_a_lost_node_becomes_not_ready_even_if_a_write_conflicts() 
         context.caches.pods.written(serde_json::from_value(pod).unwrap());
     }
     lock(&api.refuses).insert(paths[1].clone());
-    let (lifecycle, key) = (Lifecycle::new(), Key::new("", "n"));
+    let (lifecycle, key) = (Lifecycle::new(Default::default()), Key::new("", "n"));
     assert!(reconcile(&context, &lifecycle, key.clone()).await.is_err_and(|error| error.is_conflict()));
     assert_eq!(api.ready("/api/v1/nodes/n"), "Unknown");
     // The queue retries a failed reconcile.
@@ -114,7 +114,7 @@ impl Cluster {
         let hour = Duration::from_secs(3600);
         let grace = ControllersConfig { node_monitor_grace: hour, ..ControllersConfig::default() };
         let context = api.context(grace);
-        Self { api, context, lifecycle: Lifecycle::new(), nodes: Vec::new(), versions: 1 }
+        Self { api, context, lifecycle: Lifecycle::new(Default::default()), nodes: Vec::new(), versions: 1 }
     }
 
     fn add(mut self, zone: &str, ready: usize, lost: usize) -> Self {

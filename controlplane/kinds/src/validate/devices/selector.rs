@@ -29,7 +29,7 @@ fn device() -> Type {
     ];
     let fields = fields.into_iter().map(|(name, kind)| (name.into(), Field { name: name.into(), kind }));
     let fields: BTreeMap<_, _> = fields.collect();
-    Type::Object(Arc::new(ObjectType { name: "kubernetes.DRADevice".to_owned(), fields }))
+    Type::Object(Arc::new(ObjectType::new("kubernetes.DRADevice", fields)))
 }
 
 #[cfg(test)]

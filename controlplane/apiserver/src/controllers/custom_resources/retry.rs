@@ -1,0 +1,102 @@
+//! Retries of definitions whose objects could not be loaded. A failed store causes no event, so a timer starts the next
+//! attempt.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+/// Delay before the second attempt. It doubles with each attempt.
+const FIRST: Duration = Duration::from_millis(250);
+const MAX: Duration = Duration::from_secs(60);
+
+/// The definitions that wait for their next attempt.
+pub(super) struct Retries {
+    failed: HashMap<String, Failed>,
+    /// Receives the name of a definition at the time of its next attempt.
+    due: mpsc::Sender<String>,
+}
+
+struct Failed {
+    /// The state that could not be served, for comparison.
+    wanted: String,
+    message: String,
+    /// Attempts that started a timer.
+    attempts: u32,
+    /// Whether a timer runs.
+    is_waiting: bool,
+}
+
+// === impl Retries ===
+
+impl Retries {
+    pub(super) fn new(due: mpsc::Sender<String>) -> Self {
+        Self { failed: HashMap::new(), due }
+    }
+
+    /// The message of the last attempt, if the same state of the definition waits for the next one.
+    pub(super) fn waits(&self, name: &str, wanted: &str) -> Option<&str> {
+        let failed = self.failed.get(name).filter(|failed| failed.is_waiting && failed.wanted == wanted);
+        failed.map(|failed| failed.message.as_str())
+    }
+
+    /// Records a failed attempt and starts a timer for the next one.
+    pub(super) fn fail(&mut self, name: &str, wanted: String, message: String) {
+        let former = self.failed.get(name);
+        let attempts = former.map_or(0, |former| former.attempts);
+        if former.is_some_and(|former| former.is_waiting) {
+            self.failed.insert(name.to_owned(), Failed { wanted, message, attempts, is_waiting: true });
+            return;
+        }
+        let failed = Failed { wanted, message, attempts: attempts.saturating_add(1), is_waiting: true };
+        self.failed.insert(name.to_owned(), failed);
+        let (due, name) = (self.due.clone(), name.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(delay(attempts)).await;
+            // A closed channel means that the controller has ended.
+            let _ = due.send(name).await;
+        });
+    }
+
+    /// Records that the timer of a definition has ended.
+    pub(super) fn end_wait(&mut self, name: &str) {
+        if let Some(failed) = self.failed.get_mut(name) {
+            failed.is_waiting = false;
+        }
+    }
+
+    /// Drops the attempts of a definition that is served or deleted.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.failed.remove(name);
+    }
+}
+
+/// The delay after as many earlier attempts.
+fn delay(attempts: u32) -> Duration {
+    FIRST.saturating_mul(1 << attempts.min(8)).min(MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The paused clock moves only while all tasks wait for a timer.
+    #[tokio::test(start_paused = true)]
+    async fn attempts_are_made_ever_later_and_one_timer_runs_for_each_definition() {
+        let (due, mut times) = mpsc::channel(4);
+        let mut retries = Retries::new(due);
+        let start = tokio::time::Instant::now();
+        for passed in [1, 3, 7] {
+            retries.fail("a", "1".to_owned(), "down".to_owned());
+            retries.fail("a", "2".to_owned(), "still down".to_owned());
+            assert_eq!((retries.waits("a", "1"), retries.waits("a", "2")), (None, Some("still down")));
+            assert_eq!(times.recv().await.as_deref(), Some("a"));
+            assert_eq!(start.elapsed().as_millis() / FIRST.as_millis(), passed);
+            retries.end_wait("a");
+            assert_eq!(retries.waits("a", "2"), None);
+        }
+        retries.forget("a");
+        assert!(retries.failed.is_empty() && times.try_recv().is_err());
+        assert_eq!((delay(7), delay(8), delay(u32::MAX)), (Duration::from_secs(32), MAX, MAX));
+    }
+}
