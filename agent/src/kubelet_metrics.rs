@@ -56,6 +56,20 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
     (0, "0-10MB"),
 ];
 
+/// Reasons of terminated containers that are labels.
+const EXIT_REASONS: [&str; 8] = [
+    "",
+    "Completed",
+    "Error",
+    "OOMKilled",
+    "StartError",
+    "ContainerCannotRun",
+    "ContainerStatusUnknown",
+    "DeadlineExceeded",
+];
+/// The label of all other values.
+const OTHER: &str = "other";
+
 /// Counters and durations of the events on this node.
 pub struct KubeletMetrics {
     registry: Registry,
@@ -85,8 +99,11 @@ struct Starts {
     workers: Histogram,
     sandboxes: IntCounter,
     sandbox_errors: IntCounter,
+    user_namespaced: IntCounter,
+    user_namespaced_errors: IntCounter,
     containers: IntCounterVec,
     container_errors: IntCounterVec,
+    terminations: IntCounterVec,
     pods: Histogram,
 }
 
@@ -191,6 +208,15 @@ impl Starts {
             sandboxes: all.counter("started_pods_total", "Cumulative number of pods started"),
             sandbox_errors: all
                 .counter("started_pods_errors_total", "Cumulative number of errors when starting pods"),
+            user_namespaced: all.counter(
+                "started_user_namespaced_pods_total",
+                "Cumulative number of pods with user namespaces started. This metric will only be collected on Linux.",
+            ),
+            user_namespaced_errors: all.counter(
+                "started_user_namespaced_pods_errors_total",
+                "Cumulative number of errors when starting pods with user namespaces. \
+                 This metric will only be collected on Linux.",
+            ),
             containers: all.counters(
                 "started_containers_total",
                 "Cumulative number of containers started",
@@ -200,6 +226,11 @@ impl Starts {
                 "started_containers_errors_total",
                 "Cumulative number of errors when starting containers",
                 &["container_type", "code"],
+            ),
+            terminations: all.counters(
+                "terminated_containers_total",
+                "Cumulative number of container terminations.",
+                &["container_type", "exit_code", "reason"],
             ),
             pods: all.histogram(
                 ("pod_start_duration_seconds", &POD_STARTS),
@@ -237,6 +268,22 @@ impl KubeletMetrics {
         if !succeeded {
             self.starts.sandbox_errors.inc();
         }
+    }
+
+    /// Counts an attempt to start the sandbox of a pod with a user namespace. [`Self::pod_started`] counts it as well.
+    pub(crate) fn user_namespaced_pod_started(&self, succeeded: bool) {
+        self.starts.user_namespaced.inc();
+        if !succeeded {
+            self.starts.user_namespaced_errors.inc();
+        }
+    }
+
+    /// Counts the end of a container. `kind`: as for [`Self::container_started`]. Another runtime may report any reason
+    /// and any code, so unknown ones are counted together.
+    pub(crate) fn container_terminated(&self, kind: &'static str, code: i32, reason: &str) {
+        let code = if (0..=255).contains(&code) { code.to_string() } else { OTHER.to_owned() };
+        let reason = EXIT_REASONS.into_iter().find(|known| *known == reason).unwrap_or(OTHER);
+        self.starts.terminations.with_label_values(&[kind, code.as_str(), reason]).inc();
     }
 
     /// Counts an attempt to start a container. `kind`: container, `init_container` or `ephemeral_container`. `failure`:
@@ -389,6 +436,10 @@ mod tests {
         metrics.pod_started(false);
         metrics.container_started("container", None);
         metrics.container_started("init_container", Some("ErrImagePull"));
+        metrics.user_namespaced_pod_started(true);
+        metrics.user_namespaced_pod_started(false);
+        metrics.container_terminated("container", 137, "OOMKilled");
+        metrics.container_terminated("init_container", 1 << 20, "text of a runtime");
         metrics.worker_started(Duration::from_millis(1));
         metrics.synced("create", Duration::from_millis(30));
         metrics.pod_runs(Duration::from_secs(7));
@@ -407,6 +458,10 @@ mod tests {
             "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"run_podsandbox\",le=\"+Inf\"} 2",
             "kubelet_started_pods_total 2",
             "kubelet_started_pods_errors_total 1",
+            "kubelet_started_user_namespaced_pods_total 2",
+            "kubelet_started_user_namespaced_pods_errors_total 1",
+            "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",
+            "kubelet_terminated_containers_total{container_type=\"init_container\",exit_code=\"other\",reason=\"other\"} 1",
             "kubelet_started_containers_total{container_type=\"container\"} 1",
             "kubelet_started_containers_total{container_type=\"init_container\"} 1",
             "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"init_container\"} 1",

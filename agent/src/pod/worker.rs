@@ -3,6 +3,7 @@
 //! Between passes it sleeps until the desired pod changes, a container event or a probe result arrives, a job
 //! ends, or a timer is due.
 
+mod counts;
 mod probes;
 mod reports;
 mod resize;
@@ -350,15 +351,6 @@ impl Worker {
         }
     }
 
-    /// Counts the start of the pod when it runs for the first time.
-    fn count_start(&mut self, status: &PodStatus) {
-        if status.phase.as_deref() == Some("Running")
-            && let Some(received) = self.received.take()
-        {
-            self.node.metrics.pod_runs(received.elapsed());
-        }
-    }
-
     /// Starts a job for the planned actions. None if there are none, or a back-off is running.
     fn start_job(
         &mut self,
@@ -449,6 +441,7 @@ impl Worker {
         }
         let status = status::status(&facts);
         self.count_start(&status);
+        self.count_terminations(&api, &status);
         let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());
         self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status, is_attached));
         let known =

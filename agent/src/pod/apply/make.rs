@@ -97,6 +97,9 @@ impl Job {
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };
         let ran = self.node.runtime.run_pod_sandbox(request).await;
         self.node.metrics.pod_started(ran.is_ok());
+        if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
+            self.node.metrics.user_namespaced_pod_started(ran.is_ok());
+        }
         match ran {
             Ok(_) => self.report(Report::SandboxMade),
             Err(status) => {
