@@ -73,9 +73,12 @@ fn the_node_must_be_selected_and_tolerated() {
 
 #[test]
 fn unsupported_fields_are_rejected_by_name_or_reported() {
+    let mut gated = plain();
+    gated["schedulingGates"] = json!([{"name": "g"}]);
+    assert_eq!(decide(gated, &[], json!({})), "UnsupportedField");
     let mut class = plain();
     class["runtimeClassName"] = json!("r");
-    assert_eq!(decide(class, &[], json!({})), "UnsupportedField");
+    assert_eq!(decide(class, &[], json!({})), "admitted", "the runtime knows its handlers");
     let device = json!({"containers": [{"name": "c", "volumeDevices": [{"devicePath": "/d", "name": "v"}]}]});
     let verdict = unsupported::check(&pod(device)).unwrap_err();
     assert_eq!(verdict.message, "Pod was rejected: this node does not support containers[c].volumeDevices");
@@ -113,6 +116,6 @@ fn a_pod_for_another_system_is_refused_by_that() {
     assert_eq!(decide(with("linux"), &[], json!({})), "admitted");
     assert_eq!(decide(with("windows"), &[], json!({})), "PodOSNotSupported");
     let mut both = with("windows");
-    both["runtimeClassName"] = json!("r");
+    both["schedulingGates"] = json!([{"name": "g"}]);
     assert_eq!(decide(both, &[], json!({})), "PodOSNotSupported", "before fields that other systems have");
 }

@@ -26,10 +26,7 @@ type PodField = (&'static str, Handling, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Handling, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Handling, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 9] = [
-    ("spec.runtimeClassName", Handling::Reject, |s| {
-        s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())
-    }),
+const POD_FIELDS: [PodField; 8] = [
     ("spec.schedulingGates", Handling::Reject, |s| some(&s.scheduling_gates)),
     ("spec.evictionResponders", Handling::Report, |s| some(&s.eviction_responders)),
     ("spec.overhead", Handling::Report, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
@@ -248,7 +245,7 @@ mod tests {
         let get = json!({"httpGet": {"port": 1, "protocol": "HTTP/2"}});
         let key = |user| json!([{"key": "k", "path": "p", "user": user}]);
         for ((refused, reported), name) in [
-            (of_pod("runtimeClassName", json!("gvisor")), "spec.runtimeClassName"),
+            (of_pod("schedulingGates", json!([{"name": "g"}])), "spec.schedulingGates"),
             (of_container("volumeDevices", json!([{"devicePath": "/d", "name": "v"}])), "volumeDevices"),
             (of_container("livenessProbe", get.clone()), "livenessProbe.httpGet.protocol"),
             (of_container("readinessProbe", get.clone()), "readinessProbe.httpGet.protocol"),
@@ -298,6 +295,7 @@ mod tests {
     fn supported_fields_are_not_reported() {
         let nothing = (Vec::new(), Vec::new());
         assert_eq!(of_pod("hostUsers", json!(false)), nothing);
+        assert_eq!(of_pod("runtimeClassName", json!("gvisor")), nothing);
         assert_eq!(of_pod("resourceClaims", json!([{"name": "r"}])), nothing);
         assert_eq!(of_pod("resources", json!({"limits": {"cpu": "1"}})), nothing);
         assert_eq!(of_container("resources", json!({"claims": [{"name": "r"}]})), nothing);
