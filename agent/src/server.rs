@@ -1,9 +1,9 @@
 //! The kubelet API over HTTPS: logs, exec, attach, port-forward, pods and usage of this node.
 //!
 //! The API server and administrators authenticate with a client certificate of the cluster's CA. All others need a
-//! permission that the API server confirms, for a certificate or a token ([`Access`]). Only `/healthz` is open. Pods
-//! come from a [`PodView`]; containers are read from the runtime, so that a response is never older than the
-//! runtime's state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
+//! permission that the API server confirms, for a certificate or a token ([`Access`]), also for `/healthz`. Pods come
+//! from a [`PodView`]; containers are read from the runtime, so that a response is never older than the runtime's
+//! state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
 
 mod access;
 mod authorize;
@@ -17,6 +17,7 @@ mod node_logs;
 mod node_metrics;
 mod respond;
 mod route;
+mod running_pods;
 mod stats;
 mod streams;
 mod tls;
@@ -178,9 +179,6 @@ async fn respond_to(
     route: Option<Route>,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    if matches!(route, Some(Route::Healthz)) {
-        return text(StatusCode::OK, "ok");
-    }
     let needed = access::RequiredPermission::of(request.method(), route.as_ref());
     if let Err(refused) = caller.may_use(&backend.access, request.headers(), needed).await {
         return refused.answer();
@@ -196,11 +194,12 @@ async fn respond_to(
         Route::Healthz => text(StatusCode::OK, "ok"),
         Route::Configz => json(&serde_json::json!({"kubeletconfig": *backend.configuration})),
         Route::Pods => pods(backend),
+        Route::RunningPods => running_pods::answer(backend).await,
         Route::Logs { namespace, pod, container } => {
             let query = request.uri().query().unwrap_or_default().to_owned();
             logs::answer(backend, &namespace, &pod, &container, &query).await
         }
-        Route::NodeLogs { path } => node_logs::answer(path).await,
+        Route::NodeLogs { path, is_directory } => node_logs::answer(path, is_directory).await,
         Route::Exec(target) => streams::exec(backend, &target, request).await,
         Route::Attach(target) => streams::attach(backend, &target, request).await,
         Route::PortForward { namespace, pod } => {
@@ -222,6 +221,10 @@ fn pods(backend: &Backend) -> Response<Body> {
         serde_json::json!(Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status })
     };
     let items: Vec<serde_json::Value> = backend.pods.pods().iter().map(shown).collect();
+    pod_list(&items)
+}
+
+fn pod_list(items: &[serde_json::Value]) -> Response<Body> {
     json(&serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 

@@ -8,6 +8,7 @@ pub(super) enum Route {
     Healthz,
     Configz,
     Pods,
+    RunningPods,
     Logs {
         namespace: String,
         pod: String,
@@ -16,6 +17,8 @@ pub(super) enum Route {
     /// A path below the directory of the node's logs.
     NodeLogs {
         path: String,
+        /// Whether the path ends with a slash, as that of a directory does.
+        is_directory: bool,
     },
     Exec(Target),
     Attach(Target),
@@ -47,6 +50,7 @@ impl Route {
             Self::Healthz => "healthz",
             Self::Configz => "configz",
             Self::Pods => "pods",
+            Self::RunningPods => "runningpods",
             Self::Logs { .. } => "containerLogs",
             Self::NodeLogs { .. } => "logs",
             Self::Exec(_) => "exec",
@@ -81,13 +85,14 @@ impl Route {
         Some(match parts[..] {
             ["healthz"] | ["healthz", "ping" | "syncloop"] => Route::Healthz,
             ["configz"] => Route::Configz,
-            ["pods" | "runningpods"] => Route::Pods,
+            ["pods"] => Route::Pods,
+            ["runningpods"] => Route::RunningPods,
             ["containerLogs", namespace, pod, container] => {
                 Route::Logs { namespace: own(namespace), pod: own(pod), container: own(container) }
             }
             ["logs", ref names @ ..] => {
                 let names: Vec<String> = names.iter().map(|name| own(name)).collect();
-                Route::NodeLogs { path: names.join("/") }
+                Route::NodeLogs { path: names.join("/"), is_directory: path.ends_with('/') }
             }
             ["exec", namespace, pod, container] => Route::Exec(target(namespace, pod, None, container)),
             ["exec", namespace, pod, uid, container] => {
@@ -150,9 +155,12 @@ mod tests {
         let logs = Route::Logs { namespace: "ns".to_owned(), pod: "p".to_owned(), container: "c".to_owned() };
         assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs.clone()));
         assert_eq!(Route::of("/containerLogs/n%73/p/c"), Some(logs));
-        let node_logs = |path: &str| Some(Route::NodeLogs { path: path.to_owned() });
-        assert_eq!(Route::of("/logs/"), node_logs(""));
-        assert_eq!(Route::of("/logs/pods/a%20b.log"), node_logs("pods/a b.log"));
+        let node_logs =
+            |path: &str, is_directory| Some(Route::NodeLogs { path: path.to_owned(), is_directory });
+        assert_eq!(Route::of("/logs/"), node_logs("", true));
+        assert_eq!(Route::of("/logs"), node_logs("", false));
+        assert_eq!(Route::of("/logs/pods/a%20b.log"), node_logs("pods/a b.log", false));
+        assert_eq!(Route::of("/logs/pods/"), node_logs("pods", true));
         let target = |uid: Option<&str>| Target {
             namespace: "ns".to_owned(),
             pod: "p".to_owned(),
@@ -162,6 +170,7 @@ mod tests {
         assert_eq!(Route::of("/exec/ns/p/c"), Some(Route::Exec(target(None))));
         assert_eq!(Route::of("/attach/ns/p/u/c"), Some(Route::Attach(target(Some("u")))));
         assert_eq!(Route::of("/pods/"), Some(Route::Pods));
+        assert_eq!(Route::of("/runningpods/"), Some(Route::RunningPods));
         let labels = ["/exec/ns/p/c", "/metrics/cadvisor", "/healthz/ping"]
             .map(|path| Route::of(path).unwrap().label());
         assert_eq!(labels, ["exec", "metrics/cadvisor", "healthz"]);

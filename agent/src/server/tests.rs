@@ -204,10 +204,11 @@ impl Drop for Running {
 }
 
 #[tokio::test]
-async fn only_the_clusters_own_parts_get_an_answer_and_health_is_for_all() {
+async fn only_the_clusters_own_parts_get_an_answer() {
     let server = Running::start("callers", Vec::new()).await;
     let own = |user: &str, group: &str| Some(server.authority.issue(user, group));
-    assert_eq!(server.status("/healthz", None).await.as_deref(), Some("200"));
+    assert_eq!(server.status("/healthz", None).await.as_deref(), Some("401"));
+    assert_eq!(server.status("/healthz", own("root", "system:masters")).await.as_deref(), Some("200"));
     assert_eq!(server.status("/pods", None).await.as_deref(), Some("401"));
     assert_eq!(server.status("/configz", None).await.as_deref(), Some("401"));
     assert_eq!(server.status("/pods", own("system:node:n2", "system:nodes")).await.as_deref(), Some("403"));
@@ -232,6 +233,7 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(bearer("/pods", "bad").await, "401");
     assert_eq!(bearer("/stats/summary", "good").await, "403");
     assert_eq!(bearer("/configz", "good").await, "403");
+    assert_eq!(bearer("/healthz", "good").await, "403");
     assert_eq!(bearer("/exec/ns/p/c?command=id&output=1", "good").await, "403");
     let scraper = |path: &'static str| server.status(path, Some(server.authority.issue("scraper", "x")));
     assert_eq!(scraper("/pods").await.as_deref(), Some("403"));
@@ -284,6 +286,7 @@ async fn errors_are_those_of_the_kubelet() {
     assert!(get("/containerLogs/ns/p/c?tailLines=x").await.0.contains("422"));
     assert!(get("/exec/ns/other/c?command=ls&output=1").await.1.contains("pod does not exist"));
     assert!(get("/portForward/ns/other").await.0.contains("404"));
+    assert!(get("/runningpods/").await.0.contains("500"), "the runtime does not answer");
 }
 
 #[tokio::test]
