@@ -58,10 +58,12 @@ pub(crate) struct ImageGc {
     timer: PassTimer,
 }
 
-/// Rate limit of events about failures.
+/// Rate limit of events and log lines about failures.
 #[derive(Default)]
 struct Failures {
     in_a_row: bool,
+    /// The kind of failure that was logged, until a pass succeeds.
+    logged: Option<std::mem::Discriminant<Failed>>,
     /// Time of the last event of each reason.
     reported: HashMap<&'static str, Instant>,
 }
@@ -100,6 +102,16 @@ enum Failed {
 // === impl Failures ===
 
 impl Failures {
+    /// Whether a failure is of another kind than the one before.
+    fn is_new(&mut self, failed: &Failed) -> bool {
+        let kind = std::mem::discriminant(failed);
+        self.logged.replace(kind) != Some(kind)
+    }
+
+    fn succeeded(&mut self) {
+        (self.in_a_row, self.logged) = (false, None);
+    }
+
     /// Whether an event of this reason is due.
     fn is_due(&mut self, reason: &'static str, now: Instant) -> bool {
         let is_time =
@@ -161,7 +173,7 @@ impl ImageGc {
             }
             let again = match self.collect(no_room).await {
                 Ok(again) => {
-                    self.failures.in_a_row = false;
+                    self.failures.succeeded();
                     again
                 }
                 Err(failed) => {
@@ -191,7 +203,8 @@ impl ImageGc {
         let images = inventory::images(&*self.runtime, &self.pods).await.map_err(|s| runtime_failed(&s))?;
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
-        if need != SpaceToFree::Nothing {
+        // While the disk stays full, a pass without effect comes every ten seconds.
+        if freed > 0 && need != SpaceToFree::Nothing {
             tracing::info!(?need, freed, percent = disk.percent(), "collected unused images");
         }
         let wanted = match need {
@@ -248,11 +261,13 @@ impl ImageGc {
         info.map(drop).map_err(|s| runtime_failed(&s))
     }
 
-    /// Logs each failure. Records an event for a full disk and for an invalid capacity. As in the kubelet, records
+    /// Logs a failure, once while it lasts. Records an event for a full disk and for an invalid capacity. As in the kubelet, records
     /// `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a period.
     fn failed(&mut self, failed: &Failed) {
         let message = coracle_error_chain::chain(failed);
-        tracing::warn!(error = message, "cannot collect unused images");
+        if self.failures.is_new(failed) {
+            tracing::warn!(error = message, "cannot collect unused images");
+        }
         let again = std::mem::replace(&mut self.failures.in_a_row, true);
         let reason = match failed {
             Failed::Full { .. } => Some("FreeDiskSpaceFailed"),
@@ -304,6 +319,16 @@ mod tests {
         assert_eq!(timer.wait(false, now + REST / 2), Some(now + REST));
         assert_eq!(timer.wait(true, now), None, "a pull waits for room");
         assert_eq!(timer.wait(false, now + REST), None);
+    }
+
+    #[test]
+    fn a_failure_that_lasts_is_logged_once() {
+        let full = |freed| Failed::Full { percent: 99, capacity: "1 GiB".to_owned(), freed };
+        let mut failures = Failures::default();
+        let logged = [full(0), full(1), Failed::NoCapacity, full(0)].map(|failed| failures.is_new(&failed));
+        assert_eq!(logged, [true, false, true, true]);
+        failures.succeeded();
+        assert!(failures.is_new(&full(0)));
     }
 
     #[test]
