@@ -12,7 +12,7 @@
 mod inventory;
 mod plan;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::event_recorder::{Level, Recorder};
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_gc_trigger::Trigger;
-use crate::pod::Pods;
+use crate::pod::{Pods, PullRecords};
 use crate::runtime::{Runtime, RuntimeError};
 use plan::{Disk, Removal, SpaceToFree};
 
@@ -43,6 +43,7 @@ pub(crate) struct Collected {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) pods: Pods,
     pub(crate) recorder: Recorder,
+    pub(crate) pull_records: Arc<PullRecords>,
 }
 
 /// The image garbage collector.
@@ -51,6 +52,7 @@ pub(crate) struct ImageGc {
     runtime: Arc<dyn Runtime>,
     pods: Pods,
     recorder: Recorder,
+    pull_records: Arc<PullRecords>,
     trigger: Trigger,
     /// Directory of the images, once the runtime has reported it.
     directory: Option<PathBuf>,
@@ -141,11 +143,11 @@ impl PassTimer {
 impl ImageGc {
     pub(crate) fn new(
         policy: ImageGcPolicy,
-        Collected { runtime, pods, recorder }: Collected,
+        Collected { runtime, pods, recorder, pull_records }: Collected,
         trigger: Trigger,
     ) -> Self {
         let (failures, timer) = (Failures::default(), PassTimer::default());
-        Self { policy, runtime, pods, recorder, trigger, directory: None, failures, timer }
+        Self { policy, runtime, pods, recorder, pull_records, trigger, directory: None, failures, timer }
     }
 
     /// Collects at each trigger. Runs until dropped.
@@ -200,7 +202,10 @@ impl ImageGc {
             return Ok(None);
         }
         self.timer.record_pass(Instant::now());
+        let recorded = self.pull_records.snapshot();
         let images = inventory::images(&*self.runtime, &self.pods).await.map_err(|s| runtime_failed(&s))?;
+        let present: HashSet<&str> = images.iter().map(|image| image.id.as_str()).collect();
+        self.pull_records.remove_absent(recorded, |id| present.contains(id));
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
         // While the disk stays full, a pass without effect comes every ten seconds.

@@ -30,6 +30,7 @@ pub(crate) use eviction::{Eviction, Evictions};
 pub(crate) use pods::Pods;
 pub use pull::ProviderError;
 pub(crate) use pull::Providers;
+pub(crate) use pull::records::PullRecords;
 pub(crate) use resize::Resizes;
 pub(crate) use state::has_ended;
 pub(crate) use status::write::StatusWriter;

@@ -206,6 +206,7 @@ fn spawn_pod_tasks(
         runtime: Arc::clone(&node.runtime),
         pods: node.pods.clone(),
         recorder: node.recorder.clone(),
+        pull_records: Arc::clone(&node.pull_records),
     };
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let statuses = node.statuses.clone();
@@ -280,6 +281,10 @@ impl NodeServices {
             }
             None => pod::Providers::default(),
         };
+        let pull_records = pod::PullRecords::open(
+            config.image_verification.clone(),
+            config.state_dir.join("agent/image-pulls"),
+        );
         Ok(pod::NodeContext {
             dra: Dra::open(
                 dra_config(&config),
@@ -302,6 +307,7 @@ impl NodeServices {
                 memory: facts.memory_allocatable(),
             },
             ips: agent.ips(),
+            pull_records: Arc::new(pull_records),
             user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
             image_gc: Trigger::default(),
             evictions,
