@@ -8,7 +8,7 @@ use crate::checkpoint::runtime_class;
 use crate::event_recorder::Level;
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
-use crate::pod::resize::allocation::is_in_progress;
+use crate::pod::resize::is_unfinished;
 use crate::pod::state::{SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
@@ -17,7 +17,7 @@ impl Job {
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
         // A resize that an earlier agent began continues after the preparation. It checks the memory usage, and changes
         // the cgroups of pod and containers in an order that the kernel accepts.
-        if !self.observed.alive() || !is_in_progress(&self.pod) {
+        if !self.observed.alive() || !is_unfinished(&self.pod) {
             self.node.cgroups.ensure_pod(&self.pod).await.map_err(|e| vec![ApplyError::Cgroup(e)])?;
         }
         self.mount().await;
