@@ -102,6 +102,8 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         identity: config.identity.clone(),
         network: Some(network),
         facts: agent.facts(),
+        state_dir: config.state_dir.clone(),
+        cgroups: None,
         dns: config.dns.is_some().then(Arc::default),
     };
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
@@ -132,7 +134,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
-    tasks.spawn(server.run(backend, shutdown.clone()));
+    tasks.spawn(server.run(Backend { cgroups: Some(node.cgroups.clone()), ..backend }, shutdown.clone()));
     end_tasks(tasks, &node, &shutdown).await;
     Ok(())
 }

@@ -97,6 +97,8 @@ calls!(
         pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse;
         /// The sandboxes that a filter selects.
         list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse;
+        /// Usage of all sandboxes that a filter selects, with their containers.
+        list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
     }
 );
 

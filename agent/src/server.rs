@@ -15,11 +15,14 @@ mod log_watches;
 pub(crate) mod logs;
 mod node_logs;
 mod node_metrics;
+mod node_usage;
+mod pod_usage;
 mod respond;
 mod route;
 mod running_pods;
 mod stats;
 mod streams;
+mod summary;
 mod tls;
 
 use std::convert::Infallible;
@@ -205,7 +208,11 @@ async fn respond_to(
         Route::PortForward { namespace, pod } => {
             streams::port_forward(backend, &namespace, &pod, request).await
         }
-        Route::StatsSummary => stats::summary(backend).await,
+        Route::StatsSummary => {
+            let query = request.uri().query().unwrap_or_default();
+            let is_brief = route::flag(query, &["only_cpu_and_memory"]);
+            summary::answer(backend, is_brief).await
+        }
         Route::Metrics => node_metrics::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,

@@ -31,6 +31,7 @@ limited!(
     RemovePodSandboxRequest,
     PodSandboxStatusRequest,
     ListPodSandboxRequest,
+    ListPodSandboxStatsRequest,
     CreateContainerRequest,
     StartContainerRequest,
     RemoveContainerRequest,

@@ -145,6 +145,8 @@ impl Running {
             identity: crate::config::Identity::Files(PathBuf::new(), PathBuf::new()),
             network: None,
             facts: Arc::new(facts()),
+            state_dir: dir.clone(),
+            cgroups: None,
             dns: None,
         };
         let shutdown = CancellationToken::new();
