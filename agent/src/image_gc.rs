@@ -26,6 +26,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::event_recorder::{Level, Recorder};
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_gc_trigger::Trigger;
+use crate::kubelet_metrics::KubeletMetrics;
 use crate::pod::{Pods, PullRecords};
 use crate::runtime::{Runtime, RuntimeError};
 use plan::{Disk, Removal, SpaceToFree};
@@ -44,6 +45,7 @@ pub(crate) struct Collected {
     pub(crate) pods: Pods,
     pub(crate) recorder: Recorder,
     pub(crate) pull_records: Arc<PullRecords>,
+    pub(crate) metrics: Arc<KubeletMetrics>,
 }
 
 /// The image garbage collector.
@@ -53,6 +55,7 @@ pub(crate) struct ImageGc {
     pods: Pods,
     recorder: Recorder,
     pull_records: Arc<PullRecords>,
+    metrics: Arc<KubeletMetrics>,
     trigger: Trigger,
     /// Directory of the images, once the runtime has reported it.
     directory: Option<PathBuf>,
@@ -141,13 +144,20 @@ impl PassTimer {
 // === impl ImageGc ===
 
 impl ImageGc {
-    pub(crate) fn new(
-        policy: ImageGcPolicy,
-        Collected { runtime, pods, recorder, pull_records }: Collected,
-        trigger: Trigger,
-    ) -> Self {
-        let (failures, timer) = (Failures::default(), PassTimer::default());
-        Self { policy, runtime, pods, recorder, pull_records, trigger, directory: None, failures, timer }
+    pub(crate) fn new(policy: ImageGcPolicy, collected: Collected, trigger: Trigger) -> Self {
+        let Collected { runtime, pods, recorder, pull_records, metrics } = collected;
+        Self {
+            policy,
+            runtime,
+            pods,
+            recorder,
+            pull_records,
+            metrics,
+            trigger,
+            directory: None,
+            failures: Failures::default(),
+            timer: PassTimer::default(),
+        }
     }
 
     /// Collects at each trigger. Runs until dropped.
@@ -240,6 +250,7 @@ impl ImageGc {
             match removed {
                 Ok(_) => {
                     tracing::info!(id = removal.id, names = ?removal.names, bytes = removal.bytes, "removed an unused image");
+                    self.metrics.image_collected(removal.for_age);
                     freed += removal.bytes;
                 }
                 Err(status) => errors.push(status.message().to_owned()),

@@ -209,6 +209,7 @@ fn spawn_pod_tasks(
         pods: node.pods.clone(),
         recorder: node.recorder.clone(),
         pull_records: Arc::clone(&node.pull_records),
+        metrics: Arc::clone(&node.metrics),
     };
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let statuses = node.statuses.clone();

@@ -94,6 +94,28 @@ fn unsupported_fields_are_rejected_by_name_or_reported() {
 }
 
 #[test]
+fn the_event_of_a_rejection_has_its_reason_and_message() {
+    let rejected = |spec: serde_json::Value| {
+        let pod = pod(spec);
+        let used = UsedResources::default();
+        let facts = Facts { pod: &pod, used, node: None, max_pods: 9, allocatable: Amount::default() };
+        admit(&facts).unwrap_err()
+    };
+    let mut windows = plain();
+    windows["os"] = json!({"name": "windows"});
+    let sysctl =
+        json!({"containers": [], "securityContext": {"sysctls": [{"name": "kernel.x", "value": "1"}]}});
+    for (spec, event) in [
+        (windows, ("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")),
+        (sysctl, ("SysctlForbidden", "forbidden sysctl: \"kernel.x\" not allowlisted")),
+    ] {
+        let verdict = rejected(spec);
+        assert_eq!(rejection_event(&verdict), event);
+        assert_eq!(verdict.message, format!("Pod was rejected: {}", event.1));
+    }
+}
+
+#[test]
 fn a_sysctl_must_be_safe_and_of_the_pod_itself() {
     let with = |name: &str, host: bool| {
         let context = json!({"sysctls": [{"name": name, "value": "1"}]});

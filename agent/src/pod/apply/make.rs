@@ -1,5 +1,7 @@
 //! Preparation of a pod: cgroup, volumes, first images and sandbox.
 
+use std::time::Instant;
+
 use coracle_error_chain::chain;
 use coracle_proto::cri;
 
@@ -113,8 +115,11 @@ impl Job {
     /// Pending without the class, and with a handler that the runtime does not have.
     async fn request_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), String> {
         let runtime_handler = self.runtime_handler().await?;
+        let handler = runtime_handler.clone();
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };
+        let begun = Instant::now();
         let ran = self.node.runtime.run_pod_sandbox(request).await;
+        self.node.metrics.sandbox_run(&handler, begun.elapsed(), ran.is_ok());
         ran.map(drop).map_err(|status| status.message().to_owned())
     }
 
