@@ -9,6 +9,7 @@ mod access;
 mod authorize;
 mod backend;
 mod cadvisor;
+mod checkpoint;
 mod config;
 mod container_ends;
 mod log_watches;
@@ -190,7 +191,7 @@ async fn respond_to(
         permit.set_authenticated();
     }
     let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
-    if !(request.method() == Method::GET || route.is_stream() && request.method() == Method::POST) {
+    if !route.allows(request.method()) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
     }
     match route {
@@ -207,6 +208,10 @@ async fn respond_to(
         Route::Attach(target) => streams::attach(backend, &target, request).await,
         Route::PortForward { namespace, pod } => {
             streams::port_forward(backend, &namespace, &pod, request).await
+        }
+        Route::Checkpoint(target) => {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            checkpoint::answer(backend, &target, &query).await
         }
         Route::StatsSummary => {
             let query = request.uri().query().unwrap_or_default();

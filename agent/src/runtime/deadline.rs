@@ -65,6 +65,12 @@ impl Limited for cri::StopContainerRequest {
     }
 }
 
+impl Limited for cri::CheckpointContainerRequest {
+    fn limit(&self) -> Option<Duration> {
+        with_wait(self.timeout)
+    }
+}
+
 impl Limited for cri::ExecSyncRequest {
     /// A command without a timeout may run forever.
     fn limit(&self) -> Option<Duration> {

@@ -88,6 +88,7 @@ impl RequiredPermission {
                 | Route::MetricsProbes
                 | Route::MetricsSlis,
             ) => (verb, &["metrics"]),
+            Some(Route::Checkpoint(_)) => (verb, &["checkpoint"]),
             Some(Route::NodeLogs { .. }) => (verb, &["log"]),
             Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
             Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
@@ -327,6 +328,9 @@ mod tests {
         assert_eq!(get(Route::of("/healthz/ping").as_ref()).subresources, ["healthz", "proxy"]);
         assert_eq!(get(Route::of("/runningpods/").as_ref()).subresources, ["pods", "proxy"]);
         assert_eq!(get(Route::of("/logs/syslog").as_ref()).subresources, ["log"]);
+        let checkpoint = Route::of("/checkpoint/ns/p/c");
+        let needed = RequiredPermission::of(&http::Method::POST, checkpoint.as_ref());
+        assert_eq!(needed, RequiredPermission { verb: "create", subresources: &["checkpoint"] });
     }
 
     #[test]

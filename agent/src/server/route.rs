@@ -26,6 +26,7 @@ pub(super) enum Route {
         namespace: String,
         pod: String,
     },
+    Checkpoint(Target),
     StatsSummary,
     Metrics,
     MetricsResource,
@@ -56,6 +57,7 @@ impl Route {
             Self::Exec(_) => "exec",
             Self::Attach(_) => "attach",
             Self::PortForward { .. } => "portForward",
+            Self::Checkpoint(_) => "checkpoint",
             Self::StatsSummary => "stats",
             Self::Metrics => "metrics",
             Self::MetricsResource => "metrics/resource",
@@ -68,6 +70,16 @@ impl Route {
     /// Whether the request is upgraded to a stream.
     pub(super) fn is_stream(&self) -> bool {
         matches!(self, Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. })
+    }
+
+    /// Whether the resource has this method.
+    pub(super) fn allows(&self, method: &http::Method) -> bool {
+        let (get, post) = (*method == http::Method::GET, *method == http::Method::POST);
+        match self {
+            Self::Checkpoint(_) => post,
+            Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. } => get || post,
+            _ => get,
+        }
     }
 
     pub(super) fn of(path: &str) -> Option<Route> {
@@ -104,6 +116,9 @@ impl Route {
             }
             ["portForward", namespace, pod] | ["portForward", namespace, pod, _] => {
                 Route::PortForward { namespace: own(namespace), pod: own(pod) }
+            }
+            ["checkpoint", namespace, pod, container] => {
+                Route::Checkpoint(target(namespace, pod, None, container))
             }
             ["stats"] | ["stats", "summary"] => Route::StatsSummary,
             ["metrics"] => Route::Metrics,
@@ -169,6 +184,7 @@ mod tests {
         };
         assert_eq!(Route::of("/exec/ns/p/c"), Some(Route::Exec(target(None))));
         assert_eq!(Route::of("/attach/ns/p/u/c"), Some(Route::Attach(target(Some("u")))));
+        assert_eq!(Route::of("/checkpoint/ns/p/c"), Some(Route::Checkpoint(target(None))));
         assert_eq!(Route::of("/pods/"), Some(Route::Pods));
         assert_eq!(Route::of("/runningpods/"), Some(Route::RunningPods));
         let labels = ["/exec/ns/p/c", "/metrics/cadvisor", "/healthz/ping"]
@@ -178,6 +194,18 @@ mod tests {
         for nowhere in ["/", "/containerLogs/ns/p", "/exec//p/c", "/unknown", "/containerLogs/a/b/c/d"] {
             assert_eq!(Route::of(nowhere), None, "{nowhere}");
         }
+    }
+
+    #[test]
+    fn each_resource_has_its_methods() {
+        let methods = [http::Method::GET, http::Method::POST, http::Method::PUT];
+        let allowed = |path: &str| {
+            let route = Route::of(path).unwrap();
+            methods.each_ref().map(|method| route.allows(method))
+        };
+        assert_eq!(allowed("/pods"), [true, false, false]);
+        assert_eq!(allowed("/exec/ns/p/c"), [true, true, false]);
+        assert_eq!(allowed("/checkpoint/ns/p/c"), [false, true, false]);
     }
 
     #[test]
