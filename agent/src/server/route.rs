@@ -95,7 +95,7 @@ impl Route {
             return None;
         }
         Some(match parts[..] {
-            ["healthz"] | ["healthz", "ping" | "syncloop"] => Route::Healthz,
+            ["healthz"] | ["healthz", "log" | "ping" | "syncloop"] => Route::Healthz,
             ["configz"] => Route::Configz,
             ["pods"] => Route::Pods,
             ["runningpods"] => Route::RunningPods,

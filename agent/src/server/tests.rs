@@ -283,6 +283,8 @@ async fn errors_are_those_of_the_kubelet() {
     let configuration: serde_json::Value = serde_json::from_str(&configuration).expect("json");
     assert_eq!(configuration["kubeletconfig"]["maxPods"], 110);
     assert!(get("/nowhere").await.0.contains("404"));
+    assert_eq!(get("/healthz/log").await.1, "ok");
+    assert!(get("/healthz?verbose").await.1.ends_with("[+]syncloop ok\nhealthz check passed\n"));
     assert!(get("/checkpoint/ns/p/c").await.0.contains("405"));
     assert!(get("/containerLogs/ns/other/c").await.1.contains("pod \"other\" does not exist"));
     assert!(get("/containerLogs/ns/p/x").await.1.contains("container \"x\" not found in pod \"p\""));
