@@ -87,8 +87,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let checkpoint = open_checkpoint(&config).await?;
     let metrics: Arc<KubeletMetrics> = Arc::default();
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
-    let pods = Pods::default();
-    let (evictions, evicted) = pod::Evictions::new();
+    let (pods, (evictions, evicted)) = (Pods::default(), pod::Evictions::new());
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
@@ -103,6 +102,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         network: Some(network),
         facts: agent.facts(),
         state_dir: config.state_dir.clone(),
+        log_dir: config.pod_log_dir.clone(),
         cgroups: None,
         dns: config.dns.is_some().then(Arc::default),
     };

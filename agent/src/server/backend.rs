@@ -73,6 +73,8 @@ pub struct Backend {
     pub facts: Arc<NodeFacts>,
     /// The state directory, whose file system is the node's.
     pub state_dir: PathBuf,
+    /// The directory of container logs, with a subdirectory for each pod.
+    pub log_dir: PathBuf,
     /// The cgroups of pods. None: not known.
     pub cgroups: Option<Cgroups>,
     /// Counters of cluster DNS, if this node serves it.

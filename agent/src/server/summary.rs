@@ -3,6 +3,7 @@
 //! The form is that of `k8s.io/kubelet/pkg/apis/stats/v1alpha1`. Values that are not known are absent.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -27,14 +28,20 @@ use crate::volume::{ClaimName, FileSystem};
 
 /// The interface that the kubelet shows as that of the node.
 const DEFAULT_INTERFACE: &str = "eth0";
+/// Bytes of a block of a file's usage (stat(2)).
+const BLOCK: u64 = 512;
+/// Maximum log files of a container that are counted. The runtime keeps a few.
+const LOG_FILES: usize = 1000;
 /// Fields that are left out of a summary of processor and memory only.
-const OTHER_FIELDS: [&str; 7] = ["network", "fs", "runtime", "rlimit", "rootfs", "process_stats", "volume"];
+const OTHER_FIELDS: [&str; 8] =
+    ["network", "fs", "runtime", "rlimit", "rootfs", "logs", "process_stats", "volume"];
 
 /// The values of one summary.
 #[derive(Default)]
 struct Read {
     node_name: String,
     state_dir: PathBuf,
+    log_dir: PathBuf,
     usage: Vec<PodUsage>,
     desired: Vec<Arc<Pod>>,
     claims: BTreeMap<ClaimName, FileSystem>,
@@ -55,6 +62,7 @@ pub(super) async fn answer(backend: &Backend, is_brief: bool) -> Response<Body> 
     let mut read = Read {
         node_name: backend.access.node().to_owned(),
         state_dir: backend.state_dir.clone(),
+        log_dir: backend.log_dir.clone(),
         usage,
         ..Read::default()
     };
@@ -152,7 +160,12 @@ impl Read {
     fn pod(&self, pod: &PodUsage, disks: &mut Disks) -> Value {
         let stats = &pod.stats;
         let processes = stats.process.and_then(|process| number(process.process_count));
-        let containers: Vec<Value> = pod.containers.iter().map(|one| container(one, disks)).collect();
+        let containers = pod.containers.iter().map(|one| {
+            let mut fields = container(one, disks);
+            fields["logs"] = json!(self.logs(pod, &one.name));
+            fields
+        });
+        let containers: Vec<Value> = containers.collect();
         json!({
             "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
             "startTime": time(pod.created),
@@ -164,6 +177,25 @@ impl Read {
             "process_stats": processes.map(|count| json!({"process_count": count})),
             "volume": self.volumes(&pod.uid),
         })
+    }
+
+    /// The space of a container's log files.
+    fn logs(&self, pod: &PodUsage, container: &str) -> Option<Value> {
+        let of_pod = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
+        // Another client of the runtime may use any name.
+        if of_pod.contains('/') || container.contains('/') || container == ".." {
+            return None;
+        }
+        let files = std::fs::read_dir(self.log_dir.join(of_pod).join(container)).ok()?;
+        let (mut bytes, mut inodes) = (0, 0);
+        for metadata in files.take(LOG_FILES).filter_map(|file| file.ok()?.metadata().ok()) {
+            bytes += metadata.blocks() * BLOCK;
+            inodes += 1;
+        }
+        let mut fields = FileSystem::at(&self.log_dir).map(|disk| fields_of(&disk, &self.time))?;
+        fields["usedBytes"] = json!(bytes);
+        fields["inodesUsed"] = json!(inodes);
+        Some(fields)
     }
 
     /// The volumes of the pod's claims that were measured. None without one.
@@ -428,6 +460,21 @@ mod tests {
             (&json!(7), &json!(2))
         );
         assert!(container["rootfs"]["capacityBytes"].as_u64().unwrap() > 0, "{container}");
+    }
+
+    #[test]
+    fn log_files_of_a_container_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = dir.path().join("n_p_u/c");
+        std::fs::create_dir_all(&logs).unwrap();
+        std::fs::write(logs.join("0.log"), vec![b'x'; 10_000]).unwrap();
+        let read = Read { log_dir: dir.path().to_owned(), ..read() };
+        let summary = read.summary();
+        let fields = &summary["pods"][0]["containers"][0]["logs"];
+        assert_eq!(fields["inodesUsed"], 1, "{fields}");
+        assert!(fields["usedBytes"].as_u64().unwrap() <= 64 << 10, "{fields}");
+        let other = PodUsage { name: "../../x".to_owned(), ..PodUsage::default() };
+        assert_eq!(read.logs(&other, "c"), None);
     }
 
     #[test]

@@ -146,6 +146,7 @@ impl Running {
             network: None,
             facts: Arc::new(facts()),
             state_dir: dir.clone(),
+            log_dir: dir.clone(),
             cgroups: None,
             dns: None,
         };
