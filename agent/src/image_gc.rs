@@ -277,8 +277,9 @@ impl ImageGc {
         info.map(drop).map_err(|s| runtime_failed(&s))
     }
 
-    /// Logs a failure, once while it lasts. Records an event for a full disk and for an invalid capacity. As in the kubelet, records
-    /// `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a period.
+    /// Logs a failure, once while it lasts. Records an event for a full disk and for an invalid capacity. As in the
+    /// kubelet, records `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a
+    /// period.
     fn failed(&mut self, failed: &Failed) {
         let message = coracle_error_chain::chain(failed);
         if self.failures.is_new(failed) {
