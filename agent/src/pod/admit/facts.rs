@@ -52,7 +52,7 @@ const REASONS: [&str; 13] = [
     "TooManySubPaths",
     "TooManyVolumes",
     "UnexpectedAdmissionError",
-    super::unsupported::UNSUPPORTED,
+    "UnsupportedField",
 ];
 
 /// Reason and message of a rejection's event, as of `rejectPod` in pkg/kubelet.
