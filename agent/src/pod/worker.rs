@@ -262,6 +262,7 @@ impl Worker {
             verdict: start.verdict,
             probed: probe_results(status),
             resize: ResizeState::of(desired.pod()),
+            removed: super::restart::removed_in_status(status),
             ..WorkerState::default()
         };
         let is_pending =
