@@ -149,7 +149,7 @@ pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
 }
 
 fn exits<'a>(facts: &Facts<'a>, shape: &Shape<'a>) -> Exits<'a> {
-    Exits { spec: shape.spec, observed: facts.observed, resize: &facts.state.resize }
+    Exits { spec: shape.spec, observed: facts.observed, state: facts.state }
 }
 
 /// The restart of all containers, if an exit has triggered it.
@@ -207,10 +207,11 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let due = resize::plan(facts, shape, plan);
     let mut starts = Vec::new();
     let initialized = inits(facts, shape, plan, &mut starts);
+    let exits = exits(facts, shape);
     if initialized {
         for container in shape.mains() {
             let latest = facts.observed.latest(&container.name);
-            let is_restarted = latest.is_some_and(|c| facts.state.resize.is_restarted(c));
+            let is_restarted = latest.is_some_and(|c| exits.is_stopped_to_restart(container, c));
             if is_restarted || restarts(latest, shape, container) {
                 start(facts, container, plan, &mut starts);
             }

@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
-use super::resize_state::ResizeState;
-use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, Shape, is_sidecar};
+use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, Shape, WorkerState, is_sidecar};
 
 /// The action that restarts the container that exited.
 const RESTART: &str = "Restart";
@@ -36,7 +35,7 @@ pub(crate) type RemovedContainers = BTreeMap<String, Removed>;
 pub(crate) struct Exits<'a> {
     pub(crate) spec: &'a PodSpec,
     pub(crate) observed: &'a ObservedPod,
-    pub(crate) resize: &'a ResizeState,
+    pub(crate) state: &'a WorkerState,
 }
 
 // === impl Exits ===
@@ -89,25 +88,41 @@ impl<'a> Exits<'a> {
         (!restarts_after(self.spec, container, exit.code)).then_some(exit)
     }
 
-    /// The newest container of this name, if it has exited. One that was stopped for a resize starts again in any case.
+    /// The newest container of this name, if it has exited and its exit code decides what follows.
     fn last_exit(&self, container: &Container) -> Option<(&'a ObservedContainer, &'a Exit)> {
-        let latest = self.observed.latest(&container.name).filter(|c| !self.resize.is_restarted(c))?;
-        Some((latest, latest.exit()?))
+        let latest = self.observed.latest(&container.name)?;
+        let exit = latest.exit()?;
+        (!self.is_stopped_to_restart(container, latest)).then_some((latest, exit))
+    }
+
+    /// Whether an ended container starts again whatever its exit code and rules: the agent stopped it for a resize, or
+    /// because a probe failed and its policy is not Never.
+    pub(crate) fn is_stopped_to_restart(&self, container: &Container, observed: &ObservedContainer) -> bool {
+        if self.state.resize.is_restarted(observed) {
+            return true;
+        }
+        let request = self.state.kill_requests.get(&observed.id).filter(|_| observed.exit().is_some());
+        request.is_some_and(|request| request.restarts) && policy(self.spec, container) != Some("Never")
     }
 }
 
 /// Whether a container starts again after an exit with this code: its first matching rule decides, then its own policy,
 /// then the policy of the pod.
 pub(crate) fn restarts_after(spec: &PodSpec, container: &Container, code: i32) -> bool {
-    let own = container.restart_policy.as_deref();
-    if own.is_some() && matches!(matching_action(container, code), Some(RESTART | RESTART_ALL)) {
+    let has_policy = container.restart_policy.is_some();
+    if has_policy && matches!(matching_action(container, code), Some(RESTART | RESTART_ALL)) {
         return true;
     }
-    match own.or(spec.restart_policy.as_deref()) {
+    match policy(spec, container) {
         Some("Never") => false,
         Some("OnFailure") => code != 0,
         _ => true,
     }
+}
+
+/// The container's own restart policy, or that of the pod.
+fn policy<'a>(spec: &'a PodSpec, container: &'a Container) -> Option<&'a str> {
+    container.restart_policy.as_deref().or(spec.restart_policy.as_deref())
 }
 
 /// Whether an exit may restart all containers of the pod.

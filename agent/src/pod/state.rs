@@ -222,11 +222,14 @@ pub(crate) struct WorkerState {
     pub(crate) removed: RemovedContainers,
 }
 
-/// Why a container must be killed, and the grace period in seconds if it is not the pod's.
+/// Why a container must be killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KillRequest {
     pub(crate) why: String,
+    /// Grace period in seconds if it is not the pod's.
     pub(crate) grace: Option<i64>,
+    /// Whether the container starts again whatever its exit code, unless its policy is Never: a probe has failed.
+    pub(crate) restarts: bool,
 }
 
 /// A key of [`WorkerState::pod_retries`].

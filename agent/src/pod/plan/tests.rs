@@ -277,7 +277,7 @@ fn only_the_last_end_of_each_container_is_kept() {
 fn only_an_unhealthy_container_is_stopped() {
     let mut state = ready_worker_state();
     for (own, wanted) in [(None, 30), (Some(2), 2)] {
-        let why = KillRequest { why: "failed liveness probe".into(), grace: own };
+        let why = KillRequest { why: "failed liveness probe".into(), grace: own, restarts: true };
         state.kill_requests.insert("a0".into(), why);
         let got = decide(&pod(one()), &observed(vec![container("a", 0, running())]), &state, 0);
         assert!(
@@ -474,4 +474,25 @@ fn a_pod_that_is_deleted_or_has_failed_does_not_restart_its_containers() {
     let gone = DesiredPod::Gone(std::sync::Arc::clone(desired.pod()));
     let got = decide(&gone, &triggered, &ready_worker_state(), 5).actions;
     assert_eq!(got, [Action::StopPod { grace: 30 }]);
+}
+
+#[test]
+fn a_container_that_failed_a_probe_starts_again_whatever_its_exit_code_unless_its_policy_is_never() {
+    let killed = |restarts: bool| {
+        let request = KillRequest { why: "failed liveness probe".into(), grace: None, restarts };
+        WorkerState { kill_requests: [("a0".to_owned(), request)].into(), ..ready_worker_state() }
+    };
+    let on_failure = pod(json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}]}));
+    let ended = |code: i32| observed(vec![container("a", 0, exited(code, 5))]);
+    assert_eq!(started(&decide(&on_failure, &ended(0), &killed(true), 5)), [("a", 1)]);
+    let stop = [Action::StopPod { grace: 30 }];
+    assert_eq!(decide(&on_failure, &ended(0), &killed(false), 5).actions, stop);
+    let ruled = |policy: &str| {
+        let own = json!({"name": "a", "restartPolicy": policy, "restartPolicyRules": restart_all_rules()});
+        pod(json!({"restartPolicy": "Never", "containers": [own]}))
+    };
+    assert_eq!(started(&decide(&ruled("Always"), &ended(42), &killed(true), 5)), [("a", 1)]);
+    assert_eq!(decide(&ruled("Never"), &ended(143), &killed(true), 5).actions, stop);
+    let got = decide(&ruled("Never"), &ended(42), &killed(true), 5).actions;
+    assert!(matches!(got.as_slice(), [Action::RestartAll { .. }]), "{got:?}");
 }

@@ -47,8 +47,8 @@ fn observed(containers: Vec<ObservedContainer>) -> ObservedPod {
 }
 
 fn triggers(spec: &PodSpec, containers: Vec<ObservedContainer>) -> Vec<String> {
-    let (observed, resize) = (observed(containers), ResizeState::default());
-    let exits = Exits { spec, observed: &observed, resize: &resize };
+    let (observed, state) = (observed(containers), WorkerState::default());
+    let exits = Exits { spec, observed: &observed, state: &state };
     exits.triggers().iter().map(|c| c.id.clone()).collect()
 }
 

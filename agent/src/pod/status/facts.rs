@@ -27,6 +27,6 @@ pub(crate) struct Facts<'a> {
 impl<'a> Facts<'a> {
     /// The exits of the pod's containers.
     pub(super) fn exits(&self, shape: &Shape<'a>) -> Exits<'a> {
-        Exits { spec: shape.spec, observed: self.observed, resize: &self.state.resize }
+        Exits { spec: shape.spec, observed: self.observed, state: self.state }
     }
 }

@@ -53,7 +53,13 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
         return if facts.finished { "Failed" } else { "Pending" };
     }
     let restarts = |container: &Container, code: i32| {
-        restarts_all || is_restarting(facts, container) || restarts_after(shape.spec, container, code)
+        restarts_all
+            || facts.state.removed.contains_key(&container.name)
+            || facts
+                .observed
+                .latest(&container.name)
+                .is_some_and(|c| exits.is_stopped_to_restart(container, c))
+            || restarts_after(shape.spec, container, code)
     };
     let count = count(shape.mains().iter().zip(mains), restarts);
     if count.waiting > 0 {
@@ -71,13 +77,6 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
         stopped if stopped == count.succeeded => "Succeeded",
         _ => "Failed",
     }
-}
-
-/// Whether a container that was stopped for a resize or removed by a restart of all containers starts again.
-fn is_restarting(facts: &Facts<'_>, container: &Container) -> bool {
-    let is_restarted = |c: &ObservedContainer| facts.state.resize.is_restarted(c);
-    facts.state.removed.contains_key(&container.name)
-        || facts.observed.latest(&container.name).is_some_and(is_restarted)
 }
 
 /// Counts main containers by their states. `restarts` decides whether an ended one starts again, by its exit code.

@@ -43,7 +43,7 @@ impl Worker {
             Report::Started { container, crashed } => self.started(&container, crashed, now),
             Report::Removing(removed) => self.state.removed.extend(removed),
             Report::KillRequest { id, why } => {
-                self.state.kill_requests.insert(id, KillRequest { why, grace: None });
+                self.state.kill_requests.insert(id, KillRequest { why, grace: None, restarts: false });
             }
             Report::PreStopDone { id } => {
                 self.pre_stop_done.insert(id);
@@ -79,7 +79,8 @@ impl Worker {
             Finding::Started { id } => self.state.probed.entry(id).or_default().started = true,
             Finding::Ready { id, ready } => self.state.probed.entry(id).or_default().ready = ready,
             Finding::Unhealthy { id, why, grace } => {
-                self.state.kill_requests.insert(id, KillRequest { why: why.to_owned(), grace });
+                let request = KillRequest { why: why.to_owned(), grace, restarts: true };
+                self.state.kill_requests.insert(id, request);
             }
         }
     }
