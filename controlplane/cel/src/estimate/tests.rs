@@ -17,7 +17,7 @@ fn limits() -> (Type, Bounds) {
     ];
     let (mut fields, mut bounds) = (std::collections::BTreeMap::new(), Bounds::leaf(0, 2));
     for (name, kind, part) in parts {
-        fields.insert(Box::from(name), Field { name: name.into(), kind });
+        fields.insert(Box::<str>::from(name), Field { name: name.into(), kind });
         bounds.fields.insert(name.into(), part);
     }
     (Type::Object(Arc::new(ObjectType::new("object", fields))), bounds)

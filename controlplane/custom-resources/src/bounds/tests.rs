@@ -81,7 +81,7 @@ fn check(shape: &Shape, rule: &str, (unlimited, max, limited): (u64, i64, u64)) 
     assert_eq!(cost(&shape(Some(max)), rule), limited, "{rule} with limits: {}", shape(Some(max)));
 }
 
-// The costs in these tests are those of upstream's `TestCostEstimation`.
+// The costs in these tests are those of upstream's `TestCostEstimation` and `TestCelEstimatedCostStability`.
 
 #[test]
 fn loops_cost_as_many_rounds_as_a_request_has_elements() {
@@ -193,4 +193,125 @@ fn resources_have_type_and_metadata() {
     assert_eq!(resource.min_length, plain.min_length + 8 + 2 + 4);
     assert_eq!(resource.fields["metadata"].fields["name"].size, 3 * 1024 * 1024 - 2);
     assert!(!plain.fields.contains_key("metadata"));
+}
+
+/// An object with a property of each of some types.
+fn all_types() -> Value {
+    let pair = || json!({"type": "object", "properties": {"k": value("string"), "v": value("string")}});
+    let ten = |schema: Value, field: &str| limited(schema, field, Some(10));
+    let properties = [
+        ("s", value("string")),
+        ("s2", value("string")),
+        ("i", value("integer")),
+        ("n", value("number")),
+        ("bytes", value("bytes")),
+        ("bytes2", value("bytes")),
+        ("duration", value("duration")),
+        ("time", value("date-time")),
+        ("any", value("int-or-string")),
+        ("ints", list_of(value("integer"))),
+        ("ints2", list_of(value("integer"))),
+        ("set", list_of(value("string"))),
+        ("set2", list_of(value("string"))),
+        ("map", map_of(value("string"))),
+        ("map2", map_of(value("string"))),
+        ("numbers", map_of(value("integer"))),
+        ("objs", list_of(pair())),
+        ("lists", list_of(list_of(pair()))),
+        ("obj", json!({"type": "object", "properties": {"f": value("string")}})),
+        ("mapOfMap", ten(map_of(ten(map_of(value("string")), "maxProperties")), "maxProperties")),
+        ("mapOfList", ten(map_of(ten(list_of(pair()), "maxItems")), "maxProperties")),
+        ("listOfMap", ten(list_of(ten(map_of(value("string")), "maxProperties")), "maxItems")),
+    ];
+    let properties = properties.map(|(name, schema)| (name.to_owned(), schema));
+    json!({"type": "object", "properties": serde_json::Map::from_iter(properties)})
+}
+
+fn check_all(costs: &[(&str, u64)]) {
+    let schema = all_types();
+    for (rule, expected) in costs {
+        assert_eq!(cost(&schema, rule), *expected, "{rule}");
+    }
+}
+
+#[test]
+fn scalars_and_texts_of_an_object_have_the_costs_of_upstream() {
+    check_all(&[
+        ("type(self.i) == int", 4),
+        ("double(self.i) < self.n", 6),
+        ("self.s.startsWith('Rook')", 3),
+        ("!self.s.startsWith('knight')", 4),
+        ("self.s.matches('^[^0-9]*$')", 943_721),
+        ("!self.s.matches('^[0-9]*$')", 629_149),
+        ("size(self.s) == 12", 4),
+        ("self.s.charAt(3) == 'k'", 4),
+        ("self.s.indexOf('o', 2) == 2", 314_576),
+        ("self.s.replace(' ', 'x', 1) == 'Rookxtakes!!'", 629_150),
+        ("self.s.split(' ') == ['Rook', 'takes', 'x']", 629_159),
+        ("self.s.substring(4, 10).trim() == 'takes'", 629_149),
+        ("self.s.lowerAscii() == self.s.lowerAscii()", 943_723),
+        ("self.bytes == self.bytes2", 314_577),
+        ("self.bytes == b'AB'", 3),
+        ("self.duration == duration('1h2m') + duration('3s4ms')", 6),
+        ("bytes(self.s) == self.bytes", 629_150),
+        ("string(self.i) == self.s", 314_578),
+        ("string(self.bytes) == self.s", 629_150),
+        ("duration(self.s) == self.duration", 6),
+        ("timestamp(self.s) == self.time", 6),
+        ("string(self.time) == self.s", 314_578),
+        ("type(self.any) == int ? self.any == 1 : self.any == '25%'", 7),
+        ("type(self.any) == string && self.any == '25%'", 7),
+        ("self.any != ['anything']", 13),
+        (r"type(self.any) == string && self.any.matches(r'(\d+(\.\d+)?%)')", 1_258_298),
+        (
+            "type(self.any) == int ? self.i <= self.any : \
+             double(self.i) / double(self.i) >= double(self.any.replace('%', '')) / 100.0",
+            629_162,
+        ),
+        ("type(self) == type(self)", 1_844_674_407_370_955_268),
+        (r#"quantity("200M") == quantity("0.2G") && quantity("0.2G") == quantity("200M")"#, 6),
+        ("quantity(self.s).isLessThan(quantity(self.s2))", 629_151),
+        (r#"quantity("50k").add(quantity("20")) == quantity("50.02k")"#, 5),
+    ]);
+}
+
+#[test]
+fn lists_and_maps_of_an_object_have_the_costs_of_upstream() {
+    check_all(&[
+        ("1 in self.ints", 1_572_865),
+        ("self.ints2[0] in self.ints", 1_572_868),
+        ("self.ints + self.ints2 == [1, 2, 3, 1, 2, 3]", 16),
+        ("self.ints + [4, 5] == [1, 2, 3, 4, 5]", 24),
+        ("self.ints.all(k, size(self.ints) > 0)", 11_010_044),
+        ("self.ints.exists_one(k, self.ints == [2])", 23_592_949),
+        ("size(self.ints.filter(k, size(self.ints) > 1)) == 1", 26_738_686),
+        ("self.ints.map(e, e * 20).filter(e, e > 50).exists(e, e == 60)", 53_477_367),
+        ("self.ints.map(e, e * 20).filter(e, e > 50).exists_one(e, e == 60)", 50_331_642),
+        ("self.set == self.set2", 104_862),
+        ("self.set + ['c', 'd'] == ['a', 'b', 'c', 'd']", 24),
+        ("self.map == self.map2", 39_326),
+        ("self.map == {'k1': 'a', 'k2': 'b'}", 33),
+        ("has(self.map) && has(self.map2)", 2),
+        ("self.map.all(k, size(self.map) > 0)", 2_752_508),
+        ("self.numbers.all(k, self.numbers[k] > 0)", 3_595_115),
+        ("size(self.numbers.filter(k, self.numbers[k] > 1)) == 1", 8_089_017),
+        ("self.objs[0] == self.objs[1]", 6),
+        ("self.objs.exists(m, m.k == 'a1' && m.v == 'b1')", 10_485_753),
+        ("self.objs.map(m, m.v).exists(v, v == 'b1')", 19_922_939),
+        ("self.objs.map(m, has(m.v) && m.v == 'z', m.v).size() == 1", 18_874_365),
+        ("self.lists[0] == [self.lists[0][0], self.lists[0][1]]", 22),
+        ("self.lists[2] + [self.lists[0][0], self.lists[0][1]] == self.lists[0]", 104_883),
+        ("self.mapOfMap['x']['y'] == 'b'", 5),
+        ("self.mapOfList['o'].exists(e, e.k == '1' && e.v == 'd')", 104),
+        ("self.mapOfMap.map(k, k).map(k, k).size() == 1", 286),
+        ("self.mapOfMap.map(k, self.mapOfMap[k].map(m, m)).size() == 1", 1585),
+        ("self.listOfMap.map(e, e.map(m, m)).size() == 1", 1555),
+        ("optional.of('a') != optional.of('b')", 1_844_674_407_370_955_266),
+        ("optional.of('a').or(optional.of('a')).hasValue()", 4),
+        ("optional.of('a').optMap(v, v == 'value').hasValue()", 18),
+        ("self.obj.?f.orValue('v') == 'a'", 5),
+        ("self.map[?'k'] == optional.of('v')", 1_844_674_407_370_955_268),
+        ("optional.of([1, 2, 3, 4, 5]).optMap(v, v.size()).hasValue()", 38),
+        ("self.set[?0].optMap(v, v == 'a').hasValue()", 22),
+    ]);
 }
