@@ -445,7 +445,7 @@ fn a_rule_removes_all_containers_and_then_the_init_containers_run_again() {
         debug.clone(),
     ]);
     let restart = Action::RestartAll { others: vec!["i0".into(), "b0".into()], triggers: vec!["a0".into()] };
-    assert_eq!(decide(&desired, &triggered, &state, 5).actions, [restart.clone()]);
+    assert_eq!(decide(&desired, &triggered, &state, 5).actions, std::slice::from_ref(&restart));
     // An agent that restarts after the others have ended continues.
     let mut stopped = triggered.clone();
     stopped.containers[2].run = exited(137, 6);

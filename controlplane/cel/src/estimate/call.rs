@@ -122,7 +122,8 @@ impl<'a> Estimator<'a> {
     /// The sum of numbers, or the concatenation of texts, bytes or lists.
     fn sum(&mut self, left: &Part<'a>, right: &Part<'a>) -> Estimate {
         let is_text = are_texts(left, right);
-        if !is_text && !(left.could_be_list() && right.could_be_list()) {
+        let are_lists = left.could_be_list() && right.could_be_list();
+        if !is_text && !are_lists {
             return (1, None);
         }
         let size = self.known(left).plus(self.known(right));
