@@ -7,6 +7,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
+use selector::Problem;
+
 use super::{Causes, Path, format, items, meta, scheduling, text};
 
 const MAX_REQUESTS: usize = 32;
@@ -185,8 +187,13 @@ fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
             causes.required(&here, "");
         } else if expression.len() > MAX_EXPRESSION {
             causes.too_long(&here.field("expression"), MAX_EXPRESSION);
-        } else if let Some(problem) = selector::problem(expression) {
-            causes.invalid(&here.field("expression"), &expression.into(), &problem);
+        } else {
+            let here = here.field("expression");
+            match selector::problem(expression) {
+                None => {}
+                Some(Problem::Invalid(detail)) => causes.invalid(&here, &expression.into(), &detail),
+                Some(Problem::TooCostly) => causes.forbidden(&here, "too complex, exceeds cost limit"),
+            }
         }
     }
 }
