@@ -6,7 +6,7 @@
 pub(crate) mod rule;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -251,15 +251,17 @@ impl BindingKey {
 }
 
 /// A subject with its full name.
+#[derive(PartialEq, Eq, Hash)]
 enum Subject {
     User(String),
     Group(String),
 }
 
-/// The subjects of a binding.
-fn subjects(binding: &Value) -> impl Iterator<Item = Subject> {
+/// The subjects of a binding, each one once. A binding can repeat a subject thousands of times, and the removal of a
+/// grant looks at all grants of its subject.
+fn subjects(binding: &Value) -> HashSet<Subject> {
     let namespace = binding["metadata"]["namespace"].as_str();
-    binding["subjects"].as_array().into_iter().flatten().filter_map(move |subject| {
+    let subjects = binding["subjects"].as_array().into_iter().flatten().filter_map(|subject| {
         let name = subject["name"].as_str().unwrap_or_default();
         match subject["kind"].as_str()? {
             "User" => Some(Subject::User(name.to_owned())),
@@ -271,7 +273,8 @@ fn subjects(binding: &Value) -> impl Iterator<Item = Subject> {
             }
             _ => None,
         }
-    })
+    });
+    subjects.collect()
 }
 
 fn role_key(role: &Value) -> RoleKey {
@@ -329,7 +332,7 @@ pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rul
 
 #[cfg(test)]
 mod tests {
-    use coracle_store::Commit;
+    use coracle_store::{Commit, Entry, Page};
     use serde_json::json;
 
     use super::*;
@@ -438,6 +441,114 @@ mod tests {
         assert_eq!(seen, ["", "pods", "secrets", "secrets", "secrets", "", "", "nodes", "nodes", ""]);
         let policy = policies.current(&cache);
         assert_eq!((policy.users.len(), policy.groups.len(), policy.roles.len()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_subject_that_a_binding_repeats_has_one_grant() {
+        let user = json!({"kind": "User", "name": "u"});
+        let mut binding = binding(Some("a"), "Role", "own", user.clone());
+        binding["subjects"] = json!([user, user, {"kind": "Group", "name": "u"}, user]);
+        let mut policy = Policy::default();
+        policy.add(ROLE_BINDINGS, &binding);
+        assert_eq!((policy.users["u"].len(), policy.groups["u"].len()), (1, 1));
+        policy.remove(ROLE_BINDINGS, &binding);
+        assert!(policy.users.is_empty() && policy.groups.is_empty());
+    }
+
+    /// All roles and grants of an index, sorted.
+    fn content(policy: &Policy) -> Vec<String> {
+        let mut lines: Vec<String> =
+            policy.roles.iter().map(|(key, rules)| format!("{key:?} {rules:?}")).collect();
+        for (kind, all) in [("user", &policy.users), ("group", &policy.groups)] {
+            for (name, grants) in all {
+                assert!(!grants.is_empty(), "{kind} {name}");
+                lines.extend(grants.iter().map(|Grant { binding, role }| {
+                    format!("{kind} {name} {:?} {} {role:?}", binding.namespace, binding.name)
+                }));
+            }
+        }
+        lines.sort();
+        lines
+    }
+
+    /// An object of one of a few names, that `pick` chooses: it returns a number below its argument.
+    fn any_object(pick: &mut impl FnMut(usize) -> usize) -> (&'static str, Value) {
+        let resource = RESOURCES[pick(4)];
+        let namespace = ["a", "b"][pick(2)];
+        let namespace = (!resource.starts_with("cluster")).then_some(namespace);
+        let name = ["x", "y"][pick(2)];
+        let mut object = if resource.ends_with("bindings") {
+            let kind = if namespace.is_some() { ["Role", "ClusterRole"][pick(2)] } else { "ClusterRole" };
+            let mut binding = binding(namespace, kind, ["x", "y"][pick(2)], Value::Null);
+            let subjects = [
+                json!({"kind": "User", "name": "u"}),
+                json!({"kind": "Group", "name": "u"}),
+                json!({"kind": "ServiceAccount", "name": "s"}),
+                json!({"kind": "ServiceAccount", "name": "s", "namespace": "a"}),
+            ];
+            binding["subjects"] = (0..pick(5)).map(|_| subjects[pick(4)].clone()).collect();
+            binding["metadata"]["name"] = name.into();
+            binding
+        } else {
+            role(namespace, name, ["pods", "secrets"][pick(2)])
+        };
+        if pick(8) == 0 {
+            object["metadata"]["initializers"] = json!({"pending": [{"name": "i.example.com"}]});
+        }
+        (resource, object)
+    }
+
+    #[test]
+    fn after_any_sequence_of_changes_the_index_equals_a_new_one() {
+        let (cache, policies) = (Cache::new(1), Policies::default());
+        let mut seed = 1_usize;
+        let mut pick = |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let mut largest = 0;
+        for step in 0..2000 {
+            for _ in 0..=pick(3) {
+                let (resource, object) = any_object(&mut pick);
+                store(&cache, resource, &object, pick(3) == 0);
+            }
+            let found = content(&policies.current(&cache));
+            assert_eq!(found, content(&Policies::default().current(&cache)), "step {step}");
+            largest = largest.max(found.len());
+        }
+        assert!(largest > 10, "{largest}");
+    }
+
+    #[test]
+    fn the_index_is_read_again_after_more_changes_than_the_cache_has_and_after_missed_ones() {
+        let (cache, policies) = (Cache::new(1), Policies::default());
+        let resources = || readable(&policies.current(&cache)).concat();
+        let user = json!({"kind": "User", "name": "u"});
+        store(&cache, ROLE_BINDINGS, &binding(Some("a"), "Role", "own", user), false);
+        store(&cache, "roles", &role(Some("a"), "own", "secrets"), false);
+        assert_eq!(resources(), ["secrets"]);
+        store(&cache, "roles", &role(Some("a"), "own", "secrets"), true);
+        // The history of a resource has at most 1,000 changes.
+        for number in 0..1500 {
+            store(&cache, "roles", &role(Some("b"), "other", &format!("r{number}")), false);
+        }
+        assert_eq!(resources(), [""; 0]);
+        store(&cache, "roles", &role(Some("a"), "own", "pods"), false);
+        assert_eq!(resources(), ["pods"]);
+        // Commits are missed: the store has another role now, and no binding. Its revision may be lower after a restore.
+        let (kind, newest) = (kind("roles").unwrap(), cache.revision());
+        for revision in [newest + 10, newest - 10] {
+            let own = role(Some("a"), "own", "nodes");
+            let key = key_of(kind, "a", "own").into();
+            let entry = Entry { key, value: encode(kind, &own), created: 2, modified: revision };
+            cache.resync(Page { entries: vec![entry], revision, more: false }, &[]);
+            let policy = policies.current(&cache);
+            assert_eq!((policy.users.len(), policy.roles.len()), (0, 1), "revision {revision}");
+            assert_eq!(content(&policy), content(&Policies::default().current(&cache)));
+            let user = json!({"kind": "User", "name": "u"});
+            store(&cache, ROLE_BINDINGS, &binding(Some("a"), "Role", "own", user), false);
+            assert_eq!(resources(), ["nodes"], "revision {revision}");
+        }
     }
 
     #[test]
