@@ -233,7 +233,7 @@ mod tests {
         }
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Of this thread. Root could read the file.
+                // Only this thread. Root could read the file.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 assert!(Records::open(dir.path().to_owned()).pods().is_empty());
             });
