@@ -6,7 +6,8 @@
 pub(crate) mod rule;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -48,21 +49,19 @@ struct Indexed {
 #[derive(Clone, Default)]
 pub(crate) struct Policy {
     roles: HashMap<RoleKey, Arc<[Rule]>>,
-    users: HashMap<String, Vec<Grant>>,
-    groups: HashMap<String, Vec<Grant>>,
+    users: HashMap<String, Grants>,
+    groups: HashMap<String, Grants>,
 }
 
 /// Namespace (empty for cluster roles) and name of a role.
 type RoleKey = (String, String);
 
-/// A binding of a subject. The role is looked up by its key, so a change of a role concerns none of its bindings.
-#[derive(Clone)]
-struct Grant {
-    binding: Arc<BindingKey>,
-    role: Arc<RoleKey>,
-}
+/// The bindings of a subject with their roles: those for all namespaces first, then those of each namespace. The role is
+/// looked up by its key, so a change of a role concerns none of its bindings.
+type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 
-#[derive(PartialEq, Eq)]
+/// Namespace and name of a binding, sorted by the namespace first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct BindingKey {
     /// `None` for all namespaces.
     namespace: Option<String>,
@@ -201,7 +200,7 @@ impl Policy {
                 Subject::User(name) => self.users.entry(name),
                 Subject::Group(name) => self.groups.entry(name),
             };
-            grants.or_default().push(Grant { binding: key.clone(), role: role.clone() });
+            grants.or_default().insert(key.clone(), role.clone());
         }
     }
 
@@ -213,7 +212,7 @@ impl Policy {
                 Subject::Group(name) => (&mut self.groups, name),
             };
             let Some(own) = grants.get_mut(&name) else { continue };
-            own.retain(|grant| *grant.binding != key);
+            own.remove(&key);
             if own.is_empty() {
                 grants.remove(&name);
             }
@@ -231,14 +230,21 @@ impl Policy {
         user: &'a User,
         namespace: &'a str,
     ) -> impl Iterator<Item = &'a Rule> + Clone {
-        let own = self.users.get(&user.name).into_iter().flatten();
-        let groups = user.groups.iter().filter_map(|group| self.groups.get(group)).flatten();
-        let here =
-            move |grant: &&Grant| grant.binding.namespace.as_deref().is_none_or(|own| own == namespace);
+        let own = self.users.get(&user.name).into_iter();
+        let groups = user.groups.iter().filter_map(|group| self.groups.get(group));
+        let bound = own.chain(groups).flat_map(move |grants| bound_in(grants, namespace));
         let roles = &self.roles;
-        let rules = own.chain(groups).filter(here).filter_map(move |grant| roles.get(&*grant.role));
-        rules.flat_map(|rules| rules.iter())
+        bound.filter_map(move |role| roles.get(role)).flat_map(|rules| rules.iter())
     }
+}
+
+/// The roles that are bound for all namespaces, and those that are bound in this one.
+fn bound_in<'a>(grants: &'a Grants, namespace: &'a str) -> impl Iterator<Item = &'a RoleKey> + Clone {
+    let everywhere = grants.iter().take_while(|(binding, _)| binding.namespace.is_none());
+    let first = BindingKey { namespace: Some(namespace.to_owned()), name: String::new() };
+    let here = grants.range::<BindingKey, _>((Bound::Included(&first), Bound::Unbounded));
+    let here = here.take_while(move |(binding, _)| binding.namespace.as_deref() == Some(namespace));
+    everywhere.chain(here).map(|(_, role)| &**role)
 }
 
 // === impl BindingKey ===
@@ -251,17 +257,15 @@ impl BindingKey {
 }
 
 /// A subject with its full name.
-#[derive(PartialEq, Eq, Hash)]
 enum Subject {
     User(String),
     Group(String),
 }
 
-/// The subjects of a binding, each one once. A binding can repeat a subject thousands of times, and the removal of a
-/// grant looks at all grants of its subject.
-fn subjects(binding: &Value) -> HashSet<Subject> {
+/// The subjects of a binding. It may repeat a subject.
+fn subjects(binding: &Value) -> impl Iterator<Item = Subject> {
     let namespace = binding["metadata"]["namespace"].as_str();
-    let subjects = binding["subjects"].as_array().into_iter().flatten().filter_map(|subject| {
+    binding["subjects"].as_array().into_iter().flatten().filter_map(move |subject| {
         let name = subject["name"].as_str().unwrap_or_default();
         match subject["kind"].as_str()? {
             "User" => Some(Subject::User(name.to_owned())),
@@ -273,8 +277,7 @@ fn subjects(binding: &Value) -> HashSet<Subject> {
             }
             _ => None,
         }
-    });
-    subjects.collect()
+    })
 }
 
 fn role_key(role: &Value) -> RoleKey {
@@ -444,6 +447,24 @@ mod tests {
     }
 
     #[test]
+    fn a_request_looks_at_the_bindings_of_its_namespace_only() {
+        let mut policy = Policy::default();
+        let user = json!({"kind": "User", "name": "u"});
+        for namespace in [None, Some("a"), Some("aa"), Some("b")] {
+            let kind = if namespace.is_some() { "Role" } else { "ClusterRole" };
+            policy.add("roles", &role(namespace, "own", namespace.unwrap_or("all")));
+            policy.add(ROLE_BINDINGS, &binding(namespace, kind, "own", user.clone()));
+        }
+        let grants = &policy.users["u"];
+        let bound = |namespace: &'static str| {
+            bound_in(grants, namespace).map(|(namespace, _)| namespace.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(bound("a"), ["", "a"]);
+        assert_eq!(bound("aa"), ["", "aa"]);
+        assert_eq!((bound("b"), bound("c"), bound("")), (vec!["", "b"], vec![""], vec![""]));
+    }
+
+    #[test]
     fn a_subject_that_a_binding_repeats_has_one_grant() {
         let user = json!({"kind": "User", "name": "u"});
         let mut binding = binding(Some("a"), "Role", "own", user.clone());
@@ -462,7 +483,7 @@ mod tests {
         for (kind, all) in [("user", &policy.users), ("group", &policy.groups)] {
             for (name, grants) in all {
                 assert!(!grants.is_empty(), "{kind} {name}");
-                lines.extend(grants.iter().map(|Grant { binding, role }| {
+                lines.extend(grants.iter().map(|(binding, role)| {
                     format!("{kind} {name} {:?} {} {role:?}", binding.namespace, binding.name)
                 }));
             }
