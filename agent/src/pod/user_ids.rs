@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn pods_that_start_together_after_a_failed_list_have_different_blocks() {
-        for _ in 0..100 {
+        for _ in 0..20 {
             let dir = tempfile::tempdir().unwrap();
             let pods = dir.path().join("pods");
             std::fs::write(&pods, "").unwrap();
