@@ -51,7 +51,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         zones.follow_node(old.as_ref(), new.as_ref()).into_iter().for_each(|service| own.add(service));
     });
     let (own, slices) = (queue.clone(), context.caches.endpoint_slices.clone());
+    let nodes = Arc::downgrade(&context.caches.nodes);
     context.caches.nodes.on_change(move |change| {
+        // The nodes of the first list need no look at all slices: every service is reconciled after that list.
+        if change.old.is_none() && nodes.upgrade().is_none_or(|nodes| !nodes.is_synced()) {
+            return;
+        }
         let old = change.old.and_then(|old| topology::zone(old));
         if let Some(node) = change.new.filter(|node| topology::zone(node) != old) {
             topology::outdated(&slices.all(), node).for_each(|service| own.add(service));
@@ -166,6 +171,8 @@ fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::watcher::Event;
+
     use super::*;
     use crate::test_api::TestApi;
 
@@ -197,18 +204,22 @@ mod tests {
             let node = json!({"metadata": {"name": name, "uid": name, "resourceVersion": version, "labels": labels}});
             caches.nodes.written(serde_json::from_value(node).unwrap());
         };
-        slice("one", "a", "z");
-        slice("two", "b", "z");
-        assert_eq!(
-            (queued.recv().await.as_deref(), queued.recv().await.as_deref()),
-            (Some("one"), Some("two"))
-        );
+        for (service, node) in [("one", "a"), ("two", "b"), ("three", "c")] {
+            slice(service, node, "z");
+            assert_eq!(queued.recv().await.as_deref(), Some(service));
+        }
         node("a", "1", json!({"topology.kubernetes.io/zone": "z"}));
         node("a", "2", json!({"topology.kubernetes.io/zone": "z", "other": "label"}));
         node("b", "1", json!({}));
+        node("c", "1", json!({"topology.kubernetes.io/zone": "y"}));
         node("b", "2", json!({"topology.kubernetes.io/zone": "y"}));
-        assert_eq!(queued.recv().await.as_deref(), Some("two"), "only the zone of b differs");
+        assert_eq!(queued.recv().await.as_deref(), Some("two"), "only the zone of b has changed");
         node("a", "3", json!({}));
         assert_eq!(queued.recv().await.as_deref(), Some("one"));
+        // After the first list, a node that was created again may have another zone.
+        caches.nodes.apply(Event::Init);
+        caches.nodes.apply(Event::InitDone);
+        node("c", "2", json!({"topology.kubernetes.io/zone": "y"}));
+        assert_eq!(queued.recv().await.as_deref(), Some("three"));
     }
 }
