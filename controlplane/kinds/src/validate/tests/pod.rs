@@ -249,6 +249,7 @@ fn volumes_have_one_source_and_mounts_name_them() {
         token,
         &[
             "spec.volumes[0].projected.sources[0].serviceAccountToken.expirationSeconds: Invalid value: 5: may not",
+            "spec.volumes[0].projected.sources[0].serviceAccountToken: Forbidden: must not be specified when serviceAccountName",
         ],
     );
 }
