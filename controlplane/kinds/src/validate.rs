@@ -53,6 +53,7 @@ pub(crate) mod storage;
 mod value;
 mod volume;
 mod volume_source;
+mod windows;
 pub(crate) mod workload;
 
 use serde_json::Value;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     Causes, Path, claims, container, env, format, immutable, items, meta, pod_annotations, probe, resize,
-    resources, scheduling, security, text, volume,
+    resources, scheduling, security, text, volume, windows,
 };
 
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
@@ -123,6 +123,7 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     hostname_override(causes, path, spec);
     security::pod(causes, &path.field("securityContext"), &spec["securityContext"]);
     security::namespaces(causes, path, spec);
+    windows::spec(causes, path, spec);
     scheduling::spec(causes, path, spec);
     host_network(causes, path, spec);
     env::file_volumes(causes, path, spec);

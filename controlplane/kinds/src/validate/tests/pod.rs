@@ -438,9 +438,9 @@ fn a_user_namespace_excludes_namespaces_of_the_node_and_is_needed_for_an_unmaske
     let need = "spec.containers[0].securityContext.procMount: Invalid value: \"Unmasked\": `hostUsers` must be false to use `Unmasked`";
     check("Pod", "/spec", spec(json!({}), unmasked()), &[need]);
     check("Pod", "/spec", spec(json!({"hostUsers": true}), unmasked()), &[need]);
-    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+    for (field, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
         let both = json!({"hostUsers": false, field: true});
-        let refused = format!("spec.{field}: Forbidden: when `hostUsers` is false");
+        let refused = format!("spec.{shown}: Forbidden: when `hostUsers` is false");
         check("Pod", "/spec", spec(both, json!({})), &[&refused]);
     }
     check(
