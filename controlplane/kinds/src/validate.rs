@@ -13,6 +13,7 @@ mod claims;
 mod condition;
 pub(crate) mod config;
 mod container;
+mod container_status;
 pub(crate) mod daemon;
 pub(crate) mod devices;
 pub(crate) mod disruption;
