@@ -154,6 +154,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),
+        ("networking.k8s.io", "Ingress") => networking::ingress_status(causes, &new["status"]),
         ("policy", "PodDisruptionBudget") => disruption::status(causes, &new["status"]),
         _ => {}
     }
