@@ -144,6 +144,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
         ("", "Pod") => pod_status::update(causes, new, old),
         ("", "ReplicationController") => workload::status(causes, &new["status"]),
+        ("", "Service") => service::status(causes, new),
         ("", "ResourceQuota") => quota::status(causes, &new["status"]),
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
         ("flowcontrol.apiserver.k8s.io", _) => flow_control::status(causes, &new["status"]),
