@@ -11,7 +11,7 @@ use super::{Causes, Path, entries, format, items, persistent_volume, text};
 use coracle_values::Quantity;
 
 /// Maximum size of an attachment's metadata, in bytes.
-const MAX_METADATA: usize = 256;
+const MAX_METADATA: usize = 256 << 10;
 /// Maximum size of an error message, in bytes.
 const MAX_MESSAGE: usize = 1024;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
@@ -69,9 +69,7 @@ fn source(causes: &mut Causes, path: &Path, source: &Value) {
 
 pub(crate) fn csi_driver(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    if !spec["fsGroupPolicy"].is_null() {
-        causes.one_of(&path.field("fsGroupPolicy"), &spec["fsGroupPolicy"], FS_GROUP_POLICIES);
-    }
+    causes.optional_word(&path.field("fsGroupPolicy"), &spec["fsGroupPolicy"], FS_GROUP_POLICIES);
     token_requests(causes, &path.field("tokenRequests"), &spec["tokenRequests"]);
     for (_, mode) in items(&spec["volumeLifecycleModes"]) {
         if !LIFECYCLE_MODES.contains(&text(mode)) {
@@ -198,5 +196,12 @@ mod tests {
         assert_eq!(fields(|c| attributes_class(c, &class(json!({})), None)), ["parameters"]);
         let (old, new) = (class(json!({"a": "b"})), class(json!({"a": "c"})));
         assert_eq!(fields(|c| attributes_class(c, &new, Some(&old))), ["parameters"]);
+    }
+
+    #[test]
+    fn drivers_may_tell_a_quarter_of_a_megabyte_about_an_attachment() {
+        let status = |size: usize| json!({"attachmentMetadata": {"a": "x".repeat(size)}});
+        assert_eq!(fields(|c| attachment_status(c, &status(MAX_METADATA - 1))), [""; 0]);
+        assert_eq!(fields(|c| attachment_status(c, &status(MAX_METADATA))), ["status.attachmentMetadata"]);
     }
 }

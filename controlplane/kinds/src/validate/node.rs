@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Causes, Path, entries, format, items, quota, text, volume_source};
 
 /// Maximum size of a storage driver's node id, in bytes.
-const MAX_NODE_ID: usize = 192;
+const MAX_NODE_ID: usize = 256;
 /// Fields of the entry of a storage driver that cannot change.
 const FIXED: [&str; 2] = ["nodeID", "topologyKeys"];
 
