@@ -1,4 +1,4 @@
-//! Namespaces, events, leases.
+//! Namespaces, leases.
 
 use serde_json::Value;
 
@@ -39,17 +39,6 @@ pub(super) fn namespace_status(causes: &mut Causes, object: &Value) {
     if object["status"]["phase"] != phase {
         let value = text(&object["status"]["phase"]).into();
         causes.invalid(&Path::root("status").field("Phase"), &value, detail);
-    }
-}
-
-pub(crate) fn event(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
-    let about = text(&event["involvedObject"]["namespace"]);
-    let own = text(&event["metadata"]["namespace"]);
-    // Events about cluster-scoped objects are in the namespace `default`.
-    let good = about == own || (about.is_empty() && matches!(own, "default" | "kube-system"));
-    if !good {
-        let path = Path::root("involvedObject").field("namespace");
-        causes.invalid(&path, &about.into(), "does not match event.namespace");
     }
 }
 
