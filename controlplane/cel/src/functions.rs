@@ -1,6 +1,7 @@
 //! Functions. [`signatures`] has their types; a call with other types ends in [`EvalError::NoOverload`].
 
 mod access;
+mod clause;
 mod convert;
 mod format;
 mod ip;

@@ -15,6 +15,8 @@
 //! | functions | `functions` | `apiserver/pkg/cel/library`, `cel-go/ext` |
 //! | names of fields | [`escape`] | `apiserver/pkg/cel/escaping.go` |
 //! | regular expressions of Go | [`pattern`] | `regexp/syntax` |
+//! | URLs of Go | [`go_url`] | `net/url` |
+//! | formats of texts | [`text_format`] | `kube-openapi/pkg/validation/strfmt` |
 //!
 //! Invariants: no I/O, no clock, no panic on any input. The cost of an evaluation bounds its time and its memory.
 
@@ -28,11 +30,13 @@ mod eval;
 mod eval_error;
 mod evaluate;
 mod functions;
+pub mod go_url;
 mod operators;
 mod parse;
 pub mod pattern;
 mod program;
 mod session;
+pub mod text_format;
 pub mod types;
 mod value;
 

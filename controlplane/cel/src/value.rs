@@ -17,6 +17,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::access::{Access, AccessDecision};
 use crate::duration;
+use crate::go_url::GoUrl;
 use crate::types::{DYN, ObjectType, Type};
 
 pub use self::structure::Structure;
@@ -58,8 +59,8 @@ pub enum Value<'a> {
     Optional(Option<Arc<Value<'a>>>),
     /// A quantity.
     Quantity(Quantity),
-    /// A URL: its text and its parsed form.
-    Url(Arc<url::Url>),
+    /// A URL.
+    Url(Arc<GoUrl>),
     /// An IP address.
     Ip(IpAddr),
     /// A network.

@@ -47,7 +47,8 @@ pub(super) fn call<'a>(
         ("reverse", []) => Ok(Value::list(list.into_iter().rev().collect())),
         ("slice", [Value::Int(start), Value::Int(end)]) => slice(&list, *start, *end),
         ("distinct", []) => distinct(meter, &list),
-        ("sort", []) => sort(meter, list),
+        ("sort", []) => sort(meter, &list, list.clone()),
+        ("@sortByAssociatedKeys", [keys]) => meter.items(keys).and_then(|keys| sort(meter, &keys, list)),
         ("flatten", []) => flatten(meter, &list, 1).map(Value::list),
         ("flatten", [Value::Int(depth)]) => flatten(meter, &list, *depth).map(Value::list),
         ("sets.contains", [other]) => all_in(meter, other, &list).map(Value::Bool),
@@ -72,6 +73,7 @@ fn is_known(name: &str) -> bool {
         "slice",
         "distinct",
         "sort",
+        "@sortByAssociatedKeys",
         "flatten",
         "sets.contains",
         "sets.equivalent",
@@ -153,16 +155,24 @@ fn distinct<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
     Ok(Value::list(found))
 }
 
-fn sort<'a>(meter: &mut CostMeter, mut list: Vec<Value<'a>>) -> Evaluated<'a> {
-    order_cost(meter, &list, 1)?;
-    if !list.windows(2).all(|pair| pair[0].order(&pair[1]).is_some()) {
+/// Sorts a list by its keys: one for each element, all of one comparable type.
+fn sort<'a>(meter: &mut CostMeter, keys: &[Value<'a>], list: Vec<Value<'a>>) -> Evaluated<'a> {
+    order_cost(meter, keys, 1)?;
+    let kind = keys.first().map(Value::type_name);
+    // An order across types is not total: two whole numbers can equal the same double. NaN has no order.
+    if keys.iter().any(|key| Some(key.type_name()) != kind || key.order(key).is_none()) {
         return Err(EvalError::NoOverload);
     }
-    let steps = list.len().saturating_mul(usize::try_from(list.len().max(1).ilog2()).unwrap_or(64));
+    if keys.len() != list.len() {
+        return failed("the list and its keys have different lengths");
+    }
+    let rounds = list.len().max(2).ilog2();
+    let steps = list.len().saturating_mul(usize::try_from(rounds).unwrap_or(64));
     meter.charge(u64::try_from(steps).unwrap_or(u64::MAX))?;
-    order_cost(meter, &list, u64::from(list.len().max(2).ilog2()))?;
-    list.sort_by(|left, right| left.order(right).unwrap_or(Ordering::Equal));
-    Ok(Value::list(list))
+    order_cost(meter, keys, u64::from(rounds))?;
+    let mut pairs: Vec<(&Value<'a>, Value<'a>)> = keys.iter().zip(list).collect();
+    pairs.sort_by(|(left, _), (right, _)| left.order(right).unwrap_or(Ordering::Equal));
+    Ok(Value::list(pairs.into_iter().map(|(_, item)| item).collect()))
 }
 
 fn flatten<'a>(meter: &mut CostMeter, list: &[Value<'a>], depth: i64) -> Result<Vec<Value<'a>>, EvalError> {

@@ -56,7 +56,8 @@ const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("type", false, &["*>T"]), ("dyn", false, &["*>*"]),
     ("int", false, &["i>i", "u>i", "d>i", "s>i", "t>i", "n>i"]), ("uint", false, &["i>u", "u>u", "d>u", "s>u"]),
     ("double", false, &["i>d", "u>d", "d>d", "s>d"]), ("bool", false, &["b>b", "s>b"]),
-    ("string", false, &["b>s", "i>s", "u>s", "d>s", "s>s", "y>s", "t>s", "n>s"]), ("bytes", false, &["s>y", "y>y"]),
+    ("string", false, &["b>s", "i>s", "u>s", "d>s", "s>s", "y>s", "t>s", "n>s", "I>s", "C>s"]),
+    ("bytes", false, &["s>y", "y>y"]),
     ("duration", false, &["s>n", "n>n", "i>n"]), ("timestamp", false, &["s>t", "t>t", "i>t"]),
     ("getFullYear", true, &["t>i", "ts>i"]), ("getMonth", true, &["t>i", "ts>i"]),
     ("getDate", true, &["t>i", "ts>i"]), ("getDayOfMonth", true, &["t>i", "ts>i"]),
@@ -71,12 +72,14 @@ const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("find", true, &["ss>s"]), ("findAll", true, &["ss>S", "ssi>S"]),
     ("isSorted", true, &["l>b"]), ("sum", true, &["l>e"]), ("min", true, &["l>e"]), ("max", true, &["l>e"]),
     ("flatten", true, &["l>l", "li>l"]), ("slice", true, &["lii>1"]), ("distinct", true, &["l>1"]),
-    ("sort", true, &["l>1"]), ("lists.range", false, &["i>l"]), ("first", true, &["l>o"]), ("last", true, &["l>o"]),
+    ("sort", true, &["l>1"]), ("@sortByAssociatedKeys", true, &["ll>1"]),
+    ("lists.range", false, &["i>l"]), ("first", true, &["l>o"]), ("last", true, &["l>o"]),
     ("sets.contains", false, &["ll>b"]), ("sets.equivalent", false, &["ll>b"]), ("sets.intersects", false, &["ll>b"]),
     ("url", false, &["s>U"]), ("isURL", false, &["s>b"]), ("getScheme", true, &["U>s"]), ("getHost", true, &["U>s"]),
     ("getHostname", true, &["U>s"]), ("getPort", true, &["U>s"]), ("getEscapedPath", true, &["U>s"]),
     ("getQuery", true, &["U>m"]),
-    ("quantity", false, &["s>Q"]), ("isQuantity", false, &["s>b"]), ("sign", true, &["Q>i"]), ("isInteger", true, &["Q>b"]),
+    ("quantity", false, &["s>Q"]), ("isQuantity", false, &["s>b"]), ("sign", false, &["Q>i"]),
+    ("sign", true, &["Q>i"]), ("isInteger", true, &["Q>b"]),
     ("asInteger", true, &["Q>i"]), ("asApproximateFloat", true, &["Q>d"]), ("isGreaterThan", true, &["QQ>b", "VV>b"]),
     ("isLessThan", true, &["QQ>b", "VV>b"]), ("compareTo", true, &["QQ>i", "VV>i"]), ("add", true, &["QQ>Q", "Qi>Q"]),
     ("sub", true, &["QQ>Q", "Qi>Q"]),
@@ -148,6 +151,9 @@ pub(crate) fn find(name: &str, args: &[Type], member: bool) -> Found {
         ("_[_]", [operand, index]) => return index_type(operand, index),
         _ => {}
     }
+    if member && !has_fitting_elements(name, args) {
+        return Found::Mismatch;
+    }
     let mut known = false;
     let mut dynamic = None;
     for (_, _, overloads) in
@@ -172,6 +178,22 @@ pub(crate) fn find(name: &str, args: &[Type], member: bool) -> Found {
         Some(result) => Found::Result(result),
         None if known => Found::Mismatch,
         None => Found::Unknown,
+    }
+}
+
+/// Whether the elements of a list have a type that the function supports: sums need numbers or durations, and orders
+/// need comparable types.
+fn has_fitting_elements(name: &str, args: &[Type]) -> bool {
+    let list = match name {
+        "sum" | "min" | "max" | "isSorted" | "sort" => args.first(),
+        "@sortByAssociatedKeys" => args.get(1),
+        _ => return true,
+    };
+    let Some(Type::List(item)) = list else { return true };
+    match **item {
+        Type::Dyn | Type::Int | Type::Uint | Type::Double | Type::Duration => true,
+        Type::Bool | Type::Timestamp | Type::String | Type::Bytes => name != "sum",
+        _ => false,
     }
 }
 

@@ -66,6 +66,22 @@ fn expressions_have_their_values() {
         ("optional.of(2).optMap(x, x * x).value()", json!(4)),
         ("type(1) == int && type('a') == string", json!(true)),
         ("duration('61.5s').getSeconds() + duration('-1.5s').getMilliseconds()", json!(-1439)),
+        ("string(ip('::1')) + string(cidr('10.0.0.1/8'))", json!("::110.0.0.1/8")),
+        ("sign(quantity('-1')) + quantity('2k').sign()", json!(0)),
+        ("bool('T') && !bool('F') && string(1000000.0) == '1e+06'", json!(true)),
+        ("url('https://A.b:443').getPort() + url('https://A.b').getEscapedPath()", json!("443")),
+        ("url('http://[::1]:80/?a=1&a=2').getQuery()['a'].join('-')", json!("1-2")),
+        ("!isURL('a b') && isURL('mailto:a')", json!(true)),
+        ("semver('v01.2', true) == semver('1.2.0') && !isSemver('1.2-rc', true)", json!(true)),
+        ("format.uuid().validate('1-2').hasValue()", json!(true)),
+        ("!format.dns1123SubdomainPrefix().validate('a.b.-').hasValue()", json!(true)),
+        ("format.uri().validate('a').value()[0]", json!("parse \"a\": invalid URI for request")),
+        ("'tacocat'.indexOf('c', 20) + 'tacocat'.lastIndexOf('c', 20) + 'a'.indexOf('', 5)", json!(3)),
+        ("'tacocat'.lastIndexOf('c', 5) + 'tacocat'.lastIndexOf('at', 6)", json!(9)),
+        ("['bb', 'a', 'ccc'].sortBy(x, x.size())", json!(["a", "bb", "ccc"])),
+        ("[3, 1, 2].sortBy(x, -x).map(x, [x, 0].sortBy(y, y)[0])", json!([0, 0, 0])),
+        ("[].sortBy(x, x)", json!([])),
+        ("'%s %s'.format([['a', 1.5], {'k': true}])", json!("[\"a\", 1.500000] {\"k\":true}")),
         ("false && (1 / 0 == 1) || true", json!(true)),
         ("[0, 1].exists(x, 1 / x == 1)", json!(true)),
     ] {
@@ -84,6 +100,16 @@ fn errors_are_those_of_cel_go() {
         ("[1][3]", "index out of bounds: 3"),
         ("9223372036854775807 + 1", "integer overflow"),
         ("dyn('a') + dyn(1)", "no such overload"),
+        ("uint('+5')", "type conversion error from 'string' to 'uint'"),
+        ("double('1e' + '999')", "type conversion error from 'string' to 'double'"),
+        (
+            "timestamp('2024-01' + '-02')",
+            "type conversion error from 'string' to 'google.protobuf.Timestamp'",
+        ),
+        ("'a'.indexOf('b', -1)", "index out of range: -1"),
+        // The order of numbers of different types is not total.
+        ("[dyn(1), dyn(1.5)].sort()", "no such overload"),
+        ("[1.0, double('NaN')].sortBy(x, x)", "no such overload"),
     ] {
         assert_eq!(evaluate(source), Err(expected.to_owned()), "{source}");
     }
