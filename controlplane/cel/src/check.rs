@@ -1,5 +1,7 @@
 //! Static check: names, fields, functions and types. An unknown type is `dyn`; the evaluation checks it.
 
+mod literal;
+
 use std::sync::Arc;
 
 use crate::access::{AUTHORIZER, RESOURCE_CHECK};
@@ -11,13 +13,15 @@ use crate::value::structure;
 
 /// Returns the type of the expression.
 pub(crate) fn check(expr: &Expr, environment: &Environment, source: &str) -> Result<Type, CompileError> {
-    Checker { environment, source, scopes: Vec::new() }.kind(expr)
+    Checker { environment, source, scopes: Vec::new(), allows_mixed: false }.kind(expr)
 }
 
 struct Checker<'a> {
     environment: &'a Environment,
     source: &'a str,
     scopes: Vec<(&'a str, Type)>,
+    /// Whether lists and maps may have elements of different types, as in arguments of `format`.
+    allows_mixed: bool,
 }
 
 type Checked = Result<Type, CompileError>;
@@ -35,30 +39,15 @@ impl<'a> Checker<'a> {
                 let field = self.field(expr, &kind, field)?;
                 Ok(if *test { Type::Bool } else { field })
             }
-            Kind::Call { name, target, args } => self.call(expr, name, target.as_deref(), args),
-            Kind::List(items) => {
-                let mut kind = None;
-                for (item, optional) in items {
-                    let item = self.kind(item)?;
-                    kind = Some(join(kind, if *optional { unwrap(item) } else { item }));
-                }
-                Ok(Type::list(kind.unwrap_or(Type::Dyn)))
+            Kind::Call { name, target, args } => {
+                let before = self.allows_mixed;
+                self.allows_mixed |= &**name == "format";
+                let kind = self.call(expr, name, target.as_deref(), args);
+                self.allows_mixed = before;
+                kind
             }
-            Kind::Map(entries) => {
-                let (mut keys, mut values) = (None, None);
-                for (key, value, optional) in entries {
-                    let kind = self.kind(key)?;
-                    // Keys of other types would also let the text of a type grow exponentially.
-                    if !matches!(kind, Type::Bool | Type::Int | Type::Uint | Type::String | Type::Dyn) {
-                        return Err(self.error(key, "unsupported map key type"));
-                    }
-                    keys = Some(join(keys, kind));
-                    let value = self.kind(value)?;
-                    values = Some(join(values, if *optional { unwrap(value) } else { value }));
-                }
-                let key = keys.unwrap_or(Type::Dyn);
-                Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
-            }
+            Kind::List(items) => self.list(items),
+            Kind::Map(entries) => self.map(entries),
             Kind::Structure { name, fields } => self.structure(expr, name, fields),
             Kind::Comprehension(inner) => self.comprehension(inner),
             Kind::Bind { name, value, body, optional } => {
@@ -71,6 +60,34 @@ impl<'a> Checker<'a> {
                 })
             }
         }
+    }
+
+    fn list(&mut self, items: &'a [(Expr, bool)]) -> Checked {
+        let mut kind = None;
+        for (item, optional) in items {
+            let found = Self::element(self.kind(item)?, *optional);
+            self.same_type(item, kind.as_ref(), &found)?;
+            kind = Some(join(kind, found));
+        }
+        Ok(Type::list(kind.unwrap_or(Type::Dyn)))
+    }
+
+    fn map(&mut self, entries: &'a [(Expr, Expr, bool)]) -> Checked {
+        let (mut keys, mut values) = (None, None);
+        for (key, value, optional) in entries {
+            let kind = self.kind(key)?;
+            // Keys of other types would also let the text of a type grow exponentially.
+            if !matches!(kind, Type::Bool | Type::Int | Type::Uint | Type::String | Type::Dyn) {
+                return Err(self.error(key, "unsupported map key type"));
+            }
+            self.same_type(key, keys.as_ref(), &kind)?;
+            keys = Some(join(keys, kind));
+            let kind = Self::element(self.kind(value)?, *optional);
+            self.same_type(value, values.as_ref(), &kind)?;
+            values = Some(join(values, kind));
+        }
+        let key = keys.unwrap_or(Type::Dyn);
+        Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
     }
 
     /// The type of `variables.name`. None for another expression.
@@ -158,6 +175,7 @@ impl<'a> Checker<'a> {
             };
             return Ok(Type::Optional(Arc::new(unwrap(inner))));
         }
+        self.literal_argument(name, target, args)?;
         let mut kinds = Vec::with_capacity(args.len() + 1);
         if let Some(target) = target {
             kinds.push(self.kind(target)?);

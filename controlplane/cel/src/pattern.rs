@@ -45,6 +45,13 @@ pub fn compile(text: &str, max_bytes: usize) -> Result<Regex, String> {
         })
 }
 
+/// Whether the syntax of a regular expression of Go is valid. Names of Unicode classes and sizes are not checked: that
+/// takes as long as compiling.
+pub fn is_valid(text: &str) -> bool {
+    let mut parser = parse::ParserBuilder::new();
+    text.len() <= MAX_TEXT && parser.nest_limit(MAX_NESTING).build().parse(&translate(text)).is_ok()
+}
+
 /// Number of characters that the crate looks up when it compiles the expression, to fold the case of its classes. A
 /// range of seven bytes such as `[!-\u{10ffff}]` has a million. 0 for a case-sensitive or invalid expression.
 pub fn folded(text: &str) -> u64 {

@@ -145,6 +145,34 @@ fn names_and_types_are_checked() {
 }
 
 #[test]
+fn literals_are_checked() {
+    let error = |source: &str| match Program::compile(source, &Environment::default()) {
+        Ok(_) => String::new(),
+        Err(error) => error.to_string(),
+    };
+    for (source, expected) in [
+        ("duration('1x') > duration('1s')", "<input>:1:10: invalid duration argument"),
+        ("timestamp('2024-01-02') == timestamp('x')", "invalid timestamp argument"),
+        ("'a'.matches('(')", "<input>:1:13: invalid matches argument"),
+        ("[1, 'a'].size() == 2", "expected type 'int' but found 'string'"),
+        ("{'a': 1, 'b': 'c'}.size() == 2", "expected type 'int' but found 'string'"),
+        ("{'a': 1, 2: 1}.size() == 2", "expected type 'string' but found 'int'"),
+        ("['a', 'b'].sum() == 'ab'", "found no matching overload for 'sum' applied to 'list(string).()'"),
+        ("[[1], [2]].sort() == []", "found no matching overload for 'sort'"),
+        ("[1].sortBy(x.y, 1) == [1]", "argument of sortBy() must be a simple name"),
+    ] {
+        assert!(error(source).contains(expected), "{source}: {}", error(source));
+    }
+    for source in [
+        "[1, dyn('a')].size() == 2",
+        "'%s'.format([[1, 'a']]) == ''",
+        "[duration('1h'), duration('1m')] == []",
+    ] {
+        assert_eq!(error(source), "", "{source}");
+    }
+}
+
+#[test]
 fn fields_of_json_are_read() {
     let kind = object();
     let environment = Environment::default().variable("self", kind.clone()).variable("oldSelf", kind.clone());
