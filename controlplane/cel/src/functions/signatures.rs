@@ -100,6 +100,7 @@ const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("format.datetime", false, &[">F"]),
     ("optional.of", false, &["*>w"]), ("optional.none", false, &[">o"]), ("optional.ofNonZeroValue", false, &["*>w"]),
     ("hasValue", true, &["o>b"]), ("value", true, &["o>e"]), ("or", true, &["oo>1"]), ("orValue", true, &["o*>e"]),
+    ("optional.unwrap", false, &["l>l"]), ("unwrapOpt", true, &["l>l"]),
     ("jsonpatch.escapeKey", false, &["s>s"]),
     ("serviceAccount", true, &["Ass>A"]), ("path", true, &["As>P"]), ("group", true, &["As>G"]),
     ("resource", true, &["Gs>R"]), ("subresource", true, &["Rs>R"]), ("namespace", true, &["Rs>R"]),

@@ -1,7 +1,7 @@
 //! Parts of timestamps and durations.
 
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
+use jiff::tz::{TimeZone, TimeZoneDatabase};
 
 use super::failed;
 use crate::cost_meter::CostMeter;
@@ -57,10 +57,13 @@ fn of_timestamp(name: &str, at: Timestamp, zone: TimeZone) -> Option<i64> {
     })
 }
 
-/// `UTC`, or an offset such as `-08:00`. Names of zones need a database on disk, which this crate must not read.
+/// An offset such as `-08:00`, or the name of a zone in the database that is part of the program.
 fn time_zone(text: &str) -> Option<TimeZone> {
     if matches!(text, "UTC" | "Z" | "") {
         return Some(TimeZone::UTC);
+    }
+    if !text.contains(':') {
+        return TimeZoneDatabase::bundled().get(text).ok();
     }
     let (sign, rest) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),

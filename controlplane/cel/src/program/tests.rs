@@ -82,6 +82,9 @@ fn expressions_have_their_values() {
         ("[3, 1, 2].sortBy(x, -x).map(x, [x, 0].sortBy(y, y)[0])", json!([0, 0, 0])),
         ("[].sortBy(x, x)", json!([])),
         ("'%s %s'.format([['a', 1.5], {'k': true}])", json!("[\"a\", 1.500000] {\"k\":true}")),
+        ("optional.unwrap([optional.of(1), optional.none()]) + [optional.of(2)].unwrapOpt()", json!([1, 2])),
+        ("timestamp('2024-07-01T12:00:00Z').getHours('America/New_York')", json!(8)),
+        ("timestamp('2024-07-01T12:00:00Z').getHours('-08:30')", json!(3)),
         ("false && (1 / 0 == 1) || true", json!(true)),
         ("[0, 1].exists(x, 1 / x == 1)", json!(true)),
     ] {
@@ -106,6 +109,7 @@ fn errors_are_those_of_cel_go() {
             "timestamp('2024-01' + '-02')",
             "type conversion error from 'string' to 'google.protobuf.Timestamp'",
         ),
+        ("timestamp('2024-07-01T12:00:00Z').getHours('No/Where')", "unknown time zone No/Where"),
         ("'a'.indexOf('b', -1)", "index out of range: -1"),
         // The order of numbers of different types is not total.
         ("[dyn(1), dyn(1.5)].sort()", "no such overload"),
