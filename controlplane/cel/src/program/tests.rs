@@ -68,6 +68,11 @@ fn expressions_have_their_values() {
         ("duration('61.5s').getSeconds() + duration('-1.5s').getMilliseconds()", json!(-1439)),
         ("string(ip('::1')) + string(cidr('10.0.0.1/8'))", json!("::110.0.0.1/8")),
         ("sign(quantity('-1')) + quantity('2k').sign()", json!(0)),
+        (
+            "quantity('1n').asApproximateFloat() == 1e-9 && quantity('10E').asApproximateFloat() == 1e19",
+            json!(true),
+        ),
+        ("!quantity('10E').isInteger() && quantity('-1k').asInteger() == -1000", json!(true)),
         ("bool('T') && !bool('F') && string(1000000.0) == '1e+06'", json!(true)),
         ("url('https://A.b:443').getPort() + url('https://A.b').getEscapedPath()", json!("443")),
         ("url('http://[::1]:80/?a=1&a=2').getQuery()['a'].join('-')", json!("1-2")),
@@ -103,6 +108,7 @@ fn errors_are_those_of_cel_go() {
         ("[1][3]", "index out of bounds: 3"),
         ("9223372036854775807 + 1", "integer overflow"),
         ("dyn('a') + dyn(1)", "no such overload"),
+        ("quantity('10E').asInteger()", "cannot convert value to integer"),
         ("uint('+5')", "type conversion error from 'string' to 'uint'"),
         ("double('1e' + '999')", "type conversion error from 'string' to 'double'"),
         (
