@@ -359,6 +359,16 @@ fn permission_checks_call_the_host() {
         assert_eq!(result, Ok(Value::Bool(expected)), "{source}");
         assert!(cost > 350_000, "{cost}");
     }
+    for (source, expected) in [
+        ("authorizer.path(' ')", "path must not be empty"),
+        ("authorizer.group('').resource('')", "resource must not be empty"),
+        ("authorizer.serviceAccount('a', 'b:c')", "Invalid service account name"),
+        ("authorizer.serviceAccount('a.b', 'c')", "Invalid service account namespace"),
+    ] {
+        let program = Program::compile(source, &environment).unwrap();
+        let (result, _) = program.evaluate(&[("authorizer", Value::Access(access.clone()))]);
+        assert_eq!(result, Err(EvalError::Failed(expected.to_owned())), "{source}");
+    }
     assert!(Program::compile("authorizer.check('get')", &environment).is_err());
 }
 
