@@ -176,6 +176,9 @@ impl<'a> Checker<'a> {
             return Ok(Type::Optional(Arc::new(unwrap(inner))));
         }
         self.literal_argument(name, target, args)?;
+        if name == "format" {
+            self.format_call(expr, target, args)?;
+        }
         let mut kinds = Vec::with_capacity(args.len() + 1);
         if let Some(target) = target {
             kinds.push(self.kind(target)?);

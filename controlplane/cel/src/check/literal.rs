@@ -26,6 +26,28 @@ impl Checker<'_> {
         if is_valid { Ok(()) } else { Err(self.error(arg, &format!("invalid {name} argument"))) }
     }
 
+    /// Checks the clauses of a formatted text and the number of its arguments, if both are literals.
+    pub(super) fn format_call(
+        &self,
+        expr: &Expr,
+        target: Option<&Expr>,
+        args: &[Expr],
+    ) -> Result<(), CompileError> {
+        let Some(Kind::Literal(Literal::String(text))) = target.map(|target| &target.kind) else {
+            return Ok(());
+        };
+        let [Expr { kind: Kind::List(items), .. }] = args else { return Ok(()) };
+        let problem = match clauses(text, items.len()) {
+            Err(problem) => problem,
+            Ok(found) if found < items.len() => {
+                let given = items.len();
+                format!("too many arguments supplied to string.format (expected {found}, got {given})")
+            }
+            Ok(_) => return Ok(()),
+        };
+        Err(self.error(expr, &problem))
+    }
+
     /// Checks that an element has the type of those before it. Arguments of `format` may differ. `dyn` fits any type.
     pub(super) fn same_type(
         &self,
@@ -45,4 +67,36 @@ impl Checker<'_> {
     pub(super) fn element(kind: Type, optional: bool) -> Type {
         if optional { unwrap(kind) } else { kind }
     }
+}
+
+/// Number of clauses of a formatted text. An error names the first clause that is invalid or has no argument.
+fn clauses(text: &str, arguments: usize) -> Result<usize, String> {
+    let mut found = 0;
+    let mut rest = text;
+    while let Some((_, clause)) = rest.split_once('%') {
+        if let Some(after) = clause.strip_prefix('%') {
+            rest = after;
+            continue;
+        }
+        if found >= arguments {
+            return Err(format!("index {found} out of range"));
+        }
+        let letter = match clause.strip_prefix('.') {
+            Some(precision) => precision.trim_start_matches(|digit: char| digit.is_ascii_digit()),
+            None => clause,
+        };
+        let mut characters = letter.chars();
+        match characters.next() {
+            Some('s' | 'd' | 'f' | 'e' | 'b' | 'x' | 'X' | 'o') => {}
+            Some(other) => {
+                return Err(format!(
+                    "could not parse formatting clause: unrecognized formatting clause \"{other}\""
+                ));
+            }
+            None => return Err("unexpected end of string".to_owned()),
+        }
+        found += 1;
+        rest = characters.as_str();
+    }
+    Ok(found)
 }

@@ -138,11 +138,15 @@ where
 }
 
 fn slice<'a>(list: &[Value<'a>], start: i64, end: i64) -> Evaluated<'a> {
-    let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
-    match range.and_then(|(start, end)| list.get(start..end)) {
-        Some(part) => Ok(Value::list(part.to_vec())),
-        None => failed(format!("cannot slice({start}, {end}), list is length {}", list.len())),
-    }
+    let problem = match usize::try_from(start).ok().zip(usize::try_from(end).ok()) {
+        None => "negative indexes not supported".to_owned(),
+        Some((start, end)) if start > end => "start index must be less than or equal to end index".to_owned(),
+        Some((start, end)) => match list.get(start..end) {
+            Some(part) => return Ok(Value::list(part.to_vec())),
+            None => format!("list is length {}", list.len()),
+        },
+    };
+    failed(format!("cannot slice({start}, {end}), {problem}"))
 }
 
 fn distinct<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {

@@ -116,6 +116,9 @@ fn errors_are_those_of_cel_go() {
             "type conversion error from 'string' to 'google.protobuf.Timestamp'",
         ),
         ("timestamp('2024-07-01T12:00:00Z').getHours('No/Where')", "unknown time zone No/Where"),
+        ("[1].slice(-1, 1)", "cannot slice(-1, 1), negative indexes not supported"),
+        ("[1].slice(1, 0)", "cannot slice(1, 0), start index must be less than or equal to end index"),
+        ("[1].slice(0, 2)", "cannot slice(0, 2), list is length 1"),
         ("'a'.indexOf('b', -1)", "index out of range: -1"),
         // The order of numbers of different types is not total.
         ("[dyn(1), dyn(1.5)].sort()", "no such overload"),
@@ -169,6 +172,10 @@ fn literals_are_checked() {
         ("{'a': 1, 2: 1}.size() == 2", "expected type 'string' but found 'int'"),
         ("['a', 'b'].sum() == 'ab'", "found no matching overload for 'sum' applied to 'list(string).()'"),
         ("[[1], [2]].sort() == []", "found no matching overload for 'sort'"),
+        ("'%s %.2f %%'.format(['a']) == ''", "index 1 out of range"),
+        ("'%s%%'.format(['a', 1]) == ''", "too many arguments supplied to string.format (expected 1, got 2)"),
+        ("'%q'.format([1]) == ''", "unrecognized formatting clause \"q\""),
+        ("'%.2'.format([1]) == ''", "unexpected end of string"),
         ("[1].sortBy(x.y, 1) == [1]", "argument of sortBy() must be a simple name"),
     ] {
         assert!(error(source).contains(expected), "{source}: {}", error(source));
