@@ -35,6 +35,9 @@ impl<'a> Checker<'a> {
                 if let Some(kind) = self.shared(operand, field) {
                     return Ok(if *test { Type::Bool } else { kind });
                 }
+                if signatures::qualified_type(expr).is_some_and(|(root, _)| !self.declares(root)) {
+                    return Ok(Type::Type);
+                }
                 let kind = self.kind(operand)?;
                 let field = self.field(expr, &kind, field)?;
                 Ok(if *test { Type::Bool } else { field })
@@ -194,10 +197,13 @@ impl<'a> Checker<'a> {
     /// The name of a function such as `sets.contains`, unless a variable hides its first part.
     fn namespace(&self, target: &Expr, name: &str) -> Option<String> {
         let Kind::Ident(space) = &target.kind else { return None };
-        let hidden =
-            self.scopes.iter().any(|(known, _)| *known == &**space) || self.environment.find(space).is_some();
         let qualified = format!("{space}.{name}");
-        (!hidden && signatures::is_known(&qualified)).then_some(qualified)
+        (!self.declares(space) && signatures::is_known(&qualified)).then_some(qualified)
+    }
+
+    /// Whether the name is that of a variable.
+    fn declares(&self, name: &str) -> bool {
+        self.scopes.iter().any(|(known, _)| *known == name) || self.environment.find(name).is_some()
     }
 
     fn signature(&self, expr: &Expr, name: &str, kinds: &[Type], member: bool) -> Checked {

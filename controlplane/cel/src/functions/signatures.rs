@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::access::{AUTHORIZER, DECISION, GROUP_CHECK, PATH_CHECK, RESOURCE_CHECK};
+use crate::parse::{Expr, Kind};
 use crate::types::{CIDR, FORMAT, IP, QUANTITY, SEMVER, Type, URL};
 
 /// The result of a search.
@@ -126,6 +127,7 @@ const TYPE_NAMES: &[(&str, &str)] = &[
     ("map", "map"),
     ("null_type", "null_type"),
     ("type", "type"),
+    ("optional_type", "optional_type"),
 ];
 
 /// Whether the name is that of a type.
@@ -136,6 +138,28 @@ pub(crate) fn is_type_name(name: &str) -> bool {
 /// The type that a name stands for.
 pub(crate) fn type_value(name: &str) -> Option<&'static str> {
     TYPE_NAMES.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+}
+
+/// The type that a qualified name such as `net.IP` stands for. The first value is the first part of the name, which a
+/// variable can hide.
+pub(crate) fn qualified_type(expr: &Expr) -> Option<(&str, &'static str)> {
+    let Kind::Select { operand, field, test: false } = &expr.kind else { return None };
+    let (space, root) = match &operand.kind {
+        Kind::Ident(root) => ("", root),
+        Kind::Select { operand, field, test: false } => match &operand.kind {
+            Kind::Ident(root) => (&**field, root),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let name = match (&**root, space, &**field) {
+        ("net", "", "IP") => "net.IP",
+        ("net", "", "CIDR") => "net.CIDR",
+        ("google", "protobuf", "Timestamp") => "google.protobuf.Timestamp",
+        ("google", "protobuf", "Duration") => "google.protobuf.Duration",
+        _ => return None,
+    };
+    Some((&**root, name))
 }
 
 /// Whether a function or an operator has this name.

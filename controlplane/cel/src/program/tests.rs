@@ -73,6 +73,15 @@ fn expressions_have_their_values() {
             json!(true),
         ),
         ("!quantity('10E').isInteger() && quantity('-1k').asInteger() == -1000", json!(true)),
+        (
+            "type(ip('::1')) == net.IP && type(cidr('::1/8')) != net.IP && type(cidr('::1/8')) == net.CIDR",
+            json!(true),
+        ),
+        (
+            "type(duration('1s')) == google.protobuf.Duration && type(optional.none()) == optional_type",
+            json!(true),
+        ),
+        ("{'IP': 1}.exists(net, true) && cel.bind(net, {'IP': 2}, net.IP == 2)", json!(true)),
         ("bool('T') && !bool('F') && string(1000000.0) == '1e+06'", json!(true)),
         ("url('https://A.b:443').getPort() + url('https://A.b').getEscapedPath()", json!("443")),
         ("url('http://[::1]:80/?a=1&a=2').getQuery()['a'].join('-')", json!("1-2")),
