@@ -133,10 +133,10 @@ impl<'a> Checker<'a> {
 
     fn ident(&self, expr: &Expr, name: &str) -> Checked {
         if let Some((_, kind)) = self.scopes.iter().rev().find(|(known, _)| *known == name) {
-            return Ok(kind.clone());
+            return Ok(kind.checked());
         }
         if let Some(kind) = self.environment.find(name) {
-            return Ok(kind.clone());
+            return Ok(kind.checked());
         }
         if signatures::is_type_name(name) {
             return Ok(Type::Type);
@@ -149,10 +149,10 @@ impl<'a> Checker<'a> {
             Type::Dyn | Type::Structure(_) => Ok(Type::Dyn),
             kind if *kind == AUTHORIZER && name == "requestResource" => Ok(RESOURCE_CHECK),
             Type::Object(object) => match object.fields.get(name) {
-                Some(field) => Ok(field.kind.clone()),
+                Some(field) => Ok(field.kind.checked()),
                 None => Err(self.error(expr, &format!("undefined field '{name}'"))),
             },
-            Type::Map(value) | Type::KeyedMap(_, value) => Ok((**value).clone()),
+            Type::Map(value) | Type::KeyedMap(_, value) => Ok(value.checked()),
             Type::Optional(inner) => Ok(Type::Optional(Arc::new(self.field(expr, inner, name)?))),
             other => Err(self.error(expr, &format!("type '{other}' does not support field selection"))),
         }

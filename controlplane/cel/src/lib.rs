@@ -45,5 +45,5 @@ pub use eval_error::EvalError;
 pub use evaluate::PER_CALL_LIMIT;
 pub use program::{MAX_SHARED_DEPTH, Program};
 pub use session::{Session, Shared};
-pub use types::{Field, ObjectType, Type};
+pub use types::{Field, ObjectType, Type, UnorderedList};
 pub use value::{Key, Structure, Value};

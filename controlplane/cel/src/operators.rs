@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
-use crate::value::{Key, Value};
+use crate::value::{Key, Value, union};
 
 /// Applies an operator. `None` if the name is not an operator.
 pub(crate) fn apply<'a>(meter: &mut CostMeter, name: &str, args: &[Value<'a>]) -> Option<Evaluated<'a>> {
@@ -126,8 +126,13 @@ fn add<'a>(meter: &mut CostMeter, left: &Value<'a>, right: &Value<'a>) -> Evalua
         (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) => {
             // The elements are copied, so their number counts. cel-go links the lists and counts one.
             meter.charge(u64::from(left.is_zero() && right.is_zero()))?;
-            let mut items = meter.items(left)?;
-            items.extend(meter.items(right)?);
+            let (mut items, added) = (meter.items(left)?, meter.items(right)?);
+            if let Some(of) = left.unordered() {
+                let costs = items.iter().chain(&added).map(Value::identity_cost);
+                meter.charge(costs.fold(0, u64::saturating_add))?;
+                return Ok(Value::list(union(items, added, of)));
+            }
+            items.extend(added);
             Ok(Value::List(Arc::new(items)))
         }
         _ => {

@@ -2,6 +2,7 @@
 
 mod json;
 pub(crate) mod structure;
+mod unordered;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -18,9 +19,10 @@ use serde_json::{Map, Value as Json};
 use crate::access::{Access, AccessDecision};
 use crate::duration;
 use crate::go_url::GoUrl;
-use crate::types::{DYN, ObjectType, Type};
+use crate::types::{DYN, ObjectType, Type, UnorderedList};
 
 pub use self::structure::Structure;
+pub(crate) use self::unordered::union;
 
 /// A value.
 #[derive(Clone, Debug)]
@@ -41,8 +43,8 @@ pub enum Value<'a> {
     Bytes(Arc<[u8]>),
     /// A list that an expression made.
     List(Arc<Vec<Value<'a>>>),
-    /// A list in JSON, and the type of its elements.
-    JsonList(&'a [Json], &'a Type),
+    /// A list in JSON, the type of its elements, and its list type if that has no order.
+    JsonList(&'a [Json], &'a Type, Option<&'a UnorderedList>),
     /// A map that an expression made.
     Map(Arc<BTreeMap<Key, Value<'a>>>),
     /// An object in JSON, and the type of its values.
@@ -113,8 +115,9 @@ impl<'a> Value<'a> {
                 .map(Value::Int)
                 .unwrap_or_else(|| Value::Double(number.as_f64().unwrap_or(f64::NAN))),
             (Json::String(text), kind) => from_text(text, kind),
-            (Json::Array(list), Type::List(item)) => Value::JsonList(list, item),
-            (Json::Array(list), _) => Value::JsonList(list, &DYN),
+            (Json::Array(list), Type::List(item)) => Value::JsonList(list, item, None),
+            (Json::Array(list), Type::Unordered(of)) => Value::JsonList(list, &of.item, Some(&**of)),
+            (Json::Array(list), _) => Value::JsonList(list, &DYN, None),
             (Json::Object(map), Type::Object(object)) => Value::JsonObject(map, object),
             (Json::Object(map), Type::Map(inner)) => Value::JsonMap(map, inner),
             (Json::Object(map), _) => Value::JsonMap(map, &DYN),
@@ -168,7 +171,7 @@ impl<'a> Value<'a> {
             Value::String(text) => text.chars().count(),
             Value::Bytes(bytes) => bytes.len(),
             Value::List(list) => list.len(),
-            Value::JsonList(list, _) => list.len(),
+            Value::JsonList(list, ..) => list.len(),
             Value::Map(map) => map.len(),
             Value::JsonMap(map, _) => map.len(),
             Value::JsonObject(map, _) => map.len(),
@@ -213,7 +216,7 @@ impl<'a> Value<'a> {
     pub(crate) fn at(&self, index: usize) -> Option<Value<'a>> {
         match self {
             Value::List(list) => list.get(index).cloned(),
-            Value::JsonList(list, kind) => list.get(index).map(|item| Value::from_json(item, kind)),
+            Value::JsonList(list, kind, _) => list.get(index).map(|item| Value::from_json(item, kind)),
             _ => None,
         }
     }
@@ -222,7 +225,7 @@ impl<'a> Value<'a> {
     pub(crate) fn items(&self) -> Option<Vec<Value<'a>>> {
         match self {
             Value::List(list) => Some(list.to_vec()),
-            Value::JsonList(list, kind) => {
+            Value::JsonList(list, kind, _) => {
                 Some(list.iter().map(|item| Value::from_json(item, kind)).collect())
             }
             _ => None,
@@ -340,6 +343,9 @@ impl<'a> Value<'a> {
             return Some(false);
         }
         if let (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) = (self, other) {
+            if let Some(of) = self.unordered().or_else(|| other.unordered()) {
+                return self.equals_unordered(other, of, (work, depth));
+            }
             let mut index = 0;
             while let (Some(left), Some(right)) = (self.at(index), other.at(index)) {
                 *work = work.checked_sub(left.copy_cost() + right.copy_cost())?;

@@ -252,9 +252,9 @@ fn conditional(condition: &Type, yes: &Type, no: &Type) -> Found {
 fn index_type(operand: &Type, index: &Type) -> Found {
     match operand {
         Type::Dyn | Type::Object(_) => Found::Result(Type::Dyn),
-        Type::List(item) if index.fits(&Type::Int) => Found::Result((**item).clone()),
-        Type::Map(value) if index.fits(&Type::String) => Found::Result((**value).clone()),
-        Type::KeyedMap(key, value) if index.fits(key) => Found::Result((**value).clone()),
+        Type::List(item) if index.fits(&Type::Int) => Found::Result(item.checked()),
+        Type::Map(value) if index.fits(&Type::String) => Found::Result(value.checked()),
+        Type::KeyedMap(key, value) if index.fits(key) => Found::Result(value.checked()),
         Type::Optional(inner) => match index_type(inner, index) {
             Found::Result(kind) => Found::Result(Type::Optional(Arc::new(kind))),
             other => other,
@@ -269,7 +269,7 @@ fn result_type(letter: &str, args: &[Type]) -> Type {
         "1" => first(),
         "w" => Type::Optional(Arc::new(first())),
         "e" => match first() {
-            Type::List(item) | Type::Optional(item) => (*item).clone(),
+            Type::List(item) | Type::Optional(item) => item.checked(),
             _ => Type::Dyn,
         },
         letter => letter.chars().next().map_or(Type::Dyn, kind),

@@ -7,7 +7,7 @@ use super::*;
 use crate::eval_error::EvalError;
 use crate::evaluate::PER_CALL_LIMIT;
 use crate::session::{Session, Shared};
-use crate::types::{Field, ObjectType};
+use crate::types::{Field, ObjectType, UnorderedList};
 use crate::value::Value;
 
 fn evaluate(source: &str) -> Result<serde_json::Value, String> {
@@ -209,6 +209,43 @@ fn fields_of_json_are_read() {
     let (new, old) = (json!({"a": "x", "n": 2, "l": [1, 2]}), json!({"n": 1}));
     let variables = [("self", Value::from_json(&new, &kind)), ("oldSelf", Value::from_json(&old, &kind))];
     assert_eq!(program.evaluate(&variables).0, Ok(Value::Bool(true)));
+}
+
+/// The rules of upstream's tests for lists that are sets and maps.
+#[test]
+fn sets_and_maps_have_no_order() {
+    let field = |name: &str, kind: Type| (name.into(), Field { name: name.into(), kind });
+    let item = BTreeMap::from([field("k", Type::String), field("v", Type::String)]);
+    let item = Type::Object(Arc::new(ObjectType::new("item", item)));
+    let list = |item: Type, keys: &[&str]| {
+        let keys = keys.iter().map(|key| Box::from(*key)).collect();
+        Type::Unordered(Arc::new(UnorderedList { item, keys }))
+    };
+    let fields = BTreeMap::from([
+        field("set", list(Type::String, &[])),
+        field("other", list(Type::String, &[])),
+        field("objs", Type::list(list(item, &["k"]))),
+    ]);
+    let kind = Type::Object(Arc::new(ObjectType::new("self", fields)));
+    let environment = Environment::default().variable("self", kind.clone());
+    let element = |key: &str, value: &str| json!({"k": key, "v": value});
+    let json = json!({"set": ["a", "b", "c"], "other": ["a", "c", "b"], "objs": [
+        [element("a", "1"), element("b", "2")], [element("b", "2"), element("a", "1")],
+        [element("b", "3"), element("a", "1")], [element("c", "4")]]});
+    for (source, expected) in [
+        ("self.set == ['c', 'b', 'a'] && self.set == self.other", true),
+        ("self.set == ['c', 'b', 'x'] || self.set == ['a', 'a', 'b']", false),
+        ("self.set + self.other == ['a', 'b', 'c']", true),
+        ("self.set + ['c', 'd'] == ['a', 'b', 'c', 'd'] && 'a' in self.set", true),
+        ("self.objs[0] == self.objs[1] && self.objs[0] != self.objs[2]", true),
+        ("self.objs[0] + self.objs[2] == self.objs[2] && self.objs[2] + self.objs[0] == self.objs[0]", true),
+        ("self.objs[0] == [self.objs[0][1], self.objs[0][0]]", true),
+        ("size(self.objs[0] + [self.objs[3][0]]) == 3 && self.objs[0].all(x, x.k != 'c')", true),
+    ] {
+        let program = Program::compile(source, &environment).unwrap_or_else(|error| panic!("{error}"));
+        let (result, _) = program.evaluate(&[("self", Value::from_json(&json, &kind))]);
+        assert_eq!(result, Ok(Value::Bool(expected)), "{source}");
+    }
 }
 
 #[test]
