@@ -343,8 +343,10 @@ impl<'a> Value<'a> {
             return Some(false);
         }
         if let (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) = (self, other) {
-            if let Some(of) = self.unordered().or_else(|| other.unordered()) {
-                return self.equals_unordered(other, of, (work, depth));
+            if let Some(of) = self.unordered().or_else(|| other.unordered())
+                && let Some(equal) = self.equals_unordered(other, of, (&mut *work, depth))?
+            {
+                return Some(equal);
             }
             let mut index = 0;
             while let (Some(left), Some(right)) = (self.at(index), other.at(index)) {
