@@ -14,7 +14,7 @@ mod text;
 mod time;
 mod url;
 
-pub(crate) use self::convert::parse_timestamp;
+pub(crate) use self::convert::{TIMESTAMPS, parse_timestamp};
 use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;

@@ -46,4 +46,4 @@ pub use evaluate::PER_CALL_LIMIT;
 pub use program::{MAX_SHARED_DEPTH, Program};
 pub use session::{Session, Shared};
 pub use types::{Field, ObjectType, Type, UnorderedList};
-pub use value::{Key, Structure, Value};
+pub use value::{Key, OffsetTime, Structure, Value};

@@ -1,6 +1,7 @@
 //! Values. Objects and lists of a request stay JSON; an element is converted when an expression reads it.
 
 mod json;
+pub(crate) mod offset_time;
 pub(crate) mod structure;
 mod unordered;
 
@@ -13,7 +14,6 @@ use std::sync::Arc;
 use base64::Engine;
 use coracle_values::Quantity;
 use ipnetwork::IpNetwork;
-use jiff::Timestamp;
 use serde_json::{Map, Value as Json};
 
 use crate::access::{Access, AccessDecision};
@@ -21,6 +21,7 @@ use crate::duration;
 use crate::go_url::GoUrl;
 use crate::types::{DYN, ObjectType, Type, UnorderedList};
 
+pub use self::offset_time::OffsetTime;
 pub use self::structure::Structure;
 pub(crate) use self::unordered::union;
 
@@ -54,7 +55,7 @@ pub enum Value<'a> {
     /// Nanoseconds.
     Duration(i64),
     /// A point in time.
-    Timestamp(Timestamp),
+    Timestamp(OffsetTime),
     /// A type, by name.
     Type(&'static str),
     /// An optional value.
@@ -397,7 +398,7 @@ impl<'a> Value<'a> {
             (Value::String(left), Value::String(right)) => Some(left.cmp(right)),
             (Value::Bytes(left), Value::Bytes(right)) => Some(left.cmp(right)),
             (Value::Duration(left), Value::Duration(right)) => Some(left.cmp(right)),
-            (Value::Timestamp(left), Value::Timestamp(right)) => Some(left.cmp(right)),
+            (Value::Timestamp(left), Value::Timestamp(right)) => Some(left.at().cmp(&right.at())),
             _ => self.number_order(other),
         }
     }
@@ -424,19 +425,10 @@ fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {
             .ok()
             .map(|bytes| Value::Bytes(bytes.into())),
         Type::Duration => duration::parse(text).map(Value::Duration),
-        Type::Timestamp => timestamp(text).map(Value::Timestamp),
+        Type::Timestamp => OffsetTime::parse(text).map(Value::Timestamp),
         _ => None,
     };
     converted.unwrap_or(Value::String(Cow::Borrowed(text)))
-}
-
-/// A point in time: a date with a time, or a date at midnight.
-pub(crate) fn timestamp(text: &str) -> Option<Timestamp> {
-    if let Ok(at) = text.parse::<Timestamp>() {
-        return Some(at);
-    }
-    let date = text.parse::<jiff::civil::Date>().ok()?;
-    date.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
 }
 
 // === impl Key ===

@@ -2,7 +2,7 @@
 
 use super::{Checker, unwrap};
 use crate::environment::CompileError;
-use crate::functions::parse_timestamp;
+use crate::functions::{TIMESTAMPS, parse_timestamp};
 use crate::parse::{Expr, Kind, Literal};
 use crate::types::Type;
 use crate::{duration, pattern};
@@ -16,11 +16,12 @@ impl Checker<'_> {
         args: &[Expr],
     ) -> Result<(), CompileError> {
         let Some(arg) = args.first() else { return Ok(()) };
-        let Kind::Literal(Literal::String(text)) = &arg.kind else { return Ok(()) };
-        let is_valid = match (name, target) {
-            ("duration", None) => duration::parse(text).is_some(),
-            ("timestamp", None) => parse_timestamp(text).is_some(),
-            ("matches", Some(_)) => pattern::is_valid(text),
+        let Kind::Literal(literal) = &arg.kind else { return Ok(()) };
+        let is_valid = match (name, target, literal) {
+            ("duration", None, Literal::String(text)) => duration::parse(text).is_some(),
+            ("timestamp", None, Literal::String(text)) => parse_timestamp(text).is_some(),
+            ("timestamp", None, Literal::Int(seconds)) => TIMESTAMPS.contains(seconds),
+            ("matches", Some(_), Literal::String(text)) => pattern::is_valid(text),
             _ => true,
         };
         if is_valid { Ok(()) } else { Err(self.error(arg, &format!("invalid {name} argument"))) }

@@ -1,10 +1,15 @@
 //! Conversions between types.
 
+use std::ops::RangeInclusive;
+
 use super::{failed, traversal};
 use crate::cost_meter::CostMeter;
 use crate::duration;
 use crate::eval_error::{EvalError, Evaluated};
-use crate::value::Value;
+use crate::value::{OffsetTime, Value};
+
+/// Timestamps in seconds since 1970: the years 1 to 9999.
+pub(crate) const TIMESTAMPS: RangeInclusive<i64> = -62_135_596_800..=253_402_300_799;
 
 pub(super) fn call<'a>(
     meter: &mut CostMeter,
@@ -53,7 +58,7 @@ fn to_int<'a>(value: &Value<'a>) -> Evaluated<'a> {
             Ok(number) => Some(number),
             Err(_) => return failed("type conversion error from 'string' to 'int'"),
         },
-        Value::Timestamp(at) => Some(at.as_second()),
+        Value::Timestamp(time) => Some(time.at().as_second()),
         Value::Duration(nanoseconds) => Some(*nanoseconds),
         _ => return Err(EvalError::NoOverload),
     };
@@ -160,12 +165,13 @@ fn to_duration<'a>(value: &Value<'a>) -> Evaluated<'a> {
 fn to_timestamp<'a>(value: &Value<'a>) -> Evaluated<'a> {
     match value {
         Value::Timestamp(_) => Ok(value.clone()),
+        Value::Int(seconds) if !TIMESTAMPS.contains(seconds) => failed("timestamp overflow"),
         Value::Int(seconds) => match jiff::Timestamp::from_second(*seconds) {
-            Ok(at) => Ok(Value::Timestamp(at)),
+            Ok(at) => Ok(Value::Timestamp(OffsetTime::utc(at))),
             Err(_) => failed("timestamp overflow"),
         },
         Value::String(text) => match parse_timestamp(text) {
-            Some(at) => Ok(Value::Timestamp(at)),
+            Some(time) => Ok(Value::Timestamp(time)),
             None => failed("type conversion error from 'string' to 'google.protobuf.Timestamp'"),
         },
         _ => Err(EvalError::NoOverload),
@@ -173,7 +179,7 @@ fn to_timestamp<'a>(value: &Value<'a>) -> Evaluated<'a> {
 }
 
 /// A date with time and zone (RFC 3339). Fields of objects may have other forms, but the function has only this one.
-pub(crate) fn parse_timestamp(text: &str) -> Option<jiff::Timestamp> {
+pub(crate) fn parse_timestamp(text: &str) -> Option<OffsetTime> {
     let (time, zone) = text.split_at_checked(19)?;
     let separators = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
     let is_time = time.bytes().enumerate().all(|(at, byte)| {
@@ -188,7 +194,8 @@ pub(crate) fn parse_timestamp(text: &str) -> Option<jiff::Timestamp> {
         || zone.strip_prefix(['+', '-']).and_then(|offset| offset.split_once(':')).is_some_and(
             |(hours, minutes)| (hours.len(), digits(hours), minutes.len(), digits(minutes)) == (2, 2, 2, 2),
         );
-    (is_time && is_zone && fraction != 1).then(|| text.parse().ok()).flatten()
+    let parsed = (is_time && is_zone && fraction != 1).then(|| OffsetTime::parse(text)).flatten();
+    parsed.filter(|time| TIMESTAMPS.contains(&time.at().as_second()))
 }
 
 /// Number of digits that a text begins with.
@@ -248,6 +255,7 @@ mod tests {
             "2024-01-02T03:04:05Z[UTC]",
             "2024-13-02T03:04:05Z",
             "é024-01-02T03:04:05Z",
+            "0000-01-02T03:04:05Z",
         ] {
             assert!(parse_timestamp(bad).is_none(), "{bad}");
         }

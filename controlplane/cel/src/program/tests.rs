@@ -82,6 +82,15 @@ fn expressions_have_their_values() {
             json!(true),
         ),
         ("{'IP': 1}.exists(net, true) && cel.bind(net, {'IP': 2}, net.IP == 2)", json!(true)),
+        (
+            "string(timestamp('2011-08-18T19:03:37.010+01:00') + duration('1h'))",
+            json!("2011-08-18T20:03:37.01+01:00"),
+        ),
+        (
+            "timestamp('2011-08-18T19:03:37+01:00') == timestamp('2011-08-18T18:03:37Z')
+                && timestamp('2011-08-18T19:03:37+01:00').getHours() == 18",
+            json!(true),
+        ),
         ("bool('T') && !bool('F') && string(1000000.0) == '1e+06'", json!(true)),
         ("url('https://A.b:443').getPort() + url('https://A.b').getEscapedPath()", json!("443")),
         ("url('http://[::1]:80/?a=1&a=2').getQuery()['a'].join('-')", json!("1-2")),
@@ -128,6 +137,7 @@ fn errors_are_those_of_cel_go() {
         ("[1].slice(-1, 1)", "cannot slice(-1, 1), negative indexes not supported"),
         ("[1].slice(1, 0)", "cannot slice(1, 0), start index must be less than or equal to end index"),
         ("[1].slice(0, 2)", "cannot slice(0, 2), list is length 1"),
+        ("timestamp(253402300799 + 1)", "timestamp overflow"),
         ("'a'.indexOf('b', -1)", "index out of range: -1"),
         // The order of numbers of different types is not total.
         ("[dyn(1), dyn(1.5)].sort()", "no such overload"),
@@ -175,6 +185,7 @@ fn literals_are_checked() {
     for (source, expected) in [
         ("duration('1x') > duration('1s')", "<input>:1:10: invalid duration argument"),
         ("timestamp('2024-01-02') == timestamp('x')", "invalid timestamp argument"),
+        ("timestamp(253402300800) == timestamp(0)", "<input>:1:11: invalid timestamp argument"),
         ("'a'.matches('(')", "<input>:1:13: invalid matches argument"),
         ("[1, 'a'].size() == 2", "expected type 'int' but found 'string'"),
         ("{'a': 1, 'b': 'c'}.size() == 2", "expected type 'int' but found 'string'"),
@@ -224,17 +235,21 @@ fn sets_and_maps_have_no_order() {
     let fields = BTreeMap::from([
         field("set", list(Type::String, &[])),
         field("other", list(Type::String, &[])),
+        field("atoms", list(Type::list(Type::Int), &[])),
         field("objs", Type::list(list(item, &["k"]))),
     ]);
     let kind = Type::Object(Arc::new(ObjectType::new("self", fields)));
     let environment = Environment::default().variable("self", kind.clone());
     let element = |key: &str, value: &str| json!({"k": key, "v": value});
-    let json = json!({"set": ["a", "b", "c"], "other": ["a", "c", "b"], "objs": [
+    let json = json!({"set": ["a", "b", "c"], "other": ["a", "c", "b"], "atoms": [[1], [2]], "objs": [
         [element("a", "1"), element("b", "2")], [element("b", "2"), element("a", "1")],
         [element("b", "3"), element("a", "1")], [element("c", "4")]]});
     for (source, expected) in [
         ("self.set == ['c', 'b', 'a'] && self.set == self.other", true),
         ("self.set == ['c', 'b', 'x'] || self.set == ['a', 'a', 'b']", false),
+        // Elements that are no scalars have an order.
+        ("self.atoms == [[1], [2]] && self.atoms + [[1]] == [[1], [2], [1]]", true),
+        ("self.atoms == [[2], [1]]", false),
         ("self.set + self.other == ['a', 'b', 'c']", true),
         ("self.set + ['c', 'd'] == ['a', 'b', 'c', 'd'] && 'a' in self.set", true),
         ("self.objs[0] == self.objs[1] && self.objs[0] != self.objs[2]", true),

@@ -108,7 +108,7 @@ fn scalar(value: &Value<'_>) -> Option<Key> {
     Key::of(value).or_else(|| match value {
         Value::Duration(nanoseconds) => Some(Key::Int(*nanoseconds)),
         Value::Double(number) => Some(Key::String(number.to_string())),
-        Value::Timestamp(at) => Some(Key::String(at.to_string())),
+        Value::Timestamp(time) => Some(Key::String(time.at().to_string())),
         _ => None,
     })
 }
