@@ -241,7 +241,7 @@ impl<'a> Value<'a> {
             Value::JsonObject(map, object) => object
                 .fields
                 .iter()
-                .filter(|(_, field)| map.contains_key(&*field.name))
+                .filter(|(_, field)| present(map, &field.name).is_some())
                 .map(|(name, _)| Value::String(Cow::Borrowed(&**name)))
                 .collect(),
             _ => return None,
@@ -255,10 +255,7 @@ impl<'a> Value<'a> {
             (Value::JsonMap(map, kind), Value::String(name)) => {
                 map.get(&**name).map(|value| Value::from_json(value, kind))
             }
-            (Value::JsonObject(map, object), Value::String(name)) => {
-                let field = object.fields.get(&**name)?;
-                map.get(&*field.name).map(|value| Value::from_json(value, &field.kind))
-            }
+            (Value::JsonObject(map, object), Value::String(name)) => member(map, object, name),
             _ => None,
         }
     }
@@ -268,10 +265,7 @@ impl<'a> Value<'a> {
         match self {
             Value::Map(map) => map.get(&Key::String(name.to_owned())).cloned(),
             Value::JsonMap(map, kind) => map.get(name).map(|value| Value::from_json(value, kind)),
-            Value::JsonObject(map, object) => {
-                let field = object.fields.get(name)?;
-                map.get(&*field.name).map(|value| Value::from_json(value, &field.kind))
-            }
+            Value::JsonObject(map, object) => member(map, object, name),
             Value::Structure(structure) => structure.get(name).cloned(),
             Value::Access(access) if name == "requestResource" => Some(Value::Access(access.of_request())),
             _ => None,
@@ -283,7 +277,7 @@ impl<'a> Value<'a> {
         match self {
             Value::JsonMap(map, _) => map.contains_key(name),
             Value::JsonObject(map, object) => {
-                object.fields.get(name).is_some_and(|field| map.contains_key(&*field.name))
+                object.fields.get(name).is_some_and(|field| present(map, &field.name).is_some())
             }
             Value::Map(map) => map.contains_key(&Key::String(name.to_owned())),
             other => other.field(name).is_some(),
@@ -416,6 +410,17 @@ impl<'a> Value<'a> {
             other => other.size() == Some(0),
         }
     }
+}
+
+/// The field of an object with known fields.
+fn member<'a>(map: &'a Map<String, Json>, object: &'a ObjectType, name: &str) -> Option<Value<'a>> {
+    let field = object.fields.get(name)?;
+    present(map, &field.name).map(|value| Value::from_json(value, &field.kind))
+}
+
+/// The value of a field. Null is the same as absent.
+fn present<'a>(map: &'a Map<String, Json>, name: &str) -> Option<&'a Json> {
+    map.get(name).filter(|value| !value.is_null())
 }
 
 fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {

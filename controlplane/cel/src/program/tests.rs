@@ -220,6 +220,18 @@ fn fields_of_json_are_read() {
     let (new, old) = (json!({"a": "x", "n": 2, "l": [1, 2]}), json!({"n": 1}));
     let variables = [("self", Value::from_json(&new, &kind)), ("oldSelf", Value::from_json(&old, &kind))];
     assert_eq!(program.evaluate(&variables).0, Ok(Value::Bool(true)));
+    // Null is the same as absent.
+    let null = json!({"a": null, "n": 1});
+    for (source, expected) in
+        [("has(self.a)", Ok(Value::Bool(false))), ("self == self", Ok(Value::Bool(true)))]
+    {
+        let program = Program::compile(source, &environment).unwrap();
+        let result = program.evaluate(&[("self", Value::from_json(&null, &kind))]).0;
+        assert_eq!(result, expected, "{source}");
+    }
+    let program = Program::compile("self.a == 'x'", &environment).unwrap();
+    let result = program.evaluate(&[("self", Value::from_json(&null, &kind))]).0;
+    assert_eq!(result, Err(EvalError::Failed("no such key: a".to_owned())));
 }
 
 /// The rules of upstream's tests for lists that are sets and maps.
