@@ -8,7 +8,7 @@ use crate::types::Type;
 use crate::{duration, pattern};
 
 impl Checker<'_> {
-    /// Checks the literal argument of `duration`, `timestamp` and `matches`.
+    /// Checks the literal argument of `duration` and `timestamp`, and regular expressions.
     pub(super) fn literal_argument(
         &self,
         name: &str,
@@ -21,7 +21,7 @@ impl Checker<'_> {
             ("duration", None, Literal::String(text)) => duration::parse(text).is_some(),
             ("timestamp", None, Literal::String(text)) => parse_timestamp(text).is_some(),
             ("timestamp", None, Literal::Int(seconds)) => TIMESTAMPS.contains(seconds),
-            ("matches", Some(_), Literal::String(text)) => pattern::is_valid(text),
+            ("matches" | "find" | "findAll", Some(_), Literal::String(text)) => pattern::is_valid(text),
             _ => true,
         };
         if is_valid { Ok(()) } else { Err(self.error(arg, &format!("invalid {name} argument"))) }

@@ -6,6 +6,7 @@ use super::failed;
 use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::operators::{apply, equals};
+use crate::types::Type;
 use crate::value::Value;
 
 /// Maximum length of `lists.range`.
@@ -37,7 +38,7 @@ pub(super) fn call<'a>(
     };
     Some(match (name, &args[1..]) {
         ("isSorted", []) => order_cost(meter, &list, 1).and_then(|()| sorted(&list)).map(Value::Bool),
-        ("sum", []) => sum(meter, &list),
+        ("sum", []) => sum(meter, &list, zero_of(&args[0])),
         ("min", []) => order_cost(meter, &list, 1).and_then(|()| extreme(&list, Ordering::Less)),
         ("max", []) => order_cost(meter, &list, 1).and_then(|()| extreme(&list, Ordering::Greater)),
         ("indexOf", [item]) => position(meter, list.iter().enumerate(), item),
@@ -98,9 +99,18 @@ fn sorted(list: &[Value<'_>]) -> Result<bool, EvalError> {
     Ok(true)
 }
 
-fn sum<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
+/// The sum of an empty list.
+fn zero_of<'a>(list: &Value<'a>) -> Value<'a> {
+    match list {
+        Value::JsonList(_, Type::Duration, _) => Value::Duration(0),
+        Value::JsonList(_, Type::Double, _) => Value::Double(0.0),
+        _ => Value::Int(0),
+    }
+}
+
+fn sum<'a>(meter: &mut CostMeter, list: &[Value<'a>], zero: Value<'a>) -> Evaluated<'a> {
     let mut items = list.iter().cloned();
-    let Some(mut total) = items.next() else { return Ok(Value::Int(0)) };
+    let Some(mut total) = items.next() else { return Ok(zero) };
     for item in items {
         total = match apply(meter, "_+_", &[total, item]) {
             Some(sum) => sum?,

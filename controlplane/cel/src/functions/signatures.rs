@@ -251,7 +251,7 @@ fn conditional(condition: &Type, yes: &Type, no: &Type) -> Found {
 
 fn index_type(operand: &Type, index: &Type) -> Found {
     match operand {
-        Type::Dyn | Type::Object(_) => Found::Result(Type::Dyn),
+        Type::Dyn => Found::Result(Type::Dyn),
         Type::List(item) if index.fits(&Type::Int) => Found::Result(item.checked()),
         Type::Map(value) if index.fits(&Type::String) => Found::Result(value.checked()),
         Type::KeyedMap(key, value) if index.fits(key) => Found::Result(value.checked()),

@@ -91,6 +91,7 @@ fn expressions_have_their_values() {
                 && timestamp('2011-08-18T19:03:37+01:00').getHours() == 18",
             json!(true),
         ),
+        ("optional.ofNonZeroValue(timestamp('0001-01-01T00:00:00Z')).hasValue()", json!(false)),
         ("bool('T') && !bool('F') && string(1000000.0) == '1e+06'", json!(true)),
         ("url('https://A.b:443').getPort() + url('https://A.b').getEscapedPath()", json!("443")),
         ("url('http://[::1]:80/?a=1&a=2').getQuery()['a'].join('-')", json!("1-2")),
@@ -164,6 +165,8 @@ fn names_and_types_are_checked() {
         ("self.n.startsWith('a')", "found no matching overload for 'startsWith' applied to 'int.(string)'"),
         ("self.a.unknown()", "undeclared reference to 'unknown'"),
         ("self.a ==", "Syntax error"),
+        ("self['a'] == 'x'", "found no matching overload for '_[_]' applied to '(selfType, string)'"),
+        ("self.a.find(')') == ''", "invalid find argument"),
     ] {
         let error =
             Program::compile(source, &environment).err().map(|error| error.to_string()).unwrap_or_default();
@@ -229,6 +232,20 @@ fn fields_of_json_are_read() {
         let result = program.evaluate(&[("self", Value::from_json(&null, &kind))]).0;
         assert_eq!(result, expected, "{source}");
     }
+    // Fields that the type does not have are compared.
+    let kinds = Type::list(kind);
+    let environment = Environment::default().variable("self", kinds.clone());
+    let list = json!([{"n": 1, "x": "a"}, {"n": 1, "x": "b"}, {"n": 1, "x": "b"}]);
+    let program = Program::compile("self[0] != self[1] && self[1] == self[2]", &environment).unwrap();
+    let result = program.evaluate(&[("self", Value::from_json(&list, &kinds))]).0;
+    assert_eq!(result, Ok(Value::Bool(true)));
+}
+
+#[test]
+fn a_field_with_null_is_absent() {
+    let kind = object();
+    let environment = Environment::default().variable("self", kind.clone());
+    let null = json!({"a": null, "n": 1});
     let program = Program::compile("self.a == 'x'", &environment).unwrap();
     let result = program.evaluate(&[("self", Value::from_json(&null, &kind))]).0;
     assert_eq!(result, Err(EvalError::Failed("no such key: a".to_owned())));
@@ -248,17 +265,19 @@ fn sets_and_maps_have_no_order() {
         field("set", list(Type::String, &[])),
         field("other", list(Type::String, &[])),
         field("atoms", list(Type::list(Type::Int), &[])),
+        field("none", Type::list(Type::Duration)),
         field("objs", Type::list(list(item, &["k"]))),
     ]);
     let kind = Type::Object(Arc::new(ObjectType::new("self", fields)));
     let environment = Environment::default().variable("self", kind.clone());
     let element = |key: &str, value: &str| json!({"k": key, "v": value});
-    let json = json!({"set": ["a", "b", "c"], "other": ["a", "c", "b"], "atoms": [[1], [2]], "objs": [
+    let json = json!({"set": ["a", "b", "c"], "other": ["a", "c", "b"], "atoms": [[1], [2]], "none": [], "objs": [
         [element("a", "1"), element("b", "2")], [element("b", "2"), element("a", "1")],
         [element("b", "3"), element("a", "1")], [element("c", "4")]]});
     for (source, expected) in [
         ("self.set == ['c', 'b', 'a'] && self.set == self.other", true),
         ("self.set == ['c', 'b', 'x'] || self.set == ['a', 'a', 'b']", false),
+        ("self.none.sum() == duration('0')", true),
         // Elements that are no scalars have an order.
         ("self.atoms == [[1], [2]] && self.atoms + [[1]] == [[1], [2], [1]]", true),
         ("self.atoms == [[2], [1]]", false),

@@ -34,6 +34,11 @@ impl OffsetTime {
         self.at
     }
 
+    /// Whether this is Go's zero time: the begin of the year 1.
+    pub(crate) fn is_zero(self) -> bool {
+        self.at.as_second() == -62_135_596_800 && self.at.subsec_nanosecond() == 0
+    }
+
     /// Another point in time with the same offset.
     pub(crate) fn moved(self, at: Timestamp) -> OffsetTime {
         OffsetTime { at, ..self }
