@@ -1,7 +1,5 @@
 //! Static check: names, fields, functions and types. An unknown type is `dyn`; the evaluation checks it.
 
-mod literal;
-
 use std::sync::Arc;
 
 use crate::access::{AUTHORIZER, RESOURCE_CHECK};
@@ -13,15 +11,13 @@ use crate::value::structure;
 
 /// Returns the type of the expression.
 pub(crate) fn check(expr: &Expr, environment: &Environment, source: &str) -> Result<Type, CompileError> {
-    Checker { environment, source, scopes: Vec::new(), allows_mixed: false }.kind(expr)
+    Checker { environment, source, scopes: Vec::new() }.kind(expr)
 }
 
 struct Checker<'a> {
     environment: &'a Environment,
     source: &'a str,
     scopes: Vec<(&'a str, Type)>,
-    /// Whether lists and maps may have elements of different types, as in arguments of `format`.
-    allows_mixed: bool,
 }
 
 type Checked = Result<Type, CompileError>;
@@ -43,10 +39,12 @@ impl<'a> Checker<'a> {
                 Ok(if *test { Type::Bool } else { field })
             }
             Kind::Call { name, target, args } => {
-                let before = self.allows_mixed;
-                self.allows_mixed |= &**name == "format";
+                let before = self.scopes.len();
+                if &**name == "format" {
+                    self.scopes.push((MIXED, Type::Dyn));
+                }
                 let kind = self.call(expr, name, target.as_deref(), args);
-                self.allows_mixed = before;
+                self.scopes.truncate(before);
                 kind
             }
             Kind::List(items) => self.list(items),
@@ -68,7 +66,8 @@ impl<'a> Checker<'a> {
     fn list(&mut self, items: &'a [(Expr, bool)]) -> Checked {
         let mut kind = None;
         for (item, optional) in items {
-            let found = Self::element(self.kind(item)?, *optional);
+            let found = self.kind(item)?;
+            let found = if *optional { unwrap(found) } else { found };
             self.same_type(item, kind.as_ref(), &found)?;
             kind = Some(join(kind, found));
         }
@@ -85,12 +84,24 @@ impl<'a> Checker<'a> {
             }
             self.same_type(key, keys.as_ref(), &kind)?;
             keys = Some(join(keys, kind));
-            let kind = Self::element(self.kind(value)?, *optional);
+            let kind = self.kind(value)?;
+            let kind = if *optional { unwrap(kind) } else { kind };
             self.same_type(value, values.as_ref(), &kind)?;
             values = Some(join(values, kind));
         }
         let key = keys.unwrap_or(Type::Dyn);
         Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
+    }
+
+    /// Checks that an element has the type of those before it. `dyn` fits any type.
+    fn same_type(&self, expr: &Expr, before: Option<&Type>, kind: &Type) -> Result<(), CompileError> {
+        let allows_mixed = || self.scopes.iter().any(|(name, _)| *name == MIXED);
+        match before {
+            Some(before) if !before.fits(kind) && !kind.fits(before) && !allows_mixed() => {
+                Err(self.error(expr, &format!("expected type '{before}' but found '{kind}'")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The type of `variables.name`. None for another expression.
@@ -178,9 +189,13 @@ impl<'a> Checker<'a> {
             };
             return Ok(Type::Optional(Arc::new(unwrap(inner))));
         }
-        self.literal_argument(name, target, args)?;
-        if name == "format" {
-            self.format_call(expr, target, args)?;
+        if let Some((arg, problem)) = crate::literal::invalid_argument(name, target, args) {
+            return Err(self.error(arg, &problem));
+        }
+        if name == "format"
+            && let Some(problem) = crate::literal::format_error(target, args)
+        {
+            return Err(self.error(expr, &problem));
         }
         let mut kinds = Vec::with_capacity(args.len() + 1);
         if let Some(target) = target {
@@ -262,6 +277,9 @@ impl<'a> Checker<'a> {
         CompileError(format!("ERROR: <input>:{line}:{column}: {message}\n | {text}\n | {dots}^"))
     }
 }
+
+/// The name in the scopes below a call of `format`, whose arguments may mix types. No expression can contain it.
+const MIXED: &str = "@mixed";
 
 fn literal_type(literal: &Literal) -> Type {
     match literal {

@@ -31,6 +31,7 @@ mod eval_error;
 mod evaluate;
 mod functions;
 pub mod go_url;
+mod literal;
 mod operators;
 mod parse;
 pub mod pattern;
