@@ -199,8 +199,11 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The cost of collecting the keys of a map.
+    /// The cost of collecting the keys of a map. For an object all fields of its type are looked up.
     pub(crate) fn keys_cost(&self) -> u64 {
+        if let Value::JsonObject(_, object) = self {
+            return u64::try_from(object.fields.len()).unwrap_or(u64::MAX) / 10;
+        }
         let texts: usize = match self {
             Value::Map(map) => map
                 .keys()
@@ -357,13 +360,13 @@ impl<'a> Value<'a> {
         if !self.is_map() || !other.is_map() {
             return Some(false);
         }
+        // The keys are collected.
+        *work = work.checked_sub(self.keys_cost())?;
         if let (Value::JsonObject(left, object), Value::JsonObject(right, _)) = (self, other)
             && unknown::has_unknown(left, object)
         {
             return unknown::equal_maps(left, right, work);
         }
-        // The keys are collected.
-        *work = work.checked_sub(self.keys_cost())?;
         for key in self.keys()? {
             let (Some(left), Some(right)) = (self.get(&key), other.get(&key)) else { return Some(false) };
             *work = work.checked_sub(left.copy_cost() + right.copy_cost() + key.cost_size() / 10)?;

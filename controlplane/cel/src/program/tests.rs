@@ -524,6 +524,19 @@ fn hidden_work_costs() {
 }
 
 #[test]
+fn a_comparison_of_objects_costs_the_fields_of_their_type() {
+    let field = |index: i32| {
+        (format!("f{index}").into(), Field { name: format!("f{index}").into(), kind: Type::Int })
+    };
+    let kind = Type::Object(Arc::new(ObjectType::new("large", (0..10_000).map(field).collect())));
+    let environment = Environment::default().variable("self", kind.clone());
+    let json = json!({"f1": 1});
+    let program = Program::compile("self == self", &environment).unwrap();
+    let (result, cost) = program.evaluate(&[("self", Value::from_json(&json, &kind))]);
+    assert!(result == Ok(Value::Bool(true)) && cost >= 1_000, "{cost}");
+}
+
+#[test]
 fn small_expressions_stay_cheap() {
     for source in
         ["'host-1'.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')", "'a' in ['a', 'b'] && 'a' in {'a': 1}"]
