@@ -16,6 +16,8 @@
 //! | functions | `functions` | `apiserver/pkg/cel/library`, `cel-go/ext` |
 //! | names of fields | [`escape`] | `apiserver/pkg/cel/escaping.go` |
 //! | regular expressions of Go | [`pattern`] | `regexp/syntax` |
+//! | URLs of Go | [`go_url`] | `net/url` |
+//! | formats of texts | [`text_format`] | `kube-openapi/pkg/validation/strfmt` |
 //!
 //! Invariants: no I/O, no clock, no panic on any input. The cost of an evaluation bounds its time and its memory.
 
@@ -30,11 +32,14 @@ mod eval;
 mod eval_error;
 mod evaluate;
 mod functions;
+pub mod go_url;
+mod literal;
 mod operators;
 mod parse;
 pub mod pattern;
 mod program;
 mod session;
+pub mod text_format;
 pub mod types;
 mod value;
 
@@ -44,5 +49,5 @@ pub use eval_error::EvalError;
 pub use evaluate::PER_CALL_LIMIT;
 pub use program::{MAX_SHARED_DEPTH, Program};
 pub use session::{Session, Shared};
-pub use types::{Field, ObjectType, Type};
-pub use value::{Key, Structure, Value};
+pub use types::{Field, ObjectType, Type, UnorderedList};
+pub use value::{Key, OffsetTime, Structure, Value};
