@@ -1,13 +1,18 @@
 //! Restart policies and restart rules of containers. Source: `ContainerShouldRestart` in `pkg/api/v1/pod` and
 //! `ShouldAllContainersRestart` in `pkg/kubelet/container` of Kubernetes.
 //!
-//! A restart of all containers needs no record: until the containers are removed, the exited one that triggered it is in
-//! the runtime, and it is removed last. So a restarted agent continues.
+//! A restart of all containers is not stored: until the containers are removed, the exited one that triggered it is in
+//! the runtime, and it is removed last. So a restarted agent continues. The attempts of the removed containers are
+//! recorded ([`record`]).
+
+pub(crate) mod record;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, Shape, WorkerState, is_sidecar};
 
@@ -20,7 +25,7 @@ const RESTART_ALL: &str = "RestartAllContainers";
 pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
 
 /// A container that was removed by a restart of all containers, until it runs again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Removed {
     /// Attempt of its next run.
     pub(crate) attempt: u32,
@@ -161,8 +166,17 @@ pub(crate) fn removed(observed: &ObservedPod, ids: &[String], triggers: &[String
     removed
 }
 
-/// The removed containers that a pod's status records, for an agent that has restarted.
-pub(crate) fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
+/// The containers that an earlier agent removed: those of the record, and those of the pod's status.
+pub(crate) fn removed_before(pod: &Pod, pod_dir: &Path) -> RemovedContainers {
+    let mut removed = removed_in_status(pod.status.as_ref());
+    if pod.spec.as_ref().is_some_and(may_restart_all) {
+        removed.extend(record::read(pod_dir));
+    }
+    removed
+}
+
+/// The removed containers that a pod's status has, if the record could not be written.
+fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
     let Some(status) = status else { return RemovedContainers::new() };
     let is_restarting =
         status.conditions.iter().flatten().any(|c| c.type_ == ALL_RESTARTING && c.status == "True");

@@ -249,7 +249,7 @@ impl Worker {
             verdict: start.verdict,
             probed: probe_results(status),
             resize: ResizeState::of(desired.pod()),
-            removed: super::restart::removed_in_status(status),
+            removed: super::restart::removed_before(desired.pod(), &start.node.volumes.pod_dir(&start.uid)),
             ..WorkerState::default()
         };
         let is_pending =

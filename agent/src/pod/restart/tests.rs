@@ -159,3 +159,28 @@ fn a_restarted_agent_reads_the_counts_of_removed_containers_from_the_status() {
     assert_eq!(counts(&status("True")), [("here".to_owned(), 6), ("removed".to_owned(), 2)]);
     assert_eq!(removed_in_status(None), RemovedContainers::new());
 }
+
+#[test]
+fn a_restarted_agent_reads_the_removed_containers_that_the_status_does_not_have_yet() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, attempt, crashed| {
+        RemovedContainers::from([(name.to_owned(), Removed { attempt, crashed })])
+    };
+    record::add(dir.path(), &of("a", 1, Some(at(5)))).unwrap();
+    record::add(dir.path(), &of("b", 1, None)).unwrap();
+    record::add(dir.path(), &of("b", 2, None)).unwrap();
+    let running = json!([{"name": "a", "containerID": "x://1", "restartCount": 0, "image": "i", "imageID": "",
+        "ready": true}]);
+    let pod = |action: &str| -> Pod {
+        serde_json::from_value(json!({"spec": {"containers": [ruled("a", action), {"name": "b"}]},
+            "status": {"containerStatuses": running}}))
+        .unwrap()
+    };
+    let mut expected = of("a", 1, Some(at(5)));
+    expected.extend(of("b", 2, None));
+    assert_eq!(removed_before(&pod("RestartAllContainers"), dir.path()), expected);
+    assert_eq!(removed_before(&pod("Restart"), dir.path()), RemovedContainers::new());
+    record::remove(dir.path());
+    assert_eq!(removed_before(&pod("RestartAllContainers"), dir.path()), RemovedContainers::new());
+    record::remove(dir.path());
+}

@@ -127,7 +127,11 @@ impl Worker {
         self.state.resize.actuated.retain(|id, _| here.contains(id.as_str()));
         self.state.resize.restarts.retain(|id| here.contains(id.as_str()));
         let observed = &self.observed;
+        let was_restarting = !self.state.removed.is_empty();
         restart::forget_created(&mut self.state.removed, observed);
+        if was_restarting && self.state.removed.is_empty() {
+            restart::record::remove(&self.node.volumes.pod_dir(&self.uid));
+        }
         self.state.waiting.retain(|name, _| !observed.current(name).is_some_and(|c| c.running()));
         if self.state.waiting.is_empty() {
             // An emptied `BTreeMap` keeps one node, which has 800 bytes for this type.
