@@ -29,7 +29,7 @@ pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
 pub(crate) struct Removed {
     /// Attempt of its next run.
     pub(crate) attempt: u32,
-    /// The end of the container if it triggered the restart: its back-off counts from then.
+    /// The end of the container if it triggered the restart or had crashed before: its back-off counts from then.
     pub(crate) crashed: Option<Timestamp>,
 }
 
@@ -152,14 +152,15 @@ fn matching_action(container: &Container, code: i32) -> Option<&str> {
     rule.map(|rule| rule.action.as_str())
 }
 
-/// The containers that a restart of all containers removes: their next attempts, and the ends of those that triggered it.
+/// The containers that a restart of all containers removes: their next attempts, and the ends of those that triggered it
+/// or had crashed. Without these ends a restart of all containers would reset the back-off of a container that crashes.
 pub(crate) fn removed(observed: &ObservedPod, ids: &[String], triggers: &[String]) -> RemovedContainers {
     let mut removed = RemovedContainers::new();
     let containers = observed.containers.iter().filter(|c| ids.contains(&c.id) || triggers.contains(&c.id));
     for container in containers {
         let Some(latest) = observed.latest(&container.name) else { continue };
         let is_trigger = triggers.contains(&latest.id);
-        let crashed = latest.exit().filter(|_| is_trigger).map(|exit| exit.finished);
+        let crashed = latest.exit().filter(|exit| is_trigger || exit.code != 0).map(|exit| exit.finished);
         let ran = u32::from(latest.run != ContainerRun::Created);
         removed.insert(latest.name.clone(), Removed { attempt: latest.attempt + ran, crashed });
     }
