@@ -100,13 +100,16 @@ impl<'a> Exits<'a> {
         (!self.is_stopped_to_restart(container, latest)).then_some((latest, exit))
     }
 
-    /// Whether an ended container starts again whatever its exit code and rules: the agent stopped it for a resize, or
-    /// because a probe failed and its policy is not Never.
+    /// Whether an ended container starts again whatever its exit code and rules: the agent stopped it for a resize or
+    /// another image, or because a probe failed and its policy is not Never.
     pub(crate) fn is_stopped_to_restart(&self, container: &Container, observed: &ObservedContainer) -> bool {
-        if self.state.resize.is_restarted(observed) {
+        if observed.exit().is_none() {
+            return false;
+        }
+        if self.state.resize.is_restarted(observed) || self.state.redefined.contains(&observed.id) {
             return true;
         }
-        let request = self.state.kill_requests.get(&observed.id).filter(|_| observed.exit().is_some());
+        let request = self.state.kill_requests.get(&observed.id);
         request.is_some_and(|request| request.restarts) && policy(self.spec, container) != Some("Never")
     }
 }

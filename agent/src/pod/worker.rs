@@ -366,6 +366,7 @@ impl Worker {
             return None;
         }
         self.state.resize.restarts.extend(plan.resize_restarts.iter().cloned());
+        self.state.redefined.extend(plan.redefined.iter().cloned());
         let interrupt = CancellationToken::new();
         let job = Job {
             node: Arc::clone(&self.node),

@@ -95,7 +95,7 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
 }
 
 /// Whether an ended container starts again although its exit code ends it for good: the agent stopped it because a probe
-/// failed, or for a resize. The API server refuses a start after a status that has it as ended.
+/// failed, or for a resize or another image. The API server refuses a start after a status that has it as ended.
 fn starts_against_its_policy(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
     let (Some(spec), Some(exit)) = (facts.pod.spec.as_ref(), observed.exit()) else { return false };
     !restarts_after(spec, container, exit.code)

@@ -123,6 +123,7 @@ impl Worker {
         let here: HashSet<&str> = self.observed.containers.iter().map(|c| c.id.as_str()).collect();
         self.state.probed.retain(|id, _| here.contains(id.as_str()));
         self.state.kill_requests.retain(|id, _| here.contains(id.as_str()));
+        self.state.redefined.retain(|id| here.contains(id.as_str()));
         self.pre_stop_done.retain(|id| here.contains(id.as_str()));
         self.state.resize.actuated.retain(|id, _| here.contains(id.as_str()));
         self.state.resize.restarts.retain(|id| here.contains(id.as_str()));
