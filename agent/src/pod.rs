@@ -16,6 +16,7 @@ mod plan;
 mod pods;
 mod probe;
 mod pull;
+mod removed;
 mod resize;
 mod resize_state;
 mod restart;

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::NodeContext;
 use super::plan::Action;
 use super::pull::PullTask;
-use super::restart::RemovedContainers;
+use super::removed::RemovedContainers;
 use super::state::{Failed, ObservedPod, Waiting};
 use crate::bounded;
 use crate::runtime::RuntimeError;

@@ -7,13 +7,12 @@
 
 pub(crate) mod record;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 
+use super::removed::{Removed, RemovedContainers};
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, Shape, WorkerState, is_sidecar};
 
 /// The action that restarts the container that exited.
@@ -23,18 +22,6 @@ const RESTART_ALL: &str = "RestartAllContainers";
 
 /// Type of the pod condition that all containers are restarting.
 pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
-
-/// A container that was removed by a restart of all containers, until it runs again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Removed {
-    /// Attempt of its next run.
-    pub(crate) attempt: u32,
-    /// The end of the container if it triggered the restart or had crashed before: its back-off counts from then.
-    pub(crate) crashed: Option<Timestamp>,
-}
-
-/// Removed containers by their names.
-pub(crate) type RemovedContainers = BTreeMap<String, Removed>;
 
 /// The containers of a pod and their exits.
 pub(crate) struct Exits<'a> {

@@ -21,8 +21,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 
 use super::backoff::Backoff;
+use super::removed::RemovedContainers;
 use super::resize_state::{KernelLimits, ResizeState};
-use super::restart::RemovedContainers;
 
 /// The desired state of a pod.
 #[derive(Clone, Debug)]

@@ -7,7 +7,8 @@ use coracle_proto::cri;
 use super::{ApplyError, Job, Report};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::config::sandbox::log_dir_name;
-use crate::pod::restart::{self, RemovedContainers};
+use crate::pod::removed::RemovedContainers;
+use crate::pod::restart;
 use crate::pod::state::ObservedContainer;
 use crate::runtime::RuntimeError;
 

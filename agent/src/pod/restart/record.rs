@@ -8,8 +8,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::RemovedContainers;
 use crate::json_file;
+use crate::pod::removed::RemovedContainers;
 
 /// File name of the record.
 const FILE: &str = "restarting.json";

@@ -10,7 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::facts::Facts;
-use crate::pod::restart::{Removed, restarts_after};
+use crate::pod::removed::Removed;
+use crate::pod::restart::restarts_after;
 use crate::pod::state::{ContainerRun, Exit, ObservedContainer, Shape, Waiting, is_sidecar};
 
 /// Maximum size in bytes of a waiting container's message.
