@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::scheduling::node_terms;
 use super::selector::label_selector;
@@ -12,17 +12,30 @@ use coracle_values::Quantity;
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
 const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-/// Fields of a volume's spec that are no volume source.
-const NO_SOURCES: &[&str] = &[
-    "capacity",
-    "accessModes",
-    "claimRef",
-    "persistentVolumeReclaimPolicy",
-    "storageClassName",
-    "mountOptions",
-    "volumeMode",
-    "nodeAffinity",
-    "volumeAttributesClassName",
+/// The sources of a volume, in the order in which upstream checks them, and their names in errors.
+const SOURCES: &[(&str, &str)] = &[
+    ("hostPath", "hostPath"),
+    ("gcePersistentDisk", "gcePersistentDisk"),
+    ("awsElasticBlockStore", "awsElasticBlockStore"),
+    ("glusterfs", "glusterfs"),
+    ("flocker", "flocker"),
+    ("nfs", "nfs"),
+    ("rbd", "rbd"),
+    ("quobyte", "quobyte"),
+    ("cephfs", "cephFS"),
+    ("iscsi", "iscsi"),
+    ("cinder", "cinder"),
+    ("fc", "fc"),
+    ("flexVolume", "flexVolume"),
+    ("azureFile", "azureFile"),
+    ("vsphereVolume", "vsphereVolume"),
+    ("photonPersistentDisk", "photonPersistentDisk"),
+    ("portworxVolume", "portworxVolume"),
+    ("azureDisk", "azureDisk"),
+    ("scaleIO", "scaleIO"),
+    ("local", "local"),
+    ("storageos", "storageos"),
+    ("csi", "csi"),
 ];
 const MAX_PARAMETERS: usize = 512;
 /// Maximum size of all parameters of a class, in bytes.
@@ -38,8 +51,9 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let size = &spec["capacity"]["storage"];
     if size.is_null() || entries(&spec["capacity"]).count() > 1 {
         causes.unsupported_map(&path.field("capacity"), &spec["capacity"], "storage");
-    } else {
-        positive(causes, &path.field("capacity").key("storage"), size);
+    }
+    for (name, size) in entries(&spec["capacity"]) {
+        positive(causes, &path.field("capacity").key(name), size);
     }
     let policy = &spec["persistentVolumeReclaimPolicy"];
     if !text(policy).is_empty() {
@@ -47,6 +61,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
     source(causes, &path, spec);
     class_name(causes, &path, spec);
+    volume_attributes(causes, &path, spec);
     causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
     if !spec["nodeAffinity"].is_null() {
         let (here, required) =
@@ -134,6 +149,19 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
 }
 
+/// Checks the class of attributes of a volume. Only drivers have such classes.
+fn volume_attributes(causes: &mut Causes, path: &Path, spec: &Value) {
+    let here = path.field("volumeAttributesClassName");
+    match spec["volumeAttributesClassName"].as_str() {
+        None => return,
+        Some("") => causes.required(&here, "an empty string is disallowed"),
+        Some(name) => causes.format(&here, name, format::dns1123_subdomain(name)),
+    }
+    if spec["csi"].is_null() {
+        causes.required(&path.field("csi"), "has to be specified when using volumeAttributesClassName");
+    }
+}
+
 /// Checks the spec of a claim, also of one in a stateful set.
 pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     access_modes(causes, path, spec, "at least 1 access mode is required");
@@ -150,6 +178,30 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     for field in ["dataSource", "dataSourceRef"] {
         data_source(causes, &path.field(field), &spec[field]);
     }
+    check_data_sources_match(causes, path, spec);
+    let attributes = text(&spec["volumeAttributesClassName"]);
+    if !attributes.is_empty() {
+        let here = path.field("volumeAttributesClassName");
+        causes.format(&here, attributes, format::dns1123_subdomain(attributes));
+    }
+}
+
+/// Checks that both fields of a claim's data source name the same object. Upstream reports this at the spec, with an empty
+/// object as the value.
+fn check_data_sources_match(causes: &mut Causes, path: &Path, spec: &Value) {
+    let (source, reference) = (&spec["dataSource"], &spec["dataSourceRef"]);
+    if source.is_null() || reference.is_null() {
+        return;
+    }
+    let differs = ["apiGroup", "kind", "name"].iter().any(|name| source[name] != reference[name]);
+    let detail = if !text(&reference["namespace"]).is_empty() {
+        "may not be specified when dataSourceRef.namespace is specified"
+    } else if differs {
+        "must match dataSourceRef"
+    } else {
+        return;
+    };
+    causes.invalid(path, &json!({}), detail);
 }
 
 /// Checks the object from which a claim gets its data.
@@ -289,36 +341,47 @@ fn class_name(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
+/// Checks that a volume has one source, and checks it. Upstream checks the first one and refuses the others.
 fn source(causes: &mut Causes, path: &Path, spec: &Value) {
-    let mut sources =
-        entries(spec).filter(|(name, value)| !NO_SOURCES.contains(&name.as_str()) && !value.is_null());
-    if sources.next().is_none() {
-        causes.required(path, "must specify a volume type");
+    let mut sources = SOURCES.iter().filter(|(name, _)| !spec[*name].is_null());
+    let Some((first, _)) = sources.next() else {
+        return causes.required(path, "must specify a volume type");
+    };
+    let here = path.field(first);
+    match *first {
+        "hostPath" => host_path(causes, path, spec),
+        "local" => {
+            directory(causes, &here, &spec["local"]);
+            if spec["nodeAffinity"].is_null() {
+                causes.required(&path.field("nodeAffinity"), "Local volume requires node affinity");
+            }
+        }
+        "nfs" => nfs(causes, path, &spec["nfs"]),
+        "csi" => csi(causes, path, &spec["csi"]),
+        _ => {}
     }
-    for (name, _) in sources {
-        causes.forbidden(&path.field(name), "may not specify more than 1 volume type");
+    for (_, shown) in sources.filter(|(name, _)| *name != "flexVolume") {
+        causes.forbidden(&path.field(shown), "may not specify more than 1 volume type");
     }
-    nfs(causes, path, &spec["nfs"]);
-    csi(causes, path, &spec["csi"]);
+}
+
+fn host_path(causes: &mut Causes, path: &Path, spec: &Value) {
+    let here = path.field("hostPath");
     if text(&spec["hostPath"]["path"]) == "/" && spec["persistentVolumeReclaimPolicy"] == "Recycle" {
         let detail = "may not be 'recycle' for a hostPath mount of '/'";
         causes.forbidden(&path.field("persistentVolumeReclaimPolicy"), detail);
     }
-    file_path::host_path_type(causes, &path.field("hostPath").field("type"), &spec["hostPath"]["type"]);
-    for name in ["hostPath", "local"] {
-        let directory = text(&spec[name]["path"]);
-        if spec[name].is_null() {
-            continue;
-        }
-        let here = path.field(name).field("path");
-        if directory.is_empty() {
-            causes.required(&here, "");
-        } else if directory.split('/').any(|part| part == "..") {
-            causes.invalid(&here, &spec[name]["path"], "must not contain '..'");
-        }
-    }
-    if !spec["local"].is_null() && spec["nodeAffinity"].is_null() {
-        causes.required(&path.field("nodeAffinity"), "Local volume requires node affinity");
+    file_path::host_path_type(causes, &here.field("type"), &spec["hostPath"]["type"]);
+    directory(causes, &here, &spec["hostPath"]);
+}
+
+/// Checks the path of a directory of a node.
+fn directory(causes: &mut Causes, path: &Path, source: &Value) {
+    let (here, directory) = (path.field("path"), text(&source["path"]));
+    if directory.is_empty() {
+        causes.required(&here, "");
+    } else if directory.split('/').any(|part| part == "..") {
+        causes.invalid(&here, &source["path"], "must not contain '..'");
     }
 }
 
@@ -362,4 +425,54 @@ fn spec_without(spec: &Value, names: &[&str]) -> Value {
         spec.retain(|name, value| !names.contains(&name.as_str()) && !value.is_null());
     }
     spec
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(rule: impl Fn(&mut Causes)) -> Vec<String> {
+        let mut causes = Causes::default();
+        rule(&mut causes);
+        causes.into_list().into_iter().map(|cause| cause.field).collect()
+    }
+
+    #[test]
+    fn a_volume_has_one_source() {
+        let problems = |sources: Value| {
+            let mut spec = json!({"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1"}});
+            if let (Some(spec), Some(sources)) = (spec.as_object_mut(), sources.as_object()) {
+                spec.extend(sources.clone());
+            }
+            fields(|causes| volume(causes, &json!({"spec": spec}), None))
+        };
+        let csi = json!({"driver": "d", "volumeHandle": "h"});
+        assert_eq!(problems(json!({})), ["spec"]);
+        assert_eq!(problems(json!({"csi": csi})), Vec::<String>::new());
+        assert_eq!(problems(json!({"nfs": {"path": "x"}})), ["spec.nfs.server", "spec.nfs.path"]);
+        let three = json!({"hostPath": {"path": "/a"}, "nfs": {}, "cephfs": {}, "csi": {}, "flexVolume": {}});
+        assert_eq!(problems(three), ["spec.nfs", "spec.cephFS", "spec.csi"], "only the first is checked");
+        let class = |name: &str| json!({"csi": csi, "volumeAttributesClassName": name});
+        assert_eq!(problems(class("gold")), Vec::<String>::new());
+        assert_eq!(problems(class("")), ["spec.volumeAttributesClassName"]);
+        assert_eq!(problems(class("A")), ["spec.volumeAttributesClassName"]);
+        let other = json!({"hostPath": {"path": "/a"}, "volumeAttributesClassName": "gold"});
+        assert_eq!(problems(other), ["spec.csi"]);
+        let capacity = json!({"csi": csi, "capacity": {"storage": "1", "a": "0"}});
+        assert_eq!(problems(capacity), ["spec.capacity", "spec.capacity[a]"]);
+    }
+
+    #[test]
+    fn both_data_sources_of_a_claim_are_the_same_object() {
+        let problems = |source: &str, reference: Value| {
+            let spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}},
+                "dataSource": {"kind": "PersistentVolumeClaim", "name": source}, "dataSourceRef": reference});
+            fields(|causes| claim_spec(causes, &Path::root("spec"), &spec))
+        };
+        let reference = |name: &str| json!({"kind": "PersistentVolumeClaim", "name": name});
+        assert_eq!(problems("a", reference("a")), Vec::<String>::new());
+        assert_eq!(problems("a", reference("b")), ["spec"]);
+        let foreign = json!({"kind": "PersistentVolumeClaim", "name": "a", "namespace": "n"});
+        assert_eq!(problems("a", foreign), ["spec"]);
+    }
 }
