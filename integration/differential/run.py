@@ -157,7 +157,8 @@ def built(base):
     made.update(fields)
     if kind == "CertificateSigningRequest":
         made["spec"]["request"] = (HERE / "request.csr.base64").read_text().strip()
-    return made
+    # Bases share values. The copy has its own at each place, so that a mutation changes one place only.
+    return json.loads(json.dumps(made))
 
 
 def leaves(value, path=()):
