@@ -135,9 +135,9 @@ pub fn env_name(text: &str) -> Vec<String> {
 
 /// Checks the name of a port (RFC 6335).
 pub fn port_name(text: &str) -> Vec<String> {
-    let known = text.bytes().all(|byte| is_lower(byte) || byte == b'-');
+    let known = !text.is_empty() && text.bytes().all(|byte| is_lower(byte) || byte == b'-');
     problems([
-        (text.len() > 15, "must be no more than 15 characters long".to_owned()),
+        (text.len() > 15, too_long(15)),
         (!known, "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned()),
         (
             !text.bytes().any(|byte| byte.is_ascii_lowercase()),
@@ -186,6 +186,7 @@ mod tests {
             (dns1035_label(&label), "must be no more than 63 characters"),
             (dns1123_subdomain(&subdomain), "must be no more than 253 characters"),
             (config_key(&subdomain), "must be no more than 253 characters"),
+            (port_name("abcdefghijklmnop"), "must be no more than 15 characters"),
             (label_value(&label), "must be no more than 63 bytes"),
             (qualified_name(&label), "name part must be no more than 63 bytes"),
             (qualified_name(&format!("{subdomain}/a")), "prefix part must be no more than 253 bytes"),

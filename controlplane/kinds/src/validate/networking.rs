@@ -34,7 +34,7 @@ pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&
         return;
     }
     for (index, kind) in items(&spec["policyTypes"]) {
-        causes.one_of(&types.index(index), kind, &["Ingress", "Egress"]);
+        causes.optional_word(&types.index(index), kind, &["Ingress", "Egress"]);
     }
 }
 
@@ -43,36 +43,31 @@ fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
     if protocol.is_null() || !PROTOCOLS.contains(&text(protocol)) {
         causes.unsupported(&path.field("protocol"), protocol, &["TCP", "UDP", "SCTP"]);
     }
-    let number = &port["port"];
+    let (number, last) = (&port["port"], &port["endPort"]);
     if let Some(first) = number.as_i64() {
         for problem in format::port_number(first) {
             causes.invalid(&path.field("port"), number, &problem);
         }
-        if let Some(last) = port["endPort"].as_i64() {
-            if last < first {
-                causes.invalid(
-                    &path.field("endPort"),
-                    &port["endPort"],
-                    "must be greater than or equal to `port`",
-                );
-            }
-            for problem in format::port_number(last) {
-                causes.invalid(&path.field("endPort"), &port["endPort"], &problem);
-            }
-        }
-    } else if !port["endPort"].is_null() {
-        let detail = if number.is_null() {
-            "must be specified when `endPort` is specified"
-        } else {
-            "may not be specified when `port` is non-numeric"
-        };
-        match number.is_null() {
-            true => causes.required(&path.field("port"), detail),
-            false => causes.invalid(&path.field("endPort"), &port["endPort"], detail),
-        }
+        end_port(causes, &path.field("endPort"), port);
+    } else if !last.is_null() {
+        let state = if number.is_null() { "not specified" } else { "non-numeric" };
+        let detail = format!("may not be specified when `port` is {state}");
+        causes.invalid(&path.field("endPort"), last, &detail);
     }
     if let Some(name) = number.as_str() {
         causes.format(&path.field("port"), name, format::port_name(name));
+    }
+}
+
+/// Checks the last port of a range. Upstream shows the first port if the range is empty.
+fn end_port(causes: &mut Causes, path: &Path, port: &Value) {
+    let (first, last) = (&port["port"], &port["endPort"]);
+    let Some(number) = last.as_i64() else { return };
+    if first.as_i64().is_some_and(|first| number < first) {
+        causes.invalid(path, first, "must be greater than or equal to `port`");
+    }
+    for problem in format::port_number(number) {
+        causes.invalid(path, last, &problem);
     }
 }
 
@@ -83,14 +78,14 @@ fn policy_peer(causes: &mut Causes, path: &Path, peer: &Value) {
             selector::label_selector(causes, &path.field(selector), &peer[selector]);
         }
     }
+    if present("ipBlock") {
+        ip_block(causes, &path.field("ipBlock"), &peer["ipBlock"]);
+    }
     let selects = present("podSelector") || present("namespaceSelector");
     match (selects, present("ipBlock")) {
         (false, false) => causes.required(path, "must specify a peer"),
-        (true, true) => {
-            causes.forbidden(path, "may not specify both ipBlock and another peer");
-        }
-        (true, false) => {}
-        (false, true) => ip_block(causes, &path.field("ipBlock"), &peer["ipBlock"]),
+        (true, true) => causes.forbidden(path, "may not specify both ipBlock and another peer"),
+        (true, false) | (false, true) => {}
     }
 }
 
@@ -107,7 +102,7 @@ fn ip_block(causes: &mut Causes, path: &Path, block: &Value) {
         causes.format(&here, part, format::cidr(part));
         let Ok(part) = part.parse::<IpNetwork>() else { continue };
         if !whole.contains(part.network()) || part.prefix() <= whole.prefix() {
-            causes.invalid(&here, except, &format!("must be a strict subset of `cidr` ({cidr})"));
+            causes.invalid(&here, except, "must be a strict subset of `cidr`");
         }
     }
 }
@@ -116,7 +111,7 @@ pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>)
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let has_rules = items(&spec["rules"]).next().is_some();
     if !has_rules && spec["defaultBackend"].is_null() {
-        causes.invalid(&path, spec, "either `defaultBackend` or `rules` must be specified");
+        causes.invalid(&path, &spec["rules"], "either `defaultBackend` or `rules` must be specified");
     }
     if !spec["defaultBackend"].is_null() {
         backend(causes, &path.field("defaultBackend"), &spec["defaultBackend"]);
@@ -135,9 +130,7 @@ pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>)
     for (index, tls) in items(&spec["tls"]) {
         let here = path.field("tls").index(index);
         for (at, name) in items(&tls["hosts"]) {
-            let (here, name) = (here.field("hosts").index(at), text(name));
-            let plain = name.strip_prefix("*.").unwrap_or(name);
-            causes.format(&here, name, format::dns1123_subdomain(plain));
+            host_name(causes, &here.field("hosts").index(at), text(name));
         }
         let secret = text(&tls["secretName"]);
         if !secret.is_empty() {
@@ -156,26 +149,38 @@ fn host(causes: &mut Causes, path: &Path, host: &Value) {
     }
     if name.parse::<IpAddr>().is_ok() {
         causes.invalid(path, host, "must be a DNS name, not an IP address");
-        return;
     }
-    let plain = name.strip_prefix("*.").unwrap_or(name);
-    causes.format(path, name, format::dns1123_subdomain(plain));
+    host_name(causes, path, name);
+}
+
+/// Checks a subdomain, or `*.` and a subdomain.
+fn host_name(causes: &mut Causes, path: &Path, name: &str) {
+    let problems = if name.contains('*') { wildcard(name) } else { format::dns1123_subdomain(name) };
+    causes.format(path, name, problems);
+}
+
+fn wildcard(name: &str) -> Vec<String> {
+    const TEXT: &str = "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character (e.g. '*.example.com', regex used for validation is '\\*\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+    let rest = name.strip_prefix("*.").unwrap_or_default();
+    let is_wildcard = !format::dns1123_subdomain(rest).iter().any(|text| text.starts_with("a lowercase"));
+    let checks = [(name.len() > 253, "must be no more than 253 characters"), (!is_wildcard, TEXT)];
+    checks.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, text)| text.to_owned()).collect()
 }
 
 fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
     let kind = &one["pathType"];
     if kind.is_null() {
-        causes.required(&path.field("pathType"), "pathType must be specified");
-    } else if !PATH_TYPES.iter().any(|known| kind == known) {
+        return causes.required(&path.field("pathType"), "pathType must be specified");
+    }
+    if !PATH_TYPES.iter().any(|known| kind == known) {
         causes.unsupported(&path.field("pathType"), kind, PATH_TYPES);
     }
     let here = text(&one["path"]);
-    let is_specific = kind == "ImplementationSpecific";
-    let may_be_absent = is_specific && here.is_empty();
-    if !may_be_absent && !here.starts_with('/') {
+    let (is_exact, is_specific) = (kind == "Exact" || kind == "Prefix", kind == "ImplementationSpecific");
+    if (is_exact || (is_specific && !here.is_empty())) && !here.starts_with('/') {
         causes.invalid(&path.field("path"), &here.into(), "must be an absolute path");
     }
-    if !is_specific {
+    if is_exact {
         for bad in ["//", "/./", "/../", "%2f", "%2F"].iter().filter(|bad| here.contains(**bad)) {
             causes.invalid(&path.field("path"), &one["path"], &format!("must not contain '{bad}'"));
         }
@@ -183,11 +188,7 @@ fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
             causes.invalid(&path.field("path"), &one["path"], &format!("cannot end with '{bad}'"));
         }
     }
-    if one["backend"].is_null() {
-        causes.required(&path.field("backend"), "");
-    } else {
-        backend(causes, &path.field("backend"), &one["backend"]);
-    }
+    backend(causes, &path.field("backend"), &one["backend"]);
 }
 
 fn backend(causes: &mut Causes, path: &Path, backend: &Value) {
@@ -242,25 +243,12 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let controller = text(&spec["controller"]);
     if old.is_some_and(|old| old["spec"]["controller"] != spec["controller"]) {
-        causes.invalid(&path.field("controller"), &spec["controller"], "field is immutable");
+        causes.invalid(&path.field("controller"), &controller.into(), "field is immutable");
     }
     if controller.len() > MAX_CONTROLLER {
         causes.too_long(&path.field("controller"), MAX_CONTROLLER);
     }
-    match controller {
-        "" => causes.required(&path.field("controller"), ""),
-        // A domain with a path.
-        name => match name.split_once('/') {
-            Some((domain, rest)) if !rest.is_empty() => {
-                causes.format(&path.field("controller"), domain, format::dns1123_subdomain(domain));
-            }
-            _ => causes.invalid(
-                &path.field("controller"),
-                &spec["controller"],
-                "must be a domain-prefixed path (such as \"acme.io/foo\")",
-            ),
-        },
-    }
+    domain_prefixed_path(causes, &path.field("controller"), controller);
     let parameters = &spec["parameters"];
     if parameters.is_null() {
         return;
@@ -270,41 +258,69 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
         causes.format(&here.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
     segments(causes, &here, parameters);
-    causes.one_of(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
-    let namespace = text(&parameters["namespace"]);
-    match (text(&parameters["scope"]), namespace) {
-        ("Namespace", "") => {
-            causes.required(&here.field("namespace"), "`parameters.scope` is set to 'Namespace'")
+    let namespace = (&here.field("namespace"), parameters["namespace"].as_str());
+    match (parameters["scope"].as_str(), namespace) {
+        (None, _) => causes.required(&here.field("scope"), ""),
+        (Some("Namespace"), (path, None)) => {
+            causes.required(path, "`parameters.scope` is set to 'Namespace'")
         }
-        ("Namespace", name) => causes.format(&here.field("namespace"), name, format::dns1123_label(name)),
-        (_, "") => {}
-        ("Cluster", _) => {
-            causes.forbidden(&here.field("namespace"), "`parameters.scope` is set to 'Cluster'");
+        (Some("Namespace"), (path, Some(name))) => causes.format(path, name, format::dns1123_label(name)),
+        (Some("Cluster"), (_, None)) => {}
+        (Some("Cluster"), (path, Some(_))) => {
+            causes.forbidden(path, "`parameters.scope` is set to 'Cluster'");
         }
-        _ => {}
+        (Some(_), _) => {
+            causes.unsupported(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
+        }
+    }
+}
+
+/// Checks a domain with a path. Source: `IsDomainPrefixedPath`.
+fn domain_prefixed_path(causes: &mut Causes, path: &Path, value: &str) {
+    const PATH: &str = "Invalid path (regex used for validation is '[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+')";
+    match value.split_once('/') {
+        _ if value.is_empty() => causes.required(path, ""),
+        Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
+            causes.format(path, domain, format::dns1123_subdomain(domain));
+            let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte);
+            if !rest.bytes().all(is_known) {
+                causes.invalid(path, &rest.into(), PATH);
+            }
+        }
+        _ => {
+            let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+            causes.invalid(path, &value.into(), detail);
+        }
     }
 }
 
 pub(crate) fn service_cidr(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    let (path, spec) = (Path::root("spec").field("cidrs"), &object["spec"]);
-    if let Some(old) = old {
-        // A single range may become dual-stack.
-        let before: Vec<&Value> = items(&old["spec"]["cidrs"]).map(|(_, cidr)| cidr).collect();
-        let now: Vec<&Value> = items(&spec["cidrs"]).map(|(_, cidr)| cidr).collect();
-        let extended = before.len() == 1 && now.len() == 2 && now.first() == before.first();
-        if now != before && !extended {
-            causes.invalid(&path, &spec["cidrs"], "field is immutable");
-        }
+    const IMMUTABLE: &str = "field is immutable";
+    let (path, cidrs) = (Path::root("spec").field("cidrs"), &object["spec"]["cidrs"]);
+    let Some(old) = old else { return service_ranges(causes, &path, cidrs) };
+    let now: Vec<&Value> = items(cidrs).map(|(_, cidr)| cidr).collect();
+    let before: Vec<&Value> = items(&old["spec"]["cidrs"]).map(|(_, cidr)| cidr).collect();
+    // A single range may become dual-stack.
+    let is_extended = before.len() == 1 && now.len() == 2;
+    if now.len() != before.len() && !is_extended {
+        return causes.invalid(&path, cidrs, IMMUTABLE);
     }
-    let count = items(&spec["cidrs"]).count();
-    if count == 0 {
-        causes.required(&path, "at least one CIDR required");
+    for (index, (cidr, _)) in now.iter().zip(&before).enumerate().filter(|(_, (cidr, old))| cidr != old) {
+        causes.invalid(&path.index(index), cidr, IMMUTABLE);
     }
-    if count > 2 {
-        causes.invalid(&path, &spec["cidrs"], "may only hold up to 2 values");
+    if is_extended {
+        service_ranges(causes, &path, cidrs);
+    }
+}
+
+fn service_ranges(causes: &mut Causes, path: &Path, cidrs: &Value) {
+    match items(cidrs).count() {
+        0 => return causes.required(path, "at least one CIDR required"),
+        1 | 2 => {}
+        _ => return causes.invalid(path, cidrs, "may only hold up to 2 values"),
     }
     let mut families = HashSet::new();
-    for (index, cidr) in items(&spec["cidrs"]) {
+    for (index, cidr) in items(cidrs) {
         let here = path.index(index);
         causes.format(&here, text(cidr), format::cidr(text(cidr)));
         let Ok(network) = text(cidr).parse::<IpNetwork>() else { continue };
@@ -312,22 +328,25 @@ pub(crate) fn service_cidr(causes: &mut Causes, object: &Value, old: Option<&Val
             causes.invalid(&here, cidr, "must not have bits set beyond the prefix length");
         }
         if !families.insert(network.is_ipv4()) {
-            causes.invalid(&path, &spec["cidrs"], "may specify no more than one IP for each IP family");
+            let detail =
+                "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64";
+            causes.invalid(path, cidrs, detail);
         }
     }
 }
 
 pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    let name = &object["metadata"]["name"];
-    let is_canonical = text(name).parse::<IpAddr>().is_ok_and(|address| address.to_string() == text(name));
-    if !is_canonical {
-        causes.invalid(
-            &Path::root("metadata").field("name"),
-            name,
-            "must be a valid IP address in canonical form",
-        );
+    let metadata = &object["metadata"];
+    for field in ["name", "generateName"] {
+        let name = text(&metadata[field]);
+        if field == "name" || !name.is_empty() {
+            causes.format(&Path::root("metadata").field(field), name, canonical_ip(name));
+        }
     }
     let (path, parent) = (Path::root("spec").field("parentRef"), &object["spec"]["parentRef"]);
+    if old.is_some_and(|old| old["spec"]["parentRef"] != *parent) {
+        causes.invalid(&path, parent, "field is immutable");
+    }
     if parent.is_null() {
         causes.required(&path, "");
         return;
@@ -342,8 +361,18 @@ pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value
             value => causes.format(&path.field(field), value, format::path_segment(value)),
         }
     }
-    if old.is_some_and(|old| old["spec"]["parentRef"] != *parent) {
-        causes.invalid(&path, parent, "field is immutable");
+}
+
+/// Checks an IP address in its canonical form. Source: `IsValidIP`.
+fn canonical_ip(name: &str) -> Vec<String> {
+    match name.parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
+            vec!["must not be an IPv4-mapped IPv6 address".to_owned()]
+        }
+        Ok(address) if address.to_string() != name => {
+            vec![format!("must be in canonical form (\"{address}\")")]
+        }
+        _ => format::ip(name),
     }
 }
 
