@@ -6,11 +6,12 @@ use serde_json::Value;
 
 use super::selector::label_selector;
 use super::storage::{parameters, provisioner};
+use super::volume::provisioner_name;
 use super::{Causes, Path, entries, format, items, text};
 use coracle_values::Quantity;
 
 /// Maximum size of an attachment's metadata, in bytes.
-const MAX_METADATA: usize = 256;
+const MAX_METADATA: usize = 256 * 1024;
 /// Maximum size of an error message, in bytes.
 const MAX_MESSAGE: usize = 1024;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
@@ -18,10 +19,7 @@ const LIFECYCLE_MODES: &[&str] = &["Persistent", "Ephemeral"];
 
 pub(crate) fn attachment(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    match text(&spec["attacher"]) {
-        "" => causes.required(&path.field("attacher"), ""),
-        name => causes.format(&path.field("attacher"), name, format::dns1123_subdomain(&name.to_lowercase())),
-    }
+    provisioner_name(causes, &path.field("attacher"), text(&spec["attacher"]));
     source(causes, &path.field("source"), &spec["source"]);
     let node = text(&spec["nodeName"]);
     causes.format(&path.field("nodeName"), node, format::dns1123_subdomain(node));
@@ -51,6 +49,9 @@ pub(super) fn attachment_status(causes: &mut Causes, status: &Value) {
 fn source(causes: &mut Causes, path: &Path, source: &Value) {
     let (inline, named) = (&source["inlineVolumeSpec"], &source["persistentVolumeName"]);
     let one = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
+    if let Some(name) = named.as_str() {
+        causes.format(&path.field("persistentVolumeName"), name, format::dns1123_subdomain(name));
+    }
     match (inline.is_null(), named.as_str()) {
         (true, None) => causes.required(path, one),
         (false, Some(_)) => causes.forbidden(path, one),
@@ -58,10 +59,7 @@ fn source(causes: &mut Causes, path: &Path, source: &Value) {
             let detail = "must specify non empty persistentVolumeName";
             causes.required(&path.field("persistentVolumeName"), detail);
         }
-        (true, Some(name)) => {
-            let here = path.field("persistentVolumeName");
-            causes.format(&here, name, format::dns1123_subdomain(name));
-        }
+        (true, Some(_)) => {}
         (false, None) => {
             let path = path.field("inlineVolumeSpec");
             for field in ["claimRef", "capacity", "nodeAffinity"] {
@@ -80,9 +78,7 @@ fn source(causes: &mut Causes, path: &Path, source: &Value) {
 
 pub(crate) fn csi_driver(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    if !spec["fsGroupPolicy"].is_null() {
-        causes.one_of(&path.field("fsGroupPolicy"), &spec["fsGroupPolicy"], FS_GROUP_POLICIES);
-    }
+    causes.optional_word(&path.field("fsGroupPolicy"), &spec["fsGroupPolicy"], FS_GROUP_POLICIES);
     token_requests(causes, &path.field("tokenRequests"), &spec["tokenRequests"]);
     for (_, mode) in items(&spec["volumeLifecycleModes"]) {
         if !LIFECYCLE_MODES.contains(&text(mode)) {
@@ -183,6 +179,15 @@ mod tests {
         assert_eq!(fields(|c| attachment(c, &object(json!({})), None)), ["spec.source"]);
         let both = object(json!({"persistentVolumeName": "pv", "inlineVolumeSpec": inline}));
         assert_eq!(fields(|c| attachment(c, &both, None)), ["spec.source"]);
+        let both = object(json!({"persistentVolumeName": "A", "inlineVolumeSpec": inline}));
+        let named_twice = ["spec.source.persistentVolumeName", "spec.source"];
+        assert_eq!(fields(|c| attachment(c, &both, None)), named_twice);
+        let empty = object(json!({"persistentVolumeName": ""}));
+        let name = "spec.source.persistentVolumeName";
+        assert_eq!(fields(|c| attachment(c, &empty, None)), [name, name]);
+        let status = |size: usize| json!({"attachmentMetadata": {"k": "v".repeat(size)}});
+        assert_eq!(fields(|c| attachment_status(c, &status(256 * 1024 - 1))), [""; 0]);
+        assert_eq!(fields(|c| attachment_status(c, &status(256 * 1024))), ["status.attachmentMetadata"]);
         let other = object(json!({"persistentVolumeName": "other"}));
         assert_eq!(fields(|c| attachment(c, &other, Some(&named))), ["spec"]);
     }
@@ -195,6 +200,8 @@ mod tests {
         let twice = object(json!(["Odd"]), json!([{"audience": "a"}, {"audience": "a"}]));
         let expect = ["spec.tokenRequests[1].audience", "spec.volumeLifecycleModes"];
         assert_eq!(fields(|c| csi_driver(c, &twice, None)), expect);
+        let policy = json!({"spec": {"fsGroupPolicy": ""}});
+        assert_eq!(fields(|c| csi_driver(c, &policy, None)), ["spec.fsGroupPolicy"]);
         let changed = object(json!(["Ephemeral"]), json!([]));
         assert_eq!(fields(|c| csi_driver(c, &changed, Some(&plain))), ["spec.volumeLifecycleModes"]);
     }

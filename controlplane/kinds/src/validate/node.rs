@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use super::volume::provisioner_name;
 use super::{Causes, Path, format, items, text};
 
 /// Maximum size of a storage driver's node id, in bytes.
-const MAX_NODE_ID: usize = 192;
+const MAX_NODE_ID: usize = 256;
 
 pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &node["spec"]);
@@ -48,15 +49,12 @@ pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>)
     for (index, driver) in items(drivers) {
         let here = path.index(index);
         let name = text(&driver["name"]);
-        if name.is_empty() {
-            causes.required(&here.field("name"), "");
-        } else {
-            causes.format(&here.field("name"), name, format::dns1123_subdomain(&name.to_lowercase()));
-        }
+        provisioner_name(causes, &here.field("name"), name);
         if text(&driver["nodeID"]).is_empty() {
             causes.required(&here.field("nodeID"), "");
         } else if text(&driver["nodeID"]).len() > MAX_NODE_ID {
-            causes.too_long(&here.field("nodeID"), MAX_NODE_ID);
+            let detail = format!("must be {MAX_NODE_ID} characters or less");
+            causes.invalid(&here.field("nodeID"), &driver["nodeID"], &detail);
         }
         causes.not_negative(&here.field("allocatable").field("count"), &driver["allocatable"]["count"]);
         let mut keys = HashSet::new();
@@ -100,5 +98,26 @@ fn taints(causes: &mut Causes, path: &Path, taints: &Value) {
         if !seen.insert((key, text(&taint["effect"]))) {
             causes.duplicate_because(&here, taint, "taints must be unique by key and effect pair");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_and_ids_of_storage_drivers_have_limits() {
+        let messages = |name: usize, id: usize| {
+            let driver = json!({"name": "x".repeat(name), "nodeID": "x".repeat(id)});
+            let mut causes = Causes::default();
+            csi_node(&mut causes, &json!({"spec": {"drivers": [driver]}}), None);
+            causes.into_list().into_iter().map(|cause| cause.message).collect::<Vec<_>>()
+        };
+        assert_eq!(messages(63, 256), Vec::<String>::new());
+        assert_eq!(messages(64, 1), ["Too long: may not be more than 63 bytes"]);
+        let long = messages(1, 257);
+        assert!(matches!(&long[..], [one] if one.ends_with("must be 256 characters or less")), "{long:?}");
     }
 }

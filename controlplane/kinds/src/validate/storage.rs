@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::scheduling::node_terms;
 use super::selector::label_selector;
+use super::volume::provisioner_name;
 use super::{Causes, Path, entries, file_path, format, items, text};
 use coracle_values::Quantity;
 
@@ -248,7 +249,11 @@ pub(crate) fn class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 pub(super) fn provisioner(causes: &mut Causes, path: &Path, name: &Value) {
     match text(name) {
         "" => causes.required(path, ""),
-        name => causes.format(path, name, format::qualified_name(&name.to_lowercase())),
+        name => {
+            // Upstream shows the name in lower case, too.
+            let name = name.to_lowercase();
+            causes.format(path, &name, format::qualified_name(&name));
+        }
     }
 }
 
@@ -273,14 +278,12 @@ fn topologies(causes: &mut Causes, terms: &Value) {
     for (index, term) in items(terms) {
         let here = Path::root("allowedTopologies").index(index).field("matchLabelExpressions");
         let labels = labels_of(term);
-        if seen.contains(&labels) {
+        // Upstream compares a term with empty ones, too.
+        if labels.is_empty() || seen.contains(&labels) {
             causes.duplicate(&here, &"".into());
         }
         seen.push(labels);
         let mut keys = HashSet::new();
-        if items(&term["matchLabelExpressions"]).next().is_none() {
-            causes.required(&here, "");
-        }
         for (at, expression) in items(&term["matchLabelExpressions"]) {
             let here = here.index(at);
             if items(&expression["values"]).next().is_none() {
@@ -407,13 +410,7 @@ fn csi(causes: &mut Causes, path: &Path, csi: &Value) {
         return;
     }
     let path = path.field("csi");
-    match text(&csi["driver"]) {
-        "" => causes.required(&path.field("driver"), ""),
-        driver => {
-            let problems = format::dns1123_subdomain(&driver.to_lowercase());
-            causes.format(&path.field("driver"), driver, problems);
-        }
-    }
+    provisioner_name(causes, &path.field("driver"), text(&csi["driver"]));
     if text(&csi["volumeHandle"]).is_empty() {
         causes.required(&path.field("volumeHandle"), "");
     }
@@ -460,6 +457,32 @@ mod tests {
         assert_eq!(problems(other), ["spec.csi"]);
         let capacity = json!({"csi": csi, "capacity": {"storage": "1", "a": "0"}});
         assert_eq!(problems(capacity), ["spec.capacity", "spec.capacity[a]"]);
+    }
+
+    #[test]
+    fn names_of_drivers_and_provisioners_are_checked_in_lower_case() {
+        let long = "x".repeat(64);
+        let spec = |driver: &str| {
+            json!({"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1"},
+                "csi": {"driver": driver, "volumeHandle": "h"}})
+        };
+        let driver = |name: &str| fields(|causes| volume(causes, &json!({"spec": spec(name)}), None));
+        assert_eq!((driver("D.io"), driver(&long)), (vec![], vec!["spec.csi.driver".to_owned()]));
+        let mut causes = Causes::default();
+        provisioner(&mut causes, &Path::root("provisioner"), &"A b/c".into());
+        let message = causes.into_list().remove(0).message;
+        assert!(message.starts_with("Invalid value: \"a b/c\": prefix part"), "{message}");
+    }
+
+    #[test]
+    fn a_topology_without_labels_is_a_duplicate() {
+        let term = |values: Value| json!({"matchLabelExpressions": [{"key": "zone", "values": values}]});
+        let class = |terms: Value| fields(|causes| topologies(causes, &terms));
+        let (a, b) = (term(json!(["a"])), term(json!(["b"])));
+        assert_eq!(class(json!([a, b])), Vec::<String>::new());
+        let duplicate = |index| vec![format!("allowedTopologies[{index}].matchLabelExpressions")];
+        assert_eq!(class(json!([a, a])), duplicate(1));
+        assert_eq!(class(json!([{}])), duplicate(0));
     }
 
     #[test]

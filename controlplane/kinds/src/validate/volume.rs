@@ -104,7 +104,7 @@ fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
 }
 
 /// Checks the name of a storage driver.
-fn provisioner_name(causes: &mut Causes, path: &Path, name: &str) {
+pub(super) fn provisioner_name(causes: &mut Causes, path: &Path, name: &str) {
     if name.is_empty() {
         return causes.required(path, "");
     }
