@@ -1,5 +1,6 @@
 //! Device classes, claims, claim templates, slices. Source: `pkg/apis/resource/validation/validation.go`.
 
+mod capacity;
 mod selector;
 mod slice;
 
@@ -7,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, meta, scheduling, text};
+use super::{Causes, Path, entries, format, items, meta, scheduling, text};
 
 const MAX_REQUESTS: usize = 32;
 const MAX_CONSTRAINTS: usize = 32;
@@ -26,6 +27,10 @@ const MAX_PARAMETERS: usize = 10 << 10;
 const ONE_REQUEST: &str = "exactly one of `exactly` or `firstAvailable` is required";
 const ONE_PLACE: &str =
     "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
+/// Effects of taints, which tolerations may name.
+const EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
+/// Metadata that a claim template may have.
+const TEMPLATE_METADATA: [&str; 2] = ["annotations", "labels"];
 const REQUEST_REFERENCE: &str =
     "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
 
@@ -33,9 +38,11 @@ const REQUEST_REFERENCE: &str =
 pub(crate) fn class(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     selectors(causes, &path.field("selectors"), &spec["selectors"]);
-    limit(causes, &path.field("config"), &spec["config"], MAX_CONFIGS);
-    for (index, config) in items(&spec["config"]) {
-        self::config(causes, &path.field("config").index(index), config);
+    let here = path.field("config");
+    if limit(causes, &here, &spec["config"], MAX_CONFIGS) {
+        for (index, config) in items(&spec["config"]) {
+            self::config(causes, &here.index(index), config);
+        }
     }
     let extended = &spec["extendedResourceName"];
     let is_extended = |name: &str| {
@@ -62,12 +69,25 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 /// Checks a claim template.
 pub(crate) fn template(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let path = Path::root("spec");
-    if let Some(old) = old {
-        return immutable(causes, &path, &object["spec"], &old["spec"]);
-    }
-    let metadata = &object["spec"]["metadata"];
-    meta::labels(causes, &path.field("metadata").field("labels"), &metadata["labels"]);
+    template_metadata(causes, &path.field("metadata"), &object["spec"]["metadata"]);
     claim_spec(causes, &path.field("spec"), &object["spec"]["spec"]);
+    if let Some(old) = old {
+        immutable(causes, &path, &object["spec"], &old["spec"]);
+    }
+}
+
+/// Checks the metadata of the claims of a template. Source: `ValidateTemplateObjectMeta`.
+fn template_metadata(causes: &mut Causes, path: &Path, metadata: &Value) {
+    meta::annotations(causes, &path.field("annotations"), &metadata["annotations"]);
+    meta::labels(causes, &path.field("labels"), &metadata["labels"]);
+    let is_empty = |value: &Value| value.is_null() || *value == 0 || *value == "";
+    for (name, value) in entries(metadata) {
+        if !TEMPLATE_METADATA.contains(&name.as_str()) && !is_empty(value) {
+            // Upstream makes this name from that of its Go field.
+            let shown = if name == "uid" { "uID" } else { name };
+            causes.forbidden(&path.field(shown), "cannot be set");
+        }
+    }
 }
 
 fn immutable(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
@@ -80,26 +100,40 @@ fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let (path, devices) = (path.field("devices"), &spec["devices"]);
     let names = request_names(devices);
     let here = path.field("requests");
-    limit(causes, &here, &devices["requests"], MAX_REQUESTS);
-    unique(causes, &here, &devices["requests"], |request| &request["name"]);
-    for (index, request) in items(&devices["requests"]) {
-        self::request(causes, &here.index(index), request);
+    if limit(causes, &here, &devices["requests"], MAX_REQUESTS) {
+        unique(causes, &here, &devices["requests"], |request| &request["name"]);
+        for (index, request) in items(&devices["requests"]) {
+            self::request(causes, &here.index(index), request);
+        }
     }
     let here = path.field("constraints");
-    limit(causes, &here, &devices["constraints"], MAX_CONSTRAINTS);
-    for (index, constraint) in items(&devices["constraints"]) {
-        let here = here.index(index);
-        references(causes, &here.field("requests"), &constraint["requests"], &names);
-        if constraint["matchAttribute"].is_null() && constraint["distinctAttribute"].is_null() {
-            causes.required(&here, "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required");
+    if limit(causes, &here, &devices["constraints"], MAX_CONSTRAINTS) {
+        for (index, one) in items(&devices["constraints"]) {
+            references(causes, &here.index(index).field("requests"), &one["requests"], &names);
+            constraint(causes, &here.index(index), one);
         }
     }
     let here = path.field("config");
-    limit(causes, &here, &devices["config"], MAX_CONFIGS);
-    for (index, config) in items(&devices["config"]) {
-        let here = here.index(index);
-        references(causes, &here.field("requests"), &config["requests"], &names);
-        self::config(causes, &here, config);
+    if limit(causes, &here, &devices["config"], MAX_CONFIGS) {
+        for (index, config) in items(&devices["config"]) {
+            references(causes, &here.index(index).field("requests"), &config["requests"], &names);
+            self::config(causes, &here.index(index), config);
+        }
+    }
+}
+
+/// Checks the attribute of a constraint, which has a domain.
+fn constraint(causes: &mut Causes, path: &Path, constraint: &Value) {
+    let field = ["matchAttribute", "distinctAttribute"].into_iter().find(|name| !constraint[*name].is_null());
+    let Some(field) = field else {
+        let detail = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
+        return causes.required(path, detail);
+    };
+    let (here, name) = (path.field(field), text(&constraint[field]));
+    slice::qualified(causes, &here, name);
+    if !name.contains('/') {
+        let detail = "a fully qualified name must be a domain and a name separated by a slash";
+        causes.invalid(&here, &constraint[field], detail);
     }
 }
 
@@ -125,12 +159,23 @@ fn names_request(names: &RequestNames<'_>, reference: &Value) -> bool {
 }
 
 fn references(causes: &mut Causes, path: &Path, list: &Value, names: &RequestNames<'_>) {
-    limit(causes, path, list, MAX_REQUESTS);
+    if !limit(causes, path, list, MAX_REQUESTS) {
+        return;
+    }
     unique(causes, path, list, |name| name);
     for (index, name) in items(list) {
-        if !names_request(names, name) {
-            causes.invalid(&path.index(index), name, REQUEST_REFERENCE);
+        reference(causes, &path.index(index), name, names);
+    }
+}
+
+fn reference(causes: &mut Causes, path: &Path, name: &Value, names: &RequestNames<'_>) {
+    if text(name).matches('/').count() <= 1 {
+        for part in text(name).split('/') {
+            causes.format(path, part, format::dns1123_label(part));
         }
+    }
+    if !names_request(names, name) {
+        causes.invalid(path, name, REQUEST_REFERENCE);
     }
 }
 
@@ -145,7 +190,9 @@ fn request(causes: &mut Causes, path: &Path, request: &Value) {
         (true, false) => one_request(causes, &path.field("exactly"), &request["exactly"]),
         (false, true) => {
             let here = path.field("firstAvailable");
-            limit(causes, &here, alternatives, MAX_ALTERNATIVES);
+            if !limit(causes, &here, alternatives, MAX_ALTERNATIVES) {
+                return;
+            }
             unique(causes, &here, alternatives, |one| &one["name"]);
             for (index, one) in items(alternatives) {
                 label(causes, &here.index(index).field("name"), &one["name"]);
@@ -174,10 +221,35 @@ fn one_request(causes: &mut Causes, path: &Path, request: &Value) {
         "All" | "ExactCount" => {}
         _ => causes.unsupported(&path.field("allocationMode"), mode, &["All", "ExactCount"]),
     }
+    for (index, one) in items(&request["tolerations"]) {
+        toleration(causes, &path.field("tolerations").index(index), one);
+    }
+}
+
+fn toleration(causes: &mut Causes, path: &Path, toleration: &Value) {
+    let (key, value) = (text(&toleration["key"]), text(&toleration["value"]));
+    if !key.is_empty() {
+        causes.format(&path.field("key"), key, format::qualified_name(key));
+    }
+    match text(&toleration["operator"]) {
+        "Exists" if !value.is_empty() => {
+            causes.invalid(&path.field("value"), &value.into(), "must be empty for operator `Exists`");
+        }
+        "Exists" => {}
+        "Equal" => causes.format(&path.field("value"), value, format::label_value(value)),
+        "" => causes.required(&path.field("operator"), ""),
+        _ => causes.unsupported(&path.field("operator"), &toleration["operator"], &["Equal", "Exists"]),
+    }
+    let effect = text(&toleration["effect"]);
+    if !effect.is_empty() && !EFFECTS.contains(&effect) {
+        causes.unsupported(&path.field("effect"), &toleration["effect"], &EFFECTS);
+    }
 }
 
 fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
-    limit(causes, path, list, MAX_SELECTORS);
+    if !limit(causes, path, list, MAX_SELECTORS) {
+        return;
+    }
     for (index, selector) in items(list) {
         let here = path.index(index).field("cel");
         let expression = text(&selector["cel"]["expression"]);
@@ -226,16 +298,7 @@ pub(crate) fn slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 }
 
 fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
-    let (here, name) = (path.field("name"), text(&pool["name"]));
-    if name.is_empty() {
-        causes.required(&here, "");
-    } else if name.len() > MAX_POOL {
-        causes.too_long(&here, MAX_POOL);
-    } else {
-        for part in name.split('/') {
-            causes.format(&here, part, format::dns1123_subdomain(part));
-        }
-    }
+    pool_name(causes, &path.field("name"), text(&pool["name"]));
     if pool["generation"].as_i64().is_some_and(|generation| generation < 0) {
         let here = path.field("generation");
         causes.invalid(&here, &pool["generation"], "must be greater than or equal to zero");
@@ -243,6 +306,18 @@ fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
     if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
         let here = path.field("resourceSliceCount");
         causes.invalid(&here, &pool["resourceSliceCount"], "must be greater than zero");
+    }
+}
+
+fn pool_name(causes: &mut Causes, path: &Path, name: &str) {
+    if name.is_empty() {
+        return causes.required(path, "");
+    }
+    if name.len() > MAX_POOL {
+        causes.too_long(path, MAX_POOL);
+    }
+    for part in name.split('/') {
+        causes.format(path, part, format::dns1123_subdomain(part));
     }
 }
 
@@ -316,10 +391,9 @@ pub(super) fn status(causes: &mut Causes, new: &Value, old: &Value) {
     let results = allocation.field("devices").field("results");
     for (index, result) in items(&status["allocation"]["devices"]["results"]) {
         let here = results.index(index);
-        if !names_request(&names, &result["request"]) {
-            causes.invalid(&here.field("request"), &result["request"], REQUEST_REFERENCE);
-        }
+        reference(causes, &here.field("request"), &result["request"], &names);
         driver(causes, &here.field("driver"), &result["driver"]);
+        pool_name(causes, &here.field("pool"), text(&result["pool"]));
         label(causes, &here.field("device"), &result["device"]);
     }
 }
@@ -336,10 +410,7 @@ fn driver(causes: &mut Causes, path: &Path, value: &Value) {
 }
 
 fn label(causes: &mut Causes, path: &Path, value: &Value) {
-    match text(value) {
-        "" => causes.required(path, ""),
-        name => causes.format(path, name, format::dns1123_label(name)),
-    }
+    causes.format(path, text(value), format::dns1123_label(text(value)));
 }
 
 /// Checks the length of a list. The elements of a longer one are not checked.
@@ -396,6 +467,59 @@ mod tests {
         assert_eq!(fields(slice, json!({"driver": "", "pool": pool})), ["spec.driver", "spec"]);
         let config = json!([{"opaque": {"driver": "d", "parameters": {}}}, {}]);
         assert_eq!(fields(class, json!({"config": config})), ["spec.config[1].opaque"]);
+    }
+
+    #[test]
+    fn long_lists_are_not_checked() {
+        let selectors = json!(vec![json!({"cel": {"expression": "("}}); MAX_SELECTORS + 1]);
+        assert_eq!(fields(class, json!({"selectors": selectors})), ["spec.selectors"]);
+        let requests = json!(vec![json!({}); MAX_REQUESTS + 1]);
+        assert_eq!(fields(claim, json!({"devices": {"requests": requests}})), ["spec.devices.requests"]);
+    }
+
+    #[test]
+    fn references_constraints_and_tolerations_are_checked() {
+        let exactly = |toleration: Value| json!({"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1, "tolerations": [toleration]});
+        let problems = |toleration: Value, constraint: Value| {
+            let request = json!({"name": "a", "exactly": exactly(toleration)});
+            fields(claim, json!({"devices": {"requests": [request], "constraints": [constraint]}}))
+        };
+        let exists = json!({"operator": "Exists"});
+        let good = json!({"requests": ["a"], "matchAttribute": "d.io/x"});
+        assert_eq!(problems(exists.clone(), good.clone()), Vec::<String>::new());
+        let here = "spec.devices.constraints[0]";
+        for (constraint, field) in [
+            (json!({"requests": ["A"], "matchAttribute": "d.io/x"}), format!("{here}.requests[0]")),
+            (json!({"matchAttribute": "x"}), format!("{here}.matchAttribute")),
+            (json!({"distinctAttribute": "/x"}), format!("{here}.distinctAttribute")),
+            (json!({}), here.to_owned()),
+        ] {
+            let found = problems(exists.clone(), constraint);
+            assert!(!found.is_empty() && found.iter().all(|name| *name == field), "{found:?}");
+        }
+        let here = "spec.devices.requests[0].exactly.tolerations[0]";
+        for (toleration, field) in [
+            (json!({"operator": "Exists", "value": "x"}), "value"),
+            (json!({"operator": "Equal", "value": "a b"}), "value"),
+            (json!({"operator": "In"}), "operator"),
+            (json!({}), "operator"),
+            (json!({"operator": "Exists", "key": "a b"}), "key"),
+            (json!({"operator": "Exists", "effect": "x"}), "effect"),
+        ] {
+            assert_eq!(problems(toleration, good.clone()), [format!("{here}.{field}")]);
+        }
+    }
+
+    #[test]
+    fn a_template_has_labels_and_annotations_only() {
+        let problems = |metadata: Value| {
+            let request = json!({"name": "a", "exactly": {"deviceClassName": "c", "allocationMode": "All"}});
+            fields(template, json!({"metadata": metadata, "spec": {"devices": {"requests": [request]}}}))
+        };
+        let good = json!({"labels": {"a": "b"}, "annotations": {"c": "d"}, "name": "", "generation": 0});
+        assert_eq!(problems(good), Vec::<String>::new());
+        let bad = json!({"name": "n", "uid": "u", "annotations": {"a b": ""}});
+        assert_eq!(problems(bad), ["spec.metadata.annotations", "spec.metadata.name", "spec.metadata.uID"]);
     }
 
     #[test]

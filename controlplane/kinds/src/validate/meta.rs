@@ -112,7 +112,8 @@ pub(super) fn labels(causes: &mut Causes, path: &Path, labels: &Value) {
     }
 }
 
-fn annotations(causes: &mut Causes, path: &Path, annotations: &Value) {
+/// Checks annotations.
+pub(super) fn annotations(causes: &mut Causes, path: &Path, annotations: &Value) {
     let mut total = 0;
     for (key, value) in entries(annotations) {
         causes.format(path, key, format::qualified_name(&key.to_lowercase()));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{driver, label, limit, unique};
+use super::{EFFECTS, capacity, driver, label, limit, unique};
 use crate::validate::{Causes, Path, entries, format, items, scheduling, text};
 use coracle_values::Quantity;
 
@@ -65,9 +65,11 @@ fn device(causes: &mut Causes, path: &Path, device: &Value, has_own_nodes: bool)
     let is_shared = device["allowMultipleAllocations"] == true;
     for (name, capacity) in entries(&device["capacity"]) {
         qualified(causes, &path.field("capacity"), name);
-        if !capacity["requestPolicy"].is_null() && !is_shared {
-            let here = path.field("capacity").key(name).field("requestPolicy");
-            causes.forbidden(&here, "allowMultipleAllocations must be true");
+        let here = path.field("capacity").key(name).field("requestPolicy");
+        match (capacity["requestPolicy"].is_null(), is_shared) {
+            (true, _) => {}
+            (false, true) => capacity::policy(causes, &here, capacity),
+            (false, false) => causes.forbidden(&here, "allowMultipleAllocations must be true"),
         }
     }
     let here = path.field("taints");
@@ -191,7 +193,7 @@ fn taint(causes: &mut Causes, path: &Path, taint: &Value) {
     causes.format(&path.field("key"), key, format::qualified_name(key));
     let value = text(&taint["value"]);
     causes.format(&path.field("value"), value, format::label_value(value));
-    causes.one_of(&path.field("effect"), &taint["effect"], &["NoExecute", "NoSchedule", "None"]);
+    causes.one_of(&path.field("effect"), &taint["effect"], &EFFECTS);
 }
 
 /// Checks a set of counters, whose name is in this field.
