@@ -328,7 +328,7 @@ const EVENTS: Kind = Kind {
     ttl_seconds: 3600,
     fields: fields::EVENT,
     rules: Rules {
-        validate: validate::object::event,
+        validate: validate::event::core_event,
         columns: table::event::COLUMNS,
         cells: table::event::cells,
         ..RULES

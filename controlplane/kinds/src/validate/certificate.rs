@@ -10,6 +10,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Causes, Path, format, items, text};
 
+/// Maximum size of the name of a signer in bytes: a subdomain, and a path of a label and a subdomain.
+const MAX_SIGNER: usize = 571;
 /// Key usages that a request may have.
 const USAGES: &[&str] = &[
     "any",
@@ -133,12 +135,12 @@ fn signer(causes: &mut Causes, path: &Path, value: &Value) {
     if name == "kubernetes.io/legacy-unknown" {
         return causes.invalid(path, value, "the legacy signerName is not allowed via this API version");
     }
-    let parts = name.split_once('/').filter(|(_, rest)| !rest.contains('/') && !rest.is_empty());
+    let parts = name.split_once('/').filter(|(_, rest)| !rest.contains('/'));
     let Some((domain, rest)) = parts else {
         let detail = "must be a fully qualified domain and path of the form 'example.com/signer-name'";
         return causes.invalid(path, value, detail);
     };
-    causes.format(path, domain, format::dns1123_subdomain(domain));
+    labels(causes, path, domain, format::dns1123_label);
     if !domain.contains('.') {
         causes.invalid(
             path,
@@ -146,8 +148,19 @@ fn signer(causes: &mut Causes, path: &Path, value: &Value) {
             "should be a domain with at least two segments separated by dots",
         );
     }
-    if !rest.split('.').all(|part| format::dns1123_label(&part.to_lowercase()).is_empty()) {
-        causes.invalid(path, &rest.into(), "must be a DNS-1123 subdomain");
+    labels(causes, path, rest, format::dns1123_subdomain);
+    if name.len() > MAX_SIGNER {
+        causes.too_long(path, MAX_SIGNER);
+    }
+}
+
+/// Adds the problems of the first invalid label of a part of a signer name.
+fn labels(causes: &mut Causes, path: &Path, part: &str, rule: fn(&str) -> Vec<String>) {
+    let first = part.split('.').map(|label| (label, rule(label))).find(|(_, problems)| !problems.is_empty());
+    for (label, problem) in
+        first.iter().flat_map(|(label, problems)| problems.iter().map(move |one| (label, one)))
+    {
+        causes.invalid(path, &part.into(), &format!("validating label {label:?}: {problem}"));
     }
 }
 
@@ -228,6 +241,16 @@ mod tests {
             said(|o| o["spec"]["usages"] = json!(["fly"])).starts_with("spec.usages[0]: Unsupported value")
         );
         assert!(said(|o| o["spec"]["usages"] = json!(["any", "any"])).contains("usages[1]: Duplicate value"));
+        for (name, expect) in [
+            ("A b.c/x", "Invalid value: \"A b.c\": validating label \"A b\": a lowercase RFC 1123 label"),
+            ("a.b/X.y", "Invalid value: \"X.y\": validating label \"X\": a lowercase RFC 1123 subdomain"),
+            ("a.b/", "Invalid value: \"\": validating label \"\": a lowercase RFC 1123 subdomain"),
+        ] {
+            let found = said(|object| object["spec"]["signerName"] = name.into());
+            assert!(found.contains(expect), "{found}");
+        }
+        let long = format!("a.b/{}", ["x".repeat(253), "y".repeat(253), "z".repeat(100)].join("."));
+        assert!(said(|o| o["spec"]["signerName"] = long.as_str().into()).contains("Too long"));
         for name in ["plain", "a.b/c/d", "word/x", "kubernetes.io/legacy-unknown", "a.b/"] {
             assert!(said(|o| o["spec"]["signerName"] = name.into()).starts_with("spec.signerName"), "{name}");
         }

@@ -1,4 +1,4 @@
-//! Events of `events.k8s.io`. Source: `pkg/apis/core/validation/events.go`.
+//! Events of both groups. Source: `pkg/apis/core/validation/events.go`.
 
 use serde_json::Value;
 
@@ -23,10 +23,29 @@ const IMMUTABLE: [(&str, &str); 13] = [
 /// Fields that only events of the core group may have.
 const DEPRECATED: std::ops::Range<usize> = 3..7;
 
+/// Names of fields in one group.
+struct Names {
+    about: &'static str,
+    controller: &'static str,
+    note: &'static str,
+}
+
+const CORE: Names = Names { about: "involvedObject", controller: "reportingComponent", note: "message" };
+const EVENTS: Names = Names { about: "regarding", controller: "reportingController", note: "note" };
+
+/// Checks an event of the core group. Its fields may change.
+pub(crate) fn core_event(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
+    content(causes, event, &CORE);
+}
+
+/// Checks an event of `events.k8s.io`.
 pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
-    content(causes, event);
+    content(causes, event, &EVENTS);
     match old {
         None => {
+            if event["eventTime"].is_null() {
+                causes.required(&Path::root("eventTime"), "");
+            }
             for (field, name) in &IMMUTABLE[DEPRECATED] {
                 let value = &event[*field];
                 let is_unset =
@@ -47,20 +66,23 @@ pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
             }
             for (field, name) in IMMUTABLE.into_iter().filter(|(field, _)| event[field] != old[field]) {
                 let (empty, value) = (Value::from(""), &event[field]);
-                let value = if value.is_null() && old[field].is_string() { &empty } else { value };
+                // A time that is absent is null in Go, a text is empty.
+                let is_time = field.ends_with("Time") || field.ends_with("Timestamp");
+                let is_text = old[field].is_string() && !is_time;
+                let value = if value.is_null() && is_text { &empty } else { value };
                 causes.invalid(&Path::root(name), value, "field is immutable");
             }
         }
     }
 }
 
-fn content(causes: &mut Causes, event: &Value) {
-    let (about, own) = (text(&event["regarding"]["namespace"]), text(&event["metadata"]["namespace"]));
+/// Checks the namespace of the object that the event is about. Events with a time have further required fields, which
+/// older clients do not set.
+fn content(causes: &mut Causes, event: &Value, names: &Names) {
+    let (about, own) = (text(&event[names.about]["namespace"]), text(&event["metadata"]["namespace"]));
     let path = Path::root("involvedObject").field("namespace");
     let mismatch = "does not match event.namespace";
     if event["eventTime"].is_null() {
-        // An event of an old client (core/v1). It does not have the fields that are checked below.
-        causes.required(&Path::root("eventTime"), "");
         if about != own && !(about.is_empty() && own == "default") {
             causes.invalid(&path, &about.into(), mismatch);
         }
@@ -69,7 +91,7 @@ fn content(causes: &mut Causes, event: &Value) {
     if about.is_empty() && !matches!(own, "default" | "kube-system") {
         causes.invalid(&path, &about.into(), mismatch);
     }
-    let (path, controller) = (Path::root("reportingController"), text(&event["reportingController"]));
+    let (path, controller) = (Path::root(names.controller), text(&event[names.controller]));
     if controller.is_empty() {
         causes.required(&path, "");
     }
@@ -82,7 +104,7 @@ fn content(causes: &mut Causes, event: &Value) {
             _ => causes.invalid(&path, &"".into(), "can have at most 128 characters"),
         }
     }
-    if text(&event["note"]).len() > 1024 {
+    if text(&event[names.note]).len() > 1024 {
         causes.invalid(&Path::root("message"), &"".into(), "can have at most 1024 characters");
     }
 }
@@ -128,9 +150,41 @@ mod tests {
             problems("regarding", json!({}), None),
             ["involvedObject.namespace Invalid value: \"\": does not match event.namespace"]
         );
-        assert_eq!(
-            problems("note", Value::Null, Some(&good)),
-            ["message Invalid value: \"\": field is immutable"]
-        );
+        for (field, expect) in [
+            ("note", "message Invalid value: \"\": field is immutable"),
+            ("eventTime", "eventTime Invalid value: null: field is immutable"),
+        ] {
+            assert_eq!(problems(field, Value::Null, Some(&good)), [expect]);
+        }
+        assert_eq!(problems("eventTime", Value::Null, None), ["eventTime Required value"]);
+    }
+
+    #[test]
+    fn a_core_event_with_a_time_has_the_fields_of_new_events() {
+        let problems = |event: Value| {
+            let mut causes = Causes::default();
+            core_event(&mut causes, &event, None);
+            causes.into_list().into_iter().map(|cause| cause.field).collect::<Vec<_>>()
+        };
+        let about = |own: &str, about: &str| json!({"metadata": {"namespace": own}, "involvedObject": {"namespace": about}});
+        for (own, of, is_valid) in [
+            ("n", "n", true),
+            ("default", "", true),
+            ("kube-system", "", false),
+            ("n", "", false),
+            ("n", "m", false),
+        ] {
+            assert_eq!(problems(about(own, of)).is_empty(), is_valid, "{own} {of}");
+        }
+        let mut event = about("n", "other");
+        event["eventTime"] = "2026-01-01T00:00:00.000000Z".into();
+        let missing = ["reportingComponent", "reportingInstance", "action", "reason"];
+        let mut found = problems(event.clone());
+        found.dedup();
+        assert_eq!(found, missing);
+        for field in missing {
+            event[field] = "a".into();
+        }
+        assert_eq!(problems(event), Vec::<String>::new());
     }
 }

@@ -1,4 +1,4 @@
-//! Namespaces, events, leases.
+//! Namespaces, leases.
 
 use serde_json::Value;
 
@@ -14,17 +14,6 @@ pub(crate) fn namespace(causes: &mut Causes, object: &Value, _old: Option<&Value
         if is_plain {
             causes.invalid(&path, finalizer, meta::PLAIN_FINALIZER);
         }
-    }
-}
-
-pub(crate) fn event(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
-    let about = text(&event["involvedObject"]["namespace"]);
-    let own = text(&event["metadata"]["namespace"]);
-    // Events about cluster-scoped objects are in the namespace `default`.
-    let good = about == own || (about.is_empty() && matches!(own, "default" | "kube-system"));
-    if !good {
-        let path = Path::root("involvedObject").field("namespace");
-        causes.invalid(&path, &about.into(), "does not match event.namespace");
     }
 }
 
