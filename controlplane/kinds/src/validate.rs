@@ -9,6 +9,7 @@ pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
 pub(crate) mod certificate;
+mod claims;
 mod condition;
 pub(crate) mod config;
 mod container;
@@ -27,10 +28,13 @@ pub(crate) mod initializer_configuration;
 pub mod initializers;
 mod meta;
 pub(crate) mod migration;
+mod mount;
 pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
+pub(crate) mod persistent_volume;
 pub(crate) mod pod;
+mod pod_annotations;
 pub(crate) mod pod_group;
 mod pod_status;
 pub(crate) mod policy;
@@ -48,6 +52,8 @@ pub(crate) mod stateful;
 pub(crate) mod storage;
 mod value;
 mod volume;
+mod volume_source;
+mod windows;
 pub(crate) mod workload;
 
 use serde_json::Value;
@@ -164,7 +170,7 @@ pub fn resize(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
-    pod::spec(&mut causes, &Path::root("spec"), &new["spec"]);
+    pod::of_pod(&mut causes, new);
     resize::pod(&mut causes, new, old);
     causes.into_list()
 }

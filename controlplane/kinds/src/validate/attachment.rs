@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::selector::label_selector;
 use super::storage::{parameters, provisioner};
-use super::volume::provisioner_name;
-use super::{Causes, Path, entries, format, items, text};
+use super::volume_source::driver;
+use super::{Causes, Path, entries, format, items, persistent_volume, text};
 use coracle_values::Quantity;
 
 /// Maximum size of an attachment's metadata, in bytes.
@@ -19,7 +19,7 @@ const LIFECYCLE_MODES: &[&str] = &["Persistent", "Ephemeral"];
 
 pub(crate) fn attachment(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    provisioner_name(causes, &path.field("attacher"), text(&spec["attacher"]));
+    driver(causes, &path.field("attacher"), text(&spec["attacher"]));
     source(causes, &path.field("source"), &spec["source"]);
     let node = text(&spec["nodeName"]);
     causes.format(&path.field("nodeName"), node, format::dns1123_subdomain(node));
@@ -40,7 +40,8 @@ pub(super) fn attachment_status(causes: &mut Causes, status: &Value) {
     for name in ["attachError", "detachError"] {
         let here = path.field(name);
         if text(&status[name]["message"]).len() > MAX_MESSAGE {
-            causes.too_long(&here.field("message"), MAX_MESSAGE);
+            // Upstream names the other limit.
+            causes.too_long(&here.field("message"), MAX_METADATA);
         }
         causes.in_range(&here.field("errorCode"), &status[name]["errorCode"], 0..=i64::from(i32::MAX));
     }
@@ -61,17 +62,7 @@ fn source(causes: &mut Causes, path: &Path, source: &Value) {
         }
         (true, Some(_)) => {}
         (false, None) => {
-            let path = path.field("inlineVolumeSpec");
-            for field in ["claimRef", "capacity", "nodeAffinity"] {
-                if !inline[field].is_null() {
-                    let detail = "may not be specified in the context of inline volumes";
-                    causes.forbidden(&path.field(field), detail);
-                }
-            }
-            if inline["csi"].is_null() {
-                let detail = "has to be specified in the context of inline volumes";
-                causes.required(&path.field("csi"), detail);
-            }
+            persistent_volume::inline(causes, &path.field("inlineVolumeSpec"), inline);
         }
     }
 }
@@ -173,7 +164,7 @@ mod tests {
     fn an_attachment_has_one_source_and_never_changes() {
         let object = |source: Value| json!({"spec": {"attacher": "a.io", "nodeName": "n", "source": source}});
         let named = object(json!({"persistentVolumeName": "pv"}));
-        let inline = json!({"csi": {"driver": "a", "volumeHandle": "h"}});
+        let inline = json!({"csi": {"driver": "a", "volumeHandle": "h"}, "accessModes": ["ReadWriteOnce"]});
         assert_eq!(fields(|c| attachment(c, &named, None)), [""; 0]);
         assert_eq!(fields(|c| attachment(c, &object(json!({"inlineVolumeSpec": inline})), None)), [""; 0]);
         assert_eq!(fields(|c| attachment(c, &object(json!({})), None)), ["spec.source"]);

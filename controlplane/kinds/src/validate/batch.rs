@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::selector::label_selector;
 use super::workload::selected_template;
-use super::{Causes, Path, batch_policy, format, items, meta, pod, text};
+use super::{Causes, Path, batch_policy, format, items, pod, text};
 use coracle_values::schedule::{Schedule, TimeZone};
 
 /// Maximum parallelism of a job with the completion mode Indexed.
@@ -228,12 +228,7 @@ fn replacement(causes: &mut Causes, path: &Path, spec: &Value) {
 fn template(causes: &mut Causes, path: &Path, spec: &Value) {
     let template = &spec["template"];
     let here = path.field("spec");
-    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
-    pod::spec(causes, &here, &template["spec"]);
-    if items(&template["spec"]["ephemeralContainers"]).next().is_some() {
-        let detail = "ephemeral containers not allowed in pod template";
-        causes.forbidden(&here.field("ephemeralContainers"), detail);
-    }
+    pod::template(causes, path, template);
     let policy = &template["spec"]["restartPolicy"];
     let here = here.field("restartPolicy");
     match text(policy) {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::volume::provisioner_name;
+use super::volume_source::driver as driver_name;
 use super::{Causes, Path, format, items, text};
 
 /// Maximum size of a storage driver's node id, in bytes.
@@ -49,7 +49,7 @@ pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>)
     for (index, driver) in items(drivers) {
         let here = path.index(index);
         let name = text(&driver["name"]);
-        provisioner_name(causes, &here.field("name"), name);
+        driver_name(causes, &here.field("name"), name);
         if text(&driver["nodeID"]).is_empty() {
             causes.required(&here.field("nodeID"), "");
         } else if text(&driver["nodeID"]).len() > MAX_NODE_ID {

@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, pod, text};
+use super::{Causes, Path, format, items, pod_annotations, text};
 
 /// Lists of containers that may not start again after their end, unless the restart policy of the pod allows it.
 const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
 
 /// Checks a new status.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
-    pod::mirror_annotation(causes, new, old);
+    pod_annotations::update(causes, new, old);
     let (path, status, before) = (Path::root("status"), &new["status"], &old["status"]);
     let nominated = text(&status["nominatedNodeName"]);
     if !nominated.is_empty() && status["nominatedNodeName"] != before["nominatedNodeName"] {
@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn the_annotation_of_mirror_pods_stays() {
-        let pod = |annotations: Value| json!({"metadata": {"annotations": annotations}});
+        let pod =
+            |annotations: Value| json!({"metadata": {"annotations": annotations}, "spec": {"nodeName": "n"}});
         let (plain, mirror) = (pod(json!({"a": "b"})), pod(json!({"kubernetes.io/config.mirror": "x"})));
         for (old, new, is_refused) in
             [(&plain, &mirror, true), (&mirror, &plain, true), (&mirror, &mirror, false)]

@@ -48,10 +48,7 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
     if old.is_some_and(|old| old["handler"] != class["handler"]) {
         causes.invalid(&path, &class["handler"], "field is immutable");
     }
-    if class["overhead"].is_object() {
-        let limits = serde_json::json!({"limits": class["overhead"]["podFixed"]});
-        resources::container(causes, &Path::root("overhead"), &limits);
-    }
+    resources::overhead(causes, &Path::root("overhead"), &class["overhead"]["podFixed"]);
     let path = Path::root("scheduling");
     meta::labels(causes, &path.field("nodeSelector"), &class["scheduling"]["nodeSelector"]);
     scheduling::tolerations(causes, &path.field("tolerations"), &class["scheduling"]["tolerations"]);

@@ -4,106 +4,21 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde_json::{Value, json};
 
-use super::scheduling::node_terms;
 use super::selector::label_selector;
-use super::volume::provisioner_name;
-use super::{Causes, Path, entries, file_path, format, items, text};
+use super::{Causes, Path, entries, format, items, text};
 use coracle_values::Quantity;
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
-const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-/// The sources of a volume, in the order in which upstream checks them, and their names in errors.
-const SOURCES: &[(&str, &str)] = &[
-    ("hostPath", "hostPath"),
-    ("gcePersistentDisk", "gcePersistentDisk"),
-    ("awsElasticBlockStore", "awsElasticBlockStore"),
-    ("glusterfs", "glusterfs"),
-    ("flocker", "flocker"),
-    ("nfs", "nfs"),
-    ("rbd", "rbd"),
-    ("quobyte", "quobyte"),
-    ("cephfs", "cephFS"),
-    ("iscsi", "iscsi"),
-    ("cinder", "cinder"),
-    ("fc", "fc"),
-    ("flexVolume", "flexVolume"),
-    ("azureFile", "azureFile"),
-    ("vsphereVolume", "vsphereVolume"),
-    ("photonPersistentDisk", "photonPersistentDisk"),
-    ("portworxVolume", "portworxVolume"),
-    ("azureDisk", "azureDisk"),
-    ("scaleIO", "scaleIO"),
-    ("local", "local"),
-    ("storageos", "storageos"),
-    ("csi", "csi"),
-];
+pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 const MAX_PARAMETERS: usize = 512;
 /// Maximum size of all parameters of a class, in bytes.
 const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
+/// The annotation that was the storage class of a claim before the field existed.
+const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
-pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    let (path, spec) = (Path::root("spec"), &object["spec"]);
-    access_modes(causes, &path, spec, "");
-    if entries(&spec["capacity"]).next().is_none() {
-        causes.required(&path.field("capacity"), "");
-    }
-    let size = &spec["capacity"]["storage"];
-    if size.is_null() || entries(&spec["capacity"]).count() > 1 {
-        causes.unsupported_map(&path.field("capacity"), &spec["capacity"], "storage");
-    }
-    for (name, size) in entries(&spec["capacity"]) {
-        positive(causes, &path.field("capacity").key(name), size);
-    }
-    let policy = &spec["persistentVolumeReclaimPolicy"];
-    if !text(policy).is_empty() {
-        causes.one_of(&path.field("persistentVolumeReclaimPolicy"), policy, RECLAIM_POLICIES);
-    }
-    source(causes, &path, spec);
-    class_name(causes, &path, spec);
-    volume_attributes(causes, &path, spec);
-    causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
-    if !spec["nodeAffinity"].is_null() {
-        let (here, required) =
-            (path.field("nodeAffinity").field("required"), &spec["nodeAffinity"]["required"]);
-        if required.is_null() {
-            causes.required(&here, "must specify required node constraints");
-        }
-        node_terms(causes, &here, required);
-    }
-    if let Some(old) = old {
-        let others = |spec: &Value| {
-            spec_without(
-                spec,
-                &[
-                    "capacity",
-                    "accessModes",
-                    "claimRef",
-                    "persistentVolumeReclaimPolicy",
-                    "storageClassName",
-                    "mountOptions",
-                    "nodeAffinity",
-                    "volumeAttributesClassName",
-                    "volumeMode",
-                ],
-            )
-        };
-        if others(spec) != others(&old["spec"]) {
-            let detail = "spec.persistentvolumesource is immutable after creation";
-            causes.forbidden(&path.field("persistentvolumesource"), detail);
-        }
-        check_volume_mode_unchanged(causes, spec, &old["spec"]);
-        let affinity = &old["spec"]["nodeAffinity"];
-        if !affinity.is_null() && *affinity != spec["nodeAffinity"] {
-            let detail = "field is immutable, except for updating from beta label to GA";
-            causes.invalid(&Path::root("nodeAffinity"), &spec["nodeAffinity"], detail);
-        }
-    }
-}
-
 /// Checks that the volume mode does not change. Upstream reports it without `spec`.
-fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
+pub(super) fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
     if spec["volumeMode"] != old["volumeMode"] {
         causes.invalid(&Path::root("volumeMode"), &spec["volumeMode"], "field is immutable");
     }
@@ -114,16 +29,14 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     claim_spec(causes, &path, spec);
     let Some(old) = old else { return };
     let before = &old["spec"];
-    let mut free = Vec::new();
-    if text(&before["volumeName"]).is_empty() {
-        // The binder sets the volume; a claim without a class may still get the default one.
-        free.push("volumeName");
+    // Upstream refuses a change of the older form of the class.
+    let beta = |claim: &Value| text(&claim["metadata"]["annotations"][BETA_CLASS]).to_owned();
+    if beta(object) != beta(old) {
+        let here = Path::root("metadata").field("annotations").field(BETA_CLASS);
+        causes.invalid(&here, &beta(object).into(), "field is immutable");
     }
-    if before["storageClassName"].is_null() && !spec["storageClassName"].is_null() {
-        free.push("storageClassName");
-    }
-    if old["status"]["phase"] == "Bound" {
-        free.extend(["resources", "volumeAttributesClassName"]);
+    if kept(spec, old) != kept(before, old) {
+        causes.forbidden(&path, CLAIM_IMMUTABLE);
     }
     let size = |size: &Value| Quantity::parse(text(size)).ok();
     let requested = |spec: &Value| size(&spec["resources"]["requests"]["storage"]);
@@ -135,6 +48,7 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
         let here = path.field("resources").field("requests").field("storage");
         causes.forbidden(&here, "field can not be less than status.capacity");
     }
+    check_volume_mode_unchanged(causes, spec, before);
     if !old["status"]["currentVolumeAttributesClassName"].is_null()
         && before["volumeAttributesClassName"] != spec["volumeAttributesClassName"]
         && text(&spec["volumeAttributesClassName"]).is_empty()
@@ -144,23 +58,29 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
             format!("update to {state} is forbidden when status.currentVolumeAttributesClassName is not nil");
         causes.forbidden(&path.field("volumeAttributesClassName"), &detail);
     }
-    check_volume_mode_unchanged(causes, spec, before);
-    if spec_without(spec, &free) != spec_without(before, &free) {
-        causes.forbidden(&path, CLAIM_IMMUTABLE);
-    }
 }
 
-/// Checks the class of attributes of a volume. Only drivers have such classes.
-fn volume_attributes(causes: &mut Causes, path: &Path, spec: &Value) {
-    let here = path.field("volumeAttributesClassName");
-    match spec["volumeAttributesClassName"].as_str() {
-        None => return,
-        Some("") => causes.required(&here, "an empty string is disallowed"),
-        Some(name) => causes.format(&here, name, format::dns1123_subdomain(name)),
+/// The parts of a claim's spec that an update of this claim cannot change.
+fn kept(spec: &Value, old: &Value) -> Value {
+    let mut free = Vec::new();
+    if text(&old["spec"]["volumeName"]).is_empty() {
+        // The binder sets the volume; a claim without a class may still get the default one.
+        free.push("volumeName");
     }
-    if spec["csi"].is_null() {
-        causes.required(&path.field("csi"), "has to be specified when using volumeAttributesClassName");
+    if old["spec"]["storageClassName"].is_null() && !spec["storageClassName"].is_null() {
+        free.push("storageClassName");
     }
+    let is_bound = old["status"]["phase"] == "Bound";
+    if is_bound {
+        free.push("volumeAttributesClassName");
+    }
+    let mut kept = spec_without(spec, &free);
+    // A bound claim may request another size, and nothing else.
+    let requests = kept.pointer_mut("/resources/requests").and_then(Value::as_object_mut);
+    if let Some(requests) = requests.filter(|_| is_bound) {
+        requests.remove("storage");
+    }
+    kept
 }
 
 /// Checks the spec of a claim, also of one in a stateful set.
@@ -179,7 +99,12 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     for field in ["dataSource", "dataSourceRef"] {
         data_source(causes, &path.field(field), &spec[field]);
     }
-    check_data_sources_match(causes, path, spec);
+    let namespace = text(&spec["dataSourceRef"]["namespace"]);
+    if !namespace.is_empty() {
+        let here = path.field("dataSourceRef").field("namespace");
+        causes.format(&here, namespace, format::dns1123_label(namespace));
+    }
+    same_data_source(causes, path, spec);
     let attributes = text(&spec["volumeAttributesClassName"]);
     if !attributes.is_empty() {
         let here = path.field("volumeAttributesClassName");
@@ -187,22 +112,20 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks that both fields of a claim's data source name the same object. Upstream reports this at the spec, with an empty
-/// object as the value.
-fn check_data_sources_match(causes: &mut Causes, path: &Path, spec: &Value) {
+/// Checks that the two fields of the data source name the same object. One in another namespace has one field only.
+fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
     let (source, reference) = (&spec["dataSource"], &spec["dataSourceRef"]);
     if source.is_null() || reference.is_null() {
         return;
     }
-    let differs = ["apiGroup", "kind", "name"].iter().any(|name| source[name] != reference[name]);
-    let detail = if !text(&reference["namespace"]).is_empty() {
-        "may not be specified when dataSourceRef.namespace is specified"
-    } else if differs {
-        "must match dataSourceRef"
-    } else {
-        return;
-    };
-    causes.invalid(path, &json!({}), detail);
+    // Upstream shows the path of a field as an empty object.
+    let value = json!({});
+    let same = |field: &str| source[field] == reference[field];
+    if !text(&reference["namespace"]).is_empty() {
+        causes.invalid(path, &value, "may not be specified when dataSourceRef.namespace is specified");
+    } else if !["apiGroup", "kind", "name"].into_iter().all(same) {
+        causes.invalid(path, &value, "must match dataSourceRef");
+    }
 }
 
 /// Checks the object from which a claim gets its data.
@@ -312,7 +235,7 @@ fn labels_of(term: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
         .collect()
 }
 
-fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
+pub(super) fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
     let here = path.field("accessModes");
     let modes: Vec<&Value> = items(&spec["accessModes"]).map(|(_, mode)| mode).collect();
     if modes.is_empty() {
@@ -324,99 +247,27 @@ fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
         }
     }
     if modes.iter().any(|mode| *mode == "ReadWriteOncePod")
-        && modes.iter().any(|mode| *mode != "ReadWriteOncePod")
+        && modes.iter().any(|mode| *mode != "ReadWriteOncePod" && ACCESS_MODES.contains(&text(mode)))
     {
         causes.forbidden(&here, "may not use ReadWriteOncePod with other access modes");
     }
 }
 
-fn positive(causes: &mut Causes, path: &Path, size: &Value) {
+pub(super) fn positive(causes: &mut Causes, path: &Path, size: &Value) {
     match Quantity::parse(text(size)) {
         Ok(quantity) if quantity.signum() > 0 => {}
         _ => causes.invalid(path, size, "must be greater than zero"),
     }
 }
 
-fn class_name(causes: &mut Causes, path: &Path, spec: &Value) {
+pub(super) fn class_name(causes: &mut Causes, path: &Path, spec: &Value) {
     let name = text(&spec["storageClassName"]);
     if !name.is_empty() {
         causes.format(&path.field("storageClassName"), name, format::dns1123_subdomain(name));
     }
 }
 
-/// Checks that a volume has one source, and checks it. Upstream checks the first one and refuses the others.
-fn source(causes: &mut Causes, path: &Path, spec: &Value) {
-    let mut sources = SOURCES.iter().filter(|(name, _)| !spec[*name].is_null());
-    let Some((first, _)) = sources.next() else {
-        return causes.required(path, "must specify a volume type");
-    };
-    let here = path.field(first);
-    match *first {
-        "hostPath" => host_path(causes, path, spec),
-        "local" => {
-            directory(causes, &here, &spec["local"]);
-            if spec["nodeAffinity"].is_null() {
-                causes.required(&path.field("nodeAffinity"), "Local volume requires node affinity");
-            }
-        }
-        "nfs" => nfs(causes, path, &spec["nfs"]),
-        "csi" => csi(causes, path, &spec["csi"]),
-        _ => {}
-    }
-    for (_, shown) in sources.filter(|(name, _)| *name != "flexVolume") {
-        causes.forbidden(&path.field(shown), "may not specify more than 1 volume type");
-    }
-}
-
-fn host_path(causes: &mut Causes, path: &Path, spec: &Value) {
-    let here = path.field("hostPath");
-    if text(&spec["hostPath"]["path"]) == "/" && spec["persistentVolumeReclaimPolicy"] == "Recycle" {
-        let detail = "may not be 'recycle' for a hostPath mount of '/'";
-        causes.forbidden(&path.field("persistentVolumeReclaimPolicy"), detail);
-    }
-    file_path::host_path_type(causes, &here.field("type"), &spec["hostPath"]["type"]);
-    directory(causes, &here, &spec["hostPath"]);
-}
-
-/// Checks the path of a directory of a node.
-fn directory(causes: &mut Causes, path: &Path, source: &Value) {
-    let (here, directory) = (path.field("path"), text(&source["path"]));
-    if directory.is_empty() {
-        causes.required(&here, "");
-    } else if directory.split('/').any(|part| part == "..") {
-        causes.invalid(&here, &source["path"], "must not contain '..'");
-    }
-}
-
-fn nfs(causes: &mut Causes, path: &Path, nfs: &Value) {
-    if nfs.is_null() {
-        return;
-    }
-    let path = path.field("nfs");
-    if text(&nfs["server"]).is_empty() {
-        causes.required(&path.field("server"), "");
-    }
-    match text(&nfs["path"]) {
-        "" => causes.required(&path.field("path"), ""),
-        directory if !directory.starts_with('/') => {
-            causes.invalid(&path.field("path"), &nfs["path"], "must be an absolute path");
-        }
-        _ => {}
-    }
-}
-
-fn csi(causes: &mut Causes, path: &Path, csi: &Value) {
-    if csi.is_null() {
-        return;
-    }
-    let path = path.field("csi");
-    provisioner_name(causes, &path.field("driver"), text(&csi["driver"]));
-    if text(&csi["volumeHandle"]).is_empty() {
-        causes.required(&path.field("volumeHandle"), "");
-    }
-}
-
-fn spec_without(spec: &Value, names: &[&str]) -> Value {
+pub(super) fn spec_without(spec: &Value, names: &[&str]) -> Value {
     let mut spec = spec.clone();
     if let Some(spec) = spec.as_object_mut() {
         spec.retain(|name, value| !names.contains(&name.as_str()) && !value.is_null());
@@ -435,39 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_has_one_source() {
-        let problems = |sources: Value| {
-            let mut spec = json!({"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1"}});
-            if let (Some(spec), Some(sources)) = (spec.as_object_mut(), sources.as_object()) {
-                spec.extend(sources.clone());
-            }
-            fields(|causes| volume(causes, &json!({"spec": spec}), None))
-        };
-        let csi = json!({"driver": "d", "volumeHandle": "h"});
-        assert_eq!(problems(json!({})), ["spec"]);
-        assert_eq!(problems(json!({"csi": csi})), Vec::<String>::new());
-        assert_eq!(problems(json!({"nfs": {"path": "x"}})), ["spec.nfs.server", "spec.nfs.path"]);
-        let three = json!({"hostPath": {"path": "/a"}, "nfs": {}, "cephfs": {}, "csi": {}, "flexVolume": {}});
-        assert_eq!(problems(three), ["spec.nfs", "spec.cephFS", "spec.csi"], "only the first is checked");
-        let class = |name: &str| json!({"csi": csi, "volumeAttributesClassName": name});
-        assert_eq!(problems(class("gold")), Vec::<String>::new());
-        assert_eq!(problems(class("")), ["spec.volumeAttributesClassName"]);
-        assert_eq!(problems(class("A")), ["spec.volumeAttributesClassName"]);
-        let other = json!({"hostPath": {"path": "/a"}, "volumeAttributesClassName": "gold"});
-        assert_eq!(problems(other), ["spec.csi"]);
-        let capacity = json!({"csi": csi, "capacity": {"storage": "1", "a": "0"}});
-        assert_eq!(problems(capacity), ["spec.capacity", "spec.capacity[a]"]);
-    }
-
-    #[test]
-    fn names_of_drivers_and_provisioners_are_checked_in_lower_case() {
-        let long = "x".repeat(64);
-        let spec = |driver: &str| {
-            json!({"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1"},
-                "csi": {"driver": driver, "volumeHandle": "h"}})
-        };
-        let driver = |name: &str| fields(|causes| volume(causes, &json!({"spec": spec(name)}), None));
-        assert_eq!((driver("D.io"), driver(&long)), (vec![], vec!["spec.csi.driver".to_owned()]));
+    fn names_of_provisioners_are_shown_in_lower_case() {
         let mut causes = Causes::default();
         provisioner(&mut causes, &Path::root("provisioner"), &"A b/c".into());
         let message = causes.into_list().remove(0).message;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::selector::is_label_selector;
-use super::{Causes, Path, items, meta, pod, text};
+use super::{Causes, Path, pod, text};
 use coracle_values::label_selector::LabelSelector;
 
 const PERCENT: &str = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')";
@@ -72,10 +72,7 @@ pub(crate) fn replication_controller(causes: &mut Causes, object: &Value, _old: 
 }
 
 pub(crate) fn pod_template(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
-    let (path, template) = (Path::root("template"), &object["template"]);
-    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
-    pod::spec(causes, &path.field("spec"), &template["spec"]);
-    no_ephemeral_containers(causes, &path.field("spec"), &template["spec"]);
+    pod::template(causes, &Path::root("template"), &object["template"]);
 }
 
 /// Checks the counts in a status.
@@ -132,24 +129,13 @@ fn template(causes: &mut Causes, path: &Path, template: &Value) {
 /// Checks the pod template of a workload whose pods restart always. `owner` is the workload's kind.
 pub(super) fn template_of(causes: &mut Causes, path: &Path, template: &Value, owner: &str) {
     let (here, spec) = (path.field("spec"), &template["spec"]);
-    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
-    pod::spec(causes, &here, spec);
+    pod::template(causes, path, template);
     if !text(&spec["restartPolicy"]).is_empty() && spec["restartPolicy"] != "Always" {
         causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);
     }
     if !spec["activeDeadlineSeconds"].is_null() {
         let detail = format!("activeDeadlineSeconds in {owner} is not Supported");
         causes.forbidden(&here.field("activeDeadlineSeconds"), &detail);
-    }
-    no_ephemeral_containers(causes, &here, spec);
-}
-
-fn no_ephemeral_containers(causes: &mut Causes, here: &Path, spec: &Value) {
-    if items(&spec["ephemeralContainers"]).next().is_some() {
-        causes.forbidden(
-            &here.field("ephemeralContainers"),
-            "ephemeral containers not allowed in pod template",
-        );
     }
 }
 

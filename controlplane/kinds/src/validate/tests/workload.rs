@@ -116,7 +116,7 @@ fn config_maps_secrets_and_others_are_checked() {
         "ConfigMap",
         "/data",
         json!({"a": "x".repeat(1024 * 1024 + 1)}),
-        &[": Too long: may not be more than 1048576 bytes"],
+        &["[]: Too long: may not be more than 1048576 bytes"],
     );
     check(
         "Secret",
