@@ -70,13 +70,11 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
     let from = &variable["valueFrom"];
     let given: Vec<&&str> = SOURCES.iter().filter(|source| !from[**source].is_null()).collect();
     let names = "`fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`";
-    match given.len() {
-        0 => causes.invalid(path, &"".into(), &format!("must specify one of: {names}")),
-        1 => {}
-        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
-    }
-    if !given.is_empty() && !text(&variable["value"]).is_empty() {
-        causes.invalid(path, &"".into(), "may not be specified when `value` is not empty");
+    match (given.len(), text(&variable["value"])) {
+        (0, _) => causes.invalid(path, &"".into(), &format!("must specify one of: {names}")),
+        (1, "") => {}
+        (_, "") => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
+        _ => causes.invalid(path, &"".into(), "may not be specified when `value` is not empty"),
     }
     if !from["fieldRef"].is_null() {
         field_reference(causes, &path.field("fieldRef"), &from["fieldRef"], FIELDS);
@@ -144,31 +142,31 @@ pub(super) fn file_volumes(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks a fieldRef: one of the listed fields, or an entry of labels or annotations.
+/// Checks a fieldRef: one of the listed fields, or an entry of labels or annotations. Upstream reports the key of an entry
+/// at the reference.
 pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Value, supported: &[&str]) {
-    match text(&reference["apiVersion"]) {
-        "" => causes.required(&path.field("apiVersion"), ""),
-        "v1" => {}
-        _ => causes.invalid(
-            &path.field("apiVersion"),
-            &reference["apiVersion"],
-            "pod field reference must use apiVersion v1",
-        ),
-    }
     let (here, field) = (path.field("fieldPath"), text(&reference["fieldPath"]));
-    if field.is_empty() {
-        return causes.required(&here, "");
+    match text(&reference["apiVersion"]) {
+        "" => return causes.required(&path.field("apiVersion"), ""),
+        _ if field.is_empty() => return causes.required(&here, ""),
+        "v1" => {}
+        version => {
+            let detail = format!("error converting fieldPath: unsupported pod version: {version}");
+            return causes.invalid(&here, &reference["fieldPath"], &detail);
+        }
     }
     let subscript = field.strip_suffix("']").and_then(|rest| rest.split_once("['"));
     match subscript {
-        Some(("metadata.labels" | "metadata.annotations", key)) => {
-            causes.format(&here, key, format::qualified_name(&key.to_lowercase()));
+        Some(("metadata.labels", key)) => causes.format(path, key, format::qualified_name(key)),
+        Some(("metadata.annotations", key)) => {
+            let key = key.to_lowercase();
+            causes.format(path, &key, format::qualified_name(&key));
         }
-        Some(_) => causes.invalid(
-            &here,
-            &reference["fieldPath"],
-            "error converting fieldPath: field label does not support subscript",
-        ),
+        Some(_) => {
+            let detail =
+                format!("error converting fieldPath: field label does not support subscript: {field}");
+            causes.invalid(&here, &reference["fieldPath"], &detail);
+        }
         None if supported.contains(&field) => {}
         None if KNOWN_FIELDS.contains(&field) => {
             causes.unsupported(&here, &reference["fieldPath"], supported);
@@ -226,17 +224,82 @@ fn bulk(causes: &mut Causes, (list, index): (&Path, usize), from: &Value) {
     if !prefix.is_empty() {
         causes.format(&path.field("prefix"), prefix, format::env_name(prefix));
     }
-    let given: Vec<&str> =
-        ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()).collect();
-    match given.as_slice() {
-        [] => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
-        [name] => {
-            let here = path.field(name).field("name");
-            match text(&from[*name]["name"]) {
-                "" => causes.required(&here, ""),
-                name => causes.format(&here, name, format::dns1123_subdomain(name)),
-            }
+    let mut count = 0;
+    for source in ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()) {
+        count += 1;
+        let here = path.field(source).field("name");
+        match text(&from[source]["name"]) {
+            "" => causes.required(&here, ""),
+            // A dash at the end is valid, as upstream.
+            name => causes.format(&here, name, format::dns1123_subdomain(&masked(name))),
         }
-        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
+    }
+    match count {
+        0 => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
+        1 => {}
+        _ => causes.invalid(list, &"".into(), "may not have more than one field specified at a time"),
+    }
+}
+
+/// A name whose last dash, if any, is a letter. Source: `maskTrailingDash` of apimachinery.
+fn masked(name: &str) -> String {
+    match name.strip_suffix('-') {
+        Some(rest) if !rest.is_empty() => format!("{rest}a"),
+        _ => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn problems(container: Value) -> Vec<String> {
+        let mut causes = Causes::default();
+        all(&mut causes, &Path::root("c"), &container);
+        causes.into_list().into_iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+    }
+
+    #[test]
+    fn a_variable_has_one_source() {
+        let key = json!({"name": "n", "key": "k"});
+        let with = |value: &str, from: Value| {
+            problems(json!({"env": [{"name": "A", "value": value, "valueFrom": from}]}))
+        };
+        assert_eq!(with("", json!({"secretKeyRef": key})), Vec::<String>::new());
+        let two = json!({"secretKeyRef": key, "configMapKeyRef": key});
+        let one_error = |detail: &str| vec![format!("c.env[0].valueFrom: Invalid value: \"\": {detail}")];
+        assert_eq!(with("", two.clone()), one_error("may not have more than one field specified at a time"));
+        assert_eq!(with("x", two), one_error("may not be specified when `value` is not empty"));
+        let maps = json!([{"configMapRef": {"name": "a-"}, "secretRef": {"name": "A"}}]);
+        let found = problems(json!({"envFrom": maps}));
+        assert!(found.len() == 2 && found[0].starts_with("c.envFrom[0].secretRef.name: "), "{found:?}");
+        assert!(found[1].starts_with("c.envFrom: Invalid value: \"\": may not have more"), "{found:?}");
+    }
+
+    #[test]
+    fn a_field_reference_has_a_known_field() {
+        let of = |reference: Value| {
+            let found = problems(json!({"env": [{"name": "A", "valueFrom": {"fieldRef": reference}}]}));
+            found.concat().replace("c.env[0].valueFrom.fieldRef", "r")
+        };
+        let v1 = |path: &str| of(json!({"apiVersion": "v1", "fieldPath": path}));
+        assert_eq!(v1("metadata.name"), "");
+        assert_eq!(v1("metadata.annotations['A.com/b']"), "");
+        assert!(v1("metadata.labels['a b']").starts_with("r: Invalid value: \"a b\""));
+        let detail = "error converting fieldPath:";
+        assert_eq!(
+            v1("spec['x']"),
+            format!(
+                "r.fieldPath: Invalid value: \"spec['x']\": {detail} field label does not support subscript: spec['x']"
+            )
+        );
+        assert_eq!(
+            of(json!({"apiVersion": "v2", "fieldPath": "x"})),
+            format!("r.fieldPath: Invalid value: \"x\": {detail} unsupported pod version: v2")
+        );
+        assert_eq!(of(json!({"apiVersion": "v1"})), "r.fieldPath: Required value");
+        assert_eq!(of(json!({"fieldPath": "x"})), "r.apiVersion: Required value");
     }
 }
