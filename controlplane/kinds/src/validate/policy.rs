@@ -1,5 +1,7 @@
 //! Limit ranges, priority classes, runtime classes.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::{Causes, Path, entries, format, items, meta, resources, scheduling, text};
@@ -91,7 +93,7 @@ fn limit_type(causes: &mut Causes, path: &Path, value: &Value) {
 fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
     let lists = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
     let kind = text(&limit["type"]);
-    let mut names: Vec<&String> = Vec::new();
+    let mut names: BTreeSet<&String> = BTreeSet::new();
     for list in lists {
         let is_default = matches!(list, "default" | "defaultRequest");
         if kind == "Pod" && is_default {
@@ -107,9 +109,7 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
             } else {
                 resources::standard_name(causes, &here, name);
             }
-            if !names.contains(&name) {
-                names.push(name);
-            }
+            names.insert(name);
         }
     }
     let has_storage = |list: &str| !limit[list]["storage"].is_null();
@@ -128,34 +128,38 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
 /// Checks that the amounts of one resource are in order: minimum, default request, default, maximum.
 fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
+    // The last name is that of the value which upstream shows.
     let rules = [
-        ("min", "max", "min", "min value {low} is greater than max value {high}"),
+        ("min", "max", "min", "min value {low} is greater than max value {high}", "min"),
         (
             "min",
             "defaultRequest",
             "defaultRequest",
             "min value {low} is greater than default request value {high}",
+            "defaultRequest",
         ),
         (
             "defaultRequest",
             "max",
             "defaultRequest",
             "default request value {low} is greater than max value {high}",
+            "defaultRequest",
         ),
         (
             "defaultRequest",
             "default",
             "defaultRequest",
             "default request value {low} is greater than default limit value {high}",
+            "defaultRequest",
         ),
-        ("min", "default", "default", "min value {low} is greater than default value {high}"),
-        ("default", "max", "default", "default value {low} is greater than max value {high}"),
+        ("min", "default", "default", "min value {low} is greater than default value {high}", "min"),
+        ("default", "max", "default", "default value {low} is greater than max value {high}", "max"),
     ];
-    for (low, high, at, detail) in rules {
+    for (low, high, at, detail, shown) in rules {
         let (Some(small), Some(large)) = (amount(low), amount(high)) else { continue };
         if small > large {
             let detail = detail.replace("{low}", &small.to_string()).replace("{high}", &large.to_string());
-            causes.invalid(&path.field(at).key(name), &limit[at][name], &detail);
+            causes.invalid(&path.field(at).key(name), &limit[shown][name], &detail);
         }
     }
     let Some(ratio) = amount("maxLimitRequestRatio") else { return };
