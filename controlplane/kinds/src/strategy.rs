@@ -90,6 +90,10 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
         }
     }
     *map = kept;
+    if kind.is("", "Namespace") || kind.is("", "Service") {
+        // The phase, and the modes of the addresses of a load balancer.
+        defaults::apply(kind, new);
+    }
     if kind.is(CERTIFICATES, SIGNING_REQUEST) {
         keep_verdict(new, old);
     }

@@ -13,6 +13,7 @@ mod claims;
 mod condition;
 pub(crate) mod config;
 mod container;
+mod container_status;
 pub(crate) mod daemon;
 pub(crate) mod devices;
 pub(crate) mod disruption;
@@ -137,12 +138,18 @@ fn changes_more_than_metadata(new: &Value, old: &Value) -> bool {
 /// Rules for the status of a built-in kind, which is given by group and kind.
 pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Value, old: &Value) {
     match kind {
-        ("apps", "Deployment" | "ReplicaSet") => workload::status(causes, &new["status"]),
+        ("", "Namespace") => object::namespace_status(causes, new),
+        ("", "Node") => node::status(causes, &new["status"], true),
+        ("", "PersistentVolumeClaim") => storage::claim_status(causes, &new["status"]),
+        ("apps", "Deployment") => workload::deployment_status(causes, &new["status"], &old["status"]),
+        ("apps", "ReplicaSet") | ("", "ReplicationController") => {
+            workload::replica_status(causes, &new["status"]);
+        }
         ("storage.k8s.io", "VolumeAttachment") => attachment::attachment_status(causes, &new["status"]),
         ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
         ("", "Pod") => pod_status::update(causes, new, old),
-        ("", "ReplicationController") => workload::status(causes, &new["status"]),
+        ("", "Service") => service::status(causes, new),
         ("", "ResourceQuota") => quota::status(causes, &new["status"]),
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
         ("flowcontrol.apiserver.k8s.io", _) => flow_control::status(causes, &new["status"]),
@@ -153,6 +160,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),
+        ("networking.k8s.io", "Ingress") => networking::ingress_status(causes, &new["status"]),
         ("policy", "PodDisruptionBudget") => disruption::status(causes, &new["status"]),
         _ => {}
     }

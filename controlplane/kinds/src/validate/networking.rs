@@ -2,16 +2,17 @@
 //! `pkg/apis/networking/validation`.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, selector, text};
 
-const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 /// Maximum length of the name of an ingress class' controller in bytes.
 const MAX_CONTROLLER: usize = 250;
+const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
+/// The older way to name the class of an ingress.
+const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
 
 pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
@@ -39,35 +40,31 @@ pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&
 }
 
 fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
-    let protocol = &port["protocol"];
-    if protocol.is_null() || !PROTOCOLS.contains(&text(protocol)) {
-        causes.unsupported(&path.field("protocol"), protocol, &["TCP", "UDP", "SCTP"]);
-    }
-    let (number, last) = (&port["port"], &port["endPort"]);
+    causes.optional_word(&path.field("protocol"), &port["protocol"], &["TCP", "UDP", "SCTP"]);
+    let number = &port["port"];
     if let Some(first) = number.as_i64() {
         for problem in format::port_number(first) {
             causes.invalid(&path.field("port"), number, &problem);
         }
-        end_port(causes, &path.field("endPort"), port);
-    } else if !last.is_null() {
-        let state = if number.is_null() { "not specified" } else { "non-numeric" };
-        let detail = format!("may not be specified when `port` is {state}");
-        causes.invalid(&path.field("endPort"), last, &detail);
+        if let Some(last) = port["endPort"].as_i64() {
+            if last < first {
+                // As upstream, this shows the first port.
+                causes.invalid(&path.field("endPort"), number, "must be greater than or equal to `port`");
+            }
+            for problem in format::port_number(last) {
+                causes.invalid(&path.field("endPort"), &port["endPort"], &problem);
+            }
+        }
+    } else if !port["endPort"].is_null() {
+        let detail = if number.is_null() {
+            "may not be specified when `port` is not specified"
+        } else {
+            "may not be specified when `port` is non-numeric"
+        };
+        causes.invalid(&path.field("endPort"), &port["endPort"], detail);
     }
     if let Some(name) = number.as_str() {
         causes.format(&path.field("port"), name, format::port_name(name));
-    }
-}
-
-/// Checks the last port of a range. Upstream shows the first port if the range is empty.
-fn end_port(causes: &mut Causes, path: &Path, port: &Value) {
-    let (first, last) = (&port["port"], &port["endPort"]);
-    let Some(number) = last.as_i64() else { return };
-    if first.as_i64().is_some_and(|first| number < first) {
-        causes.invalid(path, first, "must be greater than or equal to `port`");
-    }
-    for problem in format::port_number(number) {
-        causes.invalid(path, last, &problem);
     }
 }
 
@@ -78,14 +75,16 @@ fn policy_peer(causes: &mut Causes, path: &Path, peer: &Value) {
             selector::label_selector(causes, &path.field(selector), &peer[selector]);
         }
     }
-    if present("ipBlock") {
-        ip_block(causes, &path.field("ipBlock"), &peer["ipBlock"]);
-    }
     let selects = present("podSelector") || present("namespaceSelector");
     match (selects, present("ipBlock")) {
         (false, false) => causes.required(path, "must specify a peer"),
-        (true, true) => causes.forbidden(path, "may not specify both ipBlock and another peer"),
-        (true, false) | (false, true) => {}
+        (selects, true) => {
+            ip_block(causes, &path.field("ipBlock"), &peer["ipBlock"]);
+            if selects {
+                causes.forbidden(path, "may not specify both ipBlock and another peer");
+            }
+        }
+        (true, false) => {}
     }
 }
 
@@ -107,7 +106,7 @@ fn ip_block(causes: &mut Causes, path: &Path, block: &Value) {
     }
 }
 
-pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+pub(crate) fn ingress(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let has_rules = items(&spec["rules"]).next().is_some();
     if !has_rules && spec["defaultBackend"].is_null() {
@@ -130,7 +129,7 @@ pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>)
     for (index, tls) in items(&spec["tls"]) {
         let here = path.field("tls").index(index);
         for (at, name) in items(&tls["hosts"]) {
-            host_name(causes, &here.field("hosts").index(at), text(name));
+            causes.format(&here.field("hosts").index(at), text(name), format::host_pattern(text(name)));
         }
         let secret = text(&tls["secretName"]);
         if !secret.is_empty() {
@@ -139,6 +138,33 @@ pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>)
     }
     if let Some(class) = spec["ingressClassName"].as_str() {
         causes.format(&path.field("ingressClassName"), class, format::dns1123_subdomain(class));
+        let annotation = &object["metadata"]["annotations"][CLASS_ANNOTATION];
+        if old.is_none() && annotation.as_str().is_some_and(|annotation| annotation != class) {
+            let path = Path::root("annotations").field(CLASS_ANNOTATION);
+            causes.invalid(&path, annotation, "must match `ingressClassName` when both are specified");
+        }
+    }
+}
+
+/// Checks the addresses of the load balancer of an ingress.
+pub(super) fn ingress_status(causes: &mut Causes, status: &Value) {
+    let path = Path::root("status").field("loadBalancer").field("ingress");
+    for (index, point) in items(&status["loadBalancer"]["ingress"]) {
+        balancer_point(causes, &path.index(index), point);
+    }
+}
+
+/// Checks address and name of a point of a load balancer.
+pub(super) fn balancer_point(causes: &mut Causes, path: &Path, point: &Value) {
+    let (ip, name) = (text(&point["ip"]), text(&point["hostname"]));
+    if !ip.is_empty() {
+        causes.format(&path.field("ip"), ip, format::ip(ip));
+    }
+    if !name.is_empty() {
+        causes.format(&path.field("hostname"), name, format::dns1123_subdomain(name));
+        if format::is_address(name) {
+            causes.invalid(&path.field("hostname"), &name.into(), "must be a DNS name, not an IP address");
+        }
     }
 }
 
@@ -147,48 +173,38 @@ fn host(causes: &mut Causes, path: &Path, host: &Value) {
     if name.is_empty() {
         return;
     }
-    if name.parse::<IpAddr>().is_ok() {
+    if format::is_address(name) {
         causes.invalid(path, host, "must be a DNS name, not an IP address");
     }
-    host_name(causes, path, name);
-}
-
-/// Checks a subdomain, or `*.` and a subdomain.
-fn host_name(causes: &mut Causes, path: &Path, name: &str) {
-    let problems = if name.contains('*') { wildcard(name) } else { format::dns1123_subdomain(name) };
-    causes.format(path, name, problems);
-}
-
-fn wildcard(name: &str) -> Vec<String> {
-    const TEXT: &str = "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character (e.g. '*.example.com', regex used for validation is '\\*\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-    let rest = name.strip_prefix("*.").unwrap_or_default();
-    let is_wildcard = !format::dns1123_subdomain(rest).iter().any(|text| text.starts_with("a lowercase"));
-    let checks = [(name.len() > 253, "must be no more than 253 characters"), (!is_wildcard, TEXT)];
-    checks.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, text)| text.to_owned()).collect()
+    causes.format(path, name, format::host_pattern(name));
 }
 
 fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
-    let kind = &one["pathType"];
-    if kind.is_null() {
-        return causes.required(&path.field("pathType"), "pathType must be specified");
-    }
-    if !PATH_TYPES.iter().any(|known| kind == known) {
-        causes.unsupported(&path.field("pathType"), kind, PATH_TYPES);
-    }
-    let here = text(&one["path"]);
-    let (is_exact, is_specific) = (kind == "Exact" || kind == "Prefix", kind == "ImplementationSpecific");
-    if (is_exact || (is_specific && !here.is_empty())) && !here.starts_with('/') {
-        causes.invalid(&path.field("path"), &here.into(), "must be an absolute path");
-    }
-    if is_exact {
-        for bad in ["//", "/./", "/../", "%2f", "%2F"].iter().filter(|bad| here.contains(**bad)) {
-            causes.invalid(&path.field("path"), &one["path"], &format!("must not contain '{bad}'"));
+    let (kind, here) = (&one["pathType"], text(&one["path"]));
+    match kind.as_str() {
+        None => return causes.required(&path.field("pathType"), "pathType must be specified"),
+        Some("Exact" | "Prefix") => plain_path(causes, &path.field("path"), here),
+        Some("ImplementationSpecific") => {
+            if !here.is_empty() && !here.starts_with('/') {
+                causes.invalid(&path.field("path"), &here.into(), "must be an absolute path");
+            }
         }
-        for bad in ["/..", "/."].iter().filter(|bad| here.ends_with(**bad)) {
-            causes.invalid(&path.field("path"), &one["path"], &format!("cannot end with '{bad}'"));
-        }
+        Some(_) => causes.unsupported(&path.field("pathType"), kind, PATH_TYPES),
     }
     backend(causes, &path.field("backend"), &one["backend"]);
+}
+
+/// Checks a path that is compared as it is, whole or by its segments.
+fn plain_path(causes: &mut Causes, path: &Path, here: &str) {
+    if !here.starts_with('/') {
+        causes.invalid(path, &here.into(), "must be an absolute path");
+    }
+    for bad in ["//", "/./", "/../", "%2f", "%2F"].iter().filter(|bad| here.contains(**bad)) {
+        causes.invalid(path, &here.into(), &format!("must not contain '{bad}'"));
+    }
+    for bad in ["/..", "/."].iter().filter(|bad| here.ends_with(**bad)) {
+        causes.invalid(path, &here.into(), &format!("cannot end with '{bad}'"));
+    }
 }
 
 fn backend(causes: &mut Causes, path: &Path, backend: &Value) {
@@ -239,6 +255,10 @@ fn service_backend(causes: &mut Causes, backend: &Path, service: &Value) {
     }
 }
 
+fn is_path_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte)
+}
+
 pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let controller = text(&spec["controller"]);
@@ -248,7 +268,23 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
     if controller.len() > MAX_CONTROLLER {
         causes.too_long(&path.field("controller"), MAX_CONTROLLER);
     }
-    domain_prefixed_path(causes, &path.field("controller"), controller);
+    match controller {
+        "" => causes.required(&path.field("controller"), ""),
+        // A domain with a path.
+        name => match name.split_once('/') {
+            Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
+                causes.format(&path.field("controller"), domain, format::dns1123_subdomain(domain));
+                if !rest.bytes().all(is_path_byte) {
+                    causes.invalid(&path.field("controller"), &rest.into(), PATH_RULE);
+                }
+            }
+            _ => causes.invalid(
+                &path.field("controller"),
+                &spec["controller"],
+                "must be a domain-prefixed path (such as \"acme.io/foo\")",
+            ),
+        },
+    }
     let parameters = &spec["parameters"];
     if parameters.is_null() {
         return;
@@ -258,94 +294,70 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
         causes.format(&here.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
     segments(causes, &here, parameters);
-    let namespace = (&here.field("namespace"), parameters["namespace"].as_str());
+    let (path, namespace) = (here.field("namespace"), parameters["namespace"].as_str());
     match (parameters["scope"].as_str(), namespace) {
         (None, _) => causes.required(&here.field("scope"), ""),
-        (Some("Namespace"), (path, None)) => {
-            causes.required(path, "`parameters.scope` is set to 'Namespace'")
-        }
-        (Some("Namespace"), (path, Some(name))) => causes.format(path, name, format::dns1123_label(name)),
-        (Some("Cluster"), (_, None)) => {}
-        (Some("Cluster"), (path, Some(_))) => {
-            causes.forbidden(path, "`parameters.scope` is set to 'Cluster'");
-        }
+        (Some("Namespace"), None) => causes.required(&path, "`parameters.scope` is set to 'Namespace'"),
+        (Some("Namespace"), Some(name)) => causes.format(&path, name, format::dns1123_label(name)),
+        (Some("Cluster"), None) => {}
+        (Some("Cluster"), Some(_)) => causes.forbidden(&path, "`parameters.scope` is set to 'Cluster'"),
         (Some(_), _) => {
             causes.unsupported(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
         }
     }
 }
 
-/// Checks a domain with a path. Source: `IsDomainPrefixedPath`.
-fn domain_prefixed_path(causes: &mut Causes, path: &Path, value: &str) {
-    const PATH: &str = "Invalid path (regex used for validation is '[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+')";
-    match value.split_once('/') {
-        _ if value.is_empty() => causes.required(path, ""),
-        Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
-            causes.format(path, domain, format::dns1123_subdomain(domain));
-            let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte);
-            if !rest.bytes().all(is_known) {
-                causes.invalid(path, &rest.into(), PATH);
-            }
-        }
-        _ => {
-            let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
-            causes.invalid(path, &value.into(), detail);
-        }
-    }
-}
-
 pub(crate) fn service_cidr(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    const IMMUTABLE: &str = "field is immutable";
-    let (path, cidrs) = (Path::root("spec").field("cidrs"), &object["spec"]["cidrs"]);
-    let Some(old) = old else { return service_ranges(causes, &path, cidrs) };
-    let now: Vec<&Value> = items(cidrs).map(|(_, cidr)| cidr).collect();
-    let before: Vec<&Value> = items(&old["spec"]["cidrs"]).map(|(_, cidr)| cidr).collect();
-    // A single range may become dual-stack.
-    let is_extended = before.len() == 1 && now.len() == 2;
-    if now.len() != before.len() && !is_extended {
-        return causes.invalid(&path, cidrs, IMMUTABLE);
+    let (path, spec) = (Path::root("spec").field("cidrs"), &object["spec"]);
+    let ranges = |object: &Value| -> Vec<String> {
+        items(&object["spec"]["cidrs"]).map(|(_, cidr)| text(cidr).to_owned()).collect()
+    };
+    let now = ranges(object);
+    if let Some(before) = old.map(ranges) {
+        // A single range may become dual-stack.
+        if before.len() == now.len() || (before.len(), now.len()) == (1, 2) {
+            for (index, (_, cidr)) in before.iter().zip(&now).enumerate().filter(|(_, (was, is))| was != is) {
+                causes.invalid(&path.index(index), &cidr.as_str().into(), "field is immutable");
+            }
+        } else {
+            causes.invalid(&path, &spec["cidrs"], "field is immutable");
+        }
+        if (before.len(), now.len()) != (1, 2) {
+            return;
+        }
     }
-    for (index, (cidr, _)) in now.iter().zip(&before).enumerate().filter(|(_, (cidr, old))| cidr != old) {
-        causes.invalid(&path.index(index), cidr, IMMUTABLE);
-    }
-    if is_extended {
-        service_ranges(causes, &path, cidrs);
-    }
-}
-
-fn service_ranges(causes: &mut Causes, path: &Path, cidrs: &Value) {
-    match items(cidrs).count() {
-        0 => return causes.required(path, "at least one CIDR required"),
+    match now.len() {
+        0 => return causes.required(&path, "at least one CIDR required"),
         1 | 2 => {}
-        _ => return causes.invalid(path, cidrs, "may only hold up to 2 values"),
+        _ => return causes.invalid(&path, spec, "may only hold up to 2 values"),
     }
     let mut families = HashSet::new();
-    for (index, cidr) in items(cidrs) {
+    for (index, cidr) in items(&spec["cidrs"]) {
         let here = path.index(index);
-        causes.format(&here, text(cidr), format::cidr(text(cidr)));
+        causes.format(&here, text(cidr), format::canonical_cidr(text(cidr)));
         let Ok(network) = text(cidr).parse::<IpNetwork>() else { continue };
-        if network.network() != network.ip() {
-            causes.invalid(&here, cidr, "must not have bits set beyond the prefix length");
-        }
         if !families.insert(network.is_ipv4()) {
             let detail =
                 "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64";
-            causes.invalid(path, cidrs, detail);
+            causes.invalid(&path, &spec["cidrs"], detail);
         }
     }
 }
 
 pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    let metadata = &object["metadata"];
-    for field in ["name", "generateName"] {
-        let name = text(&metadata[field]);
-        if field == "name" || !name.is_empty() {
-            causes.format(&Path::root("metadata").field(field), name, canonical_ip(name));
-        }
+    let name = &object["metadata"]["name"];
+    causes.format(&Path::root("metadata").field("name"), text(name), format::canonical_ip(text(name)));
+    let prefix = text(&object["metadata"]["generateName"]);
+    if !prefix.is_empty() {
+        let here = Path::root("metadata").field("generateName");
+        causes.format(&here, prefix, format::canonical_ip(prefix));
     }
     let (path, parent) = (Path::root("spec").field("parentRef"), &object["spec"]["parentRef"]);
-    if old.is_some_and(|old| old["spec"]["parentRef"] != *parent) {
-        causes.invalid(&path, parent, "field is immutable");
+    if let Some(old) = old {
+        if old["spec"]["parentRef"] != *parent {
+            causes.invalid(&path, parent, "field is immutable");
+        }
+        return;
     }
     if parent.is_null() {
         causes.required(&path, "");
@@ -360,19 +372,6 @@ pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value
             "" if field != "namespace" => causes.required(&path.field(field), ""),
             value => causes.format(&path.field(field), value, format::path_segment(value)),
         }
-    }
-}
-
-/// Checks an IP address in its canonical form. Source: `IsValidIP`.
-fn canonical_ip(name: &str) -> Vec<String> {
-    match name.parse::<IpAddr>() {
-        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
-            vec!["must not be an IPv4-mapped IPv6 address".to_owned()]
-        }
-        Ok(address) if address.to_string() != name => {
-            vec![format!("must be in canonical form (\"{address}\")")]
-        }
-        _ => format::ip(name),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, pod_annotations, text};
+use super::{Causes, Path, container_status, format, items, pod_annotations, text};
 
 /// Lists of containers that may not start again after their end, unless the restart policy of the pod allows it.
 const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
@@ -21,7 +21,10 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
             causes.forbidden(&here, "may not be set on pods that are already bound to a node");
         }
     }
-    causes.not_negative(&path.field("observedGeneration"), &status["observedGeneration"]);
+    let generation = &status["observedGeneration"];
+    if generation.as_i64().is_some_and(|generation| generation < 0) {
+        causes.invalid(&path.field("observedGeneration"), generation, "must be a non-negative integer");
+    }
     let class = &status["qosClass"];
     // Pods of earlier versions may have none yet.
     if !text(&before["qosClass"]).is_empty() && class != &before["qosClass"] {
@@ -30,6 +33,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     for list in ENDED {
         restarts(causes, &path.field(list), (&status[list], &before[list]), &old["spec"], list);
     }
+    container_status::all(causes, &path, new);
     addresses(causes, &path.field("podIPs"), &status["podIPs"], &before["podIPs"]);
     if let Some((_, first)) = items(&status["hostIPs"]).next()
         && text(&first["ip"]) != text(&status["hostIP"])

@@ -91,15 +91,19 @@ fn amounts(causes: &mut Causes, path: &Path, list: &Value) {
             }
             causes.invalid(&here, &value, "must be a standard resource for quota");
         }
-        let Some(quantity) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else {
-            continue;
-        };
-        if quantity.signum() < 0 {
-            causes.invalid(&here, amount, "must be greater than or equal to 0");
-        }
-        if (COUNTS.contains(&name.as_str()) || is_extended(name)) && !quantity.is_integer() {
-            causes.invalid(&here, amount, "must be an integer");
-        }
+        self::amount(causes, &here, name, amount);
+    }
+}
+
+/// Checks that an amount is not negative, and whole for things that are counted. Source:
+/// `ValidateResourceQuantityValue`.
+pub(super) fn amount(causes: &mut Causes, path: &Path, name: &str, amount: &Value) {
+    let Some(quantity) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else { return };
+    if quantity.signum() < 0 {
+        causes.invalid(path, amount, "must be greater than or equal to 0");
+    }
+    if (COUNTS.contains(&name) || is_extended(name)) && !quantity.is_integer() {
+        causes.invalid(path, amount, "must be an integer");
     }
 }
 

@@ -15,12 +15,61 @@ const MAX_PARAMETERS: usize = 512;
 const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
 /// The annotation that was the storage class of a claim before the field existed.
 const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+/// The states of a resize in the status of a claim.
+const RESIZES: &[&str] = &[
+    "ControllerResizeInProgress",
+    "ControllerResizeInfeasible",
+    "NodeResizeInProgress",
+    "NodeResizeInfeasible",
+    "NodeResizePending",
+];
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
 /// Checks that the volume mode does not change. Upstream reports it without `spec`.
 pub(super) fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
     if spec["volumeMode"] != old["volumeMode"] {
         causes.invalid(&Path::root("volumeMode"), &spec["volumeMode"], "field is immutable");
+    }
+}
+
+/// Checks the amounts in the status of a claim, and how far its resize is. Source:
+/// `ValidatePersistentVolumeClaimStatusUpdate`.
+pub(super) fn claim_status(causes: &mut Causes, status: &Value) {
+    let path = Path::root("status");
+    for (name, amount) in entries(&status["capacity"]) {
+        basic_amount(causes, &path.field("capacity").key(name), amount);
+    }
+    let here = path.field("allocatedResourceStatuses");
+    for (name, word) in entries(&status["allocatedResourceStatuses"]) {
+        claim_resource(causes, &here, name);
+        if !RESIZES.contains(&text(word)) {
+            // As upstream, the message shows the name of the resource.
+            causes.unsupported(&here, &name.as_str().into(), RESIZES);
+        }
+    }
+    let here = path.field("allocatedResources");
+    for (name, amount) in entries(&status["allocatedResources"]) {
+        if claim_resource(causes, &here, name) {
+            basic_amount(causes, &here.key(name), amount);
+        }
+    }
+}
+
+/// Checks the name of a resource of a claim. The only one without another domain is `storage`.
+fn claim_resource(causes: &mut Causes, path: &Path, name: &str) -> bool {
+    let before = causes.count();
+    causes.format(path, name, format::qualified_name(name));
+    let is_native = !name.contains('/') || name.contains("kubernetes.io/");
+    if causes.count() == before && is_native && name != "storage" {
+        causes.unsupported(path, &name.into(), &["storage"]);
+    }
+    causes.count() == before
+}
+
+fn basic_amount(causes: &mut Causes, path: &Path, amount: &Value) {
+    let Some(amount) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else { return };
+    if amount.signum() < 0 {
+        causes.invalid(path, &amount.value().into(), "must be a valid resource quantity");
     }
 }
 

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::selector::is_label_selector;
+use super::stateful::collisions;
 use super::{Causes, Path, pod, text};
 use coracle_values::label_selector::LabelSelector;
 
@@ -77,21 +78,35 @@ pub(crate) fn pod_template(causes: &mut Causes, object: &Value, _old: Option<&Va
     pod::template(causes, &Path::root("template"), &object["template"]);
 }
 
-/// Checks the counts in a status.
-pub(super) fn status(causes: &mut Causes, status: &Value) {
+/// Checks the status of a deployment.
+pub(super) fn deployment_status(causes: &mut Causes, status: &Value, old: &Value) {
+    let others = ["unavailableReplicas", "terminatingReplicas"];
+    counts(causes, status, "updatedReplicas", &others, "readyReplicas");
+    collisions(causes, &Path::root("status"), status, old);
+}
+
+/// Checks the status of a replica set or of a replication controller.
+pub(super) fn replica_status(causes: &mut Causes, status: &Value) {
+    counts(causes, status, "fullyLabeledReplicas", &["terminatingReplicas"], "readyReplicas");
+}
+
+/// Checks the counts in a status. `part` and the ready and available pods are a part of all pods, and `others` are not.
+/// `ready` is the name of the count of ready pods in a message.
+pub(super) fn counts(causes: &mut Causes, status: &Value, part: &str, others: &[&str], ready: &str) {
     let path = Path::root("status");
-    for name in ["observedGeneration", "replicas", "updatedReplicas", "readyReplicas", "availableReplicas"] {
-        causes.not_negative(&path.field(name), &status[name]);
+    let parts = [part, "readyReplicas", "availableReplicas"];
+    for name in ["replicas", "observedGeneration"].iter().chain(&parts).chain(others) {
+        causes.not_negative(&path.field(name), &status[*name]);
     }
     let count = |name: &str| status[name].as_i64().unwrap_or(0);
-    for name in ["updatedReplicas", "readyReplicas", "availableReplicas"] {
+    for name in parts {
         if count(name) > count("replicas") {
             causes.invalid(&path.field(name), &status[name], "cannot be greater than status.replicas");
         }
     }
     if count("availableReplicas") > count("readyReplicas") {
-        let detail = "cannot be greater than readyReplicas";
-        causes.invalid(&path.field("availableReplicas"), &status["availableReplicas"], detail);
+        let detail = format!("cannot be greater than {ready}");
+        causes.invalid(&path.field("availableReplicas"), &status["availableReplicas"], &detail);
     }
 }
 

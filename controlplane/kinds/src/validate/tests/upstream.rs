@@ -335,3 +335,41 @@ fn the_template_of_a_job_is_frozen_until_its_pods_are_gone() {
     old["status"] = json!({"conditions": [{"type": "Suspended", "status": "True"}]});
     assert_eq!(problems(&old), Vec::<String>::new());
 }
+
+#[test]
+fn annotations_of_services_agree() {
+    let both = |hints: &str| json!({"service.kubernetes.io/topology-aware-hints": hints, "service.kubernetes.io/topology-mode": "Auto"});
+    check("Service", "/metadata/annotations", both("Auto"), &[]);
+    refuse(
+        "Service",
+        "/metadata/annotations",
+        both("Disabled"),
+        "metadata.annotations[service.kubernetes.io/topology-mode]: Invalid value: \"Auto\": must match annotations[service.kubernetes.io/topology-aware-hints]",
+    );
+}
+
+#[test]
+fn points_of_load_balancers_are_checked() {
+    let texts = |kind: &str, point: Value| {
+        let service = json!({"spec": {"type": kind}, "status": {"loadBalancer": {"ingress": [point]}}});
+        found(|causes| built_in_status(causes, ("", "Service"), &service, &service))
+    };
+    let path = "status.loadBalancer.ingress";
+    assert_eq!(texts("LoadBalancer", json!({"ip": "10.0.0.1", "ipMode": "VIP"})), Vec::<String>::new());
+    assert_eq!(
+        texts("ClusterIP", json!({"ip": "10.0.0.1", "ipMode": "VIP"})),
+        [format!("{path}: Forbidden: may only be used when `spec.type` is 'LoadBalancer'")]
+    );
+    assert_eq!(
+        texts("LoadBalancer", json!({"ip": "10.0.0.1"})),
+        [format!("{path}[0].ipMode: Required value: must be specified when `ip` is set")]
+    );
+    assert_eq!(
+        texts("LoadBalancer", json!({"hostname": "a.b", "ipMode": "VIP"})),
+        [format!("{path}[0].ipMode: Forbidden: may not be specified when `ip` is not set")]
+    );
+    assert_eq!(
+        texts("LoadBalancer", json!({"ip": "10.0.0.1", "ipMode": "X"})),
+        [format!("{path}[0].ipMode: Unsupported value: \"X\": supported values: \"Proxy\", \"VIP\"")]
+    );
+}
