@@ -10,8 +10,6 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Causes, Path, format, items, text};
 
-/// Maximum size of the name of a signer in bytes: a subdomain, and a path of a label and a subdomain.
-const MAX_SIGNER: usize = 571;
 /// Key usages that a request may have.
 const USAGES: &[&str] = &[
     "any",
@@ -39,6 +37,12 @@ const USAGES: &[&str] = &[
     "timestamping",
 ];
 const MIN_SECONDS: i64 = 600;
+/// Maximum length of the domain of a signer, in bytes.
+const MAX_SUBDOMAIN: usize = 253;
+/// Maximum length of the name of a signer: a domain, and a path with room for a label, a dot and a subdomain.
+const MAX_SIGNER: usize = 571;
+/// Conditions that stay once they are set.
+const FINAL: [&str; 3] = ["Approved", "Denied", "Failed"];
 
 pub(crate) fn signing_request(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
@@ -63,18 +67,19 @@ pub(crate) fn status(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     if !text(certificate).is_empty()
         && let Err(why) = chain(certificate)
     {
-        causes.invalid(&path.field("certificate"), certificate, why);
+        causes.invalid(&path.field("certificate"), &"<certificate data>".into(), why);
     }
     let Some(old) = old else { return };
     let before = &old["status"]["certificate"];
     if !text(before).is_empty() && before != certificate {
         causes.forbidden(&path.field("certificate"), "updates may not modify existing certificate content");
     }
-    for (_, condition) in items(&old["status"]["conditions"]) {
-        let kept = items(&object["status"]["conditions"]).any(|(_, now)| now["type"] == condition["type"]);
-        if !kept {
-            let detail =
-                format!("updates may not remove a condition of type \"{}\"", text(&condition["type"]));
+    let count = |object: &Value, type_: &str| {
+        items(&object["status"]["conditions"]).filter(|(_, condition)| condition["type"] == type_).count()
+    };
+    for type_ in FINAL {
+        if count(object, type_) < count(old, type_) {
+            let detail = format!("updates may not remove a condition of type {type_:?}");
             causes.forbidden(&path.field("conditions"), &detail);
         }
     }
@@ -95,6 +100,9 @@ fn request(value: &Value) -> Result<(), &'static str> {
 fn chain(value: &Value) -> Result<(), &'static str> {
     let bytes = base64::engine::general_purpose::STANDARD.decode(text(value));
     let bytes = bytes.map_err(|_invalid| "must be valid base64")?;
+    if has_headers(&bytes) {
+        return Err("no PEM block headers are permitted");
+    }
     let mut found = false;
     for pem in Pem::iter_from_buffer(&bytes) {
         let pem = pem.map_err(|_malformed| "must be valid PEM")?;
@@ -105,6 +113,17 @@ fn chain(value: &Value) -> Result<(), &'static str> {
         found = true;
     }
     if found { Ok(()) } else { Err("must contain at least one CERTIFICATE PEM block") }
+}
+
+/// Whether a PEM block has headers: lines with a colon.
+fn has_headers(pem: &[u8]) -> bool {
+    let mut is_inside = false;
+    pem.split(|byte| *byte == b'\n').any(|line| {
+        if line.starts_with(b"-----") {
+            is_inside = line.starts_with(b"-----BEGIN");
+        }
+        is_inside && line.contains(&b':')
+    })
 }
 
 fn decode(value: &Value) -> Option<Pem> {
@@ -140,13 +159,13 @@ fn signer(causes: &mut Causes, path: &Path, value: &Value) {
         let detail = "must be a fully qualified domain and path of the form 'example.com/signer-name'";
         return causes.invalid(path, value, detail);
     };
+    if domain.len() > MAX_SUBDOMAIN {
+        causes.too_long(path, MAX_SUBDOMAIN);
+    }
     labels(causes, path, domain, format::dns1123_label);
     if !domain.contains('.') {
-        causes.invalid(
-            path,
-            &domain.into(),
-            "should be a domain with at least two segments separated by dots",
-        );
+        let detail = "should be a domain with at least two segments separated by dots";
+        causes.invalid(path, &domain.into(), detail);
     }
     labels(causes, path, rest, format::dns1123_subdomain);
     if name.len() > MAX_SIGNER {
@@ -154,13 +173,13 @@ fn signer(causes: &mut Causes, path: &Path, value: &Value) {
     }
 }
 
-/// Adds the problems of the first invalid label of a part of a signer name.
+/// Adds the problems of the first label that has any.
 fn labels(causes: &mut Causes, path: &Path, part: &str, rule: fn(&str) -> Vec<String>) {
-    let first = part.split('.').map(|label| (label, rule(label))).find(|(_, problems)| !problems.is_empty());
-    for (label, problem) in
-        first.iter().flat_map(|(label, problems)| problems.iter().map(move |one| (label, one)))
-    {
-        causes.invalid(path, &part.into(), &format!("validating label {label:?}: {problem}"));
+    let mut problems = part.split('.').map(|label| (label, rule(label)));
+    if let Some((label, problems)) = problems.find(|(_, problems)| !problems.is_empty()) {
+        for problem in problems {
+            causes.invalid(path, &part.into(), &format!("validating label {label:?}: {problem}"));
+        }
     }
 }
 
@@ -191,11 +210,7 @@ fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
             _ => "",
         };
         if !against.is_empty() && seen.contains(against) {
-            causes.invalid(
-                &here.field("type"),
-                &type_.into(),
-                "Approved and Denied conditions are mutually exclusive",
-            );
+            causes.invalid(path, &type_.into(), "Approved and Denied conditions are mutually exclusive");
         }
     }
 }
@@ -241,17 +256,16 @@ mod tests {
             said(|o| o["spec"]["usages"] = json!(["fly"])).starts_with("spec.usages[0]: Unsupported value")
         );
         assert!(said(|o| o["spec"]["usages"] = json!(["any", "any"])).contains("usages[1]: Duplicate value"));
+        assert_eq!(said(|o| o["spec"]["signerName"] = format!("a.b/{}", "c".repeat(100)).into()), "");
         for (name, expect) in [
             ("A b.c/x", "Invalid value: \"A b.c\": validating label \"A b\": a lowercase RFC 1123 label"),
             ("a.b/X.y", "Invalid value: \"X.y\": validating label \"X\": a lowercase RFC 1123 subdomain"),
-            ("a.b/", "Invalid value: \"\": validating label \"\": a lowercase RFC 1123 subdomain"),
         ] {
             let found = said(|object| object["spec"]["signerName"] = name.into());
             assert!(found.contains(expect), "{found}");
         }
-        let long = format!("a.b/{}", ["x".repeat(253), "y".repeat(253), "z".repeat(100)].join("."));
-        assert!(said(|o| o["spec"]["signerName"] = long.as_str().into()).contains("Too long"));
-        for name in ["plain", "a.b/c/d", "word/x", "kubernetes.io/legacy-unknown", "a.b/"] {
+        for name in ["plain", "a.b/c/d", "word/x", "kubernetes.io/legacy-unknown", "a.b/", "a.b/C", "a..b/c"]
+        {
             assert!(said(|o| o["spec"]["signerName"] = name.into()).starts_with("spec.signerName"), "{name}");
         }
         assert!(said(|o| o["spec"]["expirationSeconds"] = 599.into()).contains("600 seconds"));
@@ -287,5 +301,27 @@ mod tests {
         status(&mut causes, &good(), Some(&old));
         let fields: Vec<String> = causes.into_list().into_iter().map(|cause| cause.field).collect();
         assert_eq!(fields, ["status.certificate", "status.conditions"]);
+    }
+
+    #[test]
+    fn conditions_of_other_types_may_go() {
+        let of = |type_: &str| {
+            let mut object = good();
+            object["status"] = json!({"conditions": [{"type": type_, "status": "True"}]});
+            object
+        };
+        let removed = |type_: &str| {
+            let mut causes = Causes::default();
+            status(&mut causes, &good(), Some(&of(type_)));
+            causes.count()
+        };
+        assert_eq!((removed("Failed"), removed("example.com/a")), (1, 0));
+    }
+
+    #[test]
+    fn headers_of_certificates_are_refused() {
+        let pem = "-----BEGIN CERTIFICATE-----\nA: b\n\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(said(|o| o["status"]["certificate"] = encode(pem).into()).contains("no PEM block headers"));
+        assert!(!has_headers(b"a: b\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"));
     }
 }

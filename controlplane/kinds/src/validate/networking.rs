@@ -6,11 +6,10 @@ use std::collections::HashSet;
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, selector, text};
+use super::{Causes, Path, format, fully_qualified_name, items, selector, text};
 
 /// Maximum length of the name of an ingress class' controller in bytes.
 const MAX_CONTROLLER: usize = 250;
-const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
 /// The older way to name the class of an ingress.
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
@@ -255,10 +254,6 @@ fn service_backend(causes: &mut Causes, backend: &Path, service: &Value) {
     }
 }
 
-fn is_path_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte)
-}
-
 pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let controller = text(&spec["controller"]);
@@ -268,23 +263,7 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
     if controller.len() > MAX_CONTROLLER {
         causes.too_long(&path.field("controller"), MAX_CONTROLLER);
     }
-    match controller {
-        "" => causes.required(&path.field("controller"), ""),
-        // A domain with a path.
-        name => match name.split_once('/') {
-            Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
-                causes.format(&path.field("controller"), domain, format::dns1123_subdomain(domain));
-                if !rest.bytes().all(is_path_byte) {
-                    causes.invalid(&path.field("controller"), &rest.into(), PATH_RULE);
-                }
-            }
-            _ => causes.invalid(
-                &path.field("controller"),
-                &spec["controller"],
-                "must be a domain-prefixed path (such as \"acme.io/foo\")",
-            ),
-        },
-    }
+    fully_qualified_name::prefixed_path(causes, &path.field("controller"), controller);
     let parameters = &spec["parameters"];
     if parameters.is_null() {
         return;
