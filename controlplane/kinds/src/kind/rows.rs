@@ -331,7 +331,7 @@ const EVENTS: Kind = Kind {
     ttl_seconds: 3600,
     fields: fields::EVENT,
     rules: Rules {
-        validate: validate::event::core_event,
+        validate: validate::event::core,
         columns: table::event::COLUMNS,
         cells: table::event::cells,
         ..RULES

@@ -1,13 +1,15 @@
 //! Device classes, claims, claim templates, slices. Source: `pkg/apis/resource/validation/validation.go`.
 
-mod capacity;
+mod policy;
 mod selector;
 mod slice;
+mod status;
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
+pub(crate) use self::status::status;
 use super::{Causes, Path, entries, format, items, meta, scheduling, text};
 
 const MAX_REQUESTS: usize = 32;
@@ -15,7 +17,6 @@ const MAX_CONSTRAINTS: usize = 32;
 const MAX_CONFIGS: usize = 32;
 const MAX_SELECTORS: usize = 32;
 const MAX_ALTERNATIVES: usize = 8;
-const MAX_RESERVED: usize = 256;
 /// Maximum size of the CEL expression of a selector, in bytes.
 const MAX_EXPRESSION: usize = 10 << 10;
 /// Maximum size of the name of a driver, in bytes.
@@ -25,10 +26,10 @@ const MAX_POOL: usize = 253;
 /// Maximum size of the opaque parameters of a configuration, as JSON, in bytes.
 const MAX_PARAMETERS: usize = 10 << 10;
 const ONE_REQUEST: &str = "exactly one of `exactly` or `firstAvailable` is required";
+const ONE_ATTRIBUTE: &str = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple \
+    fields are set";
 const ONE_PLACE: &str =
     "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
-/// Effects of taints, which tolerations may name.
-const EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
 /// Metadata that a claim template may have.
 const TEMPLATE_METADATA: [&str; 2] = ["annotations", "labels"];
 const REQUEST_REFERENCE: &str =
@@ -38,10 +39,9 @@ const REQUEST_REFERENCE: &str =
 pub(crate) fn class(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     selectors(causes, &path.field("selectors"), &spec["selectors"]);
-    let here = path.field("config");
-    if limit(causes, &here, &spec["config"], MAX_CONFIGS) {
+    if limit(causes, &path.field("config"), &spec["config"], MAX_CONFIGS) {
         for (index, config) in items(&spec["config"]) {
-            self::config(causes, &here.index(index), config);
+            self::config(causes, &path.field("config").index(index), config);
         }
     }
     let extended = &spec["extendedResourceName"];
@@ -101,39 +101,33 @@ fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let names = request_names(devices);
     let here = path.field("requests");
     if limit(causes, &here, &devices["requests"], MAX_REQUESTS) {
-        unique(causes, &here, &devices["requests"], |request| &request["name"]);
         for (index, request) in items(&devices["requests"]) {
             self::request(causes, &here.index(index), request);
         }
+        unique(causes, &here, &devices["requests"], |request| &request["name"]);
     }
     let here = path.field("constraints");
     if limit(causes, &here, &devices["constraints"], MAX_CONSTRAINTS) {
-        for (index, one) in items(&devices["constraints"]) {
-            references(causes, &here.index(index).field("requests"), &one["requests"], &names);
-            constraint(causes, &here.index(index), one);
+        for (index, constraint) in items(&devices["constraints"]) {
+            self::constraint(causes, &here.index(index), constraint, &names);
         }
     }
     let here = path.field("config");
     if limit(causes, &here, &devices["config"], MAX_CONFIGS) {
         for (index, config) in items(&devices["config"]) {
-            references(causes, &here.index(index).field("requests"), &config["requests"], &names);
-            self::config(causes, &here.index(index), config);
+            let here = here.index(index);
+            references(causes, &here.field("requests"), &config["requests"], &names);
+            self::config(causes, &here, config);
         }
     }
 }
 
-/// Checks the attribute of a constraint, which has a domain.
-fn constraint(causes: &mut Causes, path: &Path, constraint: &Value) {
-    let field = ["matchAttribute", "distinctAttribute"].into_iter().find(|name| !constraint[*name].is_null());
-    let Some(field) = field else {
-        let detail = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
-        return causes.required(path, detail);
-    };
-    let (here, name) = (path.field(field), text(&constraint[field]));
-    slice::qualified(causes, &here, name);
-    if !name.contains('/') {
-        let detail = "a fully qualified name must be a domain and a name separated by a slash";
-        causes.invalid(&here, &constraint[field], detail);
+fn constraint(causes: &mut Causes, path: &Path, constraint: &Value, names: &RequestNames<'_>) {
+    references(causes, &path.field("requests"), &constraint["requests"], names);
+    let attribute = |field: &'static str| constraint[field].as_str().map(|name| (field, name));
+    match attribute("matchAttribute").or_else(|| attribute("distinctAttribute")) {
+        Some((field, name)) => slice::fully_qualified(causes, &path.field(field), name),
+        None => causes.required(path, ONE_ATTRIBUTE),
     }
 }
 
@@ -159,17 +153,16 @@ fn names_request(names: &RequestNames<'_>, reference: &Value) -> bool {
 }
 
 fn references(causes: &mut Causes, path: &Path, list: &Value, names: &RequestNames<'_>) {
-    if !limit(causes, path, list, MAX_REQUESTS) {
-        return;
-    }
-    unique(causes, path, list, |name| name);
-    for (index, name) in items(list) {
-        reference(causes, &path.index(index), name, names);
+    if limit(causes, path, list, MAX_REQUESTS) {
+        for (index, name) in items(list) {
+            request_reference(causes, &path.index(index), name, names);
+        }
+        unique(causes, path, list, |name| name);
     }
 }
 
-fn reference(causes: &mut Causes, path: &Path, name: &Value, names: &RequestNames<'_>) {
-    if text(name).matches('/').count() <= 1 {
+fn request_reference(causes: &mut Causes, path: &Path, name: &Value, names: &RequestNames<'_>) {
+    if text(name).matches('/').count() < 2 {
         for part in text(name).split('/') {
             causes.format(path, part, format::dns1123_label(part));
         }
@@ -190,13 +183,12 @@ fn request(causes: &mut Causes, path: &Path, request: &Value) {
         (true, false) => one_request(causes, &path.field("exactly"), &request["exactly"]),
         (false, true) => {
             let here = path.field("firstAvailable");
-            if !limit(causes, &here, alternatives, MAX_ALTERNATIVES) {
-                return;
-            }
-            unique(causes, &here, alternatives, |one| &one["name"]);
-            for (index, one) in items(alternatives) {
-                label(causes, &here.index(index).field("name"), &one["name"]);
-                one_request(causes, &here.index(index), one);
+            if limit(causes, &here, alternatives, MAX_ALTERNATIVES) {
+                for (index, one) in items(alternatives) {
+                    label(causes, &here.index(index).field("name"), &one["name"]);
+                    one_request(causes, &here.index(index), one);
+                }
+                unique(causes, &here, alternatives, |one| &one["name"]);
             }
         }
     }
@@ -226,23 +218,23 @@ fn one_request(causes: &mut Causes, path: &Path, request: &Value) {
     }
 }
 
+/// Checks a toleration of taints of devices.
 fn toleration(causes: &mut Causes, path: &Path, toleration: &Value) {
-    let (key, value) = (text(&toleration["key"]), text(&toleration["value"]));
+    let key = text(&toleration["key"]);
     if !key.is_empty() {
         causes.format(&path.field("key"), key, format::qualified_name(key));
     }
+    let value = &toleration["value"];
     match text(&toleration["operator"]) {
-        "Exists" if !value.is_empty() => {
-            causes.invalid(&path.field("value"), &value.into(), "must be empty for operator `Exists`");
+        "Exists" if !text(value).is_empty() => {
+            causes.invalid(&path.field("value"), value, "must be empty for operator `Exists`");
         }
         "Exists" => {}
-        "Equal" => causes.format(&path.field("value"), value, format::label_value(value)),
-        "" => causes.required(&path.field("operator"), ""),
-        _ => causes.unsupported(&path.field("operator"), &toleration["operator"], &["Equal", "Exists"]),
+        "Equal" => causes.format(&path.field("value"), text(value), format::label_value(text(value))),
+        _ => causes.one_of(&path.field("operator"), &toleration["operator"], &["Equal", "Exists"]),
     }
-    let effect = text(&toleration["effect"]);
-    if !effect.is_empty() && !EFFECTS.contains(&effect) {
-        causes.unsupported(&path.field("effect"), &toleration["effect"], &EFFECTS);
+    if !text(&toleration["effect"]).is_empty() {
+        causes.one_of(&path.field("effect"), &toleration["effect"], slice::EFFECTS);
     }
 }
 
@@ -276,7 +268,7 @@ fn config(causes: &mut Causes, path: &Path, config: &Value) {
             causes.too_long(&here, MAX_PARAMETERS);
         }
         Value::Object(_) => {}
-        _ => causes.invalid(&here, parameters, "must be a valid JSON object"),
+        _ => causes.invalid(&here, &"<value omitted>".into(), "must be a valid JSON object"),
     }
 }
 
@@ -299,16 +291,17 @@ pub(crate) fn slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 
 fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
     pool_name(causes, &path.field("name"), text(&pool["name"]));
-    if pool["generation"].as_i64().is_some_and(|generation| generation < 0) {
-        let here = path.field("generation");
-        causes.invalid(&here, &pool["generation"], "must be greater than or equal to zero");
-    }
     if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
         let here = path.field("resourceSliceCount");
         causes.invalid(&here, &pool["resourceSliceCount"], "must be greater than zero");
     }
+    if pool["generation"].as_i64().is_some_and(|generation| generation < 0) {
+        let here = path.field("generation");
+        causes.invalid(&here, &pool["generation"], "must be greater than or equal to zero");
+    }
 }
 
+/// Checks the name of a pool: subdomains with slashes between them.
 fn pool_name(causes: &mut Causes, path: &Path, name: &str) {
     if name.is_empty() {
         return causes.required(path, "");
@@ -365,39 +358,6 @@ fn node_selection(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks the status of a claim.
-pub(super) fn status(causes: &mut Causes, new: &Value, old: &Value) {
-    let (path, status) = (Path::root("status"), &new["status"]);
-    let reserved = path.field("reservedFor");
-    limit(causes, &reserved, &status["reservedFor"], MAX_RESERVED);
-    unique(causes, &reserved, &status["reservedFor"], |consumer| &consumer["uid"]);
-    for (index, consumer) in items(&status["reservedFor"]) {
-        for field in ["resource", "name", "uid"] {
-            if text(&consumer[field]).is_empty() {
-                causes.required(&reserved.index(index).field(field), "");
-            }
-        }
-    }
-    let allocation = path.field("allocation");
-    if status["allocation"].is_null() && items(&status["reservedFor"]).next().is_some() {
-        causes.forbidden(&reserved, "may not be specified when `allocated` is not set");
-    }
-    let before = &old["status"]["allocation"];
-    if !before.is_null() && !status["allocation"].is_null() {
-        immutable(causes, &allocation, &status["allocation"], before);
-        return;
-    }
-    let names = request_names(&new["spec"]["devices"]);
-    let results = allocation.field("devices").field("results");
-    for (index, result) in items(&status["allocation"]["devices"]["results"]) {
-        let here = results.index(index);
-        reference(causes, &here.field("request"), &result["request"], &names);
-        driver(causes, &here.field("driver"), &result["driver"]);
-        pool_name(causes, &here.field("pool"), text(&result["pool"]));
-        label(causes, &here.field("device"), &result["device"]);
-    }
-}
-
 fn driver(causes: &mut Causes, path: &Path, value: &Value) {
     let name = text(value);
     if name.is_empty() {
@@ -410,7 +370,10 @@ fn driver(causes: &mut Causes, path: &Path, value: &Value) {
 }
 
 fn label(causes: &mut Causes, path: &Path, value: &Value) {
-    causes.format(path, text(value), format::dns1123_label(text(value)));
+    match text(value) {
+        "" => causes.required(path, ""),
+        name => causes.format(path, name, format::dns1123_label(name)),
+    }
 }
 
 /// Checks the length of a list. The elements of a longer one are not checked.
@@ -470,47 +433,6 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_are_not_checked() {
-        let selectors = json!(vec![json!({"cel": {"expression": "("}}); MAX_SELECTORS + 1]);
-        assert_eq!(fields(class, json!({"selectors": selectors})), ["spec.selectors"]);
-        let requests = json!(vec![json!({}); MAX_REQUESTS + 1]);
-        assert_eq!(fields(claim, json!({"devices": {"requests": requests}})), ["spec.devices.requests"]);
-    }
-
-    #[test]
-    fn references_constraints_and_tolerations_are_checked() {
-        let exactly = |toleration: Value| json!({"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1, "tolerations": [toleration]});
-        let problems = |toleration: Value, constraint: Value| {
-            let request = json!({"name": "a", "exactly": exactly(toleration)});
-            fields(claim, json!({"devices": {"requests": [request], "constraints": [constraint]}}))
-        };
-        let exists = json!({"operator": "Exists"});
-        let good = json!({"requests": ["a"], "matchAttribute": "d.io/x"});
-        assert_eq!(problems(exists.clone(), good.clone()), Vec::<String>::new());
-        let here = "spec.devices.constraints[0]";
-        for (constraint, field) in [
-            (json!({"requests": ["A"], "matchAttribute": "d.io/x"}), format!("{here}.requests[0]")),
-            (json!({"matchAttribute": "x"}), format!("{here}.matchAttribute")),
-            (json!({"distinctAttribute": "/x"}), format!("{here}.distinctAttribute")),
-            (json!({}), here.to_owned()),
-        ] {
-            let found = problems(exists.clone(), constraint);
-            assert!(!found.is_empty() && found.iter().all(|name| *name == field), "{found:?}");
-        }
-        let here = "spec.devices.requests[0].exactly.tolerations[0]";
-        for (toleration, field) in [
-            (json!({"operator": "Exists", "value": "x"}), "value"),
-            (json!({"operator": "Equal", "value": "a b"}), "value"),
-            (json!({"operator": "In"}), "operator"),
-            (json!({}), "operator"),
-            (json!({"operator": "Exists", "key": "a b"}), "key"),
-            (json!({"operator": "Exists", "effect": "x"}), "effect"),
-        ] {
-            assert_eq!(problems(toleration, good.clone()), [format!("{here}.{field}")]);
-        }
-    }
-
-    #[test]
     fn a_template_has_labels_and_annotations_only() {
         let problems = |metadata: Value| {
             let request = json!({"name": "a", "exactly": {"deviceClassName": "c", "allocationMode": "All"}});
@@ -520,6 +442,14 @@ mod tests {
         assert_eq!(problems(good), Vec::<String>::new());
         let bad = json!({"name": "n", "uid": "u", "annotations": {"a b": ""}});
         assert_eq!(problems(bad), ["spec.metadata.annotations", "spec.metadata.name", "spec.metadata.uID"]);
+    }
+
+    #[test]
+    fn long_lists_are_not_checked() {
+        let selectors = json!(vec![json!({"cel": {"expression": "("}}); MAX_SELECTORS + 1]);
+        assert_eq!(fields(class, json!({"selectors": selectors})), ["spec.selectors"]);
+        let requests = json!(vec![json!({}); MAX_REQUESTS + 1]);
+        assert_eq!(fields(claim, json!({"devices": {"requests": requests}})), ["spec.devices.requests"]);
     }
 
     #[test]
@@ -535,5 +465,25 @@ mod tests {
         {
             assert_eq!(names_request(&names, &reference.into()), expected);
         }
+    }
+
+    #[test]
+    fn constraints_and_tolerations_are_checked() {
+        let exactly = json!({"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1,
+            "tolerations": [{"key": "a", "operator": "Exists", "value": "b"}, {"operator": "Is"}, {"operator": "Equal", "effect": "X"}]});
+        let constraints = json!([{"requests": ["a"], "matchAttribute": "d.example.com/x"}, {"requests": ["b"], "distinctAttribute": "x"}, {}]);
+        let devices = json!({"requests": [{"name": "a", "exactly": exactly}], "constraints": constraints});
+        let (request, constraint) = ("spec.devices.requests[0].exactly", "spec.devices.constraints");
+        assert_eq!(
+            fields(claim, json!({"devices": devices})),
+            [
+                format!("{request}.tolerations[0].value"),
+                format!("{request}.tolerations[1].operator"),
+                format!("{request}.tolerations[2].effect"),
+                format!("{constraint}[1].requests[0]"),
+                format!("{constraint}[1].distinctAttribute"),
+                format!("{constraint}[2]"),
+            ]
+        );
     }
 }

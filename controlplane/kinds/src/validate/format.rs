@@ -149,6 +149,25 @@ pub(crate) fn cidr(text: &str) -> Vec<String> {
     vec![problem.to_owned()]
 }
 
+/// Checks an address of a network interface with the length of its prefix. Source: `IsValidInterfaceAddress`.
+pub(crate) fn interface_address(text: &str) -> Vec<String> {
+    let Some(network) = prefix(&without_leading_zeros(text)) else {
+        return vec!["must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)".to_owned()];
+    };
+    let mapped = match network.ip() {
+        IpAddr::V6(address) => address.to_ipv4_mapped(),
+        IpAddr::V4(_) => None,
+    };
+    let form = match mapped {
+        Some(address) if network.prefix() > 32 => {
+            format!("{address}/{}", network.prefix().saturating_sub(96))
+        }
+        Some(address) => format!("{address}/{}", network.prefix()),
+        None => format!("{}/{}", network.ip(), network.prefix()),
+    };
+    problem(form != text, &format!("must be in canonical form ({form:?})"))
+}
+
 fn prefix(text: &str) -> Option<IpNetwork> {
     let (_, length) = text.split_once('/')?;
     let is_plain = length == "0" || !length.starts_with('0');
@@ -228,5 +247,18 @@ mod tests {
             assert_eq!(canonical_cidr(text).concat(), problem, "for {text:?}");
         }
         assert!(is_address("010.0.0.1") && is_address("::1") && !is_address("10.0.0.1.nip.io"));
+    }
+
+    #[test]
+    fn addresses_of_interfaces_have_a_prefix_and_their_shortest_form() {
+        for (text, problem) in [
+            ("10.0.0.1/24", ""),
+            ("fd00::1/64", ""),
+            ("10.0.0.1", "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)"),
+            ("10.0.0.01/24", "must be in canonical form (\"10.0.0.1/24\")"),
+            ("::ffff:10.0.0.1/120", "must be in canonical form (\"10.0.0.1/24\")"),
+        ] {
+            assert_eq!(interface_address(text).concat(), problem, "for {text:?}");
+        }
     }
 }

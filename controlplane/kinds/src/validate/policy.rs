@@ -1,6 +1,6 @@
 //! Limit ranges, priority classes, runtime classes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use serde_json::Value;
 
@@ -24,13 +24,13 @@ pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Va
         }
         return;
     }
-    let known = SYSTEM_CLASSES.iter().find(|(known, _)| *known == name);
     if name.starts_with("system-") {
-        let is_default = class["globalDefault"] == true;
-        if known.is_none_or(|(_, priority)| *priority != value) || is_default {
+        if let Some(problem) = system_class(class, name, value) {
             let path = Path::root("metadata").field("name");
-            let detail = "priority class names with 'system-' prefix are reserved for system use only";
-            causes.forbidden(&path, detail);
+            let detail = format!(
+                "priority class names with 'system-' prefix are reserved for system use only. error: {problem}"
+            );
+            causes.forbidden(&path, &detail);
         }
     } else if value > HIGHEST_USER_PRIORITY {
         let detail = format!("maximum allowed value of a user defined priority is {HIGHEST_USER_PRIORITY}");
@@ -38,6 +38,20 @@ pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Va
     }
     let policies = &["PreemptLowerPriority", "Never"];
     causes.one_of(&Path::root("preemptionPolicy"), &class["preemptionPolicy"], policies);
+}
+
+/// Why a class is not one of the system. Source: `IsKnownSystemPriorityClass`.
+fn system_class(class: &Value, name: &str, value: i64) -> Option<String> {
+    match SYSTEM_CLASSES.iter().find(|(known, _)| *known == name) {
+        None => Some(format!("{name} is not a known system priority class")),
+        Some((_, priority)) if *priority != value => {
+            Some(format!("value of {name} PriorityClass must be {priority}"))
+        }
+        Some(_) if class["globalDefault"] == true => {
+            Some(format!("globalDefault of {name} PriorityClass must be false"))
+        }
+        Some(_) => None,
+    }
 }
 
 pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Value>) {
@@ -54,26 +68,23 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
     let path = Path::root("scheduling");
     meta::labels(causes, &path.field("nodeSelector"), &class["scheduling"]["nodeSelector"]);
     scheduling::tolerations(causes, &path.field("tolerations"), &class["scheduling"]["tolerations"]);
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for (index, toleration) in items(&class["scheduling"]["tolerations"]) {
-        let key = ["key", "operator", "value", "effect"].map(|field| &toleration[field]);
-        if seen.contains(&key) {
+        if !seen.insert(["key", "operator", "value", "effect"].map(|field| text(&toleration[field]))) {
             causes.duplicate(&path.field("tolerations").index(index), toleration);
         }
-        seen.push(key);
     }
 }
 
 pub(crate) fn limit_range(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
-    let mut types = Vec::new();
+    let mut types = HashSet::new();
     for (index, limit) in items(&object["spec"]["limits"]) {
         let path = Path::root("spec").field("limits").index(index);
         let kind = text(&limit["type"]);
         limit_type(causes, &path.field("type"), &limit["type"]);
-        if types.contains(&kind) {
+        if !types.insert(kind) {
             causes.duplicate(&path.field("type"), &limit["type"]);
         }
-        types.push(kind);
         limit_item(causes, &path, limit);
     }
 }
@@ -93,7 +104,7 @@ fn limit_type(causes: &mut Causes, path: &Path, value: &Value) {
 fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
     let lists = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
     let kind = text(&limit["type"]);
-    let mut names: BTreeSet<&String> = BTreeSet::new();
+    let mut names: BTreeSet<&str> = BTreeSet::new();
     for list in lists {
         let is_default = matches!(list, "default" | "defaultRequest");
         if kind == "Pod" && is_default {
@@ -128,34 +139,34 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
 /// Checks that the amounts of one resource are in order: minimum, default request, default, maximum.
 fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
-    // The last name is that of the value which upstream shows.
     let rules = [
-        ("min", "max", "min", "min value {low} is greater than max value {high}", "min"),
+        ("min", "max", "min", "min", "min value {low} is greater than max value {high}"),
         (
             "min",
             "defaultRequest",
             "defaultRequest",
-            "min value {low} is greater than default request value {high}",
             "defaultRequest",
+            "min value {low} is greater than default request value {high}",
         ),
         (
             "defaultRequest",
             "max",
             "defaultRequest",
-            "default request value {low} is greater than max value {high}",
             "defaultRequest",
+            "default request value {low} is greater than max value {high}",
         ),
         (
             "defaultRequest",
             "default",
             "defaultRequest",
-            "default request value {low} is greater than default limit value {high}",
             "defaultRequest",
+            "default request value {low} is greater than default limit value {high}",
         ),
-        ("min", "default", "default", "min value {low} is greater than default value {high}", "min"),
-        ("default", "max", "default", "default value {low} is greater than max value {high}", "max"),
+        ("min", "default", "default", "min", "min value {low} is greater than default value {high}"),
+        ("default", "max", "default", "max", "default value {low} is greater than max value {high}"),
     ];
-    for (low, high, at, detail, shown) in rules {
+    // The path of the error, and the amount that it shows.
+    for (low, high, at, shown, detail) in rules {
         let (Some(small), Some(large)) = (amount(low), amount(high)) else { continue };
         if small > large {
             let detail = detail.replace("{low}", &small.to_string()).replace("{high}", &large.to_string());

@@ -246,15 +246,14 @@ pub(super) fn parameters(causes: &mut Causes, parameters: &Value) {
 
 /// Checks the topologies in which a class makes volumes.
 fn topologies(causes: &mut Causes, terms: &Value) {
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for (index, term) in items(terms) {
         let here = Path::root("allowedTopologies").index(index).field("matchLabelExpressions");
         let labels = labels_of(term);
         // Upstream compares a term with empty ones, too.
-        if labels.is_empty() || seen.contains(&labels) {
+        if labels.is_empty() || !seen.insert(labels) {
             causes.duplicate(&here, &"".into());
         }
-        seen.push(labels);
         let mut keys = HashSet::new();
         for (at, expression) in items(&term["matchLabelExpressions"]) {
             let here = here.index(at);

@@ -373,3 +373,50 @@ fn points_of_load_balancers_are_checked() {
         [format!("{path}[0].ipMode: Unsupported value: \"X\": supported values: \"Proxy\", \"VIP\"")]
     );
 }
+
+#[test]
+fn names_of_system_classes_are_reserved() {
+    let problems = |name: &str, value: i64, is_default: bool| {
+        let class = json!({"metadata": {"name": name}, "value": value, "globalDefault": is_default,
+            "preemptionPolicy": "Never"});
+        found(|causes| policy::priority_class(causes, &class, None))
+    };
+    assert_eq!(problems("system-node-critical", 2_000_001_000, false), Vec::<String>::new());
+    let text = "metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: ";
+    for (name, value, is_default, error) in [
+        ("system-x", 1, false, "system-x is not a known system priority class"),
+        ("system-node-critical", 1, false, "value of system-node-critical PriorityClass must be 2000001000"),
+        (
+            "system-node-critical",
+            2_000_001_000,
+            true,
+            "globalDefault of system-node-critical PriorityClass must be false",
+        ),
+    ] {
+        assert_eq!(problems(name, value, is_default), [format!("{text}{error}")]);
+    }
+}
+
+#[test]
+fn tolerations_and_topologies_are_compared_quickly() {
+    let tolerations: Vec<Value> =
+        (0..50_000).map(|number| json!({"key": format!("k{number}"), "operator": "Exists"})).collect();
+    let class = json!({"handler": "a", "scheduling": {"tolerations": tolerations}});
+    assert_eq!(found(|causes| policy::runtime_class(causes, &class, None)), Vec::<String>::new());
+    let term = |key: &str| json!({"matchLabelExpressions": [{"key": key, "values": ["a"]}]});
+    let path = "allowedTopologies";
+    check("StorageClass", "/allowedTopologies", json!([term("a"), term("b")]), &[]);
+    for terms in [json!([term("a"), term("a")]), json!([term("a"), {}])] {
+        let cause = format!("{path}[1].matchLabelExpressions: Duplicate value: \"\"");
+        check("StorageClass", "/allowedTopologies", terms, &[&cause]);
+    }
+}
+
+#[test]
+fn a_limit_range_shows_the_amount_that_breaks_the_order() {
+    let limit = json!([{"type": "Container", "min": {"cpu": "2"}, "max": {"cpu": "3"}, "default": {"cpu": "4"},
+        "defaultRequest": {"cpu": "2"}}]);
+    let text =
+        "spec.limits[0].default[cpu]: Invalid value: \"3\": default value 4 is greater than max value 3";
+    refuse("LimitRange", "/spec/limits", limit, text);
+}
