@@ -70,12 +70,6 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
     let from = &variable["valueFrom"];
     let given: Vec<&&str> = SOURCES.iter().filter(|source| !from[**source].is_null()).collect();
     let names = "`fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`";
-    match (given.len(), text(&variable["value"])) {
-        (0, _) => causes.invalid(path, &"".into(), &format!("must specify one of: {names}")),
-        (1, "") => {}
-        (_, "") => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
-        _ => causes.invalid(path, &"".into(), "may not be specified when `value` is not empty"),
-    }
     if !from["fieldRef"].is_null() {
         field_reference(causes, &path.field("fieldRef"), &from["fieldRef"], FIELDS);
     }
@@ -96,6 +90,13 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
     }
     if !from["fileKeyRef"].is_null() {
         file_reference(causes, &path.field("fileKeyRef"), &from["fileKeyRef"]);
+    }
+    let has_value = !text(&variable["value"]).is_empty();
+    match given.len() {
+        0 => causes.invalid(path, &"".into(), &format!("must specify one of: {names}")),
+        _ if has_value => causes.invalid(path, &"".into(), "may not be specified when `value` is not empty"),
+        1 => {}
+        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
     }
 }
 
@@ -142,21 +143,22 @@ pub(super) fn file_volumes(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks a fieldRef: one of the listed fields, or an entry of labels or annotations. Upstream reports the key of an entry
-/// at the reference.
+/// Checks a fieldRef: one of the listed fields, or an entry of labels or annotations.
 pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Value, supported: &[&str]) {
-    let (here, field) = (path.field("fieldPath"), text(&reference["fieldPath"]));
-    match text(&reference["apiVersion"]) {
-        "" => return causes.required(&path.field("apiVersion"), ""),
-        _ if field.is_empty() => return causes.required(&here, ""),
-        "v1" => {}
-        version => {
-            let detail = format!("error converting fieldPath: unsupported pod version: {version}");
-            return causes.invalid(&here, &reference["fieldPath"], &detail);
-        }
+    let version = text(&reference["apiVersion"]);
+    if version.is_empty() {
+        return causes.required(&path.field("apiVersion"), "");
     }
-    let subscript = field.strip_suffix("']").and_then(|rest| rest.split_once("['"));
-    match subscript {
+    let (here, field) = (path.field("fieldPath"), text(&reference["fieldPath"]));
+    if field.is_empty() {
+        return causes.required(&here, "");
+    }
+    if version != "v1" {
+        let detail = format!("error converting fieldPath: unsupported pod version: {version}");
+        return causes.invalid(&here, &reference["fieldPath"], &detail);
+    }
+    // As upstream, errors of keys are about the whole reference.
+    match field.strip_suffix("']").and_then(|rest| rest.split_once("['")) {
         Some(("metadata.labels", key)) => causes.format(path, key, format::qualified_name(key)),
         Some(("metadata.annotations", key)) => {
             let key = key.to_lowercase();
@@ -180,12 +182,12 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
 
 /// Checks a resourceFieldRef. In a volume it must name the container.
 pub(super) fn resource_reference(causes: &mut Causes, path: &Path, reference: &Value, named: bool) {
-    if named && text(&reference["containerName"]).is_empty() {
-        causes.required(&path.field("containerName"), "");
-    }
     let resource = text(&reference["resource"]);
     let huge = ["limits.hugepages-", "requests.hugepages-"].iter().any(|prefix| resource.starts_with(prefix));
     match resource {
+        _ if named && text(&reference["containerName"]).is_empty() => {
+            causes.required(&path.field("containerName"), "");
+        }
         "" => causes.required(&path.field("resource"), ""),
         _ if huge || RESOURCES.contains(&resource) => {}
         _ => causes.unsupported(&path.field("resource"), &reference["resource"], RESOURCES),
@@ -224,17 +226,17 @@ fn bulk(causes: &mut Causes, (list, index): (&Path, usize), from: &Value) {
     if !prefix.is_empty() {
         causes.format(&path.field("prefix"), prefix, format::env_name(prefix));
     }
-    let mut count = 0;
-    for source in ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()) {
-        count += 1;
-        let here = path.field(source).field("name");
-        match text(&from[source]["name"]) {
+    let given: Vec<&str> =
+        ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()).collect();
+    for name in &given {
+        let here = path.field(name).field("name");
+        match text(&from[*name]["name"]) {
             "" => causes.required(&here, ""),
             // A dash at the end is valid, as upstream.
             name => causes.format(&here, name, format::dns1123_subdomain(&masked(name))),
         }
     }
-    match count {
+    match given.len() {
         0 => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
         1 => {}
         _ => causes.invalid(list, &"".into(), "may not have more than one field specified at a time"),
@@ -254,52 +256,71 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::validate::tests::found;
 
-    fn problems(container: Value) -> Vec<String> {
-        let mut causes = Causes::default();
-        all(&mut causes, &Path::root("c"), &container);
-        causes.into_list().into_iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+    fn said(container: Value) -> Vec<String> {
+        found(|causes| all(causes, &Path::root("c"), &container))
     }
 
     #[test]
-    fn a_variable_has_one_source() {
-        let key = json!({"name": "n", "key": "k"});
-        let with = |value: &str, from: Value| {
-            problems(json!({"env": [{"name": "A", "value": value, "valueFrom": from}]}))
+    fn a_variable_has_a_value_or_one_source() {
+        let field = json!({"apiVersion": "v1", "fieldPath": "metadata.name"});
+        let secret = json!({"name": "a", "key": "b"});
+        let of = |value: &str, from: Value| {
+            said(json!({"env": [{"name": "A", "value": value, "valueFrom": from}]}))
         };
-        assert_eq!(with("", json!({"secretKeyRef": key})), Vec::<String>::new());
-        let two = json!({"secretKeyRef": key, "configMapKeyRef": key});
-        let one_error = |detail: &str| vec![format!("c.env[0].valueFrom: Invalid value: \"\": {detail}")];
-        assert_eq!(with("", two.clone()), one_error("may not have more than one field specified at a time"));
-        assert_eq!(with("x", two), one_error("may not be specified when `value` is not empty"));
-        let maps = json!([{"configMapRef": {"name": "a-"}, "secretRef": {"name": "A"}}]);
-        let found = problems(json!({"envFrom": maps}));
-        assert!(found.len() == 2 && found[0].starts_with("c.envFrom[0].secretRef.name: "), "{found:?}");
-        assert!(found[1].starts_with("c.envFrom: Invalid value: \"\": may not have more"), "{found:?}");
+        assert_eq!(of("", json!({"fieldRef": field})), Vec::<String>::new());
+        let path = "c.env[0].valueFrom: Invalid value: \"\"";
+        assert_eq!(
+            of("", json!({"fieldRef": field, "secretKeyRef": secret})),
+            [format!("{path}: may not have more than one field specified at a time")]
+        );
+        assert_eq!(
+            of("x", json!({"fieldRef": field, "secretKeyRef": secret})),
+            [format!("{path}: may not be specified when `value` is not empty")]
+        );
+        assert!(of("x", json!({}))[0].starts_with(&format!("{path}: must specify one of: `fieldRef`")));
     }
 
     #[test]
-    fn a_field_reference_has_a_known_field() {
-        let of = |reference: Value| {
-            let found = problems(json!({"env": [{"name": "A", "valueFrom": {"fieldRef": reference}}]}));
-            found.concat().replace("c.env[0].valueFrom.fieldRef", "r")
+    fn field_references_name_fields_of_v1() {
+        let of = |version: &str, field: &str| {
+            let reference = json!({"apiVersion": version, "fieldPath": field});
+            said(json!({"env": [{"name": "A", "valueFrom": {"fieldRef": reference}}]}))
         };
-        let v1 = |path: &str| of(json!({"apiVersion": "v1", "fieldPath": path}));
-        assert_eq!(v1("metadata.name"), "");
-        assert_eq!(v1("metadata.annotations['A.com/b']"), "");
-        assert!(v1("metadata.labels['a b']").starts_with("r: Invalid value: \"a b\""));
-        let detail = "error converting fieldPath:";
+        let path = "c.env[0].valueFrom.fieldRef";
         assert_eq!(
-            v1("spec['x']"),
-            format!(
-                "r.fieldPath: Invalid value: \"spec['x']\": {detail} field label does not support subscript: spec['x']"
-            )
+            of("v1", "metadata.labels['A.b/C']"),
+            [format!("{path}: Invalid value: \"A.b/C\": {}", format::qualified_name("A.b/C")[0])]
+        );
+        assert_eq!(of("v1", "metadata.annotations['A.b/C']"), Vec::<String>::new());
+        assert_eq!(of("", "x"), [format!("{path}.apiVersion: Required value")]);
+        assert_eq!(of("v2", ""), [format!("{path}.fieldPath: Required value")]);
+        let error = "error converting fieldPath";
+        assert_eq!(
+            of("v2", "metadata.name"),
+            [format!(
+                "{path}.fieldPath: Invalid value: \"metadata.name\": {error}: unsupported pod version: v2"
+            )]
         );
         assert_eq!(
-            of(json!({"apiVersion": "v2", "fieldPath": "x"})),
-            format!("r.fieldPath: Invalid value: \"x\": {detail} unsupported pod version: v2")
+            of("v1", "spec['a']"),
+            [format!(
+                "{path}.fieldPath: Invalid value: \"spec['a']\": {error}: field label does not support subscript: spec['a']"
+            )]
         );
-        assert_eq!(of(json!({"apiVersion": "v1"})), "r.fieldPath: Required value");
-        assert_eq!(of(json!({"fieldPath": "x"})), "r.apiVersion: Required value");
+    }
+
+    #[test]
+    fn each_bulk_source_is_one_map_or_secret() {
+        assert_eq!(said(json!({"envFrom": [{"configMapRef": {"name": "a-"}}]})), Vec::<String>::new());
+        let both = json!({"configMapRef": {"name": "a"}, "secretRef": {}});
+        assert_eq!(
+            said(json!({"envFrom": [both]})),
+            [
+                "c.envFrom[0].secretRef.name: Required value",
+                "c.envFrom: Invalid value: \"\": may not have more than one field specified at a time",
+            ]
+        );
     }
 }

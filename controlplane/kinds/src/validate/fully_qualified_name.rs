@@ -1,4 +1,5 @@
-//! Fully qualified names and paths below domains. Sources: `IsFullyQualifiedName` and `IsDomainPrefixedPath` of `apimachinery/pkg/util/validation`.
+//! Fully qualified names and paths below domains. Sources: `IsFullyQualifiedName` and `IsDomainPrefixedPath` of
+//! `apimachinery/pkg/util/validation`.
 
 use super::{Causes, Path, format};
 

@@ -100,8 +100,7 @@ fn http(causes: &mut Causes, path: &Path, action: &Value) {
     causes.one_of(&path.field("scheme"), &action["scheme"], &["HTTP", "HTTPS"]);
     for (_, header) in items(&action["httpHeaders"]) {
         let name = text(&header["name"]);
-        let good = !name.is_empty()
-            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         if !good {
             let detail = "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name', regex used for validation is '[-A-Za-z0-9]+')";
             causes.invalid(&path.field("httpHeaders"), &name.into(), detail);

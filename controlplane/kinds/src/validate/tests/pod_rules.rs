@@ -151,3 +151,13 @@ fn ephemeral_containers_of_mirror_pods_are_refused() {
     let causes = texts(create(kind("Pod"), &pod));
     assert_eq!(causes, ["[]: Forbidden: static pods do not support resource claims"]);
 }
+
+#[test]
+fn names_of_headers_have_no_underscores() {
+    let probe = |name: &str| json!({"httpGet": {"path": "/", "port": 80, "httpHeaders": [{"name": name, "value": ""}]}});
+    let pointer = "/spec/containers/0/readinessProbe";
+    check("Pod", pointer, probe("X-Header-1"), &[]);
+    let cause =
+        "spec.containers[0].readinessProbe.httpGet.httpHeaders: Invalid value: \"X_A\": a valid HTTP header";
+    check("Pod", pointer, probe("X_A"), &[cause]);
+}

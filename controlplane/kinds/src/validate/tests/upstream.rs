@@ -420,3 +420,28 @@ fn a_limit_range_shows_the_amount_that_breaks_the_order() {
         "spec.limits[0].default[cpu]: Invalid value: \"3\": default value 4 is greater than max value 3";
     refuse("LimitRange", "/spec/limits", limit, text);
 }
+
+#[test]
+fn owners_and_finalizers_of_objects_are_checked() {
+    let owner = |version: &str, kind: &str| json!({"apiVersion": version, "kind": kind, "name": "a", "uid": "u", "controller": true});
+    check("ConfigMap", "/metadata/ownerReferences", json!([owner("events.k8s.io/v1", "Event")]), &[]);
+    for (list, cause) in [
+        (json!([owner("v1", "Event")]), "metadata.ownerReferences: Invalid value: {"),
+        (
+            json!([owner("a/b/c", "K")]),
+            "metadata.ownerReferences.apiVersion: Invalid value: \"a/b/c\": version must not be empty",
+        ),
+    ] {
+        check("ConfigMap", "/metadata/ownerReferences", list, &[cause]);
+    }
+    let three = json!([owner("v1", "A"), owner("v1", "B"), owner("v1", "C")]);
+    check("ConfigMap", "/metadata/ownerReferences", three, &["metadata.ownerReferences: Invalid value"; 2]);
+    check(
+        "ConfigMap",
+        "/metadata/finalizers",
+        json!(["orphan", "foregroundDeletion"]),
+        &[
+            "metadata.finalizers: Invalid value: [\"orphan\",\"foregroundDeletion\"]: finalizer orphan and foregroundDeletion cannot be both set",
+        ],
+    );
+}
