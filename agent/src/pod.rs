@@ -18,6 +18,7 @@ mod probe;
 mod pull;
 mod resize;
 mod resize_state;
+mod restart;
 mod security;
 mod state;
 mod status;

@@ -1,29 +1,67 @@
 //! Static check: names, fields, functions and types. An unknown type is `dyn`; the evaluation checks it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::access::{AUTHORIZER, RESOURCE_CHECK};
 use crate::environment::{CompileError, Environment, SHARED};
 use crate::functions::signatures::{self, Found};
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap, position};
-use crate::types::Type;
+use crate::types::{DYN, Type};
 use crate::value::structure;
 
 /// Returns the type of the expression.
 pub(crate) fn check(expr: &Expr, environment: &Environment, source: &str) -> Result<Type, CompileError> {
-    Checker { environment, source, scopes: Vec::new() }.kind(expr)
+    Checker { environment, source, scopes: Vec::new(), types: None }.kind(expr)
 }
+
+/// Returns the types of the expression and of its parts.
+pub(crate) fn check_parts(
+    expr: &Expr,
+    environment: &Environment,
+    source: &str,
+) -> Result<Types, CompileError> {
+    let types = Some(HashMap::new());
+    let mut checker = Checker { environment, source, scopes: Vec::new(), types };
+    checker.kind(expr)?;
+    Ok(Types(checker.types.unwrap_or_default()))
+}
+
+/// The types of the parts of an expression, by the addresses of the parts.
+pub(crate) struct Types(HashMap<*const Expr, Type>);
 
 struct Checker<'a> {
     environment: &'a Environment,
     source: &'a str,
     scopes: Vec<(&'a str, Type)>,
+    /// The types of all parts, if the caller needs them.
+    types: Option<HashMap<*const Expr, Type>>,
 }
 
 type Checked = Result<Type, CompileError>;
 
+impl Types {
+    /// The type of a part.
+    pub(crate) fn of(&self, expr: &Expr) -> &Type {
+        self.0.get(&std::ptr::from_ref(expr)).unwrap_or(&DYN)
+    }
+
+    /// Whether the part has a type. Names of namespaces have none.
+    pub(crate) fn has(&self, expr: &Expr) -> bool {
+        self.0.contains_key(&std::ptr::from_ref(expr))
+    }
+}
+
 impl<'a> Checker<'a> {
     fn kind(&mut self, expr: &'a Expr) -> Checked {
+        let kind = self.infer(expr)?;
+        if let Some(types) = &mut self.types {
+            types.insert(std::ptr::from_ref(expr), kind.clone());
+        }
+        Ok(kind)
+    }
+
+    fn infer(&mut self, expr: &'a Expr) -> Checked {
         match &expr.kind {
             Kind::Literal(literal) => Ok(literal_type(literal)),
             Kind::Ident(name) => self.ident(expr, name),

@@ -10,6 +10,7 @@
 //! | static check | `check` | `cel-go/checker` |
 //! | evaluation | `eval` | `cel-go/interpreter` |
 //! | the cost and its limit | `cost_meter` | `cel-go/interpreter/runtimecost.go` |
+//! | the estimated cost | `estimate` | `cel-go/checker/cost.go`, `apiserver/pkg/cel/library/cost.go` |
 //! | values that expressions share | [`Session`] | `apiserver/pkg/cel/lazy`, `admission/plugin/cel/composition.go` |
 //! | permissions | [`access`] | `apiserver/pkg/cel/library/authz.go` |
 //! | functions | `functions` | `apiserver/pkg/cel/library`, `cel-go/ext` |
@@ -24,6 +25,7 @@ mod cost_meter;
 pub mod duration;
 mod environment;
 pub mod escape;
+mod estimate;
 mod eval;
 mod eval_error;
 mod evaluate;
@@ -37,6 +39,7 @@ pub mod types;
 mod value;
 
 pub use environment::{CompileError, Environment};
+pub use estimate::{Bounds, Limits};
 pub use eval_error::EvalError;
 pub use evaluate::PER_CALL_LIMIT;
 pub use program::{MAX_SHARED_DEPTH, Program};

@@ -44,6 +44,7 @@ pub(crate) mod quota;
 pub(crate) mod rbac;
 mod resize;
 mod resources;
+mod restart;
 mod review;
 mod scheduling;
 mod security;

@@ -65,7 +65,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     // The garbage collector removes the slices of a deleted service.
     let service = caches.services.get(&key).filter(|service| !service.is_being_deleted() && is_ours(service));
     let Some(service) = service else { return Ok(Next::Wait) };
-    let zone_of = |node: &str| topology::zone(&caches.nodes.get(&Key::new("", node))?).cloned();
+    let zone_of =
+        |node: &str| caches.nodes.get(&Key::new("", node)).as_deref().and_then(topology::zone).cloned();
     let mut groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
     if topology::is_automatic(&service) {
         let zones = context.zones.processors().and_then(|processors| Zones::of(&processors));

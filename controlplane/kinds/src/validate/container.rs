@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::volume::Volumes;
-use super::{Causes, Path, env, format, items, mount, probe, resources, security, text};
+use super::{Causes, Path, env, format, items, mount, probe, resources, restart, security, text};
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
@@ -73,15 +73,13 @@ fn container(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volu
 
 fn ordinary(causes: &mut Causes, path: &Path, container: &Value) {
     probe::all(causes, path, container);
+    restart::container(causes, path, container);
 }
 
 fn init(causes: &mut Causes, path: &Path, container: &Value) {
-    match text(&container["restartPolicy"]) {
-        "Always" => return probe::all(causes, path, container),
-        _ => {
-            let policies = &["Always", "Never", "OnFailure"];
-            causes.optional_word(&path.field("restartPolicy"), &container["restartPolicy"], policies);
-        }
+    restart::init_container(causes, path, container);
+    if container["restartPolicy"] == "Always" {
+        return probe::all(causes, path, container);
     }
     for name in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
         if !container[name].is_null() {

@@ -9,6 +9,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
+use selector::Problem;
+
 pub(crate) use self::status::status;
 use super::{Causes, Path, entries, format, items, meta, scheduling, text};
 
@@ -249,8 +251,13 @@ fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
             causes.required(&here, "");
         } else if expression.len() > MAX_EXPRESSION {
             causes.too_long(&here.field("expression"), MAX_EXPRESSION);
-        } else if let Some(problem) = selector::problem(expression) {
-            causes.invalid(&here.field("expression"), &expression.into(), &problem);
+        } else {
+            let here = here.field("expression");
+            match selector::problem(expression) {
+                None => {}
+                Some(Problem::Invalid(detail)) => causes.invalid(&here, &expression.into(), &detail),
+                Some(Problem::TooCostly) => causes.forbidden(&here, "too complex, exceeds cost limit"),
+            }
         }
     }
 }
