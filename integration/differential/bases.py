@@ -152,7 +152,7 @@ BASES = [
         "scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}}}),
     ("v1", "ResourceQuota", "resourcequotas", True, {"spec": {"hard": {"pods": "10"}, "scopes": ["BestEffort"]}}),
     ("v1", "Event", "events", True, {
-        "involvedObject": {"kind": "Pod", "namespace": "default", "name": "p", "apiVersion": "v1"}, "reason": "R",
+        "involvedObject": {"kind": "Pod", "namespace": "diff", "name": "p", "apiVersion": "v1"}, "reason": "R",
         "message": "m", "type": "Normal", "count": 1, "source": {"component": "c", "host": "h"},
         "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:00:00Z"}),
     ("events.k8s.io/v1", "Event", "events", True, {

@@ -98,7 +98,7 @@ impl Expressions {
         let (fits, wanted) = match expected {
             ResultType::Validation => (kind == "bool", "bool"),
             ResultType::Message => (kind == "string", "string"),
-            ResultType::Annotation => (kind == "string" || kind == "null", "string or null"),
+            ResultType::Annotation => (kind == "string" || kind == "null", "one of [string null_type]"),
             ResultType::ApplyConfiguration => (kind == "Object", "Object"),
             // An empty list in a condition has elements of any type. Upstream refuses an expression that
             // consists of an empty list.

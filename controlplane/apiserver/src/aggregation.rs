@@ -108,6 +108,12 @@ impl Remote {
         }
     }
 
+    /// Namespace, name and port of the service.
+    pub(crate) fn service(&self) -> (&str, &str, u16) {
+        let (namespace, name, port) = &self.service;
+        (namespace, name, *port)
+    }
+
     /// Whether both have the same service and TLS settings.
     pub(crate) fn has_connection_of(&self, other: &Self) -> bool {
         self.connection == other.connection

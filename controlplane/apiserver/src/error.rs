@@ -70,6 +70,13 @@ impl ApiError {
         Self { details: json!({}), ..error }
     }
 
+    /// There is no component of this name. Upstream names this resource in the singular.
+    pub(crate) fn unknown_component(name: &str) -> Self {
+        let kind = "componentstatus";
+        let error = Self::new(404, "NotFound", format!("{kind} \"{name}\" not found"));
+        Self { details: json!({"kind": kind, "name": name}), ..error }
+    }
+
     pub(crate) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         Self { details: json!({}), ..Self::new(405, "MethodNotAllowed", message) }

@@ -149,9 +149,7 @@ async fn commit_new(
 /// check refuses.
 fn stamp_new(object: &mut Value, writer: Writer) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    for field in
-        ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "generation"]
-    {
+    for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields"] {
         metadata.remove(field);
     }
     if writer == Writer::Apply || metadata.get("resourceVersion").is_some_and(|revision| revision == "") {

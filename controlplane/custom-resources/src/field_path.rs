@@ -29,7 +29,8 @@ pub(crate) fn resolve<'a>(
             name = inside;
             rest = after;
         } else {
-            return Err(format!("expected [ or . but got: {rest}"));
+            let end = rest.find(['.', '[', ']']).filter(|end| *end > 0).unwrap_or(rest.len());
+            return Err(format!("expected [ or . but got: {}", &rest[..end]));
         }
         if !schema.properties.is_empty() {
             path = path.field(&name);
@@ -84,6 +85,10 @@ mod tests {
         assert_eq!(resolve(".spec.m.key", &schema, true).unwrap().0.to_string(), "spec.m[key]");
         for bad in ["spec", ".spec.x", ".spec[0]", ".spec['a.b'", "."] {
             assert!(resolve(bad, &schema, true).is_err(), "{bad}");
+        }
+        for (bad, token) in [("a.b", "a"), ("a", "a"), ("]", "]")] {
+            let error = resolve(bad, &schema, true).unwrap_err();
+            assert_eq!(error, format!("expected [ or . but got: {token}"));
         }
     }
 }

@@ -143,6 +143,21 @@ impl Causes {
         self.add("FieldValueInvalid", path, || format!("Invalid value: {detail}"));
     }
 
+    /// Adds: a label selector is invalid. The message shows its fields in upstream's order.
+    pub fn invalid_selector(&mut self, path: &Path, selector: &Value, detail: &str) {
+        self.add("FieldValueInvalid", path, || {
+            let parts = ["matchLabels", "matchExpressions"].into_iter().filter_map(|name| {
+                let part = selector.get(name).filter(|part| !part.is_null())?;
+                Some(format!("\"{name}\":{part}"))
+            });
+            let shown = match selector {
+                Value::Object(_) => format!("{{{}}}", parts.collect::<Vec<_>>().join(",")),
+                other => other.to_string(),
+            };
+            with(format!("Invalid value: {shown}"), detail)
+        });
+    }
+
     /// Adds: a value is forbidden here.
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueForbidden", path, || with("Forbidden".to_owned(), detail));
@@ -264,6 +279,20 @@ mod tests {
         let list = causes.into_list();
         assert_eq!((list.len(), list[0].field.as_str()), (MAX_CAUSES, "a[0]"));
         assert!(are_cut(&list) && !are_cut(&list[1..]));
+    }
+
+    #[test]
+    fn a_selector_is_shown_in_upstreams_order() {
+        let message = |selector: Value| {
+            let mut causes = Causes::default();
+            causes.invalid_selector(&Path::root("s"), &selector, "x");
+            causes.into_list().remove(0).message
+        };
+        let whole = serde_json::json!({"matchExpressions": [{"key": "k"}], "matchLabels": {"a": "b"}});
+        let expect = r#"Invalid value: {"matchLabels":{"a":"b"},"matchExpressions":[{"key":"k"}]}: x"#;
+        assert_eq!(message(whole), expect);
+        assert_eq!(message(serde_json::json!({})), "Invalid value: {}: x");
+        assert_eq!(message(Value::Null), "Invalid value: null: x");
     }
 
     #[test]

@@ -155,9 +155,22 @@ fn read_entry(
     }
     let map = into.entry(&*field.name).or_insert_with(|| Value::Object(Map::new()));
     if let Value::Object(map) = map {
-        map.insert(name, read.unwrap_or_else(|| Value::String(String::new())));
+        map.insert(name, read.unwrap_or_else(|| empty(&field.r#type)));
     }
     Ok(())
+}
+
+/// The JSON form of the value of a map entry that has none, or an empty time.
+fn empty(shape: &Type) -> Value {
+    match shape {
+        Type::Text | Type::Bytes => Value::String(String::new()),
+        Type::Int | Type::Double | Type::IntOrString => 0.into(),
+        Type::Bool => Value::Bool(false),
+        Type::Quantity => Value::String("0".to_owned()),
+        Type::Time | Type::MicroTime | Type::Json | Type::Choice(_) => Value::Null,
+        Type::Message(id) if tables().get(*id).is_wrapper() => Value::Array(Vec::new()),
+        Type::Message(_) => Value::Object(Map::new()),
+    }
 }
 
 /// The JSON form of one value. `None` if the value means absent.

@@ -24,7 +24,8 @@ const SERVER_OWNED: [&str; 5] =
 const CERTIFICATES: &str = "certificates.k8s.io";
 const SIGNING_REQUEST: &str = "CertificateSigningRequest";
 
-/// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations.
+/// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations. Objects of other
+/// kinds keep the generation that the client sets, as upstream.
 pub fn prepare_for_create(kind: &Resource, object: &mut Value) {
     let Some(metadata) = object.as_object_mut().and_then(metadata_of) else { return };
     metadata.remove("selfLink");
@@ -32,8 +33,6 @@ pub fn prepare_for_create(kind: &Resource, object: &mut Value) {
     metadata.remove("deletionGracePeriodSeconds");
     if kind.has_generation {
         metadata.insert("generation".to_owned(), 1.into());
-    } else {
-        metadata.remove("generation");
     }
     disabled::drop_fields(kind, object, None);
     kind.strategy().prepare_create(object);
@@ -353,6 +352,15 @@ mod tests {
         let mut node = json!({"status": {"capacity": {"cpu": "2"}}});
         prepare_for_create(kind("Node"), &mut node);
         assert_eq!(node["status"]["capacity"], json!({"cpu": "2"}), "a node registers with its status");
+    }
+
+    #[test]
+    fn a_new_object_has_generation_1_or_that_of_the_client() {
+        for (name, expect) in [("Deployment", 1), ("Pod", 1), ("ConfigMap", 7), ("ControllerRevision", 7)] {
+            let mut object = json!({"metadata": {"generation": 7}, "spec": {}});
+            prepare_for_create(kind(name), &mut object);
+            assert_eq!(object["metadata"]["generation"], expect, "{name}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower ca
 const LABEL_1035: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
 const LABEL_VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const NAME_PART: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
-const QUALIFIED: &str = "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
+const QUALIFIED: &str = "a valid label key must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
 const CONFIG_KEY: &str = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
 const ENV_NAME: &str =
     "a valid environment variable name must consist only of printable ASCII characters other than '='";
@@ -135,9 +135,9 @@ pub fn env_name(text: &str) -> Vec<String> {
 
 /// Checks the name of a port (RFC 6335).
 pub fn port_name(text: &str) -> Vec<String> {
-    let known = text.bytes().all(|byte| is_lower(byte) || byte == b'-');
+    let known = !text.is_empty() && text.bytes().all(|byte| is_lower(byte) || byte == b'-');
     problems([
-        (text.len() > 15, "must be no more than 15 characters long".to_owned()),
+        (text.len() > 15, too_long(15)),
         (!known, "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned()),
         (
             !text.bytes().any(|byte| byte.is_ascii_lowercase()),
@@ -186,9 +186,11 @@ mod tests {
             (dns1035_label(&label), "must be no more than 63 characters"),
             (dns1123_subdomain(&subdomain), "must be no more than 253 characters"),
             (config_key(&subdomain), "must be no more than 253 characters"),
+            (port_name("abcdefghijklmnop"), "must be no more than 15 characters"),
             (label_value(&label), "must be no more than 63 bytes"),
             (qualified_name(&label), "name part must be no more than 63 bytes"),
             (qualified_name(&format!("{subdomain}/a")), "prefix part must be no more than 253 bytes"),
+            (qualified_name("a/b/c"), QUALIFIED),
         ] {
             assert_eq!(problems, [expect]);
         }

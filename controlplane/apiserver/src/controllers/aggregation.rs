@@ -93,13 +93,18 @@ async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
 
 async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
     let forwarder = state.forwarder();
-    let found = tokio::time::timeout(CHECK_TIMEOUT, forwarder.discover(remote)).await;
-    let found = found.unwrap_or_else(|_elapsed| Err("the server does not respond within 5 s".to_owned()));
+    let found = match missing(state, remote) {
+        Some(obstacle) => Err(obstacle),
+        None => {
+            let found = tokio::time::timeout(CHECK_TIMEOUT, forwarder.discover(remote)).await;
+            let found =
+                found.unwrap_or_else(|_elapsed| Err("the server does not respond within 5 s".to_owned()));
+            found.map_err(|why| ("FailedDiscoveryCheck", format!("failing or missing response: {why}")))
+        }
+    };
     let (status, reason, message) = match &found {
         Ok(_) => ("True", "Passed", "all checks passed".to_owned()),
-        Err(why) if why.contains("not found") => ("False", "ServiceNotFound", why.clone()),
-        Err(why) if why.contains("no endpoints") => ("False", "MissingEndpoints", why.clone()),
-        Err(why) => ("False", "FailedDiscoveryCheck", format!("failing or missing response: {why}")),
+        Err((reason, message)) => ("False", *reason, message.clone()),
     };
     if found.is_ok() {
         openapi::refresh(&forwarder, remote);
@@ -119,6 +124,51 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
         Err(ApiError { code: 404 | 409, .. }) => {}
         Err(error) => tracing::warn!(name, error = %error, "cannot write the status of an API service"),
     }
+}
+
+/// The reason and the message of the condition.
+type Obstacle = (&'static str, String);
+
+/// What the service of another server lacks.
+fn missing(state: &State, remote: &Remote) -> Option<Obstacle> {
+    let services = by_resource("", "v1", "services")?;
+    let slices = by_resource("discovery.k8s.io", "v1", "endpointslices")?;
+    let (namespace, name, _) = remote.service();
+    let service = state.cache.get(services, namespace, name).map(|service| service.value());
+    let slices: Vec<Value> = state.cache.list(slices, namespace).iter().map(|slice| slice.value()).collect();
+    missing_in(remote.service(), service.as_ref(), &slices)
+}
+
+/// A service with an address in the cluster needs the port and a ready endpoint. Source: `AvailableConditionController`.
+fn missing_in(
+    (namespace, name, port): (&str, &str, u16),
+    service: Option<&Value>,
+    slices: &[Value],
+) -> Option<Obstacle> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let of = format!("service/{name} in {namespace:?}");
+    let Some(service) = service else { return Some(("ServiceNotFound", format!("{of} is not present"))) };
+    if service["spec"]["type"] != "ClusterIP" {
+        return None;
+    }
+    let Some(found) = list(&service["spec"]["ports"]).into_iter().find(|one| one["port"] == port) else {
+        return Some(("ServicePortError", format!("{of} is not listening on port {port}")));
+    };
+    let port_name = |port: &Value| port["name"].as_str().unwrap_or_default().to_owned();
+    let wanted = port_name(&found);
+    let is_own = |slice: &&Value| slice["metadata"]["labels"]["kubernetes.io/service-name"] == name;
+    let mut own = slices.iter().filter(is_own).peekable();
+    if own.peek().is_none() {
+        return Some(("EndpointsNotFound", format!("cannot find endpointslices for {of}")));
+    }
+    let is_ready = |slice: &Value| {
+        list(&slice["ports"]).iter().any(|port| port_name(port) == wanted)
+            && list(&slice["endpoints"]).iter().any(|endpoint| {
+                endpoint["conditions"]["ready"] != false && !list(&endpoint["addresses"]).is_empty()
+            })
+    };
+    let detail = || format!("endpointslices for {of} have no addresses with port name {wanted:?}");
+    (!own.any(is_ready)).then(|| ("MissingEndpoints", detail()))
 }
 
 fn available(object: &Value) -> Option<&Value> {
@@ -148,6 +198,28 @@ fn with(object: &Value, condition: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_service_needs_its_port_and_a_ready_endpoint() {
+        let reason = |service: Option<&Value>, slices: &[Value]| {
+            missing_in(("n", "s", 443), service, slices).map_or("", |(reason, _)| reason)
+        };
+        let service =
+            |kind: &str, port: u16| json!({"spec": {"type": kind, "ports": [{"name": "p", "port": port}]}});
+        let slice = |of: &str, port: &str, ready: bool| {
+            json!({"metadata": {"labels": {"kubernetes.io/service-name": of}}, "ports": [{"name": port, "port": 8443}],
+                "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]})
+        };
+        let good = service("ClusterIP", 443);
+        assert_eq!(reason(None, &[]), "ServiceNotFound");
+        assert_eq!(reason(Some(&service("ExternalName", 1)), &[]), "");
+        assert_eq!(reason(Some(&service("ClusterIP", 1)), &[]), "ServicePortError");
+        assert_eq!(reason(Some(&good), &[slice("other", "p", true)]), "EndpointsNotFound");
+        assert_eq!(reason(Some(&good), &[slice("s", "q", true), slice("s", "p", false)]), "MissingEndpoints");
+        assert_eq!(reason(Some(&good), &[slice("s", "p", false), slice("s", "p", true)]), "");
+        let (_, message) = missing_in(("n", "s", 443), None, &[]).unwrap();
+        assert_eq!(message, "service/s in \"n\" is not present");
+    }
 
     #[test]
     fn conditions_of_others_and_the_time_of_the_same_status_stay() {

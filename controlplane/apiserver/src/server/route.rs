@@ -33,6 +33,9 @@ pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
 
 /// Runs the verb of a request for an object or a collection.
 pub(super) async fn resource(call: &Call, upgrade: ClientUpgrade) -> Result<Reply> {
+    if !has_path(call) {
+        return Err(ApiError::no_resource());
+    }
     if !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
@@ -59,6 +62,16 @@ pub(super) async fn resource(call: &Call, upgrade: ClientUpgrade) -> Result<Repl
         "deletecollection" => verb::delete_collection::run(call).await,
         _ => Err(ApiError::method_not_allowed()),
     }
+}
+
+/// Whether upstream serves the path with any method. A resource that can only be created, such as a binding or a review,
+/// has no objects, and no collection of all namespaces.
+fn has_path(call: &Call) -> bool {
+    let has_one_of = |verbs: &[&str]| verbs.iter().any(|verb| call.kind.has_verb(verb));
+    if !call.resource.name.is_empty() {
+        return has_one_of(&["get", "update", "patch", "delete"]);
+    }
+    !call.kind.namespaced || !call.resource.namespace.is_empty() || has_one_of(&["list", "watch"])
 }
 
 /// Runs the verb of a request for a subresource.

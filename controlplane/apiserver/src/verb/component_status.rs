@@ -41,7 +41,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     }
     let name = &call.resource.name;
     let found = all(&call.state).into_iter().find(|object| object["metadata"]["name"] == *name);
-    let found = found.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
+    let found = found.ok_or_else(|| ApiError::unknown_component(name))?;
     Ok(match form {
         Form::Table(content) => {
             reply::json(200, &reply::table_of(&call.kind, [&found], json!({}), reply::options(content)))

@@ -20,6 +20,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // Reviews cannot be rendered as a table.
     media::negotiate(&call.headers, &call.info.query, &[])?;
     let (mut review, warnings) = call.object()?;
+    super::create::set_namespace(call, &mut review)?;
+    remove_system_fields(&mut review);
     check(call, &review)?;
     review["status"] = match &*call.kind.kind {
         "SelfSubjectReview" => json!({"userInfo": user_info(&call.user)}),
@@ -31,10 +33,41 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         "TokenReview" => token(call, &review["spec"]).await,
         _ => return Err(ApiError::method_not_allowed()),
     };
-    if let Some(metadata) = crate::write::metadata_mut(&mut review) {
-        metadata.insert("creationTimestamp".into(), crate::write::now().into());
+    Ok(reply::warned(reply::json(201, &answer(review)), &warnings))
+}
+
+/// Removes the metadata that only the server sets. A review is not stored, so it gets none.
+fn remove_system_fields(review: &mut Value) {
+    let Some(metadata) = crate::write::metadata_mut(review) else { return };
+    for field in [
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "selfLink",
+        "managedFields",
+    ] {
+        metadata.remove(field);
     }
-    Ok(reply::warned(reply::json(201, &review), &warnings))
+}
+
+/// The body of the response to a review with this status. The reviews of the own user and the own rules repeat nothing
+/// of the request. Source: `Create` of their `REST` types.
+fn answer(review: Value) -> Value {
+    let mut answer =
+        json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "status": review["status"]});
+    match review["kind"].as_str() {
+        Some("SelfSubjectReview") => {
+            answer["metadata"] = json!({"creationTimestamp": crate::write::now()});
+            answer
+        }
+        Some("SelfSubjectRulesReview") => {
+            answer["metadata"] = json!({});
+            answer["spec"] = json!({});
+            answer
+        }
+        _ => review,
+    }
 }
 
 /// Refuses a review without exactly one kind of attributes, or with attributes that its kind does not support.
@@ -46,6 +79,10 @@ fn check(call: &Call, review: &Value) -> Result<()> {
     }
     if kind == "TokenReview" && review["spec"]["token"].as_str().unwrap_or_default().is_empty() {
         return Err(ApiError::bad_request("token is required for TokenReview in authentication"));
+    }
+    if kind == "SelfSubjectRulesReview" && review["spec"]["namespace"].as_str().unwrap_or_default().is_empty()
+    {
+        return Err(ApiError::bad_request("no namespace on request"));
     }
     Ok(())
 }
@@ -162,6 +199,33 @@ async fn accepted(call: &Call, token: &str, audiences: Vec<String>) -> Vec<Strin
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    #[test]
+    fn a_review_has_no_system_fields() {
+        let metadata = json!({"name": "a", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [],
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1, "selfLink": "/"});
+        let mut review = json!({"kind": "TokenReview", "metadata": metadata});
+        super::remove_system_fields(&mut review);
+        assert_eq!(review["metadata"], json!({"name": "a"}));
+    }
+
+    #[test]
+    fn reviews_of_the_own_user_repeat_nothing() {
+        let review = |kind: &str| {
+            super::answer(json!({"apiVersion": "g/v1", "kind": kind, "metadata": {"name": "a"},
+                "spec": {"namespace": "n"}, "status": {"x": 1}}))
+        };
+        let own = review("SelfSubjectReview");
+        assert!(own["metadata"]["creationTimestamp"].is_string() && own["metadata"]["name"].is_null());
+        assert_eq!((&own["spec"], &own["status"]), (&json!(null), &json!({"x": 1})));
+        assert_eq!(
+            review("SelfSubjectRulesReview"),
+            json!({"apiVersion": "g/v1", "kind": "SelfSubjectRulesReview", "metadata": {}, "spec": {}, "status": {"x": 1}})
+        );
+        assert_eq!(review("TokenReview")["metadata"], json!({"name": "a"}));
+    }
+
     #[test]
     fn reviews_are_in_the_table_and_not_stored() {
         let kind = "selfsubjectaccessreviews";

@@ -72,6 +72,10 @@ fn messages_are_those_of_upstream() {
             "spec.versions[0].schema.openAPIV3Schema: Required value",
         ),
         (
+            with("/spec/versions/0/name", json!("A b")),
+            "spec.version: Invalid value: \"A b\": a DNS-1035 label must consist of",
+        ),
+        (
             with("/status/storedVersions", json!(["v0", "v1"])),
             "status.storedVersions[0]: Invalid value: \"v0\": missing from spec.versions;",
         ),
@@ -83,6 +87,28 @@ fn messages_are_those_of_upstream() {
         let found = found(&object);
         assert!(found.first().is_some_and(|first| first.starts_with(expected)), "{found:?}\n{expected}");
     }
+}
+
+#[test]
+fn selectable_fields_need_a_schema() {
+    let mut object = with("/spec/versions/0/selectableFields", json!([{"jsonPath": ".spec.a"}]));
+    object["spec"]["versions"][0]["schema"] = Value::Null;
+    let message =
+        "spec.selectableFields: Invalid value: \"\": may only be set when validations.schema is included";
+    let found = found(&object);
+    assert!(found.iter().any(|text| text == message), "{found:?}");
+}
+
+#[test]
+fn the_root_of_a_schema_with_a_status_is_an_object_or_has_no_type() {
+    let with_type = |kind: Value| {
+        let mut object = with("/spec/versions/0/subresources", json!({"status": {}}));
+        object["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["type"] = kind;
+        let place = "spec.validation.openAPIV3Schema.type: Invalid value";
+        found(&object).iter().filter(|text| text.starts_with(place) && text.contains("subresource")).count()
+    };
+    assert_eq!((with_type(json!("object")), with_type(json!("array"))), (0, 1));
+    assert_eq!((with_type(json!("")), with_type(Value::Null)), (0, 0));
 }
 
 #[test]

@@ -50,6 +50,7 @@ struct Shared {
 /// Validates all versions.
 pub(super) fn validate(spec: &Spec, old: Option<&Value>, path: &Path, violations: &mut Violations) {
     let shared = shared(spec);
+    first_name(spec, path, violations);
     for (index, version) in spec.versions.iter().enumerate() {
         let place = path.field("versions").index(index);
         if version.schema().is_none() {
@@ -77,16 +78,26 @@ pub(super) fn validate(spec: &Spec, old: Option<&Value>, path: &Path, violations
                 printer_column(column, &place.index(index), violations);
             }
         }
-        if (first || !shared.selectable)
-            && let Some(schema) = &parsed
-        {
-            selectable_fields(
-                version,
-                schema,
-                &above(shared.selectable).field("selectableFields"),
-                violations,
-            );
+        if first || !shared.selectable {
+            let place = above(shared.selectable).field("selectableFields");
+            match &parsed {
+                Some(schema) => selectable_fields(version, schema, &place, violations),
+                None if version.schema().is_none() && !version.selectable_fields.is_empty() => {
+                    let detail = "may only be set when validations.schema is included";
+                    violations.invalid(&place, &"".into(), detail);
+                }
+                None => {}
+            }
         }
+    }
+}
+
+/// Checks the name of the first version. Upstream reports it at the field that a definition with one version had.
+fn first_name(spec: &Spec, path: &Path, violations: &mut Violations) {
+    let name = spec.versions.first().map_or("", |version| version.name.as_str());
+    let problems = names::dns1035_label(name);
+    if !name.is_empty() && !problems.is_empty() {
+        violations.invalid(&path.field("version"), &name.into(), &problems.join(","));
     }
 }
 
@@ -161,7 +172,7 @@ fn schema(
 }
 
 fn root_fields(raw: &Value, parsed: &Schema, path: &Path, violations: &mut Violations) {
-    if &*parsed.kind != "object" {
+    if !matches!(&*parsed.kind, "" | "object") {
         let detail = "only \"object\" is allowed as the type at the root of the schema if the status subresource is enabled";
         violations.invalid(&path.field("type"), &(&*parsed.kind).into(), detail);
         return;

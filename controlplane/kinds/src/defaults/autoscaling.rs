@@ -4,10 +4,18 @@ use serde_json::{Map, Value, json};
 
 use super::{child, child_of, fill, fill_absent, present};
 
-/// Sets the defaults of an autoscaler of v1. Its metrics get their default when it is converted to v2.
+/// The annotation of an autoscaler of v1 with its metrics, except the utilization of CPU.
+const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
+/// Target utilization of CPU of an autoscaler without metrics, in percent.
+const UTILIZATION: i64 = 80;
+
+/// Sets the defaults of an autoscaler of v1. One with metrics in its annotation gets no target utilization.
 pub(crate) fn autoscaler_v1(object: &mut Value) {
-    if let Some(spec) = child(object, "spec") {
-        fill(spec, "minReplicas", 1);
+    let has_metrics = object["metadata"]["annotations"][METRICS].is_string();
+    let Some(spec) = child(object, "spec") else { return };
+    fill(spec, "minReplicas", 1);
+    if !has_metrics {
+        fill_absent(spec, "targetCPUUtilizationPercentage", UTILIZATION);
     }
 }
 
@@ -16,7 +24,7 @@ pub(crate) fn autoscaler(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "minReplicas", 1);
     if spec.get("metrics").and_then(Value::as_array).is_none_or(Vec::is_empty) {
-        let target = json!({"type": "Utilization", "averageUtilization": 80});
+        let target = json!({"type": "Utilization", "averageUtilization": UTILIZATION});
         let metric = json!({"type": "Resource", "resource": {"name": "cpu", "target": target}});
         spec.insert("metrics".to_owned(), json!([metric]));
     }
@@ -38,4 +46,21 @@ fn rules(rules: &mut Map<String, Value>, policies: Value) {
     fill_absent(rules, "selectPolicy", "Max");
     // An empty list is kept, for validation to refuse, as upstream does.
     fill_absent(rules, "policies", policies);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_autoscaler_without_metrics_has_a_target_utilization() {
+        let target = |annotations: Value, spec: Value| {
+            let mut object = json!({"metadata": {"annotations": annotations}, "spec": spec});
+            autoscaler_v1(&mut object);
+            object["spec"]["targetCPUUtilizationPercentage"].clone()
+        };
+        assert_eq!(target(Value::Null, json!({})), 80);
+        assert_eq!(target(Value::Null, json!({"targetCPUUtilizationPercentage": 50})), 50);
+        assert_eq!(target(json!({METRICS: "[]"}), json!({})), Value::Null);
+    }
 }

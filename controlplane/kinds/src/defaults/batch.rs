@@ -45,7 +45,7 @@ fn job_spec(spec: &mut Map<String, Value>) {
     fill(spec, "parallelism", 1);
     let limit = if absent(spec, "backoffLimitPerIndex") { 6 } else { i32::MAX };
     fill(spec, "backoffLimit", limit);
-    fill(spec, "completionMode", "NonIndexed");
+    fill_absent(spec, "completionMode", "NonIndexed");
     fill(spec, "suspend", false);
     let replacement = if absent(spec, "podFailurePolicy") { "TerminatingOrFailed" } else { "Failed" };
     fill_absent(spec, "podReplacementPolicy", replacement);
@@ -62,6 +62,26 @@ fn policies(spec: &mut Map<String, Value>) {
             for pattern in each(rule, "onPodConditions") {
                 fill(pattern, "status", "True");
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_empty_completion_mode_gets_no_default() {
+        for (spec, expect) in [
+            (json!({}), "NonIndexed"),
+            (json!({"completionMode": null}), "NonIndexed"),
+            (json!({"completionMode": ""}), ""),
+        ] {
+            let mut object = json!({"spec": spec});
+            job(&mut object);
+            assert_eq!(object["spec"]["completionMode"], expect);
         }
     }
 }

@@ -65,6 +65,20 @@ fn maps_bytes_and_times_have_their_json_form() {
 }
 
 #[test]
+fn an_entry_without_a_value_has_the_empty_value_of_its_type() {
+    let entry = field(1, b"k");
+    check("v1", "ConfigMap", &field(2, &entry), json!({"data": {"k": ""}}));
+    check("v1", "ResourceQuota", &field(2, &field(1, &entry)), json!({"spec": {"hard": {"k": "0"}}}));
+    let empty_time = [entry, field(2, b"")].concat();
+    check(
+        "policy/v1",
+        "PodDisruptionBudget",
+        &field(3, &field(2, &empty_time)),
+        json!({"status": {"disruptedPods": {"k": null}}}),
+    );
+}
+
+#[test]
 fn policies_that_are_newer_than_the_source_of_field_numbers_are_decoded() {
     let patch = [field(2, b"JSONPatch"), field(4, &field(1, b"[]"))].concat();
     let spec =

@@ -171,14 +171,18 @@ impl Check {
             (ValueType::List(item), Value::Array(list)) => {
                 for (index, element) in list.iter_mut().enumerate() {
                     fill_null(item, element);
-                    self.value(item, element, &place.below(Step::Item(index)))?;
+                    if !element.is_null() {
+                        self.value(item, element, &place.below(Step::Item(index)))?;
+                    }
                 }
                 Ok(())
             }
             (ValueType::Map(item), Value::Object(map)) => {
                 for (name, element) in map.iter_mut() {
                     fill_null(item, element);
-                    self.value(item, element, &place.below(Step::Entry(name)))?;
+                    if !element.is_null() {
+                        self.value(item, element, &place.below(Step::Entry(name)))?;
+                    }
                 }
                 Ok(())
             }
@@ -267,16 +271,14 @@ fn is_scalar_ok(value_type: &ValueType, value: &Value) -> bool {
     }
 }
 
-/// A null in a list or map means the zero value of its type.
+/// A null in a list or map means the zero value of its type. That of a time is null.
 fn fill_null(value_type: &ValueType, value: &mut Value) {
     if value.is_null() {
         *value = match value_type {
-            ValueType::Any => Value::Null,
+            ValueType::Any | ValueType::Time | ValueType::MicroTime => Value::Null,
             ValueType::Bool => Value::Bool(false),
             ValueType::Int32 | ValueType::Int64 | ValueType::Number | ValueType::IntOrString => 0.into(),
-            ValueType::Text | ValueType::Bytes | ValueType::Time | ValueType::MicroTime => {
-                Value::String(String::new())
-            }
+            ValueType::Text | ValueType::Bytes => Value::String(String::new()),
             ValueType::Quantity => Value::String("0".to_owned()),
             ValueType::Object(_) | ValueType::Choice(_) | ValueType::Map(_) => Value::Object(Map::new()),
             ValueType::List(_) => Value::Array(Vec::new()),

@@ -162,6 +162,17 @@ fn go_omits_zeros_that_are_not_pointers_and_writes_some_absent_fields() {
 }
 
 #[test]
+fn a_null_in_a_map_is_the_zero_value_of_its_type() {
+    let text = r#"{"apiVersion":"policy/v1","kind":"PodDisruptionBudget","metadata":{"labels":{"a":null}},
+        "status":{"disruptedPods":{"p":null}}}"#;
+    let parsed = parse_json(text.as_bytes()).unwrap();
+    let definition = "io.k8s.api.policy.v1.PodDisruptionBudget";
+    let (object, _) = decode(definition, parsed, FieldValidation::Strict).unwrap();
+    assert_eq!(object["metadata"]["labels"], json!({"a": ""}));
+    assert_eq!(object["status"]["disruptedPods"], json!({"p": null}));
+}
+
+#[test]
 fn a_configuration_keeps_its_zeros() {
     let parsed = parse_json(br#"{"spec":{"minReadySeconds":0,"selector":null}}"#).unwrap();
     let (config, _) = decode_config(DEPLOYMENT, parsed, FieldValidation::Strict).unwrap();

@@ -204,7 +204,8 @@ fn service(causes: &mut Causes, path: &Path, service: &Value) {
     if !url_path.starts_with('/') {
         causes.invalid(&here, &url_path.into(), "must start with a '/'");
     }
-    let steps = url_path.strip_prefix('/').unwrap_or(url_path);
+    // Upstream leaves out the first character, whatever it is.
+    let steps = url_path.get(1..).unwrap_or_default();
     for (index, step) in steps.strip_suffix('/').unwrap_or(steps).split('/').enumerate() {
         if step.is_empty() {
             causes.invalid(&here, &url_path.into(), &format!("segment[{index}] may not be empty"));
@@ -231,5 +232,29 @@ fn review_versions(causes: &mut Causes, path: &Path, versions: &Value) {
         causes.required(path, "must specify one of v1, v1beta1");
     } else if !seen.iter().any(|version| VERSIONS.contains(version)) {
         causes.invalid(path, versions, "must include at least one of v1, v1beta1");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_segment_of_a_path_is_a_subdomain() {
+        let problems = |path: &str| {
+            let mut causes = Causes::default();
+            service(&mut causes, &Path::root("s"), &json!({"name": "n", "namespace": "n", "path": path}));
+            causes.into_list().into_iter().map(|cause| cause.message).collect::<Vec<_>>()
+        };
+        for good in ["", "/", "/a", "/a/b.c/"] {
+            assert_eq!(problems(good), Vec::<String>::new(), "{good}");
+        }
+        assert_eq!(problems("//"), ["Invalid value: \"//\": segment[0] may not be empty"]);
+        let relative = "Invalid value: \"1\": must start with a '/'";
+        assert_eq!(problems("1"), [relative, "Invalid value: \"1\": segment[0] may not be empty"]);
+        assert_eq!(problems("-a").len(), 1, "upstream checks the text behind the first character");
+        assert_eq!(problems("a.b").len(), 2);
     }
 }

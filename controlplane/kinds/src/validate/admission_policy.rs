@@ -189,9 +189,7 @@ fn validation(causes: &mut Causes, path: &Path, validation: &Value, expressions:
     } else if message.trim().contains(['\n', '\r']) {
         causes.invalid(&path.field("message"), &message.into(), "must not contain line breaks");
     }
-    if !validation["reason"].is_null() {
-        causes.one_of(&path.field("reason"), &validation["reason"], REASONS);
-    }
+    causes.optional_word(&path.field("reason"), &validation["reason"], REASONS);
 }
 
 fn annotation(causes: &mut Causes, path: &Path, (policy, one): (&str, &Value), expressions: &Expressions) {
@@ -343,4 +341,28 @@ fn param_ref(causes: &mut Causes, path: &Path, reference: &Value) {
     }
     let action = &reference["parameterNotFoundAction"];
     causes.one_of(&path.field("parameterNotFoundAction"), action, &["Deny", "Allow"]);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn reasons_and_values_of_annotations_have_upstreams_causes() {
+        let (mut causes, expressions) = (Causes::default(), Expressions::new(false));
+        let rule = json!({"expression": "true", "reason": ""});
+        validation(&mut causes, &Path::root("v"), &rule, &expressions);
+        let note = json!({"key": "k", "valueExpression": "1"});
+        annotation(&mut causes, &Path::root("a"), ("p", &note), &expressions);
+        let found = causes.into_list().into_iter().map(|cause| format!("{}: {}", cause.field, cause.message));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [
+                "v.reason: Unsupported value: \"\": supported values: \"Forbidden\", \"Invalid\", \"RequestEntityTooLarge\"",
+                "a.valueExpression: Invalid value: \"1\": must evaluate to one of [string null_type] but got int",
+            ]
+        );
+    }
 }

@@ -11,7 +11,7 @@ use super::{Causes, Path, entries, format, items, persistent_volume, text};
 use coracle_values::Quantity;
 
 /// Maximum size of an attachment's metadata, in bytes.
-const MAX_METADATA: usize = 256 << 10;
+const MAX_METADATA: usize = 256 * 1024;
 /// Maximum size of an error message, in bytes.
 const MAX_MESSAGE: usize = 1024;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
@@ -50,6 +50,9 @@ pub(super) fn attachment_status(causes: &mut Causes, status: &Value) {
 fn source(causes: &mut Causes, path: &Path, source: &Value) {
     let (inline, named) = (&source["inlineVolumeSpec"], &source["persistentVolumeName"]);
     let one = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
+    if let Some(name) = named.as_str() {
+        causes.format(&path.field("persistentVolumeName"), name, format::dns1123_subdomain(name));
+    }
     match (inline.is_null(), named.as_str()) {
         (true, None) => causes.required(path, one),
         (false, Some(_)) => causes.forbidden(path, one),
@@ -57,10 +60,7 @@ fn source(causes: &mut Causes, path: &Path, source: &Value) {
             let detail = "must specify non empty persistentVolumeName";
             causes.required(&path.field("persistentVolumeName"), detail);
         }
-        (true, Some(name)) => {
-            let here = path.field("persistentVolumeName");
-            causes.format(&here, name, format::dns1123_subdomain(name));
-        }
+        (true, Some(_)) => {}
         (false, None) => {
             persistent_volume::inline(causes, &path.field("inlineVolumeSpec"), inline);
         }
@@ -170,6 +170,15 @@ mod tests {
         assert_eq!(fields(|c| attachment(c, &object(json!({})), None)), ["spec.source"]);
         let both = object(json!({"persistentVolumeName": "pv", "inlineVolumeSpec": inline}));
         assert_eq!(fields(|c| attachment(c, &both, None)), ["spec.source"]);
+        let both = object(json!({"persistentVolumeName": "A", "inlineVolumeSpec": inline}));
+        let named_twice = ["spec.source.persistentVolumeName", "spec.source"];
+        assert_eq!(fields(|c| attachment(c, &both, None)), named_twice);
+        let empty = object(json!({"persistentVolumeName": ""}));
+        let name = "spec.source.persistentVolumeName";
+        assert_eq!(fields(|c| attachment(c, &empty, None)), [name, name]);
+        let status = |size: usize| json!({"attachmentMetadata": {"k": "v".repeat(size)}});
+        assert_eq!(fields(|c| attachment_status(c, &status(256 * 1024 - 1))), [""; 0]);
+        assert_eq!(fields(|c| attachment_status(c, &status(256 * 1024))), ["status.attachmentMetadata"]);
         let other = object(json!({"persistentVolumeName": "other"}));
         assert_eq!(fields(|c| attachment(c, &other, Some(&named))), ["spec"]);
     }
@@ -182,6 +191,8 @@ mod tests {
         let twice = object(json!(["Odd"]), json!([{"audience": "a"}, {"audience": "a"}]));
         let expect = ["spec.tokenRequests[1].audience", "spec.volumeLifecycleModes"];
         assert_eq!(fields(|c| csi_driver(c, &twice, None)), expect);
+        let policy = json!({"spec": {"fsGroupPolicy": ""}});
+        assert_eq!(fields(|c| csi_driver(c, &policy, None)), ["spec.fsGroupPolicy"]);
         let changed = object(json!(["Ephemeral"]), json!([]));
         assert_eq!(fields(|c| csi_driver(c, &changed, Some(&plain))), ["spec.volumeLifecycleModes"]);
     }
@@ -196,12 +207,5 @@ mod tests {
         assert_eq!(fields(|c| attributes_class(c, &class(json!({})), None)), ["parameters"]);
         let (old, new) = (class(json!({"a": "b"})), class(json!({"a": "c"})));
         assert_eq!(fields(|c| attributes_class(c, &new, Some(&old))), ["parameters"]);
-    }
-
-    #[test]
-    fn drivers_may_tell_a_quarter_of_a_megabyte_about_an_attachment() {
-        let status = |size: usize| json!({"attachmentMetadata": {"a": "x".repeat(size)}});
-        assert_eq!(fields(|c| attachment_status(c, &status(MAX_METADATA - 1))), [""; 0]);
-        assert_eq!(fields(|c| attachment_status(c, &status(MAX_METADATA))), ["status.attachmentMetadata"]);
     }
 }

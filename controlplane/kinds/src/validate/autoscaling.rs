@@ -49,6 +49,13 @@ pub(crate) fn autoscaler(causes: &mut Causes, object: &Value, _old: Option<&Valu
     for (index, metric) in items(&spec["metrics"]) {
         self::metric(causes, &path.field("metrics").index(index), metric);
     }
+    let may_be_zero =
+        items(&spec["metrics"]).any(|(_, metric)| matches!(text(&metric["type"]), "Object" | "External"));
+    if fewest == Some(0) && !may_be_zero {
+        let detail =
+            "must specify at least one Object or External metric to support scaling to zero replicas";
+        causes.forbidden(&path.field("metrics"), detail);
+    }
     for rules in ["scaleUp", "scaleDown"] {
         if spec["behavior"][rules].is_object() {
             scaling_rules(causes, &path.field("behavior").field(rules), &spec["behavior"][rules]);
@@ -246,6 +253,19 @@ mod tests {
             "scaleTargetRef": {"kind": "Deployment", "name": "d", "apiVersion": "apps/v1"}}});
         autoscaler(&mut causes, &object, None);
         causes.into_list().into_iter().map(|cause| cause.field.replace("spec.metrics[0]", "m")).collect()
+    }
+
+    #[test]
+    fn zero_replicas_need_an_external_metric() {
+        let fields = |kind: &str| {
+            let spec = json!({"maxReplicas": 3, "minReplicas": 0, "metrics": [{"type": kind}],
+                "scaleTargetRef": {"kind": "Deployment", "name": "d", "apiVersion": "apps/v1"}});
+            let mut causes = Causes::default();
+            autoscaler(&mut causes, &json!({"spec": spec}), None);
+            let found = causes.into_list().into_iter().map(|cause| cause.field);
+            found.filter(|field| field == "spec.metrics").count()
+        };
+        assert_eq!((fields("Pods"), fields("Object"), fields("External")), (1, 0, 0));
     }
 
     #[test]

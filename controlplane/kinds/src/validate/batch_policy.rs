@@ -66,6 +66,7 @@ pub(super) fn success(causes: &mut Causes, path: &Path, spec: &Value) {
             match indexes(listed_text, completions) {
                 Ok(count) => total = Some(count),
                 Err(error) => {
+                    total = Some(0);
                     causes.invalid(&here, listed, &format!("error parsing succeededIndexes: {error}"));
                 }
             }
@@ -191,6 +192,16 @@ fn pod_conditions(causes: &mut Causes, path: &Path, patterns: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn malformed_indexes_count_as_none() {
+        let rule = serde_json::json!({"succeededIndexes": "x", "succeededCount": 1});
+        let spec = serde_json::json!({"completions": 3, "successPolicy": {"rules": [rule]}});
+        let mut causes = Causes::default();
+        success(&mut causes, &Path::root("rules"), &spec);
+        let fields: Vec<String> = causes.into_list().into_iter().map(|cause| cause.field).collect();
+        assert_eq!(fields, ["rules[0].succeededIndexes", "rules[0].succeededCount"]);
+    }
 
     #[test]
     fn indexes_are_counted_or_refused_with_upstreams_text() {

@@ -257,6 +257,13 @@ mod tests {
         );
         assert!(said(|o| o["spec"]["usages"] = json!(["any", "any"])).contains("usages[1]: Duplicate value"));
         assert_eq!(said(|o| o["spec"]["signerName"] = format!("a.b/{}", "c".repeat(100)).into()), "");
+        for (name, expect) in [
+            ("A b.c/x", "Invalid value: \"A b.c\": validating label \"A b\": a lowercase RFC 1123 label"),
+            ("a.b/X.y", "Invalid value: \"X.y\": validating label \"X\": a lowercase RFC 1123 subdomain"),
+        ] {
+            let found = said(|object| object["spec"]["signerName"] = name.into());
+            assert!(found.contains(expect), "{found}");
+        }
         for name in ["plain", "a.b/c/d", "word/x", "kubernetes.io/legacy-unknown", "a.b/", "a.b/C", "a..b/c"]
         {
             assert!(said(|o| o["spec"]["signerName"] = name.into()).starts_with("spec.signerName"), "{name}");

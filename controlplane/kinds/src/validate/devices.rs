@@ -12,7 +12,7 @@ use serde_json::Value;
 use selector::Problem;
 
 pub(crate) use self::status::status;
-use super::{Causes, Path, format, items, meta, scheduling, text};
+use super::{Causes, Path, entries, format, items, meta, scheduling, text};
 
 const MAX_REQUESTS: usize = 32;
 const MAX_CONSTRAINTS: usize = 32;
@@ -32,6 +32,8 @@ const ONE_ATTRIBUTE: &str = "exactly one of \"matchAttribute\" or \"distinctAttr
     fields are set";
 const ONE_PLACE: &str =
     "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
+/// Metadata that a claim template may have.
+const TEMPLATE_METADATA: [&str; 2] = ["annotations", "labels"];
 const REQUEST_REFERENCE: &str =
     "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
 
@@ -69,12 +71,25 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 /// Checks a claim template.
 pub(crate) fn template(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let path = Path::root("spec");
-    if let Some(old) = old {
-        return immutable(causes, &path, &object["spec"], &old["spec"]);
-    }
-    let metadata = &object["spec"]["metadata"];
-    meta::labels(causes, &path.field("metadata").field("labels"), &metadata["labels"]);
+    template_metadata(causes, &path.field("metadata"), &object["spec"]["metadata"]);
     claim_spec(causes, &path.field("spec"), &object["spec"]["spec"]);
+    if let Some(old) = old {
+        immutable(causes, &path, &object["spec"], &old["spec"]);
+    }
+}
+
+/// Checks the metadata of the claims of a template. Source: `ValidateTemplateObjectMeta`.
+fn template_metadata(causes: &mut Causes, path: &Path, metadata: &Value) {
+    meta::annotations(causes, &path.field("annotations"), &metadata["annotations"]);
+    meta::labels(causes, &path.field("labels"), &metadata["labels"]);
+    let is_empty = |value: &Value| value.is_null() || *value == 0 || *value == "";
+    for (name, value) in entries(metadata) {
+        if !TEMPLATE_METADATA.contains(&name.as_str()) && !is_empty(value) {
+            // Upstream makes this name from that of its Go field.
+            let shown = if name == "uid" { "uID" } else { name };
+            causes.forbidden(&path.field(shown), "cannot be set");
+        }
+    }
 }
 
 fn immutable(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
@@ -422,6 +437,26 @@ mod tests {
         assert_eq!(fields(slice, json!({"driver": "", "pool": pool})), ["spec.driver", "spec"]);
         let config = json!([{"opaque": {"driver": "d", "parameters": {}}}, {}]);
         assert_eq!(fields(class, json!({"config": config})), ["spec.config[1].opaque"]);
+    }
+
+    #[test]
+    fn a_template_has_labels_and_annotations_only() {
+        let problems = |metadata: Value| {
+            let request = json!({"name": "a", "exactly": {"deviceClassName": "c", "allocationMode": "All"}});
+            fields(template, json!({"metadata": metadata, "spec": {"devices": {"requests": [request]}}}))
+        };
+        let good = json!({"labels": {"a": "b"}, "annotations": {"c": "d"}, "name": "", "generation": 0});
+        assert_eq!(problems(good), Vec::<String>::new());
+        let bad = json!({"name": "n", "uid": "u", "annotations": {"a b": ""}});
+        assert_eq!(problems(bad), ["spec.metadata.annotations", "spec.metadata.name", "spec.metadata.uID"]);
+    }
+
+    #[test]
+    fn long_lists_are_not_checked() {
+        let selectors = json!(vec![json!({"cel": {"expression": "("}}); MAX_SELECTORS + 1]);
+        assert_eq!(fields(class, json!({"selectors": selectors})), ["spec.selectors"]);
+        let requests = json!(vec![json!({}); MAX_REQUESTS + 1]);
+        assert_eq!(fields(claim, json!({"devices": {"requests": requests}})), ["spec.devices.requests"]);
     }
 
     #[test]

@@ -232,13 +232,22 @@ fn bulk(causes: &mut Causes, (list, index): (&Path, usize), from: &Value) {
         let here = path.field(name).field("name");
         match text(&from[*name]["name"]) {
             "" => causes.required(&here, ""),
-            name => causes.format(&here, name, format::dns1123_subdomain(name)),
+            // A dash at the end is valid, as upstream.
+            name => causes.format(&here, name, format::dns1123_subdomain(&masked(name))),
         }
     }
     match given.len() {
         0 => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
         1 => {}
         _ => causes.invalid(list, &"".into(), "may not have more than one field specified at a time"),
+    }
+}
+
+/// A name whose last dash, if any, is a letter. Source: `maskTrailingDash` of apimachinery.
+fn masked(name: &str) -> String {
+    match name.strip_suffix('-') {
+        Some(rest) if !rest.is_empty() => format!("{rest}a"),
+        _ => name.to_owned(),
     }
 }
 
@@ -304,6 +313,7 @@ mod tests {
 
     #[test]
     fn each_bulk_source_is_one_map_or_secret() {
+        assert_eq!(said(json!({"envFrom": [{"configMapRef": {"name": "a-"}}]})), Vec::<String>::new());
         let both = json!({"configMapRef": {"name": "a"}, "secretRef": {}});
         assert_eq!(
             said(json!({"envFrom": [both]})),

@@ -50,7 +50,10 @@ pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
             }
             for (field, name) in IMMUTABLE.into_iter().filter(|(field, _)| event[field] != old[field]) {
                 let (empty, value) = (Value::from(""), &event[field]);
-                let value = if value.is_null() && old[field].is_string() { &empty } else { value };
+                // A time that is absent is null in Go, a text is empty.
+                let is_time = field.ends_with("Time") || field.ends_with("Timestamp");
+                let is_text = old[field].is_string() && !is_time;
+                let value = if value.is_null() && is_text { &empty } else { value };
                 causes.invalid(&Path::root(name), value, "field is immutable");
             }
         }
@@ -148,6 +151,10 @@ mod tests {
         assert_eq!(
             problems("note", Value::Null, Some(&good)),
             ["message Invalid value: \"\": field is immutable"]
+        );
+        assert_eq!(
+            problems("eventTime", Value::Null, Some(&good)),
+            ["eventTime Invalid value: null: field is immutable"]
         );
     }
 

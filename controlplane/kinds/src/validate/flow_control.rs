@@ -85,7 +85,9 @@ fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
 
 fn non_resource_url(causes: &mut Causes, path: &Path, value: &Value) {
     let url = text(value);
-    if !url.starts_with('/') {
+    if url.is_empty() {
+        causes.invalid(path, value, "must not be empty");
+    } else if !url.starts_with('/') {
         causes.invalid(path, value, "must start with slash");
     } else if url.contains(' ') {
         causes.invalid(path, value, "must not contain white-space");
@@ -300,6 +302,18 @@ mod tests {
         let mut causes = Causes::default();
         check(&mut causes, &json!({"metadata": {"name": name}, "spec": spec}), None);
         causes.into_list().into_iter().map(|cause| cause.field).collect()
+    }
+
+    #[test]
+    fn paths_are_absolute() {
+        let message = |url: &str| {
+            let mut causes = Causes::default();
+            non_resource_url(&mut causes, &Path::root("u"), &url.into());
+            causes.into_list().into_iter().map(|cause| cause.message).collect::<String>()
+        };
+        assert_eq!((&*message("/"), &*message("/a/*")), ("", ""));
+        assert_eq!(message(""), "Invalid value: \"\": must not be empty");
+        assert_eq!(message("a"), "Invalid value: \"a\": must start with slash");
     }
 
     #[test]

@@ -258,7 +258,7 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let controller = text(&spec["controller"]);
     if old.is_some_and(|old| old["spec"]["controller"] != spec["controller"]) {
-        causes.invalid(&path.field("controller"), &spec["controller"], "field is immutable");
+        causes.invalid(&path.field("controller"), &controller.into(), "field is immutable");
     }
     if controller.len() > MAX_CONTROLLER {
         causes.too_long(&path.field("controller"), MAX_CONTROLLER);
@@ -273,21 +273,16 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
         causes.format(&here.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
     segments(causes, &here, parameters);
-    if parameters["scope"].is_null() {
-        return causes.required(&here.field("scope"), "");
-    }
-    causes.optional_word(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
-    let namespace = text(&parameters["namespace"]);
-    match (text(&parameters["scope"]), namespace) {
-        ("Namespace", "") => {
-            causes.required(&here.field("namespace"), "`parameters.scope` is set to 'Namespace'")
+    let (path, namespace) = (here.field("namespace"), parameters["namespace"].as_str());
+    match (parameters["scope"].as_str(), namespace) {
+        (None, _) => causes.required(&here.field("scope"), ""),
+        (Some("Namespace"), None) => causes.required(&path, "`parameters.scope` is set to 'Namespace'"),
+        (Some("Namespace"), Some(name)) => causes.format(&path, name, format::dns1123_label(name)),
+        (Some("Cluster"), None) => {}
+        (Some("Cluster"), Some(_)) => causes.forbidden(&path, "`parameters.scope` is set to 'Cluster'"),
+        (Some(_), _) => {
+            causes.unsupported(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
         }
-        ("Namespace", name) => causes.format(&here.field("namespace"), name, format::dns1123_label(name)),
-        (_, "") => {}
-        ("Cluster", _) => {
-            causes.forbidden(&here.field("namespace"), "`parameters.scope` is set to 'Cluster'");
-        }
-        _ => {}
     }
 }
 
@@ -331,6 +326,11 @@ pub(crate) fn service_cidr(causes: &mut Causes, object: &Value, old: Option<&Val
 pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let name = &object["metadata"]["name"];
     causes.format(&Path::root("metadata").field("name"), text(name), format::canonical_ip(text(name)));
+    let prefix = text(&object["metadata"]["generateName"]);
+    if !prefix.is_empty() {
+        let here = Path::root("metadata").field("generateName");
+        causes.format(&here, prefix, format::canonical_ip(prefix));
+    }
     let (path, parent) = (Path::root("spec").field("parentRef"), &object["spec"]["parentRef"]);
     if let Some(old) = old {
         if old["spec"]["parentRef"] != *parent {

@@ -211,6 +211,17 @@ mod tests {
     }
 
     #[test]
+    fn ids_of_storage_drivers_have_a_limit() {
+        let messages = |id: usize| {
+            let driver = json!({"name": "d", "nodeID": "x".repeat(id)});
+            found(|causes| csi_node(causes, &json!({"spec": {"drivers": [driver]}}), None))
+        };
+        assert_eq!(messages(256), Vec::<String>::new());
+        let long = messages(257);
+        assert!(matches!(&long[..], [one] if one.ends_with("must be 256 characters or less")), "{long:?}");
+    }
+
+    #[test]
     fn ranges_of_pods_do_not_change() {
         let of = |ranges: &[&str]| json!({"spec": {"podCIDRs": ranges}});
         let update = |new: &[&str], old: &[&str]| fields(|causes| node(causes, &of(new), Some(&of(old))));

@@ -24,7 +24,8 @@ pub(crate) fn cluster_role(causes: &mut Causes, object: &Value, _old: Option<&Va
     for (index, selector) in items(selectors) {
         let here = path.index(index);
         if !selector::is_label_selector(causes, &here, selector) {
-            causes.invalid(&here, selector, "invalid label selector.");
+            // Upstream shows the selector that it could not make.
+            causes.invalid(&here, &Value::Null, "invalid label selector.");
         }
     }
 }
@@ -148,6 +149,11 @@ mod tests {
         assert_eq!(of(json!([])), ["aggregationRule.clusterRoleSelectors"]);
         let wrong = of(json!([{"matchLabels": {"a b": "c"}}]));
         assert!(wrong[0].starts_with("aggregationRule.clusterRoleSelectors[0]"), "{wrong:?}");
+        let mut causes = Causes::default();
+        let rule = json!({"clusterRoleSelectors": [{"matchLabels": {"a b": "c"}}]});
+        cluster_role(&mut causes, &json!({"aggregationRule": rule}), None);
+        let last = causes.into_list().pop().unwrap();
+        assert_eq!(last.message, "Invalid value: null: invalid label selector.");
     }
 
     #[test]

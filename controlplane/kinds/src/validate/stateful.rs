@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::selector::is_label_selector;
-use super::workload::{int_or_percent, is_zero, percent, selected_template, template_of};
+use super::workload::{int_or_percent, is_zero, percent, restarts, selected_template, template_of};
 use super::{Causes, Path, format, items, storage, text};
 
 const MUTABLE: &[&str] = &[
@@ -51,8 +51,12 @@ pub(crate) fn stateful_set(causes: &mut Causes, object: &Value, old: Option<&Val
     causes.not_negative(&path.field("replicas"), &spec["replicas"]);
     causes.not_negative(&path.field("minReadySeconds"), &spec["minReadySeconds"]);
     causes.not_negative(&path.field("ordinals.start"), &spec["ordinals"]["start"]);
-    selector(causes, &path, spec);
-    template_of(causes, &path.field("template"), &with_claims(spec), "StatefulSet");
+    let here = path.field("template");
+    if selector(causes, &path, spec) {
+        template_of(causes, &here, &with_claims(spec), "StatefulSet");
+    } else {
+        restarts(causes, &here.field("spec"), &spec["template"]["spec"], "StatefulSet");
+    }
     if old.is_some_and(|old| immutable_fields(&old["spec"]) != immutable_fields(spec)) {
         causes.forbidden(&path, FORBIDDEN);
     }
@@ -81,10 +85,13 @@ pub(super) fn collisions(causes: &mut Causes, path: &Path, status: &Value, old: 
     }
 }
 
-fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
+/// Checks a selector and the labels of the template. Returns whether the selector is valid.
+fn selector(causes: &mut Causes, path: &Path, spec: &Value) -> bool {
     let (here, selector) = (path.field("selector"), &spec["selector"]);
     if selector.is_null() {
-        return causes.required(&here, "");
+        causes.required(&here, "");
+        selected_template(causes, path, spec);
+        return true;
     }
     let is_valid = is_label_selector(causes, &here, selector);
     let empty =
@@ -95,8 +102,9 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
     if is_valid {
         selected_template(causes, path, spec);
     } else {
-        causes.invalid(&here, selector, "");
+        causes.invalid_selector(&here, selector, "");
     }
+    is_valid
 }
 
 fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::selector::label_selector;
 use super::{Causes, Path, entries, format, items, text};
@@ -167,7 +167,8 @@ fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
     if source.is_null() || reference.is_null() {
         return;
     }
-    let value = path.field("dataSource").to_string().into();
+    // Upstream shows the path of a field as an empty object.
+    let value = json!({});
     let same = |field: &str| source[field] == reference[field];
     if !text(&reference["namespace"]).is_empty() {
         causes.invalid(path, &value, "may not be specified when dataSourceRef.namespace is specified");
@@ -220,7 +221,11 @@ pub(crate) fn class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 pub(super) fn provisioner(causes: &mut Causes, path: &Path, name: &Value) {
     match text(name) {
         "" => causes.required(path, ""),
-        name => causes.format(path, name, format::qualified_name(&name.to_lowercase())),
+        name => {
+            // Upstream shows the name in lower case, too.
+            let name = name.to_lowercase();
+            causes.format(path, &name, format::qualified_name(&name));
+        }
     }
 }
 
@@ -245,7 +250,7 @@ fn topologies(causes: &mut Causes, terms: &Value) {
     for (index, term) in items(terms) {
         let here = Path::root("allowedTopologies").index(index).field("matchLabelExpressions");
         let labels = labels_of(term);
-        // As upstream, an empty term counts as a duplicate.
+        // Upstream compares a term with empty ones, too.
         if labels.is_empty() || !seen.insert(labels) {
             causes.duplicate(&here, &"".into());
         }
@@ -316,4 +321,48 @@ pub(super) fn spec_without(spec: &Value, names: &[&str]) -> Value {
         spec.retain(|name, value| !names.contains(&name.as_str()) && !value.is_null());
     }
     spec
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(rule: impl Fn(&mut Causes)) -> Vec<String> {
+        let mut causes = Causes::default();
+        rule(&mut causes);
+        causes.into_list().into_iter().map(|cause| cause.field).collect()
+    }
+
+    #[test]
+    fn names_of_provisioners_are_shown_in_lower_case() {
+        let mut causes = Causes::default();
+        provisioner(&mut causes, &Path::root("provisioner"), &"A b/c".into());
+        let message = causes.into_list().remove(0).message;
+        assert!(message.starts_with("Invalid value: \"a b/c\": prefix part"), "{message}");
+    }
+
+    #[test]
+    fn a_topology_without_labels_is_a_duplicate() {
+        let term = |values: Value| json!({"matchLabelExpressions": [{"key": "zone", "values": values}]});
+        let class = |terms: Value| fields(|causes| topologies(causes, &terms));
+        let (a, b) = (term(json!(["a"])), term(json!(["b"])));
+        assert_eq!(class(json!([a, b])), Vec::<String>::new());
+        let duplicate = |index| vec![format!("allowedTopologies[{index}].matchLabelExpressions")];
+        assert_eq!(class(json!([a, a])), duplicate(1));
+        assert_eq!(class(json!([{}])), duplicate(0));
+    }
+
+    #[test]
+    fn both_data_sources_of_a_claim_are_the_same_object() {
+        let problems = |source: &str, reference: Value| {
+            let spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}},
+                "dataSource": {"kind": "PersistentVolumeClaim", "name": source}, "dataSourceRef": reference});
+            fields(|causes| claim_spec(causes, &Path::root("spec"), &spec))
+        };
+        let reference = |name: &str| json!({"kind": "PersistentVolumeClaim", "name": name});
+        assert_eq!(problems("a", reference("a")), Vec::<String>::new());
+        assert_eq!(problems("a", reference("b")), ["spec"]);
+        let foreign = json!({"kind": "PersistentVolumeClaim", "name": "a", "namespace": "n"});
+        assert_eq!(problems("a", foreign), ["spec"]);
+    }
 }

@@ -12,8 +12,9 @@ const PERCENT: &str = "a valid percent string must be a numeric string followed 
 pub(crate) fn deployment(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     causes.not_negative(&path.field("replicas"), &spec["replicas"]);
-    selector(causes, &path, spec);
-    template(causes, &path.field("template"), &spec["template"]);
+    if selector(causes, &path, spec) {
+        template_of(causes, &path.field("template"), &spec["template"], "ReplicaSet");
+    }
     strategy(causes, &path.field("strategy"), &spec["strategy"]);
     for name in ["minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"] {
         causes.not_negative(&path.field(name), &spec[name]);
@@ -33,8 +34,9 @@ pub(crate) fn replica_set(causes: &mut Causes, object: &Value, old: Option<&Valu
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     causes.not_negative(&path.field("replicas"), &spec["replicas"]);
     causes.not_negative(&path.field("minReadySeconds"), &spec["minReadySeconds"]);
-    selector(causes, &path, spec);
-    template(causes, &path.field("template"), &spec["template"]);
+    if selector(causes, &path, spec) {
+        template_of(causes, &path.field("template"), &spec["template"], "ReplicaSet");
+    }
     check_selector_unchanged(causes, spec, old);
 }
 
@@ -108,17 +110,22 @@ pub(super) fn counts(causes: &mut Causes, status: &Value, part: &str, others: &[
     }
 }
 
-fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
+/// Checks a selector and the labels of the template. Returns false if the selector is invalid: upstream does not check the
+/// template then.
+fn selector(causes: &mut Causes, path: &Path, spec: &Value) -> bool {
     let (here, selector) = (path.field("selector"), &spec["selector"]);
     if selector.is_null() {
         causes.required(&here, "");
     } else if !is_label_selector(causes, &here, selector) {
-        return causes.invalid(&here, selector, "invalid label selector");
+        causes.invalid_selector(&here, selector, "invalid label selector");
+        return false;
     } else if LabelSelector::from_object(selector).is_ok_and(|parsed| parsed.is_empty()) {
         // Upstream names deployments in the error of replica sets, too.
-        return causes.invalid(&here, selector, "empty selector is invalid for deployment");
+        causes.invalid(&here, selector, "empty selector is invalid for deployment");
+        return true;
     }
     selected_template(causes, path, spec);
+    true
 }
 
 /// Checks that the selector of a spec matches the labels of its template. An absent selector matches nothing.
@@ -133,18 +140,19 @@ pub(super) fn selected_template(causes: &mut Causes, path: &Path, spec: &Value) 
 
 pub(super) fn check_selector_unchanged(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
     if old.is_some_and(|old| old["spec"]["selector"] != spec["selector"]) {
-        causes.invalid(&Path::root("spec").field("selector"), &spec["selector"], "field is immutable");
+        let here = Path::root("spec").field("selector");
+        causes.invalid_selector(&here, &spec["selector"], "field is immutable");
     }
-}
-
-fn template(causes: &mut Causes, path: &Path, template: &Value) {
-    template_of(causes, path, template, "ReplicaSet");
 }
 
 /// Checks the pod template of a workload whose pods restart always. `owner` is the workload's kind.
 pub(super) fn template_of(causes: &mut Causes, path: &Path, template: &Value, owner: &str) {
-    let (here, spec) = (path.field("spec"), &template["spec"]);
     pod::template(causes, path, template);
+    restarts(causes, &path.field("spec"), &template["spec"], owner);
+}
+
+/// Checks that the pods of a workload restart always, and have no deadline.
+pub(super) fn restarts(causes: &mut Causes, here: &Path, spec: &Value, owner: &str) {
     if !text(&spec["restartPolicy"]).is_empty() && spec["restartPolicy"] != "Always" {
         causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);
     }

@@ -283,6 +283,11 @@ async fn the_resource_bindings_does_the_same_as_that_of_the_pod() {
     server.post(PODS, pod("p")).await;
     let binding = |name: &str| json!({"metadata": {"name": name}, "target": {"kind": "Node", "name": "n"}});
     assert_eq!(server.get(BINDINGS).await.code, 405);
+    assert_eq!(server.get(&format!("{BINDINGS}/p")).await.code, 404);
+    assert_eq!(server.post("/api/v1/bindings", binding("p")).await.code, 404);
+    let reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    assert_eq!(server.get(reviews).await.code, 405);
+    assert_eq!(server.get(&format!("{reviews}/a")).await.code, 404);
     assert_eq!(server.post(BINDINGS, json!({"target": {"name": "n"}})).await.code, 400);
     assert_eq!(server.post(BINDINGS, json!({"metadata": {"name": "p"}, "target": {}})).await.code, 422);
     let missing = server.post(BINDINGS, binding("q")).await;
@@ -315,7 +320,8 @@ async fn component_statuses_are_those_of_the_process_and_of_leases() {
     let one = server.get(&format!("{PATH}?fieldSelector=metadata.name%3Detcd-0")).await.body;
     assert_eq!(one["items"].as_array().map(Vec::len), Some(1));
     assert_eq!(server.get(&format!("{PATH}?watch=1")).await.code, 405);
-    assert_eq!(server.get(&format!("{PATH}/none")).await.code, 404);
+    let none = server.get(&format!("{PATH}/none")).await;
+    assert_eq!((none.code, &none.body["details"]["kind"]), (404, &json!("componentstatus")));
 }
 
 #[tokio::test]

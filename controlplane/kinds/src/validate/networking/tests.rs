@@ -75,7 +75,19 @@ fn classes_ranges_and_addresses() {
     assert_eq!(said(ingress_class, json!({"spec": {"controller": "a.io/b"}})), Vec::<String>::new());
     assert_says(ingress_class, json!({"spec": {"controller": "b"}}), "domain-prefixed path");
     let scoped = json!({"spec": {"controller": "a.io/b", "parameters": {"kind": "K", "name": "n", "scope": "Namespace"}}});
-    assert_says(ingress_class, scoped, "spec.parameters.namespace");
+    assert_says(ingress_class, scoped, "spec.parameters.namespace: Required");
+    let class = |scope: Value, namespace: Value| {
+        let parameters = json!({"kind": "K", "name": "n", "scope": scope, "namespace": namespace});
+        json!({"spec": {"controller": "a.io/b", "parameters": parameters}})
+    };
+    assert_says(ingress_class, class("Namespace".into(), "".into()), "spec.parameters.namespace: Invalid");
+    assert_says(ingress_class, class("Cluster".into(), "".into()), "spec.parameters.namespace: Forbidden");
+    assert_says(
+        ingress_class,
+        class("".into(), "n".into()),
+        "spec.parameters.scope: Unsupported value: \"\"",
+    );
+    assert_says(ingress_class, class(Value::Null, "n".into()), "spec.parameters.scope: Required");
     assert_eq!(
         said(service_cidr, json!({"spec": {"cidrs": ["10.0.0.0/16", "fd00::/112"]}})),
         Vec::<String>::new()
@@ -88,6 +100,12 @@ fn classes_ranges_and_addresses() {
         Vec::<String>::new()
     );
     assert_says(ip_address, json!({"metadata": {"name": "fd00:0::1"}, "spec": parent}), "canonical form");
+    let generated = json!({"metadata": {"name": "10.0.0.1", "generateName": "a"}, "spec": parent});
+    assert_says(
+        ip_address,
+        generated,
+        "metadata.generateName: Invalid value: \"a\": must be a valid IP address",
+    );
     assert_says(
         ip_address,
         json!({"metadata": {"name": "10.0.0.1"}, "spec": {}}),

@@ -218,6 +218,16 @@ fn a_limit_range_has_a_possible_ratio() {
                     max/min = 2.333333";
         refuse("LimitRange", "/spec/limits", json!([limit("2334m", kind)]), text);
     }
+    let limit = |min: &str, max: &str, request: &str| {
+        json!([{"type": "Container", "min": {"cpu": min}, "max": {"cpu": max}, "default": {"cpu": "3"},
+            "defaultRequest": {"cpu": request}}])
+    };
+    let place = "spec.limits[0].default[cpu]: Invalid value:";
+    let above = format!("{place} \"2\": default value 3 is greater than max value 2");
+    check("LimitRange", "/spec/limits", limit("1", "2", "1"), &[&above]);
+    let below = format!("{place} \"4\": min value 4 is greater than default value 3");
+    let request = "spec.limits[0].defaultRequest[cpu]: Invalid value: \"3\": min value 4 is greater than default request";
+    check("LimitRange", "/spec/limits", limit("4", "5", "3"), &[request, &below]);
     let (one, two) = (json!({"example.com/gpu": "1"}), json!({"example.com/gpu": "2"}));
     let limits = |request: &Value| json!([{"type": "Container", "default": two, "defaultRequest": request}]);
     check("LimitRange", "/spec/limits", limits(&two), &[]);

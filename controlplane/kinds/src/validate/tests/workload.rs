@@ -44,6 +44,18 @@ fn workloads_need_a_selector_that_matches_their_template() {
 }
 
 #[test]
+fn a_template_is_not_checked_if_the_selector_is_invalid() {
+    let selector = json!({"matchLabels": {"a b": "c"}});
+    let spec = json!({"selector": selector, "template": {"spec": {"containers": []}}});
+    let shown = "spec.selector: Invalid value: {\"matchLabels\":{\"a b\":\"c\"}}";
+    for name in ["Deployment", "ReplicaSet", "StatefulSet"] {
+        check(name, "/spec", spec.clone(), &["spec.selector.matchLabels: Invalid value: \"a b\"", shown]);
+    }
+    let mismatch = "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match";
+    check("StatefulSet", "/spec/selector", Value::Null, &["spec.selector: Required value", mismatch]);
+}
+
+#[test]
 fn strategies_are_checked() {
     check(
         "Deployment",
