@@ -353,6 +353,10 @@ impl Scheduler {
     }
 
     fn schedule_alone(&mut self, pod: Pod, profile: &Profile) {
+        // The change of a claim, or of the pod's status with the claim's name, makes the pod ready again.
+        if !self.snapshot.devices.has_claims_of(&pod) {
+            return self.queue.gate(pod.uid());
+        }
         if self.extender_calls.needs_extenders(&pod) {
             return self.consult(&pod);
         }

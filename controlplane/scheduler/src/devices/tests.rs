@@ -2,7 +2,10 @@ use serde_json::{Value, json};
 
 use super::object::{Claim, Class, Slice};
 use super::*;
+use crate::config::Profile;
+use crate::decide::{FoundBy, decide};
 use crate::fixture;
+use crate::preempt::with_outcome;
 
 /// Nodes a and b with two devices each, and a class that selects those of the driver.
 fn devices() -> Devices {
@@ -54,7 +57,8 @@ fn put(devices: &Devices, claim: Claim) {
 fn reason(devices: &Devices, pod: &Pod, node: &str) -> String {
     match devices.of_pod(pod) {
         Ok(claims) => {
-            devices.refuse(&claims, &properties(node)).map_or_else(String::new, |one| one.reasons.join(", "))
+            let refused = devices.refuse(&claims, &properties(node));
+            refused.map_or_else(|why| why, |one| one.map_or_else(String::new, |one| one.reasons.join(", ")))
         }
         Err(why) => why,
     }
@@ -186,6 +190,58 @@ fn claims_that_cannot_be_used_are_named() {
 }
 
 #[test]
+fn a_pod_waits_until_its_claims_exist() {
+    let devices = devices();
+    assert!(devices.has_claims_of(&fixture::pod("p", json!({}))));
+    assert!(!devices.has_claims_of(&pod("p", "c")));
+    put(&devices, claim("c", exactly(json!({"count": 9}))));
+    assert!(devices.has_claims_of(&pod("p", "c")), "no node has the devices, but the claim exists");
+    let mut by_template =
+        fixture::pod("p", json!({"resourceClaims": [{"name": "c", "resourceClaimTemplateName": "t"}]}));
+    assert!(!devices.has_claims_of(&by_template));
+    let mut generated = |name: Value| {
+        let status = json!({"resourceClaimStatuses": [{"name": "c", "resourceClaimName": name}]});
+        by_template.status = serde_json::from_value(status).unwrap();
+        devices.has_claims_of(&by_template)
+    };
+    assert!(generated(Value::Null), "the pod needs no claim object");
+    assert!(!generated(json!("c")), "the claim of that name is not the pod's");
+}
+
+#[test]
+fn an_expression_that_fails_for_a_device_is_a_fault_of_the_claim_or_class() {
+    let devices = devices();
+    let selectors = |expression: &str| json!([{"cel": {"expression": expression}}]);
+    put(&devices, claim("c", exactly(json!({"selectors": selectors("device.attributes['x'].y")}))));
+    let claims = devices.of_pod(&pod("p", "c")).unwrap();
+    let why = devices.refuse(&claims, &properties("a")).unwrap_err();
+    assert!(why.starts_with("claim d/c: selector #0: CEL runtime error: "), "{why}");
+    assert_eq!(devices.refuse(&claims, &properties("c")), Ok(Some(refused("cannot allocate all claims"))));
+    let broken = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": selectors("device.nothing")}});
+    let broken: Class = serde_json::from_value(broken).unwrap();
+    devices.lock().classes.insert("gpu".to_owned(), broken);
+    let why = devices.refuse(&claims, &properties("a")).unwrap_err();
+    assert!(why.starts_with("class gpu: selector #0: CEL compile error: "), "{why}");
+}
+
+#[test]
+fn a_fault_of_a_claim_ends_the_search_although_another_node_fits() {
+    let mut snapshot = fixture::snapshot(&["a", "c"].map(|name| fixture::node(name, json!({}))));
+    snapshot.devices = devices();
+    let slice = json!({"metadata": {"name": "c"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "c", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "d", "attributes": {"only": {"int": 1}}}]}});
+    snapshot.devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    let only = json!([{"cel": {"expression": "device.attributes['gpu.example.com'].only == 1"}}]);
+    put(&snapshot.devices, claim("c", exactly(json!({"selectors": only}))));
+    let failed = decide(&pod("p", "c"), &Profile::default(), &mut snapshot).unwrap_err();
+    let expected = "running \"DynamicResources\" filter plugin: claim d/c: selector #0: CEL runtime error: ";
+    assert!(failed.message.starts_with(expected), "{}", failed.message);
+    assert_eq!(failed.found_by, FoundBy::Error);
+    assert_eq!(with_outcome(&failed, "preemption"), failed.message);
+}
+
+#[test]
 fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
     let devices = devices();
     put(&devices, claim("c", exactly(json!({}))));
@@ -294,7 +350,7 @@ fn a_reservation_fails_if_slices_or_claims_changed_after_the_filter() {
     let devices = devices();
     put(&devices, claim("one", exactly(json!({}))));
     let claims = devices.of_pod(&pod("p", "one")).unwrap();
-    assert!(devices.refuse(&claims, &properties("a")).is_none());
+    assert_eq!(devices.refuse(&claims, &properties("a")), Ok(None));
     devices.apply(|state| assert!(state.slices.remove("a")));
     assert_eq!(devices.reserve(&claims, &properties("a")).unwrap_err(), "cannot allocate all claims");
     let reserved = devices.reserve(&claims, &properties("b")).unwrap();
