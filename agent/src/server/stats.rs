@@ -57,7 +57,16 @@ fn summary_of(node_name: &str, all: &[ContainerUsage], node: &Node, time: &str) 
         "node": {
             "nodeName": node_name,
             "cpu": {"time": time, "usageCoreNanoSeconds": node.cpu_nanos},
-            "memory": {"time": time, "availableBytes": node.memory_available, "workingSetBytes": node.memory_used},
+            // Clients read all these fields without a check: Kubernetes' suite fails without rssBytes.
+            "memory": {
+                "time": time,
+                "availableBytes": node.memory_available,
+                "usageBytes": node.memory_usage,
+                "workingSetBytes": node.memory_used,
+                "rssBytes": node.memory_rss,
+                "pageFaults": node.page_faults,
+                "majorPageFaults": node.major_page_faults,
+            },
         },
         "pods": pods.collect::<Vec<_>>(),
     })
@@ -139,7 +148,14 @@ pub(super) fn exposition(text: String) -> Response<Body> {
 struct Node {
     cpu_nanos: u64,
     memory_available: u64,
+    /// Memory that is not available: the working set.
     memory_used: u64,
+    /// Memory that is not free. It includes the page cache.
+    memory_usage: u64,
+    /// Memory of processes that no file backs.
+    memory_rss: u64,
+    page_faults: u64,
+    major_page_faults: u64,
 }
 
 impl Node {
@@ -149,21 +165,30 @@ impl Node {
             .ok()
             .flatten()
             .and_then(|t| u64::try_from(t).ok());
-        Node::of(&read("/proc/stat"), &read("/proc/meminfo"), ticks.unwrap_or(100))
+        let files = [read("/proc/stat"), read("/proc/meminfo"), read("/proc/vmstat")];
+        Node::of(files.each_ref().map(String::as_str), ticks.unwrap_or(100))
     }
 
     /// CPU time without idle and iowait; total memory minus available memory.
-    fn of(stat: &str, meminfo: &str, ticks: u64) -> Node {
+    fn of([stat, meminfo, vmstat]: [&str; 3], ticks: u64) -> Node {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
         let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
         // user nice system idle iowait irq softirq steal; user includes the guest time.
         let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|at| fields.get(*at)).sum();
         let bytes = |name: &str| crate::node::kib(meminfo, name) * 1024;
         let (total, available) = (bytes("MemTotal"), bytes("MemAvailable"));
+        let count = |name: &str| {
+            let mut fields = vmstat.lines().filter_map(|line| line.split_once(' '));
+            fields.find(|(field, _)| *field == name).and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
+        };
         Node {
             cpu_nanos: busy * (1_000_000_000 / ticks),
             memory_available: available,
             memory_used: total.saturating_sub(available),
+            memory_usage: total.saturating_sub(bytes("MemFree")),
+            memory_rss: bytes("AnonPages"),
+            page_faults: count("pgfault"),
+            major_page_faults: count("pgmajfault"),
         }
     }
 }
@@ -179,10 +204,15 @@ mod tests {
             container: name.to_owned(),
             stats: ContainerStats::default(),
         };
-        let node = Node { cpu_nanos: 1, memory_available: 2, memory_used: 3 };
+        let node = Node { memory_used: 3, memory_rss: 1, ..Node::of(["", "", ""], 100) };
         let summary = summary_of("node-7", &[usage("a"), usage("b")], &node, "2026-01-01T00:00:00Z");
         assert_eq!(summary["node"]["nodeName"], "node-7");
         assert_eq!(summary["node"]["memory"]["workingSetBytes"], 3);
+        let read_by_clients =
+            [("cpu", "usageCoreNanoSeconds"), ("memory", "usageBytes"), ("memory", "rssBytes")];
+        for (resource, field) in read_by_clients {
+            assert!(summary["node"][resource][field].is_u64(), "{field}");
+        }
         assert_eq!(summary["pods"][0]["podRef"], json!({"namespace": "n", "name": "p", "uid": "u"}));
         let names = ["a", "b"].map(|name| json!(name));
         let containers = summary["pods"][0]["containers"].as_array().unwrap();
@@ -191,11 +221,18 @@ mod tests {
 
     #[test]
     fn usage_of_the_machine_is_read_from_its_files() {
-        let node = Node::of(
-            "cpu  10 1 5 1000 7 2 2 0 3 0\ncpu0 1 1 1 1\n",
-            "MemTotal: 100 kB\nMemAvailable: 60 kB\n",
-            100,
-        );
-        assert_eq!(node, Node { cpu_nanos: 200_000_000, memory_available: 61_440, memory_used: 40_960 });
+        let stat = "cpu  10 1 5 1000 7 2 2 0 3 0\ncpu0 1 1 1 1\n";
+        let meminfo = "MemTotal: 100 kB\nMemFree: 40 kB\nMemAvailable: 60 kB\nAnonPages: 10 kB\n";
+        let vmstat = "pgfault 9\npgmajfault 2\n";
+        let expected = Node {
+            cpu_nanos: 200_000_000,
+            memory_available: 61_440,
+            memory_used: 40_960,
+            memory_usage: 61_440,
+            memory_rss: 10_240,
+            page_faults: 9,
+            major_page_faults: 2,
+        };
+        assert_eq!(Node::of([stat, meminfo, vmstat], 100), expected);
     }
 }
