@@ -415,8 +415,9 @@ mod tests {
         let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
         let in_use = Allocated::default();
         let mut allocator = Allocator::new(&classes, &slices, &in_use, &node);
-        let first = allocator.selected(&exact).unwrap();
-        let second = allocator.selected(&exact).unwrap();
+        let claim = Claim::default();
+        let first = allocator.selected(&exact, &claim).unwrap();
+        let second = allocator.selected(&exact, &claim).unwrap();
         assert!(Arc::ptr_eq(&first, &second));
     }
 }
