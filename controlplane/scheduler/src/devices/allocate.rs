@@ -1,7 +1,6 @@
 //! The search for devices of a node. The order of pools and devices is fixed, and the first complete solution is used.
 //!
-//! Source: `dynamic-resource-allocation/structured`. Devices that share counters or that several claims share are not
-//! allocated.
+//! Source: `dynamic-resource-allocation/structured`. Devices that several claims share are not allocated.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
 
 use super::allocated::{Allocated, DeviceId};
+use super::counters::Counters;
 use super::expression;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
 use super::slices::{Slices, node_of};
@@ -47,6 +47,7 @@ pub(super) struct Allocator<'a> {
     /// A pool whose slices are not complete.
     incomplete: Option<String>,
     in_use: &'a Allocated,
+    counters: Counters<'a>,
     node: &'a NodeProperties,
     programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
@@ -97,7 +98,7 @@ impl<'a> Allocator<'a> {
         in_use: &'a Allocated,
         node: &'a NodeProperties,
     ) -> Self {
-        let (mut candidates, mut incomplete) = (Vec::new(), None);
+        let (mut candidates, mut incomplete, mut counters) = (Vec::new(), None, Counters::default());
         for ((driver, pool), slices) in slices.pools_of(&node.name) {
             let newest = slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
             let newest: Vec<&Slice> =
@@ -110,6 +111,7 @@ impl<'a> Allocator<'a> {
                 incomplete = Some(format!("{driver}/{pool}"));
                 continue;
             }
+            counters.add_pool(&newest, in_use);
             let allocatable = here.into_iter().flat_map(|slice| {
                 let devices = slice.spec.devices.iter().filter(|device| device.is_allocatable());
                 devices.map(move |device| Candidate { slice, device })
@@ -117,7 +119,7 @@ impl<'a> Allocator<'a> {
             candidates.extend(allocatable);
         }
         let (programs, selections) = (HashMap::new(), HashMap::new());
-        Self { classes, candidates, incomplete, in_use, node, programs, selections, steps: 0 }
+        Self { classes, candidates, incomplete, in_use, counters, node, programs, selections, steps: 0 }
     }
 
     /// The allocation of each claim. `None` if there are not enough devices.
@@ -209,6 +211,9 @@ impl<'a> Allocator<'a> {
             if is_used || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
             }
+            if !is_admin && !self.has_counters(candidate, chosen) {
+                continue;
+            }
             chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
             let constraints = &step.claims[claim].spec.devices.constraints;
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
@@ -218,6 +223,13 @@ impl<'a> Allocator<'a> {
             chosen.pop();
         }
         Ok(false)
+    }
+
+    /// Whether the shared counters suffice for a device beside the chosen ones. Administrative access consumes none.
+    fn has_counters(&self, candidate: Candidate<'_>, chosen: &[Chosen<'_>]) -> bool {
+        let others = chosen.iter().filter(|one| one.exact.admin_access != Some(true));
+        let others = others.map(|one| (one.candidate.slice, one.candidate.device));
+        self.counters.suffice((candidate.slice, candidate.device), others)
     }
 
     /// The devices that the class and the request select, and whose taints the request tolerates.

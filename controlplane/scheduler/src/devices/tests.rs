@@ -242,6 +242,34 @@ fn a_fault_of_a_claim_ends_the_search_although_another_node_fits() {
 }
 
 #[test]
+fn devices_are_allocated_while_their_shared_counters_suffice() {
+    let devices = devices();
+    let slice = |name: &str, spec: Value| {
+        let mut slice = json!({"metadata": {"name": name}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+            "pool": {"name": "c", "generation": 1, "resourceSliceCount": 2}}});
+        slice["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    };
+    let memory = |amount: &str| json!({"memory": {"value": amount}});
+    slice("counters", json!({"sharedCounters": [{"name": "card", "counters": memory("8Gi")}]}));
+    let part = |name: &str, amount: &str| json!({"name": name, "consumesCounters": [{"counterSet": "card", "counters": memory(amount)}]});
+    slice("parts", json!({"devices": [part("half", "4Gi"), part("most", "6Gi"), part("rest", "4096Mi")]}));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    put(&devices, claim("three", exactly(json!({"count": 3}))));
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(chosen(&devices, &pod("p", "one"), "c"), ["half"]);
+    assert_eq!(reason(&devices, &pod("q", "two"), "c"), "cannot allocate all claims");
+    devices.lock().remove_claim(&claim("one", json!([])).key());
+    assert_eq!(reason(&devices, &pod("q", "three"), "c"), "cannot allocate all claims");
+    assert_eq!(chosen(&devices, &pod("q", "two"), "c"), ["half", "rest"]);
+    let unknown =
+        json!({"name": "x", "consumesCounters": [{"counterSet": "other", "counters": memory("1")}]});
+    slice("parts", json!({"devices": [unknown]}));
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(reason(&devices, &pod("p", "one"), "c"), "cannot allocate all claims");
+}
+
+#[test]
 fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
     let devices = devices();
     put(&devices, claim("c", exactly(json!({}))));
