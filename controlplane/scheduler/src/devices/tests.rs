@@ -269,6 +269,36 @@ fn devices_are_allocated_while_their_shared_counters_suffice() {
     assert_eq!(reason(&devices, &pod("p", "one"), "c"), "cannot allocate all claims");
 }
 
+#[tokio::test]
+async fn a_claim_that_another_pod_reserved_is_read_and_written_again() {
+    let devices = devices();
+    let version = |version: &str, users: &[&str]| {
+        let users: Vec<Value> = users.iter().map(|user| json!({"name": user, "uid": user})).collect();
+        json!({"metadata": {"name": "c", "namespace": "d", "uid": "c", "resourceVersion": version},
+            "status": {"allocation": {"devices": {"results": []}}, "reservedFor": users}})
+    };
+    put(&devices, serde_json::from_value(version("1", &[])).unwrap());
+    let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409});
+    let answers = [(409_u16, conflict), (200, version("2", &["q"])), (200, version("3", &["q", "p"]))];
+    let answers = Mutex::new(answers.into_iter());
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let log = requests.clone();
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        log.lock().unwrap().push(request.method().to_string());
+        let (code, body) = answers.lock().unwrap().next().unwrap();
+        async move {
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            Ok::<_, std::convert::Infallible>(http::Response::builder().status(code).body(body).unwrap())
+        }
+    });
+    let client = kube::Client::new(service, "d");
+    let pod = pod("p", "c");
+    let reserved = devices.reserve(&devices.of_pod(&pod).unwrap(), &properties("a")).unwrap();
+    bind::bind(&client, &devices, &pod, &reserved).await.unwrap();
+    assert_eq!(*requests.lock().unwrap(), ["PATCH", "GET", "PATCH"]);
+    assert_eq!(devices.lock().claims[&Key::new("d", "c")].status.reserved_for.len(), 2);
+}
+
 #[test]
 fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
     let devices = devices();
