@@ -20,6 +20,7 @@ mod limits;
 pub mod qos;
 pub mod resources;
 mod tree;
+pub(crate) mod usage;
 mod write;
 
 use std::collections::BTreeSet;
@@ -35,6 +36,7 @@ pub use resources::{Machine, container_resources, effective_resources, resized_r
 use limits::Limits;
 pub(crate) use limits::{limits_memory, status_requests, status_resources};
 use tree::Tree;
+use usage::CgroupUsage;
 
 /// A pod's cgroup path below each hierarchy's mount: CRI's `cgroup_parent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,6 +160,20 @@ impl Cgroups {
     /// The uids of all pods that have a cgroup, desired or not.
     pub fn pods(&self) -> BTreeSet<String> {
         CLASSES.iter().flat_map(|class| self.shared.tree.children(class)).filter_map(uid_of_dir).collect()
+    }
+
+    /// Usage of all pods.
+    pub(crate) fn usage_of_pods(&self) -> CgroupUsage {
+        let tree = &self.shared.tree;
+        usage::read(&tree.directories_by_controller(&tree.below("kubepods")), tree.is_v2())
+    }
+
+    /// Usage of the cgroup of this process. None in the root cgroup, which has all processes.
+    pub(crate) fn usage_of_agent(&self) -> Option<CgroupUsage> {
+        let tree = &self.shared.tree;
+        let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        let dirs = usage::own_directories(&text, &tree.directories_by_controller(""), tree.is_v2())?;
+        Some(usage::read(&dirs, tree.is_v2()))
     }
 
     /// Removes the whole tree, for `coracle down`, after all its processes have ended.

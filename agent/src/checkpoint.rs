@@ -3,8 +3,8 @@
 //! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
 //! written only when its content changed. One background task writes all due records as one batch (temporary file,
 //! fsync, rename, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad` with
-//! a warning. Records of config maps, secrets, services and tokens belong to pods ([`Checkpoint::own`]) and are removed
-//! with the last pod that needs them.
+//! a warning. Records of config maps, secrets, services, tokens and RuntimeClasses belong to pods ([`Checkpoint::own`]) and
+//! are removed with the last pod that needs them.
 
 mod files;
 mod key;
@@ -25,7 +25,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
 pub(crate) use key::{Key, Kind};
-pub(crate) use references::{TOKEN_SECONDS, account, references, token_key};
+pub(crate) use references::{TOKEN_SECONDS, account, references, runtime_class, token_key};
 
 use owners::Owners;
 

@@ -12,6 +12,7 @@ use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::image_gc_policy::ImageGcPolicy;
+use crate::image_verification::ImageVerification;
 use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
 
@@ -77,6 +78,8 @@ pub struct AgentConfig {
     pub overlay: Option<OverlayConfig>,
     /// Settings of image garbage collection.
     pub image_gc: ImageGcPolicy,
+    /// Which images of the store need a verification of the pod's pull secrets.
+    pub image_verification: ImageVerification,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
 }

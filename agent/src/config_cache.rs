@@ -1,7 +1,8 @@
-//! Config maps and secrets of pods: from the API server, or from the checkpoint while it does not answer.
+//! Config maps, secrets and RuntimeClasses of pods: from the API server, or from the checkpoint while it does not answer.
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key};
 
-/// Reads config maps and secrets; cheap to clone.
+/// Reads config maps, secrets and RuntimeClasses; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ConfigCache {
     client: Client,
@@ -27,6 +28,15 @@ pub(crate) enum Error {
         kind: String,
         /// Its namespace.
         namespace: String,
+        /// Its name.
+        name: String,
+        /// Cause.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The same for a RuntimeClass.
+    #[error("cannot get RuntimeClass {name}")]
+    RuntimeClass {
         /// Its name.
         name: String,
         /// Cause.
@@ -102,6 +112,33 @@ impl ConfigCache {
         }
     }
 
+    /// The handler of a RuntimeClass; None if the API server reports that the class does not exist.
+    ///
+    /// # Errors
+    /// When the API server does not answer and there is no stored copy.
+    pub(crate) async fn runtime_handler(&self, class: &str) -> Result<Option<String>, Error> {
+        let key = Key::runtime_class(class);
+        let stored = self.checkpoint.get::<String>(&key);
+        if stored.is_some() && self.health.is_unavailable() {
+            return Ok(stored);
+        }
+        let api: Api<RuntimeClass> = Api::all(self.client.clone());
+        match self.health.request(stored.is_some(), api.get_opt(class)).await {
+            Ok(found) => {
+                let handler = found.map(|class| class.handler);
+                match &handler {
+                    Some(handler) => self.checkpoint.put(key, handler),
+                    None if stored.is_some() => self.checkpoint.remove(&key),
+                    None => {}
+                }
+                Ok(handler)
+            }
+            Err(error) => stored
+                .map(Some)
+                .ok_or_else(|| Error::RuntimeClass { name: class.to_owned(), source: Box::new(error) }),
+        }
+    }
+
     /// Stores an object, or its absence, as the API server reported it.
     pub(crate) fn store<K: Config>(&self, namespace: &str, name: &str, found: Option<&K>) {
         let key = K::key(namespace, name);
@@ -122,4 +159,51 @@ fn stored_fields<K: Config>(object: &K) -> K {
     meta.labels = None;
     debug_assert!(!object.name_any().is_empty());
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU16, Ordering};
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Caches of an API server that has the class `known`, or responds with an error status.
+    fn cache(dir: &std::path::Path, failure: &Arc<AtomicU16>) -> ConfigCache {
+        let failure = Arc::clone(failure);
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let failure = failure.load(Ordering::Relaxed);
+            async move {
+                let found = request.uri().path() == "/apis/node.k8s.io/v1/runtimeclasses/known";
+                let (code, body) = match (failure, found) {
+                    (0, true) => (200, json!({"metadata": {"name": "known"}, "handler": "runsc"})),
+                    (0, false) => (
+                        404,
+                        json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}),
+                    ),
+                    (code, _) => (code, json!({"kind": "Status", "status": "Failure", "code": code})),
+                };
+                let body = kube::client::Body::from(body.to_string().into_bytes());
+                http::Response::builder().status(code).body(body)
+            }
+        });
+        let checkpoint = Checkpoint::open(&dir.join("agent"), &dir.join("sealing.key")).unwrap();
+        checkpoint.own("u", vec![Key::runtime_class("known"), Key::runtime_class("missing")]);
+        ConfigCache::new(Client::new(service, "default"), checkpoint, ApiHealth::default())
+    }
+
+    #[tokio::test]
+    async fn the_handler_of_a_class_is_known_while_the_api_server_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let failure = Arc::new(AtomicU16::new(0));
+        let cache = cache(dir.path(), &failure);
+        assert_eq!(cache.runtime_handler("known").await.unwrap().as_deref(), Some("runsc"));
+        assert_eq!(cache.runtime_handler("missing").await.unwrap(), None);
+        failure.store(500, Ordering::Relaxed);
+        assert_eq!(cache.runtime_handler("known").await.unwrap().as_deref(), Some("runsc"));
+        let error = cache.runtime_handler("missing").await.unwrap_err();
+        assert_eq!(error.to_string(), "cannot get RuntimeClass missing");
+    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::config::AgentConfig;
+use crate::image_verification::AllowedImages;
 use crate::node::Threshold;
 
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
@@ -43,6 +44,7 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "imageGCLowThresholdPercent": config.image_gc.low_threshold,
         "imageMinimumGCAge": seconds(config.image_gc.minimum_age),
         "imageMaximumGCAge": seconds(config.image_gc.maximum_age),
+        "imagePullCredentialsVerificationPolicy": config.image_verification.name(),
         "evictionHard": {
             "memory.available": threshold(config.eviction.memory_available),
             "nodefs.available": threshold(config.eviction.nodefs_available),
@@ -52,6 +54,11 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "systemReserved": config.system_reserved,
         "kubeReserved": config.kube_reserved,
     });
+    let allowed = config.image_verification.allowed();
+    if !allowed.is_empty() {
+        let allowed: Vec<&str> = allowed.iter().map(AllowedImages::as_str).collect();
+        shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
+    }
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }

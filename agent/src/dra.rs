@@ -59,7 +59,7 @@ pub(crate) enum DraError {
         #[source]
         source: DriverError,
     },
-    #[error("cannot write the record of ResourceClaim {claim}")]
+    #[error("cannot read or write the record of ResourceClaim {claim}")]
     Record {
         claim: String,
         #[source]
@@ -139,6 +139,7 @@ impl Dra {
             return Ok(());
         }
         let busy = Arc::new(self.shared.pods.lock(&uid.to_owned()).await);
+        self.reread_all().await;
         let mut due = Vec::new();
         for used in used {
             due.extend(self.due(pod, uid, &used).await?);
@@ -180,6 +181,7 @@ impl Dra {
 
     async fn prepare_claim(&self, pod: &str, claim: Record) -> Result<(), DraError> {
         let _one_at_a_time = self.shared.claims.lock(&claim.key()).await;
+        self.reread(&claim).await?;
         let known = self.shared.records.get(&claim.key());
         if let Some(old) = known.as_ref().filter(|known| known.uid != claim.uid) {
             return Err(DraError::OldClaim { name: claim.name, uid: old.uid.clone() });
@@ -215,6 +217,7 @@ impl Dra {
     /// Of the first claim that fails. The other claims are unprepared, and another call continues.
     pub(crate) async fn unprepare(&self, pod: &str) -> Result<(), DraError> {
         let _idle = self.shared.pods.lock(&pod.to_owned()).await;
+        self.reread_all().await;
         let mut result = Ok(());
         for key in self.shared.records.of_pod(pod) {
             let (this, name, uid) = (self.clone(), key.name.clone(), pod.to_owned());
@@ -255,6 +258,25 @@ impl Dra {
         self.shared.drivers.get(name).ok_or_else(|| DraError::NotRegistered(name.to_owned()))
     }
 
+    /// Reads the records that could not be read at the start. A record that is still unreadable must not keep pods without
+    /// its claim from starting or ending.
+    async fn reread_all(&self) {
+        if !self.shared.records.is_complete() {
+            let shared = Arc::clone(&self.shared);
+            // An error is a panic of the task, which was reported.
+            let _ended = tokio::task::spawn_blocking(move || shared.records.reread_all()).await;
+        }
+    }
+
+    /// Reads a record that could not be read at the start: other pods of the claim must stay in its new record.
+    async fn reread(&self, claim: &Record) -> Result<(), DraError> {
+        if self.shared.records.is_complete() {
+            return Ok(());
+        }
+        let (shared, uid) = (Arc::clone(&self.shared), claim.uid.clone());
+        blocking(claim.name.clone(), move || shared.records.reread(&uid)).await
+    }
+
     async fn write(&self, record: Record) -> Result<(), DraError> {
         let (shared, name) = (Arc::clone(&self.shared), record.name.clone());
         blocking(name, move || shared.records.put(&record)).await
@@ -263,11 +285,10 @@ impl Dra {
 
 async fn blocking(
     claim: String,
-    write: impl FnOnce() -> io::Result<()> + Send + 'static,
+    work: impl FnOnce() -> io::Result<()> + Send + 'static,
 ) -> Result<(), DraError> {
-    let written =
-        tokio::task::spawn_blocking(write).await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    written.map_err(|source| DraError::Record { claim, source })
+    let done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    done.map_err(|source| DraError::Record { claim, source })
 }
 
 fn failed(driver: &str) -> impl FnOnce(DriverError) -> DraError + use<> {

@@ -12,7 +12,7 @@
 mod inventory;
 mod plan;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,8 @@ use tokio::time::{Instant, sleep_until};
 use crate::event_recorder::{Level, Recorder};
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_gc_trigger::Trigger;
-use crate::pod::Pods;
+use crate::kubelet_metrics::KubeletMetrics;
+use crate::pod::{Pods, PullRecords};
 use crate::runtime::{Runtime, RuntimeError};
 use plan::{Disk, Removal, SpaceToFree};
 
@@ -43,6 +44,8 @@ pub(crate) struct Collected {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) pods: Pods,
     pub(crate) recorder: Recorder,
+    pub(crate) pull_records: Arc<PullRecords>,
+    pub(crate) metrics: Arc<KubeletMetrics>,
 }
 
 /// The image garbage collector.
@@ -51,6 +54,8 @@ pub(crate) struct ImageGc {
     runtime: Arc<dyn Runtime>,
     pods: Pods,
     recorder: Recorder,
+    pull_records: Arc<PullRecords>,
+    metrics: Arc<KubeletMetrics>,
     trigger: Trigger,
     /// Directory of the images, once the runtime has reported it.
     directory: Option<PathBuf>,
@@ -58,10 +63,12 @@ pub(crate) struct ImageGc {
     timer: PassTimer,
 }
 
-/// Rate limit of events about failures.
+/// Rate limit of events and log lines about failures.
 #[derive(Default)]
 struct Failures {
     in_a_row: bool,
+    /// The kind of failure that was logged, until a pass succeeds.
+    logged: Option<std::mem::Discriminant<Failed>>,
     /// Time of the last event of each reason.
     reported: HashMap<&'static str, Instant>,
 }
@@ -100,6 +107,16 @@ enum Failed {
 // === impl Failures ===
 
 impl Failures {
+    /// Whether a failure is of another kind than the one before.
+    fn is_new(&mut self, failed: &Failed) -> bool {
+        let kind = std::mem::discriminant(failed);
+        self.logged.replace(kind) != Some(kind)
+    }
+
+    fn succeeded(&mut self) {
+        (self.in_a_row, self.logged) = (false, None);
+    }
+
     /// Whether an event of this reason is due.
     fn is_due(&mut self, reason: &'static str, now: Instant) -> bool {
         let is_time =
@@ -127,13 +144,20 @@ impl PassTimer {
 // === impl ImageGc ===
 
 impl ImageGc {
-    pub(crate) fn new(
-        policy: ImageGcPolicy,
-        Collected { runtime, pods, recorder }: Collected,
-        trigger: Trigger,
-    ) -> Self {
-        let (failures, timer) = (Failures::default(), PassTimer::default());
-        Self { policy, runtime, pods, recorder, trigger, directory: None, failures, timer }
+    pub(crate) fn new(policy: ImageGcPolicy, collected: Collected, trigger: Trigger) -> Self {
+        let Collected { runtime, pods, recorder, pull_records, metrics } = collected;
+        Self {
+            policy,
+            runtime,
+            pods,
+            recorder,
+            pull_records,
+            metrics,
+            trigger,
+            directory: None,
+            failures: Failures::default(),
+            timer: PassTimer::default(),
+        }
     }
 
     /// Collects at each trigger. Runs until dropped.
@@ -161,7 +185,7 @@ impl ImageGc {
             }
             let again = match self.collect(no_room).await {
                 Ok(again) => {
-                    self.failures.in_a_row = false;
+                    self.failures.succeeded();
                     again
                 }
                 Err(failed) => {
@@ -188,10 +212,14 @@ impl ImageGc {
             return Ok(None);
         }
         self.timer.record_pass(Instant::now());
+        let recorded = self.pull_records.snapshot();
         let images = inventory::images(&*self.runtime, &self.pods).await.map_err(|s| runtime_failed(&s))?;
+        let present: HashSet<&str> = images.iter().map(|image| image.id.as_str()).collect();
+        self.pull_records.remove_absent(recorded, |id| present.contains(id));
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
-        if need != SpaceToFree::Nothing {
+        // While the disk stays full, a pass without effect comes every ten seconds.
+        if freed > 0 && need != SpaceToFree::Nothing {
             tracing::info!(?need, freed, percent = disk.percent(), "collected unused images");
         }
         let wanted = match need {
@@ -222,6 +250,7 @@ impl ImageGc {
             match removed {
                 Ok(_) => {
                     tracing::info!(id = removal.id, names = ?removal.names, bytes = removal.bytes, "removed an unused image");
+                    self.metrics.image_collected(removal.for_age);
                     freed += removal.bytes;
                 }
                 Err(status) => errors.push(status.message().to_owned()),
@@ -248,11 +277,14 @@ impl ImageGc {
         info.map(drop).map_err(|s| runtime_failed(&s))
     }
 
-    /// Logs each failure. Records an event for a full disk and for an invalid capacity. As in the kubelet, records
-    /// `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a period.
+    /// Logs a failure, once while it lasts. Records an event for a full disk and for an invalid capacity. As in the
+    /// kubelet, records `ImageGCFailed` if the previous pass failed as well. Each reason is recorded at most once in a
+    /// period.
     fn failed(&mut self, failed: &Failed) {
         let message = coracle_error_chain::chain(failed);
-        tracing::warn!(error = message, "cannot collect unused images");
+        if self.failures.is_new(failed) {
+            tracing::warn!(error = message, "cannot collect unused images");
+        }
         let again = std::mem::replace(&mut self.failures.in_a_row, true);
         let reason = match failed {
             Failed::Full { .. } => Some("FreeDiskSpaceFailed"),
@@ -304,6 +336,16 @@ mod tests {
         assert_eq!(timer.wait(false, now + REST / 2), Some(now + REST));
         assert_eq!(timer.wait(true, now), None, "a pull waits for room");
         assert_eq!(timer.wait(false, now + REST), None);
+    }
+
+    #[test]
+    fn a_failure_that_lasts_is_logged_once() {
+        let full = |freed| Failed::Full { percent: 99, capacity: "1 GiB".to_owned(), freed };
+        let mut failures = Failures::default();
+        let logged = [full(0), full(1), Failed::NoCapacity, full(0)].map(|failed| failures.is_new(&failed));
+        assert_eq!(logged, [true, false, true, true]);
+        failures.succeeded();
+        assert!(failures.is_new(&full(0)));
     }
 
     #[test]

@@ -56,6 +56,29 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
     (0, "0-10MB"),
 ];
 
+/// Reasons of rejected pods that are labels: those of the kubelet.
+const REJECTIONS: [&str; 6] = [
+    "OutOfcpu",
+    "OutOfmemory",
+    "OutOfpods",
+    "PodOSNotSupported",
+    "SysctlForbidden",
+    "UnexpectedAdmissionError",
+];
+/// Reasons of terminated containers that are labels.
+const EXIT_REASONS: [&str; 8] = [
+    "",
+    "Completed",
+    "Error",
+    "OOMKilled",
+    "StartError",
+    "ContainerCannotRun",
+    "ContainerStatusUnknown",
+    "DeadlineExceeded",
+];
+/// The label of all other values.
+const OTHER: &str = "other";
+
 /// Counters and durations of the events on this node.
 pub struct KubeletMetrics {
     registry: Registry,
@@ -65,6 +88,8 @@ pub struct KubeletMetrics {
     syncs: HistogramVec,
     pulls: HistogramVec,
     evictions: IntCounterVec,
+    rejections: IntCounterVec,
+    collected_images: IntCounterVec,
 }
 
 /// Calls of the runtime.
@@ -85,8 +110,13 @@ struct Starts {
     workers: Histogram,
     sandboxes: IntCounter,
     sandbox_errors: IntCounter,
+    sandbox_durations: HistogramVec,
+    sandbox_errors_by_handler: IntCounterVec,
+    user_namespaced: IntCounter,
+    user_namespaced_errors: IntCounter,
     containers: IntCounterVec,
     container_errors: IntCounterVec,
+    terminations: IntCounterVec,
     pods: Histogram,
 }
 
@@ -128,6 +158,16 @@ impl Default for KubeletMetrics {
                 "evictions",
                 "Cumulative number of pod evictions by eviction signal",
                 &["eviction_signal"],
+            ),
+            rejections: all.counters(
+                "admission_rejections_total",
+                "Cumulative number pod admission rejections by the Kubelet.",
+                &["reason"],
+            ),
+            collected_images: all.counters(
+                "image_garbage_collected_total",
+                "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
+                &["reason"],
             ),
             registry,
         }
@@ -191,6 +231,25 @@ impl Starts {
             sandboxes: all.counter("started_pods_total", "Cumulative number of pods started"),
             sandbox_errors: all
                 .counter("started_pods_errors_total", "Cumulative number of errors when starting pods"),
+            sandbox_durations: all.histograms(
+                ("run_podsandbox_duration_seconds", DEFAULT_BUCKETS),
+                "Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.",
+                &["runtime_handler"],
+            ),
+            sandbox_errors_by_handler: all.counters(
+                "run_podsandbox_errors_total",
+                "Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.",
+                &["runtime_handler"],
+            ),
+            user_namespaced: all.counter(
+                "started_user_namespaced_pods_total",
+                "Cumulative number of pods with user namespaces started. This metric will only be collected on Linux.",
+            ),
+            user_namespaced_errors: all.counter(
+                "started_user_namespaced_pods_errors_total",
+                "Cumulative number of errors when starting pods with user namespaces. \
+                 This metric will only be collected on Linux.",
+            ),
             containers: all.counters(
                 "started_containers_total",
                 "Cumulative number of containers started",
@@ -200,6 +259,11 @@ impl Starts {
                 "started_containers_errors_total",
                 "Cumulative number of errors when starting containers",
                 &["container_type", "code"],
+            ),
+            terminations: all.counters(
+                "terminated_containers_total",
+                "Cumulative number of container terminations.",
+                &["container_type", "exit_code", "reason"],
             ),
             pods: all.histogram(
                 ("pod_start_duration_seconds", &POD_STARTS),
@@ -239,6 +303,30 @@ impl KubeletMetrics {
         }
     }
 
+    /// Counts a call that runs a sandbox, by the handler of its RuntimeClass. Only administrators make these.
+    pub(crate) fn sandbox_run(&self, handler: &str, took: Duration, succeeded: bool) {
+        self.starts.sandbox_durations.with_label_values(&[handler]).observe(took.as_secs_f64());
+        if !succeeded {
+            self.starts.sandbox_errors_by_handler.with_label_values(&[handler]).inc();
+        }
+    }
+
+    /// Counts an attempt to start the sandbox of a pod with a user namespace. [`Self::pod_started`] counts it as well.
+    pub(crate) fn user_namespaced_pod_started(&self, succeeded: bool) {
+        self.starts.user_namespaced.inc();
+        if !succeeded {
+            self.starts.user_namespaced_errors.inc();
+        }
+    }
+
+    /// Counts the end of a container. `kind`: as for [`Self::container_started`]. Another runtime may report any reason
+    /// and any code, so unknown ones are counted together.
+    pub(crate) fn container_terminated(&self, kind: &'static str, code: i32, reason: &str) {
+        let code = if (0..=255).contains(&code) { code.to_string() } else { OTHER.to_owned() };
+        let reason = EXIT_REASONS.into_iter().find(|known| *known == reason).unwrap_or(OTHER);
+        self.starts.terminations.with_label_values(&[kind, code.as_str(), reason]).inc();
+    }
+
     /// Counts an attempt to start a container. `kind`: container, `init_container` or `ephemeral_container`. `failure`:
     /// the reason of the container's status, one of those in this code.
     pub(crate) fn container_started(&self, kind: &'static str, failure: Option<&str>) {
@@ -271,6 +359,17 @@ impl KubeletMetrics {
     /// Counts an eviction by its signal.
     pub(crate) fn evicted(&self, signal: &'static str) {
         self.evictions.with_label_values(&[signal]).inc();
+    }
+
+    /// Counts a pod that was not admitted. Reasons that the kubelet does not have count as `Other`.
+    pub(crate) fn rejected(&self, reason: &'static str) {
+        let reason = if REJECTIONS.contains(&reason) { reason } else { "Other" };
+        self.rejections.with_label_values(&[reason]).inc();
+    }
+
+    /// Counts the removal of an unused image, because of its age or for space.
+    pub(crate) fn image_collected(&self, for_age: bool) {
+        self.collected_images.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
     /// All metrics in Prometheus' text format, with those that the caller has read.
@@ -389,11 +488,19 @@ mod tests {
         metrics.pod_started(false);
         metrics.container_started("container", None);
         metrics.container_started("init_container", Some("ErrImagePull"));
+        metrics.user_namespaced_pod_started(true);
+        metrics.user_namespaced_pod_started(false);
+        metrics.container_terminated("container", 137, "OOMKilled");
+        metrics.container_terminated("init_container", 1 << 20, "text of a runtime");
         metrics.worker_started(Duration::from_millis(1));
         metrics.synced("create", Duration::from_millis(30));
         metrics.pod_runs(Duration::from_secs(7));
         metrics.pulled(200 << 20, Duration::from_secs(2));
         metrics.evicted("nodefs.available");
+        metrics.sandbox_run("gvisor", Duration::from_millis(20), false);
+        metrics.rejected("OutOfcpu");
+        metrics.rejected("UnsupportedField");
+        metrics.image_collected(true);
         let labels = RequestLabels { method: "GET", path: "metrics", is_long: false };
         metrics.request(labels, Duration::from_millis(3));
         metrics.request(RequestLabels { method: "POST", path: "exec", is_long: true }, Duration::ZERO);
@@ -407,6 +514,10 @@ mod tests {
             "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"run_podsandbox\",le=\"+Inf\"} 2",
             "kubelet_started_pods_total 2",
             "kubelet_started_pods_errors_total 1",
+            "kubelet_started_user_namespaced_pods_total 2",
+            "kubelet_started_user_namespaced_pods_errors_total 1",
+            "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",
+            "kubelet_terminated_containers_total{container_type=\"init_container\",exit_code=\"other\",reason=\"other\"} 1",
             "kubelet_started_containers_total{container_type=\"container\"} 1",
             "kubelet_started_containers_total{container_type=\"init_container\"} 1",
             "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"init_container\"} 1",
@@ -415,6 +526,11 @@ mod tests {
             "kubelet_pod_start_duration_seconds_bucket{le=\"6\"} 0",
             "kubelet_pod_start_duration_seconds_bucket{le=\"8\"} 1",
             "kubelet_image_pull_duration_seconds_bucket{image_size_in_bytes=\"100MB-500MB\",le=\"5\"} 1",
+            "kubelet_run_podsandbox_duration_seconds_count{runtime_handler=\"gvisor\"} 1",
+            "kubelet_run_podsandbox_errors_total{runtime_handler=\"gvisor\"} 1",
+            "kubelet_admission_rejections_total{reason=\"OutOfcpu\"} 1",
+            "kubelet_admission_rejections_total{reason=\"Other\"} 1",
+            "kubelet_image_garbage_collected_total{reason=\"age\"} 1",
             "kubelet_evictions{eviction_signal=\"nodefs.available\"} 1",
             "kubelet_http_requests_total{long_running=\"false\",method=\"GET\",path=\"metrics\",server_type=\"readwrite\"} 1",
             "kubelet_http_requests_total{long_running=\"true\",method=\"POST\",path=\"exec\",server_type=\"readwrite\"} 1",

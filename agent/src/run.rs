@@ -87,8 +87,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let checkpoint = open_checkpoint(&config).await?;
     let metrics: Arc<KubeletMetrics> = Arc::default();
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
-    let pods = Pods::default();
-    let (evictions, evicted) = pod::Evictions::new();
+    let (pods, (evictions, evicted)) = (Pods::default(), pod::Evictions::new());
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
@@ -102,6 +101,9 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         identity: config.identity.clone(),
         network: Some(network),
         facts: agent.facts(),
+        state_dir: config.state_dir.clone(),
+        log_dir: config.pod_log_dir.clone(),
+        cgroups: None,
         dns: config.dns.is_some().then(Arc::default),
     };
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
@@ -132,7 +134,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
-    tasks.spawn(server.run(backend, shutdown.clone()));
+    tasks.spawn(server.run(Backend { cgroups: Some(node.cgroups.clone()), ..backend }, shutdown.clone()));
     end_tasks(tasks, &node, &shutdown).await;
     Ok(())
 }
@@ -206,6 +208,8 @@ fn spawn_pod_tasks(
         runtime: Arc::clone(&node.runtime),
         pods: node.pods.clone(),
         recorder: node.recorder.clone(),
+        pull_records: Arc::clone(&node.pull_records),
+        metrics: Arc::clone(&node.metrics),
     };
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let statuses = node.statuses.clone();
@@ -280,6 +284,10 @@ impl NodeServices {
             }
             None => pod::Providers::default(),
         };
+        let pull_records = pod::PullRecords::open(
+            config.image_verification.clone(),
+            config.state_dir.join("agent/image-pulls"),
+        );
         Ok(pod::NodeContext {
             dra: Dra::open(
                 dra_config(&config),
@@ -302,6 +310,7 @@ impl NodeServices {
                 memory: facts.memory_allocatable(),
             },
             ips: agent.ips(),
+            pull_records: Arc::new(pull_records),
             user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
             image_gc: Trigger::default(),
             evictions,

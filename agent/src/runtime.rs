@@ -97,6 +97,8 @@ calls!(
         pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse;
         /// The sandboxes that a filter selects.
         list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse;
+        /// Usage of all sandboxes that a filter selects, with their containers.
+        list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
     }
 );
 
@@ -123,6 +125,8 @@ calls!(
         container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
         /// Usage of all containers that a filter selects.
         list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;
+        /// Writes a checkpoint of a running container to a file of the node.
+        checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse;
         /// Names, help texts and labels of the runtime's metrics.
         list_metric_descriptors(ListMetricDescriptorsRequest) -> ListMetricDescriptorsResponse;
         /// Metrics of all pods and their containers.

@@ -1,24 +1,29 @@
 //! The kubelet API over HTTPS: logs, exec, attach, port-forward, pods and usage of this node.
 //!
 //! The API server and administrators authenticate with a client certificate of the cluster's CA. All others need a
-//! permission that the API server confirms, for a certificate or a token ([`Access`]). Only `/healthz` is open. Pods
-//! come from a [`PodView`]; containers are read from the runtime, so that a response is never older than the
-//! runtime's state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
+//! permission that the API server confirms, for a certificate or a token ([`Access`]), also for `/healthz`. Pods come
+//! from a [`PodView`]; containers are read from the runtime, so that a response is never older than the runtime's
+//! state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
 
 mod access;
 mod authorize;
 mod backend;
 mod cadvisor;
+mod checkpoint;
 mod config;
 mod container_ends;
 mod log_watches;
 pub(crate) mod logs;
 mod node_logs;
 mod node_metrics;
+mod node_usage;
+mod pod_usage;
 mod respond;
 mod route;
+mod running_pods;
 mod stats;
 mod streams;
+mod summary;
 mod tls;
 
 use std::convert::Infallible;
@@ -178,9 +183,6 @@ async fn respond_to(
     route: Option<Route>,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    if matches!(route, Some(Route::Healthz)) {
-        return text(StatusCode::OK, "ok");
-    }
     let needed = access::RequiredPermission::of(request.method(), route.as_ref());
     if let Err(refused) = caller.may_use(&backend.access, request.headers(), needed).await {
         return refused.answer();
@@ -189,29 +191,46 @@ async fn respond_to(
         permit.set_authenticated();
     }
     let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
-    if !(request.method() == Method::GET || route.is_stream() && request.method() == Method::POST) {
+    if !route.allows(request.method()) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
     }
     match route {
-        Route::Healthz => text(StatusCode::OK, "ok"),
+        Route::Healthz => text(StatusCode::OK, healthz(request.uri().query().unwrap_or_default())),
         Route::Configz => json(&serde_json::json!({"kubeletconfig": *backend.configuration})),
         Route::Pods => pods(backend),
+        Route::RunningPods => running_pods::answer(backend).await,
         Route::Logs { namespace, pod, container } => {
             let query = request.uri().query().unwrap_or_default().to_owned();
             logs::answer(backend, &namespace, &pod, &container, &query).await
         }
-        Route::NodeLogs { path } => node_logs::answer(path).await,
+        Route::NodeLogs { path, is_directory } => node_logs::answer(path, is_directory).await,
         Route::Exec(target) => streams::exec(backend, &target, request).await,
         Route::Attach(target) => streams::attach(backend, &target, request).await,
         Route::PortForward { namespace, pod } => {
             streams::port_forward(backend, &namespace, &pod, request).await
         }
-        Route::StatsSummary => stats::summary(backend).await,
+        Route::Checkpoint(target) => {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            checkpoint::answer(backend, &target, &query).await
+        }
+        Route::StatsSummary => {
+            let query = request.uri().query().unwrap_or_default();
+            let is_brief = route::flag(query, &["only_cpu_and_memory"]);
+            summary::answer(backend, is_brief).await
+        }
         Route::Metrics => node_metrics::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,
         Route::MetricsProbes => stats::exposition(backend.pods.probes()),
         Route::MetricsSlis => node_metrics::health(),
+    }
+}
+
+/// The checks have passed whenever the server answers.
+fn healthz(query: &str) -> &'static str {
+    match route::values(query, &["verbose"]).next() {
+        Some(_) => "[+]ping ok\n[+]log ok\n[+]syncloop ok\nhealthz check passed\n",
+        None => "ok",
     }
 }
 
@@ -222,6 +241,10 @@ fn pods(backend: &Backend) -> Response<Body> {
         serde_json::json!(Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status })
     };
     let items: Vec<serde_json::Value> = backend.pods.pods().iter().map(shown).collect();
+    pod_list(&items)
+}
+
+fn pod_list(items: &[serde_json::Value]) -> Response<Body> {
     json(&serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 

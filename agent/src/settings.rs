@@ -12,6 +12,7 @@ mod feature_gates;
 mod field;
 mod file;
 mod image_gc;
+mod image_pull;
 mod kubelet;
 mod labels;
 mod log;

@@ -39,6 +39,8 @@ mod pod_spec;
 mod rbac;
 #[path = "cluster/resize.rs"]
 mod resize;
+#[path = "cluster/restart_rules.rs"]
+mod restart_rules;
 #[path = "cluster/roles.rs"]
 mod roles;
 #[path = "cluster/scheduling.rs"]

@@ -100,7 +100,10 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     }
     let spare = spec.map_or(0, spare_memory);
     let own = burstable_score(container, spare, node_memory);
-    let is_sidecar = container.restart_policy.as_deref() == Some("Always");
+    // Main containers may have the same policy.
+    let inits = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let is_sidecar = container.restart_policy.as_deref() == Some("Always")
+        && inits.into_iter().any(|init| init.name == container.name);
     // A sidecar must not be killed before the containers that it serves.
     let others = spec
         .filter(|_| is_sidecar)
@@ -244,6 +247,9 @@ mod tests {
             oom_score_adj(&sidecar, &spec.init_containers.as_ref().expect("init")[0], NODE.memory),
             500
         );
+        let always = pod(json!({"containers": [{"name": "s", "restartPolicy": "Always"},
+            {"name": "a", "resources": {"requests": {"memory": "512Mi"}}}]}));
+        assert_eq!(first(&always).oom_score_adj, 999, "a main container is no sidecar");
     }
 
     #[test]

@@ -147,7 +147,8 @@ impl Tree {
         selected.iter().try_for_each(|(name, mount)| self.version.create(name, mount, below)).map_err(failed)
     }
 
-    fn directories_by_controller(&self, below: &str) -> BTreeMap<String, PathBuf> {
+    /// The directory of a path below the mounts in the hierarchy of each controller.
+    pub(super) fn directories_by_controller(&self, below: &str) -> BTreeMap<String, PathBuf> {
         self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(below))).collect()
     }
 
@@ -174,7 +175,8 @@ impl Tree {
         results.into_iter().collect()
     }
 
-    fn below(&self, path: &str) -> String {
+    /// The path of a cgroup of this tree below the mounts.
+    pub(super) fn below(&self, path: &str) -> String {
         match self.driver {
             CgroupDriver::Systemd => unit::slice_path(&self.slice(path)).trim_start_matches('/').to_owned(),
             CgroupDriver::Cgroupfs if self.root.is_empty() => path.to_owned(),

@@ -17,6 +17,8 @@ pub(crate) enum Kind {
     Services,
     /// A service-account token of one pod.
     Token,
+    /// The handler of a RuntimeClass.
+    RuntimeClass,
 }
 
 /// Kind and name of a record.
@@ -30,7 +32,8 @@ pub(crate) struct Key {
 
 impl Kind {
     /// All kinds.
-    pub(crate) const ALL: [Self; 5] = [Self::Pod, Self::ConfigMap, Self::Secret, Self::Services, Self::Token];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Pod, Self::ConfigMap, Self::Secret, Self::Services, Self::Token, Self::RuntimeClass];
 
     /// Name of the directory.
     pub(crate) fn directory(self) -> &'static str {
@@ -40,6 +43,7 @@ impl Kind {
             Self::Secret => "secrets",
             Self::Services => "services",
             Self::Token => "tokens",
+            Self::RuntimeClass => "runtimeclasses",
         }
     }
 
@@ -74,6 +78,11 @@ impl Key {
     /// The record of a namespace's services.
     pub(crate) fn services(namespace: &str) -> Self {
         Self::new(Kind::Services, namespace)
+    }
+
+    /// The record of a RuntimeClass.
+    pub(crate) fn runtime_class(name: &str) -> Self {
+        Self::new(Kind::RuntimeClass, name)
     }
 
     /// The record of a pod's token: by the pod's uid, the account, the audience and the requested seconds.

@@ -7,7 +7,7 @@ use super::Key;
 /// Lifetime in seconds of a requested token whose volume sets no lifetime.
 pub(crate) const TOKEN_SECONDS: i64 = 3600;
 
-/// Config maps, secrets, tokens and services that a pod refers to anywhere.
+/// Config maps, secrets, tokens, services and the RuntimeClass that a pod refers to anywhere.
 pub(crate) fn references(pod: &Pod) -> Vec<Key> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -23,6 +23,7 @@ pub(crate) fn references(pod: &Pod) -> Vec<Key> {
     }
     let pull_secrets = spec.image_pull_secrets.iter().flatten();
     found.extend(pull_secrets.map(|secret| Key::secret(namespace, &secret.name)));
+    found.extend(runtime_class(pod).map(Key::runtime_class));
     found
 }
 
@@ -40,6 +41,12 @@ pub(crate) fn token_key(pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Ke
 pub(crate) fn account(pod: &Pod) -> &str {
     let named = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
     named.filter(|name| !name.is_empty()).unwrap_or("default")
+}
+
+/// Name of the pod's RuntimeClass, if it has one.
+pub(crate) fn runtime_class(pod: &Pod) -> Option<&str> {
+    let name = pod.spec.as_ref()?.runtime_class_name.as_deref()?;
+    (!name.is_empty()).then_some(name)
 }
 
 fn of_env(namespace: &str, from: Option<&[EnvFromSource]>, env: Option<&[EnvVar]>, found: &mut Vec<Key>) {
@@ -74,6 +81,7 @@ mod tests {
     #[test]
     fn everything_that_a_pod_names_is_found() {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"namespace": "n", "uid": "u"}, "spec": {
+            "runtimeClassName": "gvisor",
             "imagePullSecrets": [{"name": "pull"}],
             "containers": [{"name": "c", "envFrom": [{"secretRef": {"name": "env"}}],
                 "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "key", "key": "k"}}}]}],
@@ -93,6 +101,7 @@ mod tests {
             "configmaps/n/root",
             "tokens/u/default/3600/vault",
             "secrets/n/pull",
+            "runtimeclasses/gvisor",
         ];
         assert_eq!(names, wanted);
     }

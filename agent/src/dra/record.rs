@@ -60,6 +60,10 @@ struct State {
     claims: BTreeMap<Key, Record>,
     /// The claims of each pod, by the pod's uid.
     pods: HashMap<String, BTreeSet<Key>>,
+    /// Records that could not be read, for example for lack of descriptors. The pods of their claims are unknown.
+    unread: BTreeSet<PathBuf>,
+    /// Whether the records could not be listed.
+    is_unlisted: bool,
 }
 
 // === impl Key ===
@@ -82,22 +86,58 @@ impl Record {
 
 impl Records {
     /// Reads all records. A damaged one is renamed to `*.bad`: its claim stays prepared in its driver, until a pod of the
-    /// claim prepares it again. One that cannot be read now stays for the next start.
+    /// claim prepares it again. One that cannot be read now is read later: see [`Records::reread`].
     pub(super) fn open(dir: PathBuf) -> Self {
         let mut state = State::default();
-        for path in entries(&dir) {
-            match read(&path) {
-                Ok(record) => state.insert(record),
-                Err(error) if bounded::is_damage(&error) => {
-                    tracing::warn!(%error, path = %path.display(), "renaming an unreadable record of a claim");
-                    let _ = fs::rename(&path, path.with_extension("bad"));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, path = %path.display(), "cannot read the record of a claim");
-                }
+        match entries(&dir) {
+            Ok(paths) => state.unread.extend(paths),
+            Err(error) => {
+                tracing::warn!(%error, path = %dir.display(), "cannot list the records of claims");
+                state.is_unlisted = true;
+            }
+        }
+        for path in state.unread.clone() {
+            if let Err(error) = state.read(&path) {
+                tracing::warn!(%error, path = %path.display(), "cannot read the record of a claim");
             }
         }
         Self { dir, state: Mutex::new(state) }
+    }
+
+    /// Whether all records were read.
+    pub(super) fn is_complete(&self) -> bool {
+        let state = self.state();
+        !state.is_unlisted && state.unread.is_empty()
+    }
+
+    /// Reads the record of a claim again, if it could not be read before.
+    ///
+    /// # Errors
+    /// When it still cannot be read. Other pods may use the claim.
+    pub(super) fn reread(&self, uid: &str) -> io::Result<()> {
+        let path = self.path(uid);
+        // With the lock held, so that no newer record is replaced.
+        let mut state = self.state();
+        let is_unlisted = state.is_unlisted && state.claims.values().all(|record| record.uid != uid);
+        if is_unlisted || state.unread.contains(&path) { state.read(&path) } else { Ok(()) }
+    }
+
+    /// As [`Records::reread`] for all claims. Records that still cannot be read are left for a later call.
+    pub(super) fn reread_all(&self) {
+        let mut state = self.state();
+        if state.is_unlisted
+            && let Ok(mut paths) = entries(&self.dir)
+        {
+            let known: BTreeSet<PathBuf> =
+                state.claims.values().map(|record| self.path(&record.uid)).collect();
+            paths.retain(|path| !known.contains(path));
+            state.unread.extend(paths);
+            state.is_unlisted = false;
+        }
+        for path in state.unread.clone() {
+            // The first error was logged.
+            let _ = state.read(&path);
+        }
     }
 
     pub(super) fn get(&self, key: &Key) -> Option<Record> {
@@ -137,12 +177,12 @@ impl Records {
             let message = format!("{} bytes are too large for a record", text.len());
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
-        private_file::replace(&self.path(record), &text)
+        private_file::replace(&self.path(&record.uid), &text)
     }
 
     /// Removes a record.
     pub(super) fn remove(&self, record: &Record) -> io::Result<()> {
-        match fs::remove_file(self.path(record)) {
+        match fs::remove_file(self.path(&record.uid)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) => fs::File::open(&self.dir)?.sync_all()?,
             Err(_absent) => {}
@@ -151,8 +191,9 @@ impl Records {
         Ok(())
     }
 
-    fn path(&self, record: &Record) -> PathBuf {
-        self.dir.join(format!("{}.json", record.uid))
+    /// The path of the record of a claim.
+    fn path(&self, uid: &str) -> PathBuf {
+        self.dir.join(format!("{uid}.json"))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -163,6 +204,31 @@ impl Records {
 // === impl State ===
 
 impl State {
+    /// Reads a record, and removes it from the unread ones. A damaged record is renamed to `*.bad`. A record of a deleted
+    /// claim whose name another claim has now is left.
+    ///
+    /// # Errors
+    /// When the record cannot be read now.
+    fn read(&mut self, path: &Path) -> io::Result<()> {
+        match read(path) {
+            Ok(record) if self.claims.get(&record.key()).is_some_and(|known| known.uid != record.uid) => {
+                return Ok(());
+            }
+            Ok(record) => self.insert(record),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if bounded::is_damage(&error) => {
+                tracing::warn!(%error, path = %path.display(), "renaming an unreadable record of a claim");
+                let _ = fs::rename(path, path.with_extension("bad"));
+            }
+            Err(error) => {
+                self.unread.insert(path.to_owned());
+                return Err(error);
+            }
+        }
+        self.unread.remove(path);
+        Ok(())
+    }
+
     fn insert(&mut self, record: Record) {
         let key = record.key();
         self.remove(&key);
@@ -185,22 +251,15 @@ impl State {
     }
 }
 
-/// Paths of complete records. Temporary files are of interrupted writes. An error is logged.
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut paths = Vec::new();
-    let listed = fs::read_dir(dir).and_then(|entries| {
-        for entry in entries {
-            paths.push(entry?.path());
-        }
-        Ok(())
-    });
-    if let Err(error) = listed
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(%error, path = %dir.display(), "cannot list the records of claims");
-    }
+/// Paths of complete records. Temporary files are of interrupted writes. An absent directory has none.
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let found = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found?,
+    };
+    let mut paths = found.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-    paths
+    Ok(paths)
 }
 
 fn read(path: &Path) -> io::Result<Record> {
@@ -222,24 +281,68 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_record_that_cannot_be_read_now_stays() {
+    fn set_mode(path: &Path, mode: u32) {
         use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// Calls a function without the rights of root, which could read every file.
+    fn without_rights<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+        let called = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // Only this thread.
+                nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+                call()
+            });
+            thread.join()
+        });
+        called.unwrap()
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_now_stays_and_is_read_later() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("uid-a.json");
         fs::write(&path, serde_json::to_vec(&record("a", &["p"])).unwrap()).unwrap();
-        for (path, mode) in [(dir.path(), 0o777), (path.as_path(), 0)] {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        }
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // Of this thread. Root could read the file.
-                nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
-                assert!(Records::open(dir.path().to_owned()).pods().is_empty());
-            });
+        set_mode(dir.path(), 0o777);
+        set_mode(&path, 0);
+        let records = without_rights(|| {
+            let records = Records::open(dir.path().to_owned());
+            assert!(records.reread("uid-a").is_err());
+            records.reread_all();
+            records
         });
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(records.pods().is_empty() && !records.is_complete() && records.reread("uid-b").is_ok());
+        set_mode(&path, 0o600);
         assert_eq!(Records::open(dir.path().to_owned()).pods(), ["p"]);
+        records.reread("uid-a").unwrap();
+        assert_eq!(records.pods(), ["p"]);
+        // Only once: the record in memory is newer.
+        assert!(records.is_complete());
+        fs::write(&path, "{").unwrap();
+        records.reread("uid-a").unwrap();
+        assert_eq!(records.pods(), ["p"]);
+    }
+
+    #[test]
+    fn records_that_cannot_be_listed_are_read_later() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            let text = serde_json::to_vec(&record(name, &[name])).unwrap();
+            fs::write(dir.path().join(format!("uid-{name}.json")), text).unwrap();
+        }
+        set_mode(dir.path(), 0);
+        let records = without_rights(|| Records::open(dir.path().to_owned()));
+        set_mode(dir.path(), 0o700);
+        assert!(records.pods().is_empty() && !records.is_complete());
+        records.reread("uid-a").unwrap();
+        assert_eq!(records.pods(), ["a"]);
+        records.put(&record("a", &["a", "c"])).unwrap();
+        // Another claim that had the name of a new one.
+        records.put(&Record { uid: "new".to_owned(), ..record("b", &["d"]) }).unwrap();
+        records.reread_all();
+        assert_eq!(records.of_pod("c"), [Key::new("ns", "a")]);
+        assert_eq!(records.get(&Key::new("ns", "b")).unwrap().uid, "new");
     }
 
     #[test]

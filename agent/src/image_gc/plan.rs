@@ -49,6 +49,8 @@ pub(super) struct Removal {
     pub(super) id: String,
     pub(super) names: Vec<String>,
     pub(super) bytes: u64,
+    /// Whether the image is removed for its age alone.
+    pub(super) for_age: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -128,7 +130,8 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: SpaceToFree, images: &[Image], 
         }
         let bytes = release_layers(&mut users, image);
         freed += bytes;
-        plan.removals.push(Removal { id: image.id.clone(), names: image.names.clone(), bytes });
+        let (id, names) = (image.id.clone(), image.names.clone());
+        plan.removals.push(Removal { id, names, bytes, for_age: !is_needed });
     }
     if matches!(need, SpaceToFree::Bytes(bytes) if freed >= bytes) {
         plan.again = None;

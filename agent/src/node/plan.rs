@@ -24,9 +24,12 @@ const FAILED: &str = "OverlayFailed";
 const IMPAIRED: &str = "PodNetworkImpaired";
 
 /// Features of upstream's kubelet that the API server lets pods use only on nodes which declare them, sorted: changes of
-/// the resources of a pod as a whole, and of init containers.
-const DECLARED_FEATURES: [&str; 2] =
-    ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"];
+/// the resources of a pod as a whole, and of init containers, and restarts of all containers.
+const DECLARED_FEATURES: [&str; 3] = [
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
 
 /// The node's state that changes while it runs.
 #[derive(Clone, Debug)]

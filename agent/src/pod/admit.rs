@@ -12,7 +12,7 @@ mod system;
 pub(crate) mod unsupported;
 
 use super::state::Verdict;
-pub(crate) use facts::{Facts, HostPort, UsedResources};
+pub(crate) use facts::{Facts, HostPort, UsedResources, rejection_event};
 pub(crate) use ports::host_ports;
 
 /// Admits the pod, or returns the rejection.

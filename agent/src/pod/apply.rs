@@ -6,6 +6,7 @@ mod finish;
 mod make;
 mod mounts;
 mod resize;
+mod restart_all;
 mod start;
 mod start_queue;
 mod stop;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::NodeContext;
 use super::plan::Action;
 use super::pull::PullTask;
+use super::restart::RemovedContainers;
 use super::state::{Failed, ObservedPod, Waiting};
 use crate::bounded;
 use crate::runtime::RuntimeError;
@@ -54,6 +56,8 @@ pub(crate) enum Report {
         container: String,
         crashed: Option<Timestamp>,
     },
+    /// These containers are being removed by a restart of all containers.
+    Removing(RemovedContainers),
     /// A running container must be killed.
     KillRequest {
         id: String,
@@ -161,6 +165,7 @@ impl Job {
             Action::Prepare => self.prepare().await,
             Action::MakeSandbox { attempt, first } => self.make_sandbox(attempt, &first).await,
             Action::Start(containers) => self.start_all(containers).await,
+            Action::RestartAll { others, triggers } => self.restart_all(&others, &triggers).await,
             Action::Stop { id, name, grace, why } => self.stop_one(&id, &name, grace, &why).await,
             Action::Resize { before, containers } => {
                 self.resize(&before, containers).await;

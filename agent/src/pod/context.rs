@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use super::eviction::Evictions;
 use super::pods::Pods;
 use super::pull::Providers;
+use super::pull::records::PullRecords;
 use super::resize::Resizes;
 use super::status::write::StatusWriter;
 use super::user_ids::UserIds;
@@ -48,6 +49,8 @@ pub(crate) struct NodeContext {
     pub(crate) checkpoint: PodCheckpoint,
     /// Credential provider plugins.
     pub(crate) providers: Providers,
+    /// The images that this node has pulled, and for which pods.
+    pub(crate) pull_records: Arc<PullRecords>,
     pub(crate) user_ids: UserIds,
     /// Triggers image garbage collection.
     pub(crate) image_gc: Trigger,

@@ -56,7 +56,12 @@ pub(crate) struct Eviction {
     due: HashMap<String, Instant>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
+    unrelieved: Unrelieved,
 }
+
+/// The resource that no eviction can free, so that it is logged once.
+#[derive(Debug, Default)]
+struct Unrelieved(Option<&'static str>);
 
 // === impl Evictions ===
 
@@ -93,7 +98,8 @@ impl Evictions {
 impl Eviction {
     pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
         let limited = node.pods.limited();
-        Self { node, pulse, limited, due: HashMap::new(), was_short: false }
+        let unrelieved = Unrelieved::default();
+        Self { node, pulse, limited, due: HashMap::new(), was_short: false, unrelieved }
     }
 
     /// Measures and evicts until it is dropped.
@@ -123,7 +129,10 @@ impl Eviction {
         let config = &self.node.config;
         match disk_shortage(&config.state_dir, &config.eviction) {
             Some(shortage) => self.relieve(&pods, shortage).await,
-            None => self.was_short = false,
+            None => {
+                self.was_short = false;
+                self.unrelieved = Unrelieved::default();
+            }
         }
     }
 
@@ -156,17 +165,27 @@ impl Eviction {
             measured.push((Arc::clone(pod), usage::of(&self.node, pod).await));
         }
         let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
-            tracing::warn!(
-                resource = plan::name_of(shortage.resource),
-                "the node is low on disk space, and no pod can be evicted"
-            );
+            let resource = plan::name_of(shortage.resource);
+            if self.unrelieved.is_new(resource) {
+                tracing::warn!(resource, "the node is low on disk space, and no pod can be evicted");
+            }
             return;
         };
+        self.unrelieved = Unrelieved::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let message = plan::message(pod, used, shortage);
         let signal = plan::signal_of(shortage.resource);
         tracing::info!(uid, message, "evicting a pod because the node is low on disk space");
         self.node.evictions.request(uid, Evicted { message, signal, by_pressure: true });
+    }
+}
+
+// === impl Unrelieved ===
+
+impl Unrelieved {
+    /// Whether this is another resource than in the round before.
+    fn is_new(&mut self, resource: &'static str) -> bool {
+        self.0.replace(resource) != Some(resource)
     }
 }
 
@@ -178,6 +197,13 @@ fn is_running(pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shortage_that_lasts_is_new_once() {
+        let mut unrelieved = Unrelieved::default();
+        let rounds = ["inodes", "inodes", "ephemeral-storage"].map(|resource| unrelieved.is_new(resource));
+        assert_eq!(rounds, [true, false, true]);
+    }
 
     #[tokio::test]
     async fn an_eviction_wakes_the_pod_and_is_taken_once() {

@@ -3,14 +3,16 @@
 
 mod resize;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use super::restart::{Exits, restarts_after};
 use super::state::{
-    ContainerRun, DesiredPod, EVICTED, ObservedContainer, ObservedPod, RestartPolicy, SANDBOX, Shape,
-    VOLUMES, Verdict, Waiting, WorkerState, is_sidecar,
+    ContainerRun, DesiredPod, EVICTED, ObservedContainer, ObservedPod, SANDBOX, Shape, VOLUMES, Verdict,
+    Waiting, WorkerState, is_sidecar,
 };
 
 /// Time for which a failed start is reported with its own reason, before the back-off's.
@@ -29,6 +31,9 @@ pub(crate) enum Action {
     MakeSandbox { attempt: u32, first: Vec<String> },
     /// Start these containers, in this order.
     Start(Vec<StartContainer>),
+    /// Stop and remove all containers, so that the pod starts again with its init containers, in the same sandbox. Those
+    /// that triggered the restart are removed last: until then they are its record.
+    RestartAll { others: Vec<String>, triggers: Vec<String> },
     /// Stop one container that must not continue.
     Stop { id: String, name: String, grace: i64, why: String },
     /// Change the limits of the pod's cgroup and of these running containers. `before` has the resources that the
@@ -111,6 +116,10 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     if deadline_passed(facts, spec.active_deadline_seconds, &mut plan) {
         return plan;
     }
+    if let Some(restart) = restart_all(facts, &shape) {
+        plan.actions.push(restart);
+        return plan;
+    }
     match facts.observed.sandbox() {
         None => make_sandbox(facts, &shape, &mut plan),
         Some(_) if !facts.state.prepared => prepare(facts, &mut plan),
@@ -132,28 +141,27 @@ fn end(facts: &Facts<'_>, grace: i64, plan: &mut Plan) {
 /// Whether no container of this pod may start again: by a rejection or failure, a final phase, or final exits.
 pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    facts.state.verdict.is_some()
-        || matches!(phase, Some("Failed" | "Succeeded"))
-        || init_failed_for_good(shape, facts.observed)
-        || shape.mains().iter().all(|c| done_for_good(shape, facts, c))
-}
-
-/// Whether an init container failed and is not retried.
-pub(crate) fn init_failed_for_good(shape: &Shape<'_>, observed: &ObservedPod) -> bool {
-    shape.restart() == RestartPolicy::Never
-        && shape.inits().iter().filter(|c| !is_sidecar(c)).any(|c| {
-            observed.latest(&c.name).and_then(ObservedContainer::exit).is_some_and(|exit| exit.code != 0)
-        })
-}
-
-fn done_for_good(shape: &Shape<'_>, facts: &Facts<'_>, container: &Container) -> bool {
-    let latest = facts.observed.latest(&container.name).filter(|c| !facts.state.resize.is_restarted(c));
-    let Some(exit) = latest.and_then(ObservedContainer::exit) else { return false };
-    match shape.restart() {
-        RestartPolicy::Always => false,
-        RestartPolicy::OnFailure => exit.code == 0,
-        RestartPolicy::Never => true,
+    if facts.state.verdict.is_some() || matches!(phase, Some("Failed" | "Succeeded")) {
+        return true;
     }
+    let exits = exits(facts, shape);
+    exits.ended_at().is_some() && !exits.restart_all()
+}
+
+fn exits<'a>(facts: &Facts<'a>, shape: &Shape<'a>) -> Exits<'a> {
+    Exits { spec: shape.spec, observed: facts.observed, state: facts.state }
+}
+
+/// The restart of all containers, if an exit has triggered it.
+fn restart_all(facts: &Facts<'_>, shape: &Shape<'_>) -> Option<Action> {
+    let triggers: Vec<String> = exits(facts, shape).triggers().iter().map(|c| c.id.clone()).collect();
+    if triggers.is_empty() {
+        return None;
+    }
+    let names: BTreeSet<&str> = shape.inits().iter().chain(shape.mains()).map(|c| c.name.as_str()).collect();
+    let others = facts.observed.containers.iter();
+    let others = others.filter(|c| names.contains(c.name.as_str()) && !triggers.contains(&c.id));
+    Some(Action::RestartAll { others: others.map(|c| c.id.clone()).collect(), triggers })
 }
 
 fn deadline_passed(facts: &Facts<'_>, seconds: Option<i64>, plan: &mut Plan) -> bool {
@@ -199,11 +207,12 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let due = resize::plan(facts, shape, plan);
     let mut starts = Vec::new();
     let initialized = inits(facts, shape, plan, &mut starts);
+    let exits = exits(facts, shape);
     if initialized {
         for container in shape.mains() {
             let latest = facts.observed.latest(&container.name);
-            let is_restarted = latest.is_some_and(|c| facts.state.resize.is_restarted(c));
-            if is_restarted || restarts(latest, shape.restart()) {
+            let is_restarted = latest.is_some_and(|c| exits.is_stopped_to_restart(container, c));
+            if is_restarted || restarts(latest, shape, container) {
                 start(facts, container, plan, &mut starts);
             }
         }
@@ -288,7 +297,7 @@ fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec
             _ if over => {}
             Some(c) if c.succeeded() => {}
             Some(c) if c.may_run() => return false,
-            Some(c) if c.exit().is_some() && shape.restart() == RestartPolicy::Never => return false,
+            Some(c) if c.exit().is_some() && !restarts(Some(c), shape, init) => return false,
             _ => {
                 start(facts, init, plan, starts);
                 return false;
@@ -302,15 +311,11 @@ fn sidecar_started(facts: &Facts<'_>, init: &Container, observed: &ObservedConta
     init.startup_probe.is_none() || facts.state.probed.get(&observed.id).is_some_and(|p| p.started)
 }
 
-fn restarts(latest: Option<&ObservedContainer>, policy: RestartPolicy) -> bool {
+fn restarts(latest: Option<&ObservedContainer>, shape: &Shape<'_>, container: &Container) -> bool {
     match latest.map(|c| &c.run) {
         None | Some(ContainerRun::Created) => true,
         Some(ContainerRun::Running { .. } | ContainerRun::Unknown) => false,
-        Some(ContainerRun::Exited(exit)) => match policy {
-            RestartPolicy::Always => true,
-            RestartPolicy::OnFailure => exit.code != 0,
-            RestartPolicy::Never => false,
-        },
+        Some(ContainerRun::Exited(exit)) => restarts_after(shape.spec, container, exit.code),
     }
 }
 
@@ -320,7 +325,9 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     let latest = facts.observed.latest(name);
     // A container that was stopped for a resize did not crash.
     let ended = latest.filter(|c| !facts.state.resize.is_restarted(c));
+    let removed = facts.state.removed.get(name).filter(|_| latest.is_none());
     let crashed = ended.and_then(ObservedContainer::exit).map(|e| e.finished);
+    let crashed = crashed.or_else(|| removed?.crashed);
     if let Some(until) = crashed.and_then(|end| facts.state.crashes.until(name, end, facts.now)) {
         wake_at(plan, until);
         let seconds = facts.state.crashes.seconds(name);
@@ -339,7 +346,10 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     let created = latest.filter(|c| c.run == ContainerRun::Created);
     starts.push(StartContainer {
         name: name.clone(),
-        attempt: latest.map_or(0, |c| if created.is_some() { c.attempt } else { c.attempt + 1 }),
+        attempt: latest.map_or_else(
+            || removed.map_or(0, |removed| removed.attempt),
+            |c| if created.is_some() { c.attempt } else { c.attempt + 1 },
+        ),
         instead_of: created.map(|c| c.id.clone()),
         crashed,
         pod_before: None,

@@ -2,6 +2,7 @@
 //! a reference at a time; further pulls wait for it.
 
 mod provider;
+pub(crate) mod records;
 mod secret;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use super::security::ImageUser;
 use super::state::{Failed, Waiting};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::runtime::RuntimeError;
+use records::{Check, UsedSecret};
 
 pub use provider::ProviderError;
 pub(crate) use provider::Providers;
@@ -73,16 +75,16 @@ pub(crate) async fn ensure(
     let policy = policy(container, &reference);
     if policy != Policy::Always {
         let found = status(node, &spec).await.map_err(|status| about.inspect_failed(&status))?;
-        if let Some(found) = found {
-            let message = format!("Container image \"{image}\" already present on machine");
-            node.recorder.container(
-                ContainerRef { pod, name: &container.name },
-                Level::Normal,
-                "Pulled",
-                message,
+        if let Some(found) = found
+            && about.may_use(&reference, &found.id).await
+        {
+            let message = format!(
+                "Container image \"{image}\" already present on machine and can be accessed by the pod"
             );
+            about.event(Level::Normal, "Pulled", message);
             return Ok(found);
         }
+        // An image that the pod may not use is not told apart from an absent one.
         if policy == Policy::Never {
             return Err(about.never_pulled());
         }
@@ -180,6 +182,49 @@ impl Subject<'_> {
         self.missing("ErrImageNeverPull", message)
     }
 
+    fn not_recorded(&self, error: &std::io::Error) -> Missing {
+        if error.kind() == std::io::ErrorKind::StorageFull {
+            self.node.image_gc.no_room();
+        }
+        let message =
+            format!("Failed to record image pull intent for container image \"{}\": {error}", self.image);
+        self.event(Level::Warning, "Failed", format!("Error: {message}"));
+        self.missing("ErrImagePull", message)
+    }
+
+    /// Whether the pod may use an image of the store without a pull.
+    async fn may_use(&self, reference: &Reference, id: &str) -> bool {
+        let records = &self.node.pull_records;
+        records.settle(&*self.node.runtime).await;
+        match records.check(self.image, &reference.to_string(), &reference.repository(), id) {
+            Check::Allowed => true,
+            Check::Refused => false,
+            Check::Secrets(known) => {
+                let own = secret::of_pod(self.node, self.pod, reference).await;
+                own.iter().filter_map(|own| own.secret.as_ref()).any(|secret| known.contains(secret))
+            }
+        }
+    }
+
+    /// Tries the credentials one after another. Returns the last result, and the secret that was used.
+    async fn request_pull(
+        &self,
+        reference: &Reference,
+        sandbox: Option<&cri::PodSandboxConfig>,
+    ) -> (Result<cri::PullImageResponse, RuntimeError>, Option<UsedSecret>) {
+        let mut credentials = secret::credentials(self.node, self.pod, reference).await.into_iter();
+        loop {
+            let (auth, secret) = credentials.next().map(|next| (next.auth, next.secret)).unzip();
+            let last = credentials.len() == 0;
+            let request =
+                cri::PullImageRequest { image: Some(self.spec()), auth, sandbox_config: sandbox.cloned() };
+            let pulled = self.node.runtime.pull_image(request).await;
+            if pulled.is_ok() || last {
+                return (pulled, secret.flatten());
+            }
+        }
+    }
+
     async fn pull(
         &self,
         reference: &Reference,
@@ -187,20 +232,15 @@ impl Subject<'_> {
     ) -> Result<Present, Missing> {
         self.event(Level::Normal, "Pulling", format!("Pulling image \"{}\"", self.image));
         let began = Timestamp::now();
-        let mut credentials = secret::credentials(self.node, self.pod, reference).await.into_iter();
-        let pulled = loop {
-            let auth = credentials.next();
-            let last = credentials.len() == 0;
-            let request =
-                cri::PullImageRequest { image: Some(self.spec()), auth, sandbox_config: sandbox.cloned() };
-            let pulled = self.node.runtime.pull_image(request).await;
-            if pulled.is_ok() || last {
-                break pulled;
-            }
-        };
+        let records = &self.node.pull_records;
+        records.settle(&*self.node.runtime).await;
+        let begun = records.begin(&self.node.runtime, &reference.to_string());
+        let begun = begun.map_err(|error| self.not_recorded(&error))?;
+        let (pulled, secret) = self.request_pull(reference, sandbox).await;
         let id = match pulled {
             Ok(response) => response.image_ref,
             Err(status) => {
+                begun.failed();
                 if lacked_room(&status) {
                     self.node.image_gc.no_room();
                 }
@@ -216,6 +256,7 @@ impl Subject<'_> {
                 self.pull_failed(&RuntimeError::NotFound("the pulled image is not in the store".to_owned()))
             );
         };
+        records.pulled(begun, (&image.id, &reference.repository()), secret).await;
         let took = std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default();
         self.node.metrics.pulled(image.size, took);
         let took = format!("{took:?}");

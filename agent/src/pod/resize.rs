@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_values::pod_resources::Side;
 use coracle_values::quantity::{millis_of, value_of};
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
 use serde::Serialize;
 
 use super::resize_state::{InProgress, KernelLimits, PendingResize, ResizeState};
 use super::state::{ObservedContainer, ObservedPod};
-use crate::cgroup::{Machine, container_resources, effective_resources};
+use crate::cgroup::{Machine, container_resources, effective_resources, status_resources};
 
 /// A resize that pod sync has accepted.
 #[derive(Clone, Debug)]
@@ -93,6 +93,49 @@ pub(crate) fn is_resizing(pod: &Pod, observed: &ObservedPod, resize: &ResizeStat
         let actual = resize.actuated(current).filter(|_| current.running());
         resize.is_restarted(current) || actual.is_some_and(|actual| change(pod, container, actual).is_some())
     })
+}
+
+/// Whether a resize of the pod was accepted and is not complete, by its status.
+pub(crate) fn is_unfinished(pod: &Pod) -> bool {
+    allocation::is_in_progress(pod) || is_unreported(pod)
+}
+
+/// Whether the status has other resources than the pod: an agent ended after it had accepted a resize, and before the API
+/// server had the condition.
+fn is_unreported(pod: &Pod) -> bool {
+    let (Some(status), Some(spec)) = (&pod.status, &pod.spec) else { return false };
+    let whole = status.resources.as_ref();
+    let reported: HashMap<String, ResourceRequirements> = reported_actuated(pod).collect();
+    let ids = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let mut actual = ids.filter_map(|s| Some((&s.name, reported.get(container_id(s)?)?)));
+    whole.is_some_and(|whole| amounts(Some(whole)) != amounts(Some(&status_resources(pod))))
+        || actual.any(|(name, actual)| {
+            let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+            let container = containers.find(|container| container.name == *name);
+            container.is_some_and(|container| change(pod, container, actual).is_some())
+        })
+}
+
+/// The resources of the running containers in the status, by container id. A container that runs has the limits that the
+/// pod had as a whole, if it has none of its own.
+fn reported_actuated(pod: &Pod) -> impl Iterator<Item = (String, ResourceRequirements)> {
+    let status = pod.status.as_ref();
+    let pod_level = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    // An earlier agent does not report the resources of the pod as a whole.
+    let whole = status.and_then(|status| status.resources.as_ref());
+    let inherited = pod_level.map(|desired| whole.unwrap_or(desired));
+    let containers = status.into_iter().flat_map(|s| {
+        s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
+    });
+    containers.filter_map(move |s| {
+        s.state.as_ref()?.running.as_ref()?;
+        Some((container_id(s)?.to_owned(), effective_resources(inherited, Some(s.resources.as_ref()?))))
+    })
+}
+
+/// The id of a container in the runtime.
+fn container_id(status: &ContainerStatus) -> Option<&str> {
+    Some(status.container_id.as_deref()?.split_once("://")?.1)
 }
 
 /// The resources of a pod in the message of an event.
@@ -180,32 +223,22 @@ impl Resizes {
 // === impl ResizeState ===
 
 impl ResizeState {
-    /// The state that a pod's status records. A container that runs has the limits that the pod had as a whole, if it
-    /// has none of its own.
+    /// The state that a pod's status records.
     pub(crate) fn of(pod: &Pod) -> Self {
         let status = pod.status.as_ref();
         let whole = status.and_then(|status| status.resources.as_ref());
-        let pod_level = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
-        // An earlier agent does not report the resources of the pod as a whole.
-        let inherited = pod_level.map(|desired| whole.unwrap_or(desired));
-        let containers = status.into_iter().flat_map(|s| {
-            s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
+        let mut conditions = status.and_then(|s| s.conditions.as_ref()).into_iter().flatten();
+        let reported = conditions.find(|c| c.type_ == "PodResizeInProgress").map(|c| InProgress {
+            generation: c.observed_generation,
+            error: c.message.clone().filter(|_| c.reason.as_deref() == Some("Error")),
         });
-        let actuated = containers.filter_map(|s| {
-            s.state.as_ref()?.running.as_ref()?;
-            let id = s.container_id.as_deref()?.split_once("://")?.1.to_owned();
-            Some((id, effective_resources(inherited, Some(s.resources.as_ref()?))))
-        });
-        let conditions = status.and_then(|s| s.conditions.as_ref()).into_iter().flatten();
-        let in_progress = conditions.into_iter().find(|c| c.type_ == "PodResizeInProgress");
+        let unreported = || InProgress { generation: pod.metadata.generation, error: None };
+        let in_progress = reported.or_else(|| is_unreported(pod).then(unreported));
         Self {
             is_cgroup_due: in_progress.is_some(),
-            pod_before: in_progress.and(whole).cloned().map(Box::new),
-            actuated: actuated.collect(),
-            in_progress: in_progress.map(|c| InProgress {
-                generation: c.observed_generation,
-                error: c.message.clone().filter(|_| c.reason.as_deref() == Some("Error")),
-            }),
+            pod_before: in_progress.as_ref().and(whole).cloned().map(Box::new),
+            actuated: reported_actuated(pod).collect(),
+            in_progress,
             ..Self::default()
         }
     }

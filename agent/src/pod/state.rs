@@ -8,7 +8,8 @@
 //!       │          └─────────┴─────────┘ sandbox lost,     │             directories are gone)
 //!       └─ verdict (rejected)            container exited  └── newest grace period wins
 //! ```
-//! The position is never stored: every pass derives it from `ObservedPod`, so a restarted agent continues.
+//! The position is never stored: every pass derives it from `ObservedPod`, so a restarted agent continues. A restart of
+//! all containers removes them, and the pod continues with its init containers in the same sandbox.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +22,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::backoff::Backoff;
 use super::resize_state::{KernelLimits, ResizeState};
+use super::restart::RemovedContainers;
 
 /// The desired state of a pod.
 #[derive(Clone, Debug)]
@@ -222,13 +224,18 @@ pub(crate) struct WorkerState {
     pub(crate) released: bool,
     /// Resizes of the pod.
     pub(crate) resize: ResizeState,
+    /// Containers that a restart of all containers removed, until they run again.
+    pub(crate) removed: RemovedContainers,
 }
 
-/// Why a container must be killed, and the grace period in seconds if it is not the pod's.
+/// Why a container must be killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KillRequest {
     pub(crate) why: String,
+    /// Grace period in seconds if it is not the pod's.
     pub(crate) grace: Option<i64>,
+    /// Whether the container starts again whatever its exit code, unless its policy is Never: a probe has failed.
+    pub(crate) restarts: bool,
 }
 
 /// A key of [`WorkerState::pod_retries`].
@@ -265,6 +272,7 @@ impl Default for WorkerState {
             kill_requests: BTreeMap::new(),
             released: false,
             resize: ResizeState::default(),
+            removed: RemovedContainers::new(),
         }
     }
 }
@@ -272,14 +280,6 @@ impl Default for WorkerState {
 /// The containers of a pod, by their kinds.
 pub(crate) struct Shape<'a> {
     pub(crate) spec: &'a PodSpec,
-}
-
-/// When an ended container starts again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RestartPolicy {
-    Always,
-    OnFailure,
-    Never,
 }
 
 impl<'a> Shape<'a> {
@@ -293,14 +293,6 @@ impl<'a> Shape<'a> {
 
     pub(crate) fn mains(&self) -> &'a [Container] {
         &self.spec.containers
-    }
-
-    pub(crate) fn restart(&self) -> RestartPolicy {
-        match self.spec.restart_policy.as_deref() {
-            Some("Never") => RestartPolicy::Never,
-            Some("OnFailure") => RestartPolicy::OnFailure,
-            _ => RestartPolicy::Always,
-        }
     }
 
     /// Ephemeral containers, as containers.
@@ -361,6 +353,7 @@ fn as_container(added: &EphemeralContainer) -> Container {
 }
 
 /// Whether an init container is a sidecar: started in the order of the init containers, and running as long as the pod.
+/// Main containers may have the same policy.
 pub(crate) fn is_sidecar(init: &Container) -> bool {
     init.restart_policy.as_deref() == Some("Always")
 }

@@ -198,8 +198,9 @@ impl Sync {
                 None
             }
             Err(verdict) => {
-                let message = verdict.message.clone();
-                self.node.recorder.pod(pod, Level::Warning, "FailedAdmission", message);
+                let (reason, message) = admit::rejection_event(&verdict);
+                self.node.metrics.rejected(reason);
+                self.node.recorder.pod(pod, Level::Warning, reason, message);
                 Some(verdict)
             }
         }

@@ -91,9 +91,12 @@ impl UserIds {
     /// Reads the records of earlier agents. While a record is unreadable, no block is free: see [`UserIds::restore`].
     pub(crate) fn open(pods_dir: &Path) -> Self {
         let ids = Self { pods_dir: pods_dir.to_owned(), state: Mutex::default() };
-        if let Err(error) = ids.list() {
-            tracing::warn!(%error, path = %pods_dir.display(), "cannot list the ids of user namespaces");
-            ids.state().is_unlisted = true;
+        match ids.list() {
+            Ok(found) => *ids.state() = found,
+            Err(error) => {
+                tracing::warn!(%error, path = %pods_dir.display(), "cannot list the ids of user namespaces");
+                ids.state().is_unlisted = true;
+            }
         }
         ids
     }
@@ -114,7 +117,7 @@ impl UserIds {
             let first = of_sandboxes(runtime, &uid).await;
             let first = first.map_err(|source| UserIdsError::Runtime { uid: uid.clone(), source })?;
             tracing::info!(uid, first, "took the ids of a user namespace from the runtime");
-            self.resolve(&uid, first);
+            self.adopt(&uid, first);
         }
         Ok(())
     }
@@ -151,7 +154,7 @@ impl UserIds {
     }
 
     /// Reads the records of all pods.
-    fn list(&self) -> io::Result<()> {
+    fn list(&self) -> io::Result<State> {
         let entries = match std::fs::read_dir(&self.pods_dir) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             entries => Some(entries?),
@@ -170,8 +173,7 @@ impl UserIds {
                 }
             }
         }
-        *self.state() = found;
-        Ok(())
+        Ok(found)
     }
 
     /// The recorded block of a pod. None if it has no record.
@@ -188,11 +190,15 @@ impl UserIds {
 
     /// The pods whose records are still unreadable. They are read again, because the cause may have ended.
     fn unresolved(&self) -> Result<Vec<String>, UserIdsError> {
-        if self.state().is_unlisted {
-            let path = self.pods_dir.clone();
-            self.list().map_err(|source| UserIdsError::List { path, source })?;
-        }
-        let mut unread: Vec<String> = self.state().unread.iter().cloned().collect();
+        let mut unread: Vec<String> = {
+            let mut state = self.state();
+            if state.is_unlisted {
+                // With the lock held: a block that another pod gets meanwhile would be missing in the list.
+                let path = self.pods_dir.clone();
+                *state = self.list().map_err(|source| UserIdsError::List { path, source })?;
+            }
+            state.unread.iter().cloned().collect()
+        };
         unread.retain(|uid| match self.read(uid) {
             Ok(first) => {
                 self.resolve(uid, first);
@@ -201,6 +207,20 @@ impl UserIds {
             Err(_logged_before) => true,
         });
         Ok(unread)
+    }
+
+    /// Sets the block that the runtime returned for a pod, and replaces the pod's unreadable record: a later agent may
+    /// find no sandbox, but volumes with these ids.
+    fn adopt(&self, uid: &str, first: Option<u32>) {
+        self.resolve(uid, first);
+        let state = self.state();
+        let (dir, first) = (self.pods_dir.join(uid), state.blocks.get(uid));
+        // The directory of a removed pod must not be created again.
+        if let Some(first) = first.filter(|_| dir.join(FILE).symlink_metadata().is_ok())
+            && let Err(error) = record(&dir, *first)
+        {
+            tracing::warn!(%error, uid, "cannot replace the record of the ids of a pod's user namespace");
+        }
     }
 
     /// Sets the block of a pod with an unreadable record, unless the pod was removed in the meantime.
@@ -294,13 +314,46 @@ mod tests {
         assert!(matches!(ids.take("new"), Err(UserIdsError::Unknown)));
         assert_eq!(ids.unresolved().unwrap(), ["empty", "garbled", "other-type"]);
         // One pod has a sandbox, one has none, and one was removed.
-        ids.resolve("empty", Some(BLOCK));
-        ids.resolve("garbled", None);
+        ids.adopt("empty", Some(BLOCK));
+        ids.adopt("garbled", None);
         ids.release("other-type");
-        ids.resolve("other-type", Some(3 * BLOCK));
+        ids.adopt("other-type", Some(3 * BLOCK));
         ids.take("new").unwrap();
         assert_eq!((first(&ids, "empty"), first(&ids, "new")), (Some(BLOCK), Some(2 * BLOCK)));
         assert_eq!(first(&ids, "other-type"), None);
+        assert_eq!(first(&UserIds::open(dir.path()), "empty"), Some(BLOCK), "the record was replaced");
+    }
+
+    #[test]
+    fn the_directory_of_a_removed_pod_is_not_created_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let ids = UserIds::open(dir.path());
+        ids.state().unread.insert("removed".to_owned());
+        ids.adopt("removed", Some(BLOCK));
+        assert_eq!(first(&ids, "removed"), Some(BLOCK));
+        assert!(!dir.path().join("removed").exists());
+    }
+
+    #[test]
+    fn pods_that_start_together_after_a_failed_list_have_different_blocks() {
+        for _ in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let pods = dir.path().join("pods");
+            std::fs::write(&pods, "").unwrap();
+            let ids = UserIds::open(&pods);
+            std::fs::remove_file(&pods).unwrap();
+            std::thread::scope(|scope| {
+                for uid in ["a", "b"] {
+                    let ids = &ids;
+                    scope.spawn(move || {
+                        assert!(ids.unresolved().unwrap().is_empty());
+                        ids.take(uid).unwrap();
+                    });
+                }
+            });
+            let (a, b) = (first(&ids, "a"), first(&ids, "b"));
+            assert!(a.is_some() && b.is_some() && a != b, "{a:?} {b:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Between passes it sleeps until the desired pod changes, a container event or a probe result arrives, a job
 //! ends, or a timer is due.
 
+mod counts;
 mod probes;
 mod reports;
 mod resize;
@@ -27,12 +28,12 @@ use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
 use super::resize_state::ResizeState;
-use super::state::{DesiredPod, EVICTED, ObservedPod, Probed, Verdict, WorkerState};
+use super::state::{DesiredPod, EVICTED, ObservedPod, Verdict, WorkerState};
 use super::status::{self, write::Update};
 use crate::event_recorder::Level;
 use crate::service_cache::LocalPod;
 use crate::volume::{self, Volumes};
-use probes::Probes;
+use probes::{Probes, probe_results};
 
 /// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
 const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
@@ -205,19 +206,6 @@ fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
-/// Probe results that the stored status records: a ready container stays ready until a probe fails.
-fn probe_results(status: Option<&PodStatus>) -> HashMap<String, Probed> {
-    let statuses = status.into_iter().flat_map(|s| {
-        s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
-    });
-    statuses
-        .filter_map(|s| {
-            let id = s.container_id.as_deref()?.split_once("://")?.1.to_owned();
-            Some((id, Probed { started: s.started == Some(true), ready: s.ready }))
-        })
-        .collect()
-}
-
 async fn sleep_until(due: Option<Timestamp>) {
     let Some(due) = due else { return std::future::pending().await };
     let left = Duration::try_from(due - Timestamp::now()).unwrap_or_default();
@@ -262,6 +250,7 @@ impl Worker {
             verdict: start.verdict,
             probed: probe_results(status),
             resize: ResizeState::of(desired.pod()),
+            removed: super::restart::removed_in_status(status),
             ..WorkerState::default()
         };
         let is_pending =
@@ -348,15 +337,6 @@ impl Worker {
     fn count_sync(&self, job: Option<RunningJob>) {
         if let Some(RunningJob { sync: (operation, begun), .. }) = job {
             self.node.metrics.synced(operation, begun.elapsed());
-        }
-    }
-
-    /// Counts the start of the pod when it runs for the first time.
-    fn count_start(&mut self, status: &PodStatus) {
-        if status.phase.as_deref() == Some("Running")
-            && let Some(received) = self.received.take()
-        {
-            self.node.metrics.pod_runs(received.elapsed());
         }
     }
 
@@ -450,6 +430,7 @@ impl Worker {
         }
         let status = status::status(&facts);
         self.count_start(&status);
+        self.count_terminations(&api, &status);
         let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());
         self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status, is_attached));
         let known =

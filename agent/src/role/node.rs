@@ -130,6 +130,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         identity: credentials.identity,
         client_ca: credentials.client_ca,
         image_gc: node.image_gc,
+        image_verification: node.image_verification.clone(),
         credential_providers: node.credential_providers.clone(),
     }
 }

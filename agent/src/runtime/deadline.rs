@@ -31,6 +31,7 @@ limited!(
     RemovePodSandboxRequest,
     PodSandboxStatusRequest,
     ListPodSandboxRequest,
+    ListPodSandboxStatsRequest,
     CreateContainerRequest,
     StartContainerRequest,
     RemoveContainerRequest,
@@ -59,6 +60,12 @@ impl Limited for cri::RunPodSandboxRequest {
 }
 
 impl Limited for cri::StopContainerRequest {
+    fn limit(&self) -> Option<Duration> {
+        with_wait(self.timeout)
+    }
+}
+
+impl Limited for cri::CheckpointContainerRequest {
     fn limit(&self) -> Option<Duration> {
         with_wait(self.timeout)
     }

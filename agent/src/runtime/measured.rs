@@ -42,6 +42,8 @@ fn operation(call: &'static str) -> &'static str {
         "remove_pod_sandbox" => "remove_podsandbox",
         "pod_sandbox_status" => "podsandbox_status",
         "list_pod_sandbox" => "list_podsandbox",
+        "list_pod_sandbox_stats" => "list_podsandbox_stats",
+        "list_pod_sandbox_metrics" => "list_podsandbox_metrics",
         "update_container_resources" => "update_container",
         other => other,
     }

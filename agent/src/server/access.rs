@@ -79,7 +79,7 @@ impl RequiredPermission {
         let (verb, subresources): (_, &[&str]) = match route {
             Some(Route::Healthz) => (verb, &["healthz", "proxy"]),
             Some(Route::Configz) => (verb, &["configz", "proxy"]),
-            Some(Route::Pods) => (verb, &["pods", "proxy"]),
+            Some(Route::Pods | Route::RunningPods) => (verb, &["pods", "proxy"]),
             Some(Route::StatsSummary) => (verb, &["stats"]),
             Some(
                 Route::Metrics
@@ -88,6 +88,7 @@ impl RequiredPermission {
                 | Route::MetricsProbes
                 | Route::MetricsSlis,
             ) => (verb, &["metrics"]),
+            Some(Route::Checkpoint(_)) => (verb, &["checkpoint"]),
             Some(Route::NodeLogs { .. }) => (verb, &["log"]),
             Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
             Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
@@ -162,8 +163,13 @@ impl Access {
                 return Ok(());
             }
         }
-        let last = needed.subresources.last().copied().unwrap_or_default();
-        Err(Refused(StatusCode::FORBIDDEN, format!("Forbidden ({})", of(last))))
+        // The kubelet's text for a list of subresources.
+        let all = needed.subresources.join(" ");
+        let message = format!(
+            "Forbidden (user={}, verb={}, resource=nodes, subresource(s)=[{all}])\n",
+            user.name, needed.verb
+        );
+        Err(Refused(StatusCode::FORBIDDEN, message))
     }
 
     async fn review_token(&self, token: &str) -> Result<Option<User>, String> {
@@ -298,7 +304,8 @@ mod tests {
         let pods = RequiredPermission::of(&http::Method::GET, Some(&Route::Pods));
         let refused = access.authorize(&user, pods).await.expect_err("refused");
         assert_eq!(refused.0, StatusCode::FORBIDDEN);
-        assert_eq!(refused.1, "Forbidden (user=prometheus, verb=get, resource=nodes, subresource=proxy)");
+        let message = "Forbidden (user=prometheus, verb=get, resource=nodes, subresource(s)=[pods proxy])\n";
+        assert_eq!(refused.1, message);
         for _ in 0..3 {
             assert_eq!(access.authenticate("bad").await.expect_err("unknown").0, StatusCode::UNAUTHORIZED);
         }
@@ -318,7 +325,12 @@ mod tests {
             assert_eq!(get(route.as_ref()).subresources, ["proxy"]);
         }
         assert_eq!(get(Route::of("/stats/summary").as_ref()).subresources, ["stats"]);
+        assert_eq!(get(Route::of("/healthz/ping").as_ref()).subresources, ["healthz", "proxy"]);
+        assert_eq!(get(Route::of("/runningpods/").as_ref()).subresources, ["pods", "proxy"]);
         assert_eq!(get(Route::of("/logs/syslog").as_ref()).subresources, ["log"]);
+        let checkpoint = Route::of("/checkpoint/ns/p/c");
+        let needed = RequiredPermission::of(&http::Method::POST, checkpoint.as_ref());
+        assert_eq!(needed, RequiredPermission { verb: "create", subresources: &["checkpoint"] });
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! State that the kubelet API answers from.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -7,6 +8,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use super::access::Access;
 use super::container_ends::ContainerEnds;
 use super::log_watches::LogWatches;
+use crate::cgroup::Cgroups;
 use crate::config::Identity;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::{NodeFacts, PodNetwork};
@@ -69,6 +71,12 @@ pub struct Backend {
     pub network: Option<PodNetwork>,
     /// Properties of the machine.
     pub facts: Arc<NodeFacts>,
+    /// The state directory, whose file system is the node's.
+    pub state_dir: PathBuf,
+    /// The directory of container logs, with a subdirectory for each pod.
+    pub log_dir: PathBuf,
+    /// The cgroups of pods. None: not known.
+    pub cgroups: Option<Cgroups>,
     /// Counters of cluster DNS, if this node serves it.
     pub dns: Option<Arc<coracle_dns::Metrics>>,
 }

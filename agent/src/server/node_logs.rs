@@ -37,25 +37,28 @@ const CHUNK: usize = 64 << 10;
 enum Found {
     /// A directory, as a page with links.
     Listing(String),
+    /// The same under another path: a Location relative to the request's.
+    Elsewhere(String),
     /// A regular file with its size.
     File(File, u64),
 }
 
-/// The file or directory at a path below `/var/log`.
-pub(super) async fn answer(path: String) -> Response<Body> {
-    answer_below(PathBuf::from(ROOT), path).await
+/// The file or directory at a path below `/var/log`. `is_directory`: the request's path ends with a slash.
+pub(super) async fn answer(path: String, is_directory: bool) -> Response<Body> {
+    answer_below(PathBuf::from(ROOT), path, is_directory).await
 }
 
-async fn answer_below(root: PathBuf, path: String) -> Response<Body> {
-    let found = tokio::task::spawn_blocking(move || find(&root, &path)).await;
+async fn answer_below(root: PathBuf, path: String, is_directory: bool) -> Response<Body> {
+    let found = tokio::task::spawn_blocking(move || find(&root, &path, is_directory)).await;
     match found.unwrap_or_else(|error| Err(io::Error::other(error))) {
         Ok(Found::Listing(page)) => typed(StatusCode::OK, "text/html; charset=utf-8", page.into()),
+        Ok(Found::Elsewhere(location)) => redirect(&location),
         Ok(Found::File(file, size)) => stream(file, size),
         Err(error) => refusal(&error),
     }
 }
 
-fn find(root: &Path, path: &str) -> io::Result<Found> {
+fn find(root: &Path, path: &str, is_directory: bool) -> io::Result<Found> {
     let root = nix::fcntl::open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
@@ -65,15 +68,29 @@ fn find(root: &Path, path: &str) -> io::Result<Found> {
     let link = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
     let metadata = std::fs::metadata(&link)?;
     if metadata.is_dir() {
-        return listing(&link).map(Found::Listing);
+        // The links of a listing are relative to a path with a slash at its end.
+        return if is_directory {
+            listing(&link).map(Found::Listing)
+        } else {
+            Ok(Found::Elsewhere(format!("{}/", last_part(path))))
+        };
     }
     // To open a device or a pipe may have effects.
     if !metadata.is_file() {
         return Err(ErrorKind::PermissionDenied.into());
     }
+    if is_directory {
+        return Ok(Found::Elsewhere(format!("../{}", last_part(path))));
+    }
     // Without O_NONBLOCK the open waits while the owner of the file holds a lease on it (fcntl(2)).
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(&link)?;
     Ok(Found::File(file, metadata.len()))
+}
+
+/// The last part of a path in the form of a URL; that of the root is `logs`.
+fn last_part(path: &str) -> String {
+    let name = path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("logs");
+    percent_encode(name.as_bytes(), NON_ALPHANUMERIC).to_string()
 }
 
 fn listing(directory: &Path) -> io::Result<String> {
@@ -118,6 +135,15 @@ fn stream(file: File, size: u64) -> Response<Body> {
     response
 }
 
+/// A permanent redirect, as by Go's `http.FileServer`.
+fn redirect(location: &str) -> Response<Body> {
+    let mut response = text(StatusCode::MOVED_PERMANENTLY, "");
+    if let Ok(location) = HeaderValue::from_str(location) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    response
+}
+
 fn refusal(error: &io::Error) -> Response<Body> {
     let leads_out = matches!(error.raw_os_error(), Some(EXDEV | ELOOP));
     match error.kind() {
@@ -135,7 +161,9 @@ mod tests {
     use super::*;
 
     async fn get(root: &Path, path: &str) -> (u16, String) {
-        let response = answer_below(root.to_owned(), path.to_owned()).await;
+        let is_directory = path.is_empty() || path.ends_with('/');
+        let path = path.trim_end_matches('/').to_owned();
+        let response = answer_below(root.to_owned(), path, is_directory).await;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
@@ -159,6 +187,20 @@ mod tests {
         assert_eq!(get(dir.path(), "<b>").await.1.len(), 3 * CHUNK);
         assert_eq!(get(dir.path(), "none").await.0, 404);
         assert_eq!(get(dir.path(), "link/x").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn a_path_is_corrected_by_a_redirect() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b:c")).unwrap();
+        std::fs::write(dir.path().join("a/file"), "").unwrap();
+        for (path, is_directory, location) in
+            [("a/b:c", false, "b%3Ac/"), ("", false, "logs/"), ("a/file", true, "../file")]
+        {
+            let response = answer_below(dir.path().to_owned(), path.to_owned(), is_directory).await;
+            assert_eq!(response.status(), StatusCode::MOVED_PERMANENTLY, "{path}");
+            assert_eq!(response.headers()[header::LOCATION], location, "{path}");
+        }
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use coracle_proto::cri::{
 };
 use http::Response;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Volume;
 
 use super::backend::{Backend, PodView};
 use super::stats::exposition;
@@ -44,6 +45,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         Err(error) => tracing::debug!(error = error.message(), "cannot count the running pods for a scrape"),
     }
     certificates(&mut current, backend.identity.renewals(), Timestamp::now());
+    volumes(&mut current, &*backend.pods);
     claims(&mut current, backend.claims.of(backend.pods.pods()).await);
     dropped_packets(&mut current, backend).await;
     let mut text = backend.metrics.text(&current);
@@ -99,6 +101,43 @@ fn certificates(current: &mut Current, renewals: [Option<Renewal>; 2], now: Time
         let help = format!("Gauge of the TTL (time-to-live) of the Kubelet's {kind} certificate in seconds.");
         current.gauge(&name, &help, [], left.map(|left| ([], left)));
     }
+}
+
+/// The volumes of all pods, and of those that run, by the kubelet's name of their plugin.
+fn volumes(current: &mut Current, pods: &dyn PodView) {
+    let mut counts: BTreeMap<[String; 2], u64> = BTreeMap::new();
+    for pod in pods.pods() {
+        let status = pod.metadata.uid.as_deref().and_then(|uid| pods.status(uid));
+        let phase = status.as_ref().or(pod.status.as_ref()).and_then(|status| status.phase.as_deref());
+        let states: &[&str] = match phase {
+            Some("Failed" | "Succeeded") => &[],
+            Some("Running") => &["desired_state_of_world", "actual_state_of_world"],
+            _ => &["desired_state_of_world"],
+        };
+        let plugins = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).map(plugin);
+        for (plugin, state) in plugins.flat_map(|plugin| states.iter().map(move |state| (plugin, *state))) {
+            *counts.entry([plugin.to_owned(), state.to_owned()]).or_default() += 1;
+        }
+    }
+    let help = "Number of volumes in Volume Manager";
+    current.gauge("volume_manager_total_volumes", help, ["plugin_name", "state"], counts);
+}
+
+/// The kubelet's name of the plugin of a volume. The plugin of a claim's volume is in an object of the API.
+fn plugin(volume: &Volume) -> &'static str {
+    let kinds = [
+        (volume.config_map.is_some(), "kubernetes.io/configmap"),
+        (volume.downward_api.is_some(), "kubernetes.io/downward-api"),
+        (volume.empty_dir.is_some(), "kubernetes.io/empty-dir"),
+        (volume.host_path.is_some(), "kubernetes.io/host-path"),
+        (volume.image.is_some(), "kubernetes.io/image"),
+        (volume.nfs.is_some(), "kubernetes.io/nfs"),
+        (volume.projected.is_some(), "kubernetes.io/projected"),
+        (volume.secret.is_some(), "kubernetes.io/secret"),
+        (volume.persistent_volume_claim.is_some(), "kubernetes.io/persistent-claim"),
+        (volume.ephemeral.is_some(), "kubernetes.io/persistent-claim"),
+    ];
+    kinds.into_iter().find(|(has, _)| *has).map_or("N/A", |(_, name)| name)
 }
 
 /// The volumes of claims.
@@ -184,6 +223,37 @@ mod tests {
 
         fn active(&self) -> usize {
             1
+        }
+    }
+
+    struct Listed(Vec<Arc<Pod>>);
+
+    impl PodView for Listed {
+        fn pods(&self) -> Vec<Arc<Pod>> {
+            self.0.clone()
+        }
+    }
+
+    #[test]
+    fn volumes_are_counted_by_plugin_and_state() {
+        let pod = |phase: &str| -> Arc<Pod> {
+            let volumes = serde_json::json!([{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}},
+                {"name": "c", "configMap": {"name": "m"}}]);
+            let pod = serde_json::json!({"spec": {"containers": [], "volumes": volumes}, "status": {"phase": phase}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let mut current = Current::default();
+        volumes(&mut current, &Listed(vec![pod("Running"), pod("Pending"), pod("Failed")]));
+        let text = current.text();
+        for (plugin, state, count) in [
+            ("empty-dir", "actual", 2),
+            ("empty-dir", "desired", 4),
+            ("configmap", "actual", 1),
+            ("configmap", "desired", 2),
+        ] {
+            let labels = format!("plugin_name=\"kubernetes.io/{plugin}\",state=\"{state}_state_of_world\"");
+            let line = format!("volume_manager_total_volumes{{{labels}}} {count}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }
 

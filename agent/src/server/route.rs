@@ -8,6 +8,7 @@ pub(super) enum Route {
     Healthz,
     Configz,
     Pods,
+    RunningPods,
     Logs {
         namespace: String,
         pod: String,
@@ -16,6 +17,8 @@ pub(super) enum Route {
     /// A path below the directory of the node's logs.
     NodeLogs {
         path: String,
+        /// Whether the path ends with a slash, as that of a directory does.
+        is_directory: bool,
     },
     Exec(Target),
     Attach(Target),
@@ -23,6 +26,7 @@ pub(super) enum Route {
         namespace: String,
         pod: String,
     },
+    Checkpoint(Target),
     StatsSummary,
     Metrics,
     MetricsResource,
@@ -47,11 +51,13 @@ impl Route {
             Self::Healthz => "healthz",
             Self::Configz => "configz",
             Self::Pods => "pods",
+            Self::RunningPods => "runningpods",
             Self::Logs { .. } => "containerLogs",
             Self::NodeLogs { .. } => "logs",
             Self::Exec(_) => "exec",
             Self::Attach(_) => "attach",
             Self::PortForward { .. } => "portForward",
+            Self::Checkpoint(_) => "checkpoint",
             Self::StatsSummary => "stats",
             Self::Metrics => "metrics",
             Self::MetricsResource => "metrics/resource",
@@ -64,6 +70,16 @@ impl Route {
     /// Whether the request is upgraded to a stream.
     pub(super) fn is_stream(&self) -> bool {
         matches!(self, Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. })
+    }
+
+    /// Whether the resource has this method.
+    pub(super) fn allows(&self, method: &http::Method) -> bool {
+        let (get, post) = (*method == http::Method::GET, *method == http::Method::POST);
+        match self {
+            Self::Checkpoint(_) => post,
+            Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. } => get || post,
+            _ => get,
+        }
     }
 
     pub(super) fn of(path: &str) -> Option<Route> {
@@ -79,15 +95,16 @@ impl Route {
             return None;
         }
         Some(match parts[..] {
-            ["healthz"] | ["healthz", "ping" | "syncloop"] => Route::Healthz,
+            ["healthz"] | ["healthz", "log" | "ping" | "syncloop"] => Route::Healthz,
             ["configz"] => Route::Configz,
-            ["pods" | "runningpods"] => Route::Pods,
+            ["pods"] => Route::Pods,
+            ["runningpods"] => Route::RunningPods,
             ["containerLogs", namespace, pod, container] => {
                 Route::Logs { namespace: own(namespace), pod: own(pod), container: own(container) }
             }
             ["logs", ref names @ ..] => {
                 let names: Vec<String> = names.iter().map(|name| own(name)).collect();
-                Route::NodeLogs { path: names.join("/") }
+                Route::NodeLogs { path: names.join("/"), is_directory: path.ends_with('/') }
             }
             ["exec", namespace, pod, container] => Route::Exec(target(namespace, pod, None, container)),
             ["exec", namespace, pod, uid, container] => {
@@ -99,6 +116,9 @@ impl Route {
             }
             ["portForward", namespace, pod] | ["portForward", namespace, pod, _] => {
                 Route::PortForward { namespace: own(namespace), pod: own(pod) }
+            }
+            ["checkpoint", namespace, pod, container] => {
+                Route::Checkpoint(target(namespace, pod, None, container))
             }
             ["stats"] | ["stats", "summary"] => Route::StatsSummary,
             ["metrics"] => Route::Metrics,
@@ -150,9 +170,12 @@ mod tests {
         let logs = Route::Logs { namespace: "ns".to_owned(), pod: "p".to_owned(), container: "c".to_owned() };
         assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs.clone()));
         assert_eq!(Route::of("/containerLogs/n%73/p/c"), Some(logs));
-        let node_logs = |path: &str| Some(Route::NodeLogs { path: path.to_owned() });
-        assert_eq!(Route::of("/logs/"), node_logs(""));
-        assert_eq!(Route::of("/logs/pods/a%20b.log"), node_logs("pods/a b.log"));
+        let node_logs =
+            |path: &str, is_directory| Some(Route::NodeLogs { path: path.to_owned(), is_directory });
+        assert_eq!(Route::of("/logs/"), node_logs("", true));
+        assert_eq!(Route::of("/logs"), node_logs("", false));
+        assert_eq!(Route::of("/logs/pods/a%20b.log"), node_logs("pods/a b.log", false));
+        assert_eq!(Route::of("/logs/pods/"), node_logs("pods", true));
         let target = |uid: Option<&str>| Target {
             namespace: "ns".to_owned(),
             pod: "p".to_owned(),
@@ -161,7 +184,9 @@ mod tests {
         };
         assert_eq!(Route::of("/exec/ns/p/c"), Some(Route::Exec(target(None))));
         assert_eq!(Route::of("/attach/ns/p/u/c"), Some(Route::Attach(target(Some("u")))));
+        assert_eq!(Route::of("/checkpoint/ns/p/c"), Some(Route::Checkpoint(target(None))));
         assert_eq!(Route::of("/pods/"), Some(Route::Pods));
+        assert_eq!(Route::of("/runningpods/"), Some(Route::RunningPods));
         let labels = ["/exec/ns/p/c", "/metrics/cadvisor", "/healthz/ping"]
             .map(|path| Route::of(path).unwrap().label());
         assert_eq!(labels, ["exec", "metrics/cadvisor", "healthz"]);
@@ -169,6 +194,18 @@ mod tests {
         for nowhere in ["/", "/containerLogs/ns/p", "/exec//p/c", "/unknown", "/containerLogs/a/b/c/d"] {
             assert_eq!(Route::of(nowhere), None, "{nowhere}");
         }
+    }
+
+    #[test]
+    fn each_resource_has_its_methods() {
+        let methods = [http::Method::GET, http::Method::POST, http::Method::PUT];
+        let allowed = |path: &str| {
+            let route = Route::of(path).unwrap();
+            methods.each_ref().map(|method| route.allows(method))
+        };
+        assert_eq!(allowed("/pods"), [true, false, false]);
+        assert_eq!(allowed("/exec/ns/p/c"), [true, true, false]);
+        assert_eq!(allowed("/checkpoint/ns/p/c"), [false, true, false]);
     }
 
     #[test]

@@ -1,141 +1,207 @@
-//! Usage of the node and its containers, from the kernel and the runtime.
+//! `/metrics/resource`: usage of the node, its pods and their containers, for a metrics server.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
+use std::time::Duration;
 
-use coracle_proto::cri::{ContainerStats, ListContainerStatsRequest, UInt64Value};
+use coracle_proto::cri::{CpuUsage, MemoryUsage, UInt64Value};
 use http::{Response, StatusCode};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 use super::backend::Backend;
-use super::respond::{Refused, json, typed};
+use super::node_usage::NodeUsage;
+use super::pod_usage::{self, ContainerUsage, PodUsage};
+use super::respond::typed;
 use crate::runtime::Body;
 
-/// Usage of one container, with its pod.
-struct ContainerUsage {
-    pod: [String; 3],
-    container: String,
-    stats: ContainerStats,
-}
+/// Nanoseconds of a millisecond, the unit of timestamps in the format.
+const NANOS_PER_MILLI: i64 = 1_000_000;
 
-async fn used(backend: &Backend) -> Result<Vec<ContainerUsage>, Refused> {
-    let listed = backend.runtime.list_container_stats(ListContainerStatsRequest::default()).await;
-    let listed = listed.map_err(|status| Refused::by_runtime(&status))?;
-    let named = listed.stats.into_iter().filter_map(|stats| {
-        let labels = &stats.attributes.as_ref()?.labels;
-        let label = |name: &str| labels.get(name).cloned();
-        let pod = [
-            label("io.kubernetes.pod.namespace")?,
-            label("io.kubernetes.pod.name")?,
-            label("io.kubernetes.pod.uid")?,
-        ];
-        Some(ContainerUsage { pod, container: label("io.kubernetes.container.name")?, stats })
-    });
-    Ok(named.collect())
-}
+/// A value with the time in nanoseconds at which it was read. 0: not known.
+type Sample = (f64, i64);
 
-/// `/stats/summary`: usage of the node, and of each pod's containers.
-pub(super) async fn summary(backend: &Backend) -> Response<Body> {
-    let all = match used(backend).await {
-        Ok(all) => all,
-        Err(refused) => return refused.answer(),
-    };
-    json(&summary_of(backend.access.node(), &all, &Node::now(), &Timestamp::now().to_string()))
-}
+/// A metric: name, type and help text.
+type Metric = (&'static str, &'static str, &'static str);
 
-fn summary_of(node_name: &str, all: &[ContainerUsage], node: &Node, time: &str) -> Value {
-    let mut pods: BTreeMap<&[String; 3], Vec<Value>> = BTreeMap::new();
-    for used in all {
-        pods.entry(&used.pod).or_default().push(container(used));
-    }
-    let pods = pods.into_iter().map(|([namespace, name, uid], containers)| {
-        json!({"podRef": {"name": name, "namespace": namespace, "uid": uid}, "containers": containers})
-    });
-    json!({
-        "node": {
-            "nodeName": node_name,
-            "cpu": {"time": time, "usageCoreNanoSeconds": node.cpu_nanos},
-            // Clients read all these fields without a check: Kubernetes' suite fails without rssBytes.
-            "memory": {
-                "time": time,
-                "availableBytes": node.memory_available,
-                "usageBytes": node.memory_usage,
-                "workingSetBytes": node.memory_used,
-                "rssBytes": node.memory_rss,
-                "pageFaults": node.page_faults,
-                "majorPageFaults": node.major_page_faults,
-            },
+const NODE_CPU: Metric = (
+    "node_cpu_usage_seconds_total",
+    "counter",
+    "[STABLE] Cumulative cpu time consumed by the node in core-seconds",
+);
+const NODE_MEMORY: Metric =
+    ("node_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the node in bytes");
+const NODE_SWAP: Metric = (
+    "node_swap_usage_bytes",
+    "gauge",
+    "[ALPHA] Current swap usage of the node in bytes. Reported only on non-windows systems",
+);
+const SCRAPE_ERROR: Metric = (
+    "resource_scrape_error",
+    "gauge",
+    "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise",
+);
+
+/// The metrics of containers.
+const OF_CONTAINERS: [(Metric, fn(&ContainerUsage) -> Option<Sample>); 5] = [
+    (
+        (
+            "container_cpu_usage_seconds_total",
+            "counter",
+            "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
+        ),
+        |one| cpu(one.stats.cpu),
+    ),
+    (
+        (
+            "container_memory_working_set_bytes",
+            "gauge",
+            "[STABLE] Current working set of the container in bytes",
+        ),
+        |one| memory(one.stats.memory),
+    ),
+    (
+        (
+            "container_start_time_seconds",
+            "gauge",
+            "[STABLE] Start time of the container since unix epoch in seconds",
+        ),
+        |one| (one.created > 0).then(|| (seconds(one.created), 0)),
+    ),
+    (
+        (
+            "container_swap_limit_bytes",
+            "gauge",
+            "[ALPHA] Current amount of the container swap limit in bytes. Reported only on non-windows systems",
+        ),
+        |one| {
+            let swap = one.stats.swap?;
+            let used = swap.swap_usage_bytes.map_or(0, |used| used.value);
+            Some((bytes(swap.swap_available_bytes?.value.saturating_add(used)), swap.timestamp))
         },
-        "pods": pods.collect::<Vec<_>>(),
-    })
-}
-
-fn container(used: &ContainerUsage) -> Value {
-    let number = |value: Option<UInt64Value>| value.map(|value| value.value);
-    let (cpu, memory) = (used.stats.cpu.unwrap_or_default(), used.stats.memory.unwrap_or_default());
-    json!({
-        "name": used.container,
-        "cpu": {"time": time(cpu.timestamp), "usageNanoCores": number(cpu.usage_nano_cores), "usageCoreNanoSeconds": number(cpu.usage_core_nano_seconds)},
-        "memory": {
-            "time": time(memory.timestamp),
-            "usageBytes": number(memory.usage_bytes),
-            "workingSetBytes": number(memory.working_set_bytes),
-            "rssBytes": number(memory.rss_bytes),
-            "availableBytes": number(memory.available_bytes),
+    ),
+    (
+        (
+            "container_swap_usage_bytes",
+            "gauge",
+            "[ALPHA] Current amount of the container swap usage in bytes. Reported only on non-windows systems",
+        ),
+        |one| {
+            let swap = one.stats.swap?;
+            sample(swap.swap_usage_bytes, swap.timestamp)
         },
-    })
-}
+    ),
+];
 
-fn time(nanos: i64) -> String {
-    Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or_default().to_string()
-}
+/// The metrics of pods.
+const OF_PODS: [(Metric, fn(&PodUsage) -> Option<Sample>); 2] = [
+    (
+        (
+            "pod_cpu_usage_seconds_total",
+            "counter",
+            "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
+        ),
+        |pod| cpu(pod.stats.cpu),
+    ),
+    (("pod_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the pod in bytes"), |pod| {
+        memory(pod.stats.memory)
+    }),
+];
 
-/// `/metrics/resource`: usage in the form that the metrics server scrapes.
+/// Answers a scrape. As upstream, an error of the runtime is a metric.
 pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
-    let all = match used(backend).await {
-        Ok(all) => all,
-        Err(refused) => return refused.answer(),
-    };
-    let node = Node::now();
+    let now = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or_default();
+    exposition(match pod_usage::read(&*backend.runtime).await {
+        Ok(pods) => {
+            let mut text = of_node(&NodeUsage::now(), now);
+            text.push_str(&of_pods(&pods));
+            text.push_str(&plain(SCRAPE_ERROR, (0.0, 0)));
+            text
+        }
+        Err(error) => {
+            tracing::warn!(error = error.message(), "cannot get the usage of pods for a scrape");
+            plain(SCRAPE_ERROR, (1.0, 0))
+        }
+    })
+}
+
+fn of_node(node: &NodeUsage, now: i64) -> String {
+    let cpu = Duration::from_nanos(node.cpu_nanos).as_secs_f64();
+    [
+        plain(NODE_CPU, (cpu, now)),
+        plain(NODE_MEMORY, (bytes(node.memory_working_set), now)),
+        plain(NODE_SWAP, (bytes(node.swap_used), now)),
+    ]
+    .concat()
+}
+
+fn of_pods(pods: &[PodUsage]) -> String {
     let mut out = String::new();
-    let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
-    // Writing to a string cannot fail.
-    let _ = writeln!(
-        out,
-        "# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total {}",
-        seconds(node.cpu_nanos)
-    );
-    let _ = writeln!(
-        out,
-        "# TYPE node_memory_working_set_bytes gauge\nnode_memory_working_set_bytes {}",
-        node.memory_used
-    );
-    let labels = |used: &ContainerUsage| {
-        format!("container=\"{}\",namespace=\"{}\",pod=\"{}\"", used.container, used.pod[0], used.pod[1])
-    };
-    let _ = writeln!(out, "# TYPE container_cpu_usage_seconds_total counter");
-    for used in &all {
-        let nanos = used
-            .stats
-            .cpu
-            .as_ref()
-            .and_then(|cpu| cpu.usage_core_nano_seconds)
-            .map_or(0, |value| value.value);
-        let _ = writeln!(out, "container_cpu_usage_seconds_total{{{}}} {}", labels(used), seconds(nanos));
+    for (metric, value) in OF_CONTAINERS {
+        let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
+        let samples = containers.filter_map(|(pod, one)| {
+            let labels = format!("container=\"{}\",{}", escaped(&one.name), labels(pod));
+            Some((labels, value(one)?))
+        });
+        family(&mut out, metric, samples);
     }
-    let _ = writeln!(out, "# TYPE container_memory_working_set_bytes gauge");
-    for used in &all {
-        let bytes = used
-            .stats
-            .memory
-            .as_ref()
-            .and_then(|memory| memory.working_set_bytes)
-            .map_or(0, |value| value.value);
-        let _ = writeln!(out, "container_memory_working_set_bytes{{{}}} {bytes}", labels(used));
+    for (metric, value) in OF_PODS {
+        family(&mut out, metric, pods.iter().filter_map(|pod| Some((labels(pod), value(pod)?))));
     }
-    exposition(out)
+    out
+}
+
+fn labels(pod: &PodUsage) -> String {
+    format!("namespace=\"{}\",pod=\"{}\"", escaped(&pod.namespace), escaped(&pod.name))
+}
+
+/// The value of a label. Another client of the runtime may use any name.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// A metric with its samples. One without samples is left out.
+fn family(out: &mut String, (name, kind, help): Metric, samples: impl Iterator<Item = (String, Sample)>) {
+    let mut samples = samples.peekable();
+    if samples.peek().is_some() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+    for (labels, (value, at)) in samples {
+        let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+        let _ = match at / NANOS_PER_MILLI {
+            0 => writeln!(out, "{name}{labels} {value}"),
+            at => writeln!(out, "{name}{labels} {value} {at}"),
+        };
+    }
+}
+
+/// A metric without labels.
+fn plain(metric: Metric, sample: Sample) -> String {
+    let mut out = String::new();
+    family(&mut out, metric, std::iter::once((String::new(), sample)));
+    out
+}
+
+fn cpu(cpu: Option<CpuUsage>) -> Option<Sample> {
+    let cpu = cpu?;
+    let used = Duration::from_nanos(cpu.usage_core_nano_seconds?.value);
+    Some((used.as_secs_f64(), cpu.timestamp))
+}
+
+fn memory(memory: Option<MemoryUsage>) -> Option<Sample> {
+    let memory = memory?;
+    sample(memory.working_set_bytes, memory.timestamp)
+}
+
+fn sample(value: Option<UInt64Value>, at: i64) -> Option<Sample> {
+    Some((bytes(value?.value), at))
+}
+
+fn bytes(value: u64) -> f64 {
+    value as f64
+}
+
+fn seconds(nanos: i64) -> f64 {
+    Duration::from_nanos(nanos.unsigned_abs()).as_secs_f64()
 }
 
 /// A response in Prometheus' text format.
@@ -143,96 +209,48 @@ pub(super) fn exposition(text: String) -> Response<Body> {
     typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text.into())
 }
 
-/// Usage of the whole machine.
-#[derive(Debug, PartialEq, Eq)]
-struct Node {
-    cpu_nanos: u64,
-    memory_available: u64,
-    /// Memory that is not available: the working set.
-    memory_used: u64,
-    /// Memory that is not free. It includes the page cache.
-    memory_usage: u64,
-    /// Memory of processes that no file backs.
-    memory_rss: u64,
-    page_faults: u64,
-    major_page_faults: u64,
-}
-
-impl Node {
-    fn now() -> Node {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
-            .ok()
-            .flatten()
-            .and_then(|t| u64::try_from(t).ok());
-        let files = [read("/proc/stat"), read("/proc/meminfo"), read("/proc/vmstat")];
-        Node::of(files.each_ref().map(String::as_str), ticks.unwrap_or(100))
-    }
-
-    /// CPU time without idle and iowait; total memory minus available memory.
-    fn of([stat, meminfo, vmstat]: [&str; 3], ticks: u64) -> Node {
-        let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
-        let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
-        // user nice system idle iowait irq softirq steal; user includes the guest time.
-        let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|at| fields.get(*at)).sum();
-        let bytes = |name: &str| crate::node::kib(meminfo, name) * 1024;
-        let (total, available) = (bytes("MemTotal"), bytes("MemAvailable"));
-        let count = |name: &str| {
-            let mut fields = vmstat.lines().filter_map(|line| line.split_once(' '));
-            fields.find(|(field, _)| *field == name).and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
-        };
-        Node {
-            cpu_nanos: busy * (1_000_000_000 / ticks),
-            memory_available: available,
-            memory_used: total.saturating_sub(available),
-            memory_usage: total.saturating_sub(bytes("MemFree")),
-            memory_rss: bytes("AnonPages"),
-            page_faults: count("pgfault"),
-            major_page_faults: count("pgmajfault"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use coracle_proto::cri::{ContainerStats, LinuxPodSandboxStats};
+
     use super::*;
 
     #[test]
-    fn a_summary_has_the_name_of_the_node_and_the_containers_of_each_pod() {
-        let usage = |name: &str| ContainerUsage {
-            pod: ["n", "p", "u"].map(str::to_owned),
-            container: name.to_owned(),
-            stats: ContainerStats::default(),
+    fn pods_and_containers_have_the_kubelets_metrics_with_their_times() {
+        let cpu = Some(CpuUsage {
+            timestamp: 5_000_000,
+            usage_core_nano_seconds: Some(UInt64Value { value: 1_500_000_000 }),
+            ..CpuUsage::default()
+        });
+        let container = ContainerUsage {
+            name: "c\"".to_owned(),
+            created: 2_000_000_000,
+            stats: ContainerStats { cpu, ..ContainerStats::default() },
         };
-        let node = Node { memory_used: 3, memory_rss: 1, ..Node::of(["", "", ""], 100) };
-        let summary = summary_of("node-7", &[usage("a"), usage("b")], &node, "2026-01-01T00:00:00Z");
-        assert_eq!(summary["node"]["nodeName"], "node-7");
-        assert_eq!(summary["node"]["memory"]["workingSetBytes"], 3);
-        let read_by_clients =
-            [("cpu", "usageCoreNanoSeconds"), ("memory", "usageBytes"), ("memory", "rssBytes")];
-        for (resource, field) in read_by_clients {
-            assert!(summary["node"][resource][field].is_u64(), "{field}");
+        let pod = PodUsage {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+            stats: LinuxPodSandboxStats { cpu, ..LinuxPodSandboxStats::default() },
+            containers: vec![container],
+            ..PodUsage::default()
+        };
+        let text = of_pods(&[pod]);
+        for line in [
+            "# TYPE container_cpu_usage_seconds_total counter",
+            "container_cpu_usage_seconds_total{container=\"c\\\"\",namespace=\"n\",pod=\"p\"} 1.5 5",
+            "container_start_time_seconds{container=\"c\\\"\",namespace=\"n\",pod=\"p\"} 2",
+            "pod_cpu_usage_seconds_total{namespace=\"n\",pod=\"p\"} 1.5 5",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
-        assert_eq!(summary["pods"][0]["podRef"], json!({"namespace": "n", "name": "p", "uid": "u"}));
-        let names = ["a", "b"].map(|name| json!(name));
-        let containers = summary["pods"][0]["containers"].as_array().unwrap();
-        assert!(containers.iter().map(|container| &container["name"]).eq(&names), "{summary}");
+        assert!(!text.contains("memory"), "{text}");
     }
 
     #[test]
-    fn usage_of_the_machine_is_read_from_its_files() {
-        let stat = "cpu  10 1 5 1000 7 2 2 0 3 0\ncpu0 1 1 1 1\n";
-        let meminfo = "MemTotal: 100 kB\nMemFree: 40 kB\nMemAvailable: 60 kB\nAnonPages: 10 kB\n";
-        let vmstat = "pgfault 9\npgmajfault 2\n";
-        let expected = Node {
-            cpu_nanos: 200_000_000,
-            memory_available: 61_440,
-            memory_used: 40_960,
-            memory_usage: 61_440,
-            memory_rss: 10_240,
-            page_faults: 9,
-            major_page_faults: 2,
-        };
-        assert_eq!(Node::of([stat, meminfo, vmstat], 100), expected);
+    fn the_node_has_its_metrics() {
+        let node = NodeUsage { cpu_nanos: 2_000_000_000, memory_working_set: 7, ..NodeUsage::default() };
+        let text = of_node(&node, 9_000_000);
+        assert!(text.contains("\nnode_cpu_usage_seconds_total 2 9\n"), "{text}");
+        assert!(text.contains("\nnode_memory_working_set_bytes 7 9\n"), "{text}");
     }
 }

@@ -90,7 +90,7 @@ pub(super) async fn port_forward(
 }
 
 /// The id of the running container.
-async fn running(backend: &Backend, target: &Target) -> Result<String, Refused> {
+pub(super) async fn running(backend: &Backend, target: &Target) -> Result<String, Refused> {
     let pod = backend.pods.pod(&target.namespace, &target.pod);
     let uid = pod
         .and_then(|pod| pod.metadata.uid.clone())

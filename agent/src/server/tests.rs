@@ -145,6 +145,9 @@ impl Running {
             identity: crate::config::Identity::Files(PathBuf::new(), PathBuf::new()),
             network: None,
             facts: Arc::new(facts()),
+            state_dir: dir.clone(),
+            log_dir: dir.clone(),
+            cgroups: None,
             dns: None,
         };
         let shutdown = CancellationToken::new();
@@ -204,10 +207,11 @@ impl Drop for Running {
 }
 
 #[tokio::test]
-async fn only_the_clusters_own_parts_get_an_answer_and_health_is_for_all() {
+async fn only_the_clusters_own_parts_get_an_answer() {
     let server = Running::start("callers", Vec::new()).await;
     let own = |user: &str, group: &str| Some(server.authority.issue(user, group));
-    assert_eq!(server.status("/healthz", None).await.as_deref(), Some("200"));
+    assert_eq!(server.status("/healthz", None).await.as_deref(), Some("401"));
+    assert_eq!(server.status("/healthz", own("root", "system:masters")).await.as_deref(), Some("200"));
     assert_eq!(server.status("/pods", None).await.as_deref(), Some("401"));
     assert_eq!(server.status("/configz", None).await.as_deref(), Some("401"));
     assert_eq!(server.status("/pods", own("system:node:n2", "system:nodes")).await.as_deref(), Some("403"));
@@ -232,6 +236,7 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(bearer("/pods", "bad").await, "401");
     assert_eq!(bearer("/stats/summary", "good").await, "403");
     assert_eq!(bearer("/configz", "good").await, "403");
+    assert_eq!(bearer("/healthz", "good").await, "403");
     assert_eq!(bearer("/exec/ns/p/c?command=id&output=1", "good").await, "403");
     let scraper = |path: &'static str| server.status(path, Some(server.authority.issue("scraper", "x")));
     assert_eq!(scraper("/pods").await.as_deref(), Some("403"));
@@ -279,11 +284,15 @@ async fn errors_are_those_of_the_kubelet() {
     let configuration: serde_json::Value = serde_json::from_str(&configuration).expect("json");
     assert_eq!(configuration["kubeletconfig"]["maxPods"], 110);
     assert!(get("/nowhere").await.0.contains("404"));
+    assert_eq!(get("/healthz/log").await.1, "ok");
+    assert!(get("/healthz?verbose").await.1.ends_with("[+]syncloop ok\nhealthz check passed\n"));
+    assert!(get("/checkpoint/ns/p/c").await.0.contains("405"));
     assert!(get("/containerLogs/ns/other/c").await.1.contains("pod \"other\" does not exist"));
     assert!(get("/containerLogs/ns/p/x").await.1.contains("container \"x\" not found in pod \"p\""));
     assert!(get("/containerLogs/ns/p/c?tailLines=x").await.0.contains("422"));
     assert!(get("/exec/ns/other/c?command=ls&output=1").await.1.contains("pod does not exist"));
     assert!(get("/portForward/ns/other").await.0.contains("404"));
+    assert!(get("/runningpods/").await.0.contains("500"), "the runtime does not answer");
 }
 
 #[tokio::test]

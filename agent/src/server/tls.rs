@@ -13,7 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::config::{Certificate, ServerConfig, ServerError};
 
-/// The TLS configuration. A client without a certificate is accepted as anonymous, so that `/healthz` can respond.
+/// The TLS configuration. A client without a certificate is accepted: it may have a token.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let clients: Arc<dyn ClientCertVerifier> = match &config.client_ca {

@@ -79,7 +79,7 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
         (false, true)
     } else if is_in(known::ON) || is_in(known::ON_HERE) {
         (true, false)
-    } else if is_in(known::OFF) || is_in(known::OFF_HERE) {
+    } else if is_in(known::OFF) {
         (false, false)
     } else {
         return Err(format!("unrecognized feature gate: {name}"));
@@ -132,7 +132,8 @@ mod tests {
             ("PodDeletionCost=false", "its only value is true"),
             ("MaxUnavailableStatefulSet=false", "its only value is true"),
             ("HPAScaleToZero=true", "its only value is false"),
-            ("ContainerRestartRules=true", "its only value is false"),
+            ("ContainerRestartRules=false", "its only value is true"),
+            ("RestartAllContainersOnContainerExits=false", "its only value is true"),
             ("AllAlpha=true", "its only value is false"),
             ("AllBeta=true", "set single gates"),
             ("WatchList", "missing bool value for WatchList"),
@@ -149,7 +150,6 @@ mod tests {
             known::SWITCHES,
             known::EITHER,
             known::ON_HERE,
-            known::OFF_HERE,
             known::LOCKED_ON,
             known::LOCKED_OFF,
             known::ON,

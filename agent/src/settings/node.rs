@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use coracle_agent::{EvictionThresholds, ImageGcPolicy, ServiceProxyConfig, StubDomain};
+use coracle_agent::{
+    AllowedImages, EvictionThresholds, ImageGcPolicy, ImageVerification, ServiceProxyConfig, StubDomain,
+};
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
@@ -18,7 +20,7 @@ use super::eviction;
 use super::sources::Sources;
 use super::table::settings;
 use super::value::{Age, ByteSize, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds};
-use super::{Dirs, Serving, absolute, address_or_port, cgroup, image_gc, labels, nri, overlay};
+use super::{Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay};
 
 settings! {
     /// Settings of a node. Each has a default: the defaults make a working node.
@@ -129,6 +131,13 @@ settings! {
     pinned_image: Vec<PinPattern> = default "", "PATTERN";
     /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
+    /// Images of the store that a pod may use without a verification of its pull secrets: NeverVerify (all),
+    /// NeverVerifyPreloadedImages (those that the node did not pull), NeverVerifyAllowlistedImages (those of
+    /// preloaded-images-verification-allowlist) or AlwaysVerify (none).
+    image_pull_credentials_verification_policy: image_pull::Policy
+        = default "NeverVerifyPreloadedImages", "POLICY";
+    /// Names of images without tag and digest, or prefixes that end with /*, for NeverVerifyAllowlistedImages.
+    preloaded_images_verification_allowlist: Vec<AllowedImages> = default "", "IMAGES";
     /// CredentialProviderConfig of the kubelet: programs that provide credentials of registries.
     image_credential_provider_config: Option<PathBuf> = unset "", "FILE";
     /// Directory of the programs of image-credential-provider-config.
@@ -212,6 +221,7 @@ pub(crate) struct Node {
     pub(crate) eviction: EvictionThresholds,
     pub(crate) lease_seconds: u16,
     pub(crate) image_gc: ImageGcPolicy,
+    pub(crate) image_verification: ImageVerification,
     pub(crate) pinned_images: Vec<PinPattern>,
     pub(crate) registry_config_dir: Option<PathBuf>,
     pub(crate) credential_providers: Option<(PathBuf, PathBuf)>,
@@ -230,6 +240,7 @@ impl NodeSettings {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
         let image_gc = sources.take(image_gc::decide(&self));
+        let image_verification = sources.take(image_pull::decide(&self));
         let eviction = sources.take(eviction::decide(self.eviction_hard.as_ref(), self.disk_free_percent));
         let labels = sources.take(labels::check(&self.node_labels));
         let serving = sources.take(Serving::decide(&self, &dirs.state));
@@ -276,6 +287,7 @@ impl NodeSettings {
             eviction: eviction?,
             lease_seconds: self.node_lease_seconds.get(),
             image_gc: image_gc?,
+            image_verification: image_verification?,
             pinned_images: self.pinned_image,
             registry_config_dir: self.registry_config_dir,
             credential_providers: credential_providers?,

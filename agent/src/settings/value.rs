@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use coracle_agent::Threshold;
+use coracle_agent::{AllowedImages, Threshold};
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
@@ -270,6 +270,12 @@ impl Single for IpNetwork {
 impl Single for PinPattern {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error| format!("{error}"))
+    }
+}
+
+impl Single for AllowedImages {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
     }
 }
 

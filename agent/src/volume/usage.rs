@@ -130,7 +130,8 @@ impl Drop for Reader {
 // === impl FileSystem ===
 
 impl FileSystem {
-    fn at(path: &Path) -> Option<Self> {
+    /// The file system of a path. Blocks while a server does not answer.
+    pub(crate) fn at(path: &Path) -> Option<Self> {
         let found = statvfs(path).ok()?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Some(Self {

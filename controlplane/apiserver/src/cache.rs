@@ -178,7 +178,7 @@ impl Cache {
 
     /// Replaces all objects except those with unreadable keys, because commits were missed. The watches of clients end,
     /// and clients list again.
-    fn resync(&self, page: Page, unreadable: &[Arc<str>]) {
+    pub(crate) fn resync(&self, page: Page, unreadable: &[Arc<str>]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
         let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
         for entry in page.entries {

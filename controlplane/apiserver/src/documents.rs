@@ -10,8 +10,8 @@ use crate::{
     aggregation::{discovery as remote, openapi as remote_openapi},
     error::Result,
     media::{self, Form},
-    merged_openapi::{self, tag},
-    metrics,
+    merged_openapi::{self, VersionDocument, tag},
+    metrics, offload,
     reply::{self, Reply},
     request::RequestInfo,
     state::State,
@@ -60,16 +60,21 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
         ["apis", group, version] => discovery::resource_list(resources, group, version),
         ["openapi", "v2"] => return openapi_v2(state, info, headers).map(Some),
         ["openapi", "v3"] => {
-            let mut root = openapi::root(resources);
+            // The hash of a document that changed is computed from all its bytes.
+            let is_heavy = resources.group_versions().iter().any(|version| version.openapi_hash().is_none());
+            let mut root = offload::run(is_heavy, || openapi::root(resources));
             remote_openapi::add_v3(&state.remotes, &mut root);
             Some(root)
         }
         ["openapi", "v3", rest @ ..] => {
-            let own = openapi::document(resources, &rest.join("/"));
-            let remote = || state.remotes.find(&info.path);
             let is_known = |hash: &str| matches(headers, &quoted(hash));
-            let converted = || remote().and_then(|remote| remote_openapi::converted_v3(&remote, is_known));
-            return Ok(own.or_else(converted).map(|document| openapi_document(info, headers, document)));
+            let own = state.merged.versions.find(resources, &rest.join("/"), is_known);
+            let converted = || {
+                let document = remote_openapi::converted_v3(&state.remotes.find(&info.path)?, is_known)?;
+                let body = Some(document.body.into()).filter(|_| !is_known(&document.hash));
+                Some(VersionDocument { hash: document.hash, body })
+            };
+            return Ok(own.or_else(converted).map(|document| openapi_document(info, document)));
         }
         ["version"] => Some(version()),
         [".well-known", "openid-configuration"] => {
@@ -131,14 +136,10 @@ fn quoted(hash: &str) -> String {
     format!("\"{hash}\"")
 }
 
-fn openapi_document(info: &RequestInfo, headers: &HeaderMap, document: openapi::Document) -> Reply {
-    let tag = quoted(&document.hash);
-    let mut reply = if matches(headers, &tag) {
-        not_modified()
-    } else {
-        reply::bytes(200, "application/json", document.body)
-    };
-    set(&mut reply, header::ETAG, &tag);
+fn openapi_document(info: &RequestInfo, document: VersionDocument) -> Reply {
+    let mut reply =
+        document.body.map_or_else(not_modified, |body| reply::bytes(200, "application/json", body));
+    set(&mut reply, header::ETAG, &quoted(&document.hash));
     set(&mut reply, header::VARY, "Accept-Encoding, Accept");
     // A document that is requested with its hash in the URL never changes.
     if info.query.get("hash") == document.hash {

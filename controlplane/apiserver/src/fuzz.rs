@@ -1,7 +1,7 @@
 //! Functions that the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable
 //! compiler.
 
-use coracle_cel::{Environment, PER_CALL_LIMIT, Program, Type, Value, pattern};
+use coracle_cel::{Bounds, Environment, Limits, PER_CALL_LIMIT, Program, Type, Value, pattern};
 
 use crate::request::RequestInfo;
 
@@ -42,7 +42,9 @@ pub fn cel(data: &[u8]) {
     let (source, object) = text.split_once('\n').unwrap_or((&text, "null"));
     let environment = Environment::default().variable("self", Type::Dyn).with_structures();
     let kind = Type::Dyn;
-    let Ok(program) = Program::compile(source, &environment) else { return };
+    let bounds = Bounds::leaf(100, 1);
+    let limits = Limits { variable: None, bounds: &bounds };
+    let Ok((program, _estimate)) = Program::compile_with_cost(source, &environment, limits) else { return };
     let object = serde_json::from_str(object).unwrap_or_default();
     let (result, cost) = program.evaluate(&[("self", Value::from_json(&object, &kind))]);
     // One step may exceed the limit.

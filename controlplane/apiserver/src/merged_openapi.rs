@@ -3,6 +3,8 @@
 //! A document is built at the first request after a change of the resources or of a part. Its ETag is kept until the
 //! next change. Its bytes are kept for a short time only: they are large, and clients cache them.
 
+mod versions;
+
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
@@ -11,6 +13,7 @@ use std::{
 use bytes::Bytes;
 use coracle_kinds::{Resources, openapi};
 
+pub(crate) use self::versions::{VersionDocument, VersionDocuments};
 use crate::{
     aggregation::{Remotes, openapi as remote},
     offload,
@@ -31,6 +34,8 @@ pub(crate) enum Form {
 pub(crate) struct Merged {
     json: CachedDocument,
     protobuf: CachedDocument,
+    /// The OpenAPI v3 documents.
+    pub(crate) versions: Arc<VersionDocuments>,
 }
 
 /// A document in one form.

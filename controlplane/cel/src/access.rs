@@ -99,8 +99,9 @@ pub(crate) enum Stage {
 }
 
 impl<'a> Access<'a> {
-    /// The variable `authorizer`. `request` is the resource of the request.
+    /// The variable `authorizer`. `request` is the resource of the request; its version does not count.
     pub fn new(host: &'a dyn Authorize, request: AccessQuestion) -> Access<'a> {
+        let request = AccessQuestion { version: "*".to_owned(), ..request };
         Access { host, question: Arc::default(), stage: Stage::Authorizer, request: Arc::new(request) }
     }
 

@@ -1,29 +1,67 @@
 //! Static check: names, fields, functions and types. An unknown type is `dyn`; the evaluation checks it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::access::{AUTHORIZER, RESOURCE_CHECK};
 use crate::environment::{CompileError, Environment, SHARED};
 use crate::functions::signatures::{self, Found};
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap, position};
-use crate::types::Type;
+use crate::types::{DYN, Type};
 use crate::value::structure;
 
 /// Returns the type of the expression.
 pub(crate) fn check(expr: &Expr, environment: &Environment, source: &str) -> Result<Type, CompileError> {
-    Checker { environment, source, scopes: Vec::new() }.kind(expr)
+    Checker { environment, source, scopes: Vec::new(), types: None }.kind(expr)
 }
+
+/// Returns the types of the expression and of its parts.
+pub(crate) fn check_parts(
+    expr: &Expr,
+    environment: &Environment,
+    source: &str,
+) -> Result<Types, CompileError> {
+    let types = Some(HashMap::new());
+    let mut checker = Checker { environment, source, scopes: Vec::new(), types };
+    checker.kind(expr)?;
+    Ok(Types(checker.types.unwrap_or_default()))
+}
+
+/// The types of the parts of an expression, by the addresses of the parts.
+pub(crate) struct Types(HashMap<*const Expr, Type>);
 
 struct Checker<'a> {
     environment: &'a Environment,
     source: &'a str,
     scopes: Vec<(&'a str, Type)>,
+    /// The types of all parts, if the caller needs them.
+    types: Option<HashMap<*const Expr, Type>>,
 }
 
 type Checked = Result<Type, CompileError>;
 
+impl Types {
+    /// The type of a part.
+    pub(crate) fn of(&self, expr: &Expr) -> &Type {
+        self.0.get(&std::ptr::from_ref(expr)).unwrap_or(&DYN)
+    }
+
+    /// Whether the part has a type. Names of namespaces have none.
+    pub(crate) fn has(&self, expr: &Expr) -> bool {
+        self.0.contains_key(&std::ptr::from_ref(expr))
+    }
+}
+
 impl<'a> Checker<'a> {
     fn kind(&mut self, expr: &'a Expr) -> Checked {
+        let kind = self.infer(expr)?;
+        if let Some(types) = &mut self.types {
+            types.insert(std::ptr::from_ref(expr), kind.clone());
+        }
+        Ok(kind)
+    }
+
+    fn infer(&mut self, expr: &'a Expr) -> Checked {
         match &expr.kind {
             Kind::Literal(literal) => Ok(literal_type(literal)),
             Kind::Ident(name) => self.ident(expr, name),
@@ -31,34 +69,24 @@ impl<'a> Checker<'a> {
                 if let Some(kind) = self.shared(operand, field) {
                     return Ok(if *test { Type::Bool } else { kind });
                 }
+                if signatures::qualified_type(expr).is_some_and(|(root, _)| !self.declares(root)) {
+                    return Ok(Type::Type);
+                }
                 let kind = self.kind(operand)?;
                 let field = self.field(expr, &kind, field)?;
                 Ok(if *test { Type::Bool } else { field })
             }
-            Kind::Call { name, target, args } => self.call(expr, name, target.as_deref(), args),
-            Kind::List(items) => {
-                let mut kind = None;
-                for (item, optional) in items {
-                    let item = self.kind(item)?;
-                    kind = Some(join(kind, if *optional { unwrap(item) } else { item }));
+            Kind::Call { name, target, args } => {
+                let before = self.scopes.len();
+                if &**name == "format" {
+                    self.scopes.push((MIXED, Type::Dyn));
                 }
-                Ok(Type::list(kind.unwrap_or(Type::Dyn)))
+                let kind = self.call(expr, name, target.as_deref(), args);
+                self.scopes.truncate(before);
+                kind
             }
-            Kind::Map(entries) => {
-                let (mut keys, mut values) = (None, None);
-                for (key, value, optional) in entries {
-                    let kind = self.kind(key)?;
-                    // Keys of other types would also let the text of a type grow exponentially.
-                    if !matches!(kind, Type::Bool | Type::Int | Type::Uint | Type::String | Type::Dyn) {
-                        return Err(self.error(key, "unsupported map key type"));
-                    }
-                    keys = Some(join(keys, kind));
-                    let value = self.kind(value)?;
-                    values = Some(join(values, if *optional { unwrap(value) } else { value }));
-                }
-                let key = keys.unwrap_or(Type::Dyn);
-                Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
-            }
+            Kind::List(items) => self.list(items),
+            Kind::Map(entries) => self.map(entries),
             Kind::Structure { name, fields } => self.structure(expr, name, fields),
             Kind::Comprehension(inner) => self.comprehension(inner),
             Kind::Bind { name, value, body, optional } => {
@@ -70,6 +98,47 @@ impl<'a> Checker<'a> {
                     _ => result,
                 })
             }
+        }
+    }
+
+    fn list(&mut self, items: &'a [(Expr, bool)]) -> Checked {
+        let mut kind = None;
+        for (item, optional) in items {
+            let found = self.kind(item)?;
+            let found = if *optional { unwrap(found) } else { found };
+            self.same_type(item, kind.as_ref(), &found)?;
+            kind = Some(join(kind, found));
+        }
+        Ok(Type::list(kind.unwrap_or(Type::Dyn)))
+    }
+
+    fn map(&mut self, entries: &'a [(Expr, Expr, bool)]) -> Checked {
+        let (mut keys, mut values) = (None, None);
+        for (key, value, optional) in entries {
+            let kind = self.kind(key)?;
+            // Keys of other types would also let the text of a type grow exponentially.
+            if !matches!(kind, Type::Bool | Type::Int | Type::Uint | Type::String | Type::Dyn) {
+                return Err(self.error(key, "unsupported map key type"));
+            }
+            self.same_type(key, keys.as_ref(), &kind)?;
+            keys = Some(join(keys, kind));
+            let kind = self.kind(value)?;
+            let kind = if *optional { unwrap(kind) } else { kind };
+            self.same_type(value, values.as_ref(), &kind)?;
+            values = Some(join(values, kind));
+        }
+        let key = keys.unwrap_or(Type::Dyn);
+        Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
+    }
+
+    /// Checks that an element has the type of those before it. `dyn` fits any type.
+    fn same_type(&self, expr: &Expr, before: Option<&Type>, kind: &Type) -> Result<(), CompileError> {
+        let allows_mixed = || self.scopes.iter().any(|(name, _)| *name == MIXED);
+        match before {
+            Some(before) if !before.fits(kind) && !kind.fits(before) && !allows_mixed() => {
+                Err(self.error(expr, &format!("expected type '{before}' but found '{kind}'")))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -113,10 +182,10 @@ impl<'a> Checker<'a> {
 
     fn ident(&self, expr: &Expr, name: &str) -> Checked {
         if let Some((_, kind)) = self.scopes.iter().rev().find(|(known, _)| *known == name) {
-            return Ok(kind.clone());
+            return Ok(kind.checked());
         }
         if let Some(kind) = self.environment.find(name) {
-            return Ok(kind.clone());
+            return Ok(kind.checked());
         }
         if signatures::is_type_name(name) {
             return Ok(Type::Type);
@@ -129,10 +198,10 @@ impl<'a> Checker<'a> {
             Type::Dyn | Type::Structure(_) => Ok(Type::Dyn),
             kind if *kind == AUTHORIZER && name == "requestResource" => Ok(RESOURCE_CHECK),
             Type::Object(object) => match object.fields.get(name) {
-                Some(field) => Ok(field.kind.clone()),
+                Some(field) => Ok(field.kind.checked()),
                 None => Err(self.error(expr, &format!("undefined field '{name}'"))),
             },
-            Type::Map(value) | Type::KeyedMap(_, value) => Ok((**value).clone()),
+            Type::Map(value) | Type::KeyedMap(_, value) => Ok(value.checked()),
             Type::Optional(inner) => Ok(Type::Optional(Arc::new(self.field(expr, inner, name)?))),
             other => Err(self.error(expr, &format!("type '{other}' does not support field selection"))),
         }
@@ -158,6 +227,14 @@ impl<'a> Checker<'a> {
             };
             return Ok(Type::Optional(Arc::new(unwrap(inner))));
         }
+        if let Some((arg, problem)) = crate::literal::invalid_argument(name, target, args) {
+            return Err(self.error(arg, &problem));
+        }
+        if name == "format"
+            && let Some(problem) = crate::literal::format_error(target, args)
+        {
+            return Err(self.error(expr, &problem));
+        }
         let mut kinds = Vec::with_capacity(args.len() + 1);
         if let Some(target) = target {
             kinds.push(self.kind(target)?);
@@ -173,10 +250,13 @@ impl<'a> Checker<'a> {
     /// The name of a function such as `sets.contains`, unless a variable hides its first part.
     fn namespace(&self, target: &Expr, name: &str) -> Option<String> {
         let Kind::Ident(space) = &target.kind else { return None };
-        let hidden =
-            self.scopes.iter().any(|(known, _)| *known == &**space) || self.environment.find(space).is_some();
         let qualified = format!("{space}.{name}");
-        (!hidden && signatures::is_known(&qualified)).then_some(qualified)
+        (!self.declares(space) && signatures::is_known(&qualified)).then_some(qualified)
+    }
+
+    /// Whether the name is that of a variable.
+    fn declares(&self, name: &str) -> bool {
+        self.scopes.iter().any(|(known, _)| *known == name) || self.environment.find(name).is_some()
     }
 
     fn signature(&self, expr: &Expr, name: &str, kinds: &[Type], member: bool) -> Checked {
@@ -235,6 +315,9 @@ impl<'a> Checker<'a> {
         CompileError(format!("ERROR: <input>:{line}:{column}: {message}\n | {text}\n | {dots}^"))
     }
 }
+
+/// The name in the scopes below a call of `format`, whose arguments may mix types. No expression can contain it.
+const MIXED: &str = "@mixed";
 
 fn literal_type(literal: &Literal) -> Type {
     match literal {

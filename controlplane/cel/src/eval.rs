@@ -52,6 +52,11 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 {
                     return if *test { Ok(Value::Bool(true)) } else { self.shared(session, field) };
                 }
+                if let Some((root, name)) = functions::signatures::qualified_type(expr)
+                    && !self.is_variable(root)
+                {
+                    return self.meter.charge(1).map(|()| Value::Type(name));
+                }
                 let value = self.eval(operand)?;
                 self.meter.charge(1)?;
                 if *test {

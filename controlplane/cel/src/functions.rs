@@ -1,6 +1,7 @@
 //! Functions. [`signatures`] has their types; a call with other types ends in [`EvalError::NoOverload`].
 
 mod access;
+mod clause;
 mod convert;
 mod format;
 mod ip;
@@ -13,6 +14,7 @@ mod text;
 mod time;
 mod url;
 
+pub(crate) use self::convert::{TIMESTAMPS, parse_timestamp};
 use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;

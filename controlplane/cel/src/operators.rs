@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
-use crate::value::{Key, Value};
+use crate::value::{Key, OffsetTime, Value, union};
 
 /// Applies an operator. `None` if the name is not an operator.
 pub(crate) fn apply<'a>(meter: &mut CostMeter, name: &str, args: &[Value<'a>]) -> Option<Evaluated<'a>> {
@@ -126,8 +126,13 @@ fn add<'a>(meter: &mut CostMeter, left: &Value<'a>, right: &Value<'a>) -> Evalua
         (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) => {
             // The elements are copied, so their number counts. cel-go links the lists and counts one.
             meter.charge(u64::from(left.is_zero() && right.is_zero()))?;
-            let mut items = meter.items(left)?;
-            items.extend(meter.items(right)?);
+            let (mut items, added) = (meter.items(left)?, meter.items(right)?);
+            if let Some(of) = left.unordered() {
+                let costs = items.iter().chain(&added).map(Value::identity_cost);
+                meter.charge(costs.fold(0, u64::saturating_add))?;
+                return Ok(Value::list(union(items, added, of)));
+            }
+            items.extend(added);
             Ok(Value::List(Arc::new(items)))
         }
         _ => {
@@ -179,10 +184,10 @@ fn uint<'a>(name: &str, left: u64, right: u64) -> Evaluated<'a> {
 }
 
 fn time<'a>(name: &str, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {
-    let shift = |at: &jiff::Timestamp, nanoseconds: Option<i64>| {
-        nanoseconds
-            .and_then(|nanoseconds| at.checked_add(jiff::SignedDuration::from_nanos(nanoseconds)).ok())
-            .map(Value::Timestamp)
+    let shift = |time: &OffsetTime, nanoseconds: Option<i64>| {
+        let by = nanoseconds.map(jiff::SignedDuration::from_nanos);
+        by.and_then(|by| time.at().checked_add(by).ok())
+            .map(|at| Value::Timestamp(time.moved(at)))
             .ok_or_else(|| overflow("timestamp"))
     };
     match (name, left, right) {
@@ -190,7 +195,7 @@ fn time<'a>(name: &str, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {
         | ("_+_", Value::Duration(by), Value::Timestamp(at)) => shift(at, Some(*by)),
         ("_-_", Value::Timestamp(at), Value::Duration(by)) => shift(at, by.checked_neg()),
         ("_-_", Value::Timestamp(left), Value::Timestamp(right)) => {
-            let difference = left.as_nanosecond() - right.as_nanosecond();
+            let difference = left.at().as_nanosecond() - right.at().as_nanosecond();
             i64::try_from(difference).map(Value::Duration).map_err(|_error| overflow("duration"))
         }
         ("_+_", Value::Duration(left), Value::Duration(right)) => {

@@ -1,6 +1,7 @@
 //! Parses expressions with the crate `cel` and converts its tree into a compact one of bounded depth.
 
 mod scan;
+mod sort_by;
 mod two_variables;
 
 use cel::common::ast::{EntryExpr, Expr as Ast, IdedExpr, LiteralValue, SourceInfo, StructExpr};
@@ -199,6 +200,9 @@ impl Converter<'_> {
         if let Some(kind) = self.bind(call, depth)? {
             return Ok(Some(kind));
         }
+        if let Some(kind) = self.sort_by(id, call, depth)? {
+            return Ok(Some(kind));
+        }
         let (Some(target), [first, second, rest @ ..]) = (call.target.as_deref(), call.args.as_slice())
         else {
             return Ok(None);
@@ -217,6 +221,27 @@ impl Converter<'_> {
         let args = rest.iter().map(inner).collect::<Result<Vec<_>, _>>()?;
         let at = self.info.offset_for(id).map_or(0, |(start, _)| start);
         Ok(two_variables::expand(macro_, self.expr(target, depth + 1)?, variables, (args, at)))
+    }
+
+    /// The macro `sortBy`, which the parser leaves as a call.
+    fn sort_by(
+        &self,
+        id: u64,
+        call: &cel::common::ast::CallExpr,
+        depth: usize,
+    ) -> Result<Option<Kind>, String> {
+        let (Some(target), "sortBy", [variable, key]) =
+            (call.target.as_deref(), call.func_name.as_str(), call.args.as_slice())
+        else {
+            return Ok(None);
+        };
+        let Ast::Ident(name) = &variable.expr else {
+            return Err("argument of sortBy() must be a simple name".to_owned());
+        };
+        // The expansion nests the key five levels deeper.
+        let key = self.expr(key, depth + 5)?;
+        let at = self.info.offset_for(id).map_or(0, |(start, _)| start);
+        Ok(Some(sort_by::expand(self.expr(target, depth + 1)?, name.as_str().into(), key, at)))
     }
 
     /// The macros `cel.bind`, `optMap` and `optFlatMap`, which the parser leaves as calls.

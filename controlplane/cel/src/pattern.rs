@@ -45,6 +45,37 @@ pub fn compile(text: &str, max_bytes: usize) -> Result<Regex, String> {
         })
 }
 
+/// Whether the syntax of a regular expression of Go is valid. Names of Unicode classes and sizes are not checked: that
+/// takes as long as compiling.
+pub fn is_valid(text: &str) -> bool {
+    let mut parser = parse::ParserBuilder::new();
+    text.len() <= MAX_TEXT
+        && parser
+            .nest_limit(MAX_NESTING)
+            .build()
+            .parse(&translate(text))
+            .is_ok_and(|ast| !visit(&ast, Repeated(false)).unwrap_or_else(|never| match never {}))
+}
+
+/// Looks for a repetition of a repetition, such as `x++`, which Go allows only with a group between them.
+struct Repeated(bool);
+
+impl Visitor for Repeated {
+    type Output = bool;
+    type Err = std::convert::Infallible;
+
+    fn finish(self) -> Result<bool, Self::Err> {
+        Ok(self.0)
+    }
+
+    fn visit_pre(&mut self, ast: &Ast) -> Result<(), Self::Err> {
+        if let Ast::Repetition(repetition) = ast {
+            self.0 |= matches!(*repetition.ast, Ast::Repetition(_));
+        }
+        Ok(())
+    }
+}
+
 /// Number of characters that the crate looks up when it compiles the expression, to fold the case of its classes. A
 /// range of seven bytes such as `[!-\u{10ffff}]` has a million. 0 for a case-sensitive or invalid expression.
 pub fn folded(text: &str) -> u64 {
@@ -237,6 +268,8 @@ mod tests {
             assert!(!regex.is_match(bad), "{pattern} {bad}");
         }
         assert!(compile("(", MAX_BYTES).is_err());
+        assert!(!is_valid("(") && !is_valid("x++") && !is_valid("x{2}*"));
+        assert!(is_valid("(?:x+)+") && is_valid("x+?") && is_valid("x??") && is_valid(r"^\d{1,2}$"));
         assert!(compile("(?:a{1000}){1000}", MAX_BYTES).is_err());
     }
 

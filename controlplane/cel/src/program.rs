@@ -2,6 +2,7 @@
 
 use crate::check;
 use crate::environment::{CompileError, Environment, SHARED};
+use crate::estimate::{self, Limits};
 use crate::parse::{self, Expr, Kind};
 use crate::types::Type;
 
@@ -34,6 +35,27 @@ impl Program {
     pub fn compile(source: &str, environment: &Environment) -> Result<Program, CompileError> {
         let expr = parse::parse(source).map_err(CompileError)?;
         let kind = check::check(&expr, environment, source)?;
+        Program::new(expr, kind, environment)
+    }
+
+    /// Like [`Program::compile`], with an estimate of the cost: the highest for all values within the limits. `None` if
+    /// it is unknown.
+    ///
+    /// # Errors
+    /// As for [`Program::compile`].
+    pub fn compile_with_cost(
+        source: &str,
+        environment: &Environment,
+        limits: Limits<'_>,
+    ) -> Result<(Program, Option<u64>), CompileError> {
+        let expr = parse::parse(source).map_err(CompileError)?;
+        let types = check::check_parts(&expr, environment, source)?;
+        let cost = estimate::estimate(&expr, &types, limits);
+        let kind = types.of(&expr).clone();
+        Ok((Program::new(expr, kind, environment)?, cost))
+    }
+
+    fn new(expr: Expr, kind: Type, environment: &Environment) -> Result<Program, CompileError> {
         let mut variables = Vec::new();
         references(&expr, &mut variables);
         let depth = depth(&expr, environment);

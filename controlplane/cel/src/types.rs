@@ -30,6 +30,8 @@ pub enum Type {
     Timestamp,
     /// A list.
     List(Arc<Type>),
+    /// A list without order. Static checks see a list.
+    Unordered(Arc<UnorderedList>),
     /// A map with texts as keys.
     Map(Arc<Type>),
     /// A map with keys of another type, made by an expression.
@@ -44,6 +46,15 @@ pub enum Type {
     Structure(Arc<str>),
     /// A type as a value.
     Type,
+}
+
+/// A list without order: a set, or a map by key fields (`x-kubernetes-list-type`).
+#[derive(Debug, PartialEq, Hash)]
+pub struct UnorderedList {
+    /// Type of the elements.
+    pub item: Type,
+    /// Identifiers of the fields that identify an element. Empty for a set.
+    pub keys: Box<[Box<str>]>,
 }
 
 /// An object type.
@@ -118,6 +129,14 @@ impl Type {
         Type::List(Arc::new(item))
     }
 
+    /// The type that static checks see.
+    pub(crate) fn checked(&self) -> Type {
+        match self {
+            Type::Unordered(list) => Type::list(list.item.clone()),
+            other => other.clone(),
+        }
+    }
+
     /// The type, or `dyn` if it is deeper than the limit: a chain of shared values could nest types without end.
     pub(crate) fn limited(self) -> Type {
         if self.is_deeper_than(MAX_DEPTH) { Type::Dyn } else { self }
@@ -127,6 +146,7 @@ impl Type {
         match self {
             _ if limit == 0 => true,
             Type::List(inner) | Type::Map(inner) | Type::Optional(inner) => inner.is_deeper_than(limit - 1),
+            Type::Unordered(list) => list.item.is_deeper_than(limit - 1),
             Type::KeyedMap(key, value) => key.is_deeper_than(limit - 1) || value.is_deeper_than(limit - 1),
             _ => false,
         }
@@ -136,6 +156,8 @@ impl Type {
     pub(crate) fn fits(&self, expected: &Type) -> bool {
         match (self, expected) {
             (Type::Dyn, _) | (_, Type::Dyn) => true,
+            (Type::Unordered(_), _) => self.checked().fits(expected),
+            (_, Type::Unordered(_)) => self.fits(&expected.checked()),
             // In upstream's type system these types are messages and wrappers, which may be null.
             (
                 Type::Null,
@@ -181,6 +203,7 @@ impl Type {
             Type::Duration => f.write_str("google.protobuf.Duration"),
             Type::Timestamp => f.write_str("google.protobuf.Timestamp"),
             Type::List(item) => inner(f, ("list(", item)),
+            Type::Unordered(list) => inner(f, ("list(", &list.item)),
             Type::Map(value) => inner(f, ("map(string, ", value)),
             Type::KeyedMap(key, value) => {
                 f.write_str("map(")?;

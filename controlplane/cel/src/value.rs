@@ -1,7 +1,10 @@
 //! Values. Objects and lists of a request stay JSON; an element is converted when an expression reads it.
 
 mod json;
+pub(crate) mod offset_time;
 pub(crate) mod structure;
+mod unknown;
+mod unordered;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -12,14 +15,16 @@ use std::sync::Arc;
 use base64::Engine;
 use coracle_values::Quantity;
 use ipnetwork::IpNetwork;
-use jiff::Timestamp;
 use serde_json::{Map, Value as Json};
 
 use crate::access::{Access, AccessDecision};
 use crate::duration;
-use crate::types::{DYN, ObjectType, Type};
+use crate::go_url::GoUrl;
+use crate::types::{DYN, ObjectType, Type, UnorderedList};
 
+pub use self::offset_time::OffsetTime;
 pub use self::structure::Structure;
+pub(crate) use self::unordered::union;
 
 /// A value.
 #[derive(Clone, Debug)]
@@ -40,8 +45,8 @@ pub enum Value<'a> {
     Bytes(Arc<[u8]>),
     /// A list that an expression made.
     List(Arc<Vec<Value<'a>>>),
-    /// A list in JSON, and the type of its elements.
-    JsonList(&'a [Json], &'a Type),
+    /// A list in JSON, the type of its elements, and its list type if that has no order.
+    JsonList(&'a [Json], &'a Type, Option<&'a UnorderedList>),
     /// A map that an expression made.
     Map(Arc<BTreeMap<Key, Value<'a>>>),
     /// An object in JSON, and the type of its values.
@@ -51,15 +56,15 @@ pub enum Value<'a> {
     /// Nanoseconds.
     Duration(i64),
     /// A point in time.
-    Timestamp(Timestamp),
+    Timestamp(OffsetTime),
     /// A type, by name.
     Type(&'static str),
     /// An optional value.
     Optional(Option<Arc<Value<'a>>>),
     /// A quantity.
     Quantity(Quantity),
-    /// A URL: its text and its parsed form.
-    Url(Arc<url::Url>),
+    /// A URL.
+    Url(Arc<GoUrl>),
     /// An IP address.
     Ip(IpAddr),
     /// A network.
@@ -112,8 +117,9 @@ impl<'a> Value<'a> {
                 .map(Value::Int)
                 .unwrap_or_else(|| Value::Double(number.as_f64().unwrap_or(f64::NAN))),
             (Json::String(text), kind) => from_text(text, kind),
-            (Json::Array(list), Type::List(item)) => Value::JsonList(list, item),
-            (Json::Array(list), _) => Value::JsonList(list, &DYN),
+            (Json::Array(list), Type::List(item)) => Value::JsonList(list, item, None),
+            (Json::Array(list), Type::Unordered(of)) => Value::JsonList(list, &of.item, Some(&**of)),
+            (Json::Array(list), _) => Value::JsonList(list, &DYN, None),
             (Json::Object(map), Type::Object(object)) => Value::JsonObject(map, object),
             (Json::Object(map), Type::Map(inner)) => Value::JsonMap(map, inner),
             (Json::Object(map), _) => Value::JsonMap(map, &DYN),
@@ -167,7 +173,7 @@ impl<'a> Value<'a> {
             Value::String(text) => text.chars().count(),
             Value::Bytes(bytes) => bytes.len(),
             Value::List(list) => list.len(),
-            Value::JsonList(list, _) => list.len(),
+            Value::JsonList(list, ..) => list.len(),
             Value::Map(map) => map.len(),
             Value::JsonMap(map, _) => map.len(),
             Value::JsonObject(map, _) => map.len(),
@@ -193,8 +199,11 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The cost of collecting the keys of a map.
+    /// The cost of collecting the keys of a map. For an object all fields of its type are looked up.
     pub(crate) fn keys_cost(&self) -> u64 {
+        if let Value::JsonObject(_, object) = self {
+            return u64::try_from(object.fields.len()).unwrap_or(u64::MAX) / 10;
+        }
         let texts: usize = match self {
             Value::Map(map) => map
                 .keys()
@@ -212,7 +221,7 @@ impl<'a> Value<'a> {
     pub(crate) fn at(&self, index: usize) -> Option<Value<'a>> {
         match self {
             Value::List(list) => list.get(index).cloned(),
-            Value::JsonList(list, kind) => list.get(index).map(|item| Value::from_json(item, kind)),
+            Value::JsonList(list, kind, _) => list.get(index).map(|item| Value::from_json(item, kind)),
             _ => None,
         }
     }
@@ -221,7 +230,7 @@ impl<'a> Value<'a> {
     pub(crate) fn items(&self) -> Option<Vec<Value<'a>>> {
         match self {
             Value::List(list) => Some(list.to_vec()),
-            Value::JsonList(list, kind) => {
+            Value::JsonList(list, kind, _) => {
                 Some(list.iter().map(|item| Value::from_json(item, kind)).collect())
             }
             _ => None,
@@ -236,7 +245,7 @@ impl<'a> Value<'a> {
             Value::JsonObject(map, object) => object
                 .fields
                 .iter()
-                .filter(|(_, field)| map.contains_key(&*field.name))
+                .filter(|(_, field)| present(map, &field.name).is_some())
                 .map(|(name, _)| Value::String(Cow::Borrowed(&**name)))
                 .collect(),
             _ => return None,
@@ -250,10 +259,7 @@ impl<'a> Value<'a> {
             (Value::JsonMap(map, kind), Value::String(name)) => {
                 map.get(&**name).map(|value| Value::from_json(value, kind))
             }
-            (Value::JsonObject(map, object), Value::String(name)) => {
-                let field = object.fields.get(&**name)?;
-                map.get(&*field.name).map(|value| Value::from_json(value, &field.kind))
-            }
+            (Value::JsonObject(map, object), Value::String(name)) => member(map, object, name),
             _ => None,
         }
     }
@@ -263,10 +269,7 @@ impl<'a> Value<'a> {
         match self {
             Value::Map(map) => map.get(&Key::String(name.to_owned())).cloned(),
             Value::JsonMap(map, kind) => map.get(name).map(|value| Value::from_json(value, kind)),
-            Value::JsonObject(map, object) => {
-                let field = object.fields.get(name)?;
-                map.get(&*field.name).map(|value| Value::from_json(value, &field.kind))
-            }
+            Value::JsonObject(map, object) => member(map, object, name),
             Value::Structure(structure) => structure.get(name).cloned(),
             Value::Access(access) if name == "requestResource" => Some(Value::Access(access.of_request())),
             _ => None,
@@ -278,7 +281,7 @@ impl<'a> Value<'a> {
         match self {
             Value::JsonMap(map, _) => map.contains_key(name),
             Value::JsonObject(map, object) => {
-                object.fields.get(name).is_some_and(|field| map.contains_key(&*field.name))
+                object.fields.get(name).is_some_and(|field| present(map, &field.name).is_some())
             }
             Value::Map(map) => map.contains_key(&Key::String(name.to_owned())),
             other => other.field(name).is_some(),
@@ -339,6 +342,11 @@ impl<'a> Value<'a> {
             return Some(false);
         }
         if let (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) = (self, other) {
+            if let Some(of) = self.unordered().or_else(|| other.unordered())
+                && let Some(equal) = self.equals_unordered(other, of, (&mut *work, depth))?
+            {
+                return Some(equal);
+            }
             let mut index = 0;
             while let (Some(left), Some(right)) = (self.at(index), other.at(index)) {
                 *work = work.checked_sub(left.copy_cost() + right.copy_cost())?;
@@ -354,6 +362,11 @@ impl<'a> Value<'a> {
         }
         // The keys are collected.
         *work = work.checked_sub(self.keys_cost())?;
+        if let (Value::JsonObject(left, object), Value::JsonObject(right, _)) = (self, other)
+            && unknown::has_unknown(left, object)
+        {
+            return unknown::equal_maps(left, right, work);
+        }
         for key in self.keys()? {
             let (Some(left), Some(right)) = (self.get(&key), other.get(&key)) else { return Some(false) };
             *work = work.checked_sub(left.copy_cost() + right.copy_cost() + key.cost_size() / 10)?;
@@ -388,7 +401,7 @@ impl<'a> Value<'a> {
             (Value::String(left), Value::String(right)) => Some(left.cmp(right)),
             (Value::Bytes(left), Value::Bytes(right)) => Some(left.cmp(right)),
             (Value::Duration(left), Value::Duration(right)) => Some(left.cmp(right)),
-            (Value::Timestamp(left), Value::Timestamp(right)) => Some(left.cmp(right)),
+            (Value::Timestamp(left), Value::Timestamp(right)) => Some(left.at().cmp(&right.at())),
             _ => self.number_order(other),
         }
     }
@@ -402,10 +415,22 @@ impl<'a> Value<'a> {
             Value::Uint(number) => *number == 0,
             Value::Double(number) => *number == 0.0,
             Value::Duration(nanoseconds) => *nanoseconds == 0,
+            Value::Timestamp(time) => time.is_zero(),
             Value::Optional(inner) => inner.is_none(),
             other => other.size() == Some(0),
         }
     }
+}
+
+/// The field of an object with known fields.
+fn member<'a>(map: &'a Map<String, Json>, object: &'a ObjectType, name: &str) -> Option<Value<'a>> {
+    let field = object.fields.get(name)?;
+    present(map, &field.name).map(|value| Value::from_json(value, &field.kind))
+}
+
+/// The value of a field. Null is the same as absent.
+fn present<'a>(map: &'a Map<String, Json>, name: &str) -> Option<&'a Json> {
+    map.get(name).filter(|value| !value.is_null())
 }
 
 fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {
@@ -415,19 +440,10 @@ fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {
             .ok()
             .map(|bytes| Value::Bytes(bytes.into())),
         Type::Duration => duration::parse(text).map(Value::Duration),
-        Type::Timestamp => timestamp(text).map(Value::Timestamp),
+        Type::Timestamp => OffsetTime::parse(text).map(Value::Timestamp),
         _ => None,
     };
     converted.unwrap_or(Value::String(Cow::Borrowed(text)))
-}
-
-/// A point in time: a date with a time, or a date at midnight.
-pub(crate) fn timestamp(text: &str) -> Option<Timestamp> {
-    if let Ok(at) = text.parse::<Timestamp>() {
-        return Some(at);
-    }
-    let date = text.parse::<jiff::civil::Date>().ok()?;
-    date.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
 }
 
 // === impl Key ===

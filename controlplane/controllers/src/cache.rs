@@ -123,6 +123,11 @@ impl<K: Object> Cache<K> {
         drop(self.synced.subscribe().wait_for(|synced| *synced).await);
     }
 
+    /// Whether the first list is complete, or the API server does not serve the kind.
+    pub(crate) fn is_synced(&self) -> bool {
+        *self.synced.borrow()
+    }
+
     /// The object with this key.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<K>> {
         self.lock().objects.get(key).cloned()

@@ -39,12 +39,16 @@ pub struct StatusChange {
 }
 
 impl StatusChange {
-    /// Applies the change to a definition in its JSON form.
+    /// Applies the change to a definition in its JSON form. Another server may have established it in the meantime: it
+    /// stays established.
     pub fn apply(&self, object: &mut Value, now: &str) {
         let Some(status) = object_of(object, "status") else { return };
         status.insert("acceptedNames".to_owned(), names_json(&self.accepted));
+        let is_established = is_established(status);
         for condition in &self.conditions {
-            set_condition(status, condition, now);
+            if !(is_established && condition.kind == "Established") {
+                set_condition(status, condition, now);
+            }
         }
     }
 
@@ -97,6 +101,11 @@ fn set_condition(status: &mut Map<String, Value>, condition: &Condition, now: &s
         Some(index) => list[index] = new,
         None => list.push(new),
     }
+}
+
+fn is_established(status: &Map<String, Value>) -> bool {
+    let mut conditions = status.get("conditions").and_then(Value::as_array).into_iter().flatten();
+    conditions.any(|condition| condition["type"] == "Established" && condition["status"] == "True")
 }
 
 fn names_json(names: &Names) -> Value {
@@ -232,6 +241,17 @@ mod tests {
             assert_eq!((established.reason.as_str(), established.message.as_str()), ("Installing", reason));
             assert_eq!(plan(&definition, &[]).unwrap().not_served(&definition.status, reason), None);
         }
+    }
+
+    #[test]
+    fn a_definition_that_another_server_has_established_stays_established() {
+        let mut object = json!({"spec": {"group": "g.io", "names": {"plural": "foos", "kind": "Foo"}}});
+        let definition = Definition::parse(&object).unwrap();
+        let change = plan(&definition, &[]).unwrap();
+        change.apply(&mut object, "2024-01-01T00:00:00Z");
+        let late = change.not_served(&definition.status, "the store is down").unwrap();
+        late.apply(&mut object, "2024-01-02T00:00:00Z");
+        assert!(Definition::parse(&object).unwrap().is_condition_true("Established"));
     }
 
     #[test]

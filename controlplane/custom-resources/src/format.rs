@@ -3,13 +3,13 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
 
-use base64::Engine;
+use coracle_cel::text_format;
 use regex::Regex;
 
 /// Whether the text has the format. A format that is unknown or empty fits every text.
 pub(crate) fn fits(format: &str, text: &str) -> bool {
     match format.replace('-', "").as_str() {
-        "uri" => url::Url::parse(text).is_ok() || text.starts_with('/'),
+        "uri" => coracle_cel::go_url::GoUrl::check(text).is_ok(),
         "email" => is_email(text),
         "hostname" => {
             matches(&HOSTNAME, text) && text.split('.').all(|label| label.len() <= 63) && text.len() <= 255
@@ -20,10 +20,10 @@ pub(crate) fn fits(format: &str, text: &str) -> bool {
             coracle_values::names::has_prefix_length(text) && text.parse::<ipnetwork::IpNetwork>().is_ok()
         }
         "mac" => is_mac(text),
-        "uuid" => matches(&UUID, text),
-        "uuid3" => matches(&UUID, text) && uuid_version(text) == Some('3'),
-        "uuid4" => matches(&UUID, text) && uuid_version(text) == Some('4') && is_rfc_variant(text),
-        "uuid5" => matches(&UUID, text) && uuid_version(text) == Some('5') && is_rfc_variant(text),
+        "uuid" => text_format::is_uuid(text),
+        "uuid3" => text_format::is_uuid(text) && uuid_version(text) == Some('3'),
+        "uuid4" => text_format::is_uuid(text) && uuid_version(text) == Some('4') && is_rfc_variant(text),
+        "uuid5" => text_format::is_uuid(text) && uuid_version(text) == Some('5') && is_rfc_variant(text),
         "bsonobjectid" => text.len() == 24 && text.bytes().all(|byte| byte.is_ascii_hexdigit()),
         "isbn" => is_isbn10(text) || is_isbn13(text),
         "isbn10" => is_isbn10(text),
@@ -32,9 +32,9 @@ pub(crate) fn fits(format: &str, text: &str) -> bool {
         "ssn" => matches(&SSN, text),
         "hexcolor" => matches(&HEX_COLOR, text),
         "rgbcolor" => matches(&RGB_COLOR, text),
-        "byte" => base64::engine::general_purpose::STANDARD.decode(text).is_ok(),
-        "date" => text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok(),
-        "datetime" => is_date_time(text),
+        "byte" => text_format::is_base64(text),
+        "date" => text_format::is_date(text),
+        "datetime" => text_format::is_date_time(text),
         "duration" => coracle_cel::duration::parse(text).is_some() || matches(&SCALA_DURATION, text),
         "k8sshortname" => coracle_values::names::dns1123_label(text).is_empty(),
         "k8slongname" => coracle_values::names::dns1123_subdomain(text).is_empty(),
@@ -82,9 +82,6 @@ pub(crate) fn is_known(kind: &str, format: &str) -> bool {
 
 type Expression = LazyLock<Option<Regex>>;
 
-static UUID: Expression = LazyLock::new(|| {
-    Regex::new("^(?i)[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$").ok()
-});
 static HOSTNAME: Expression =
     LazyLock::new(|| Regex::new(r"^[a-zA-Z0-9\p{L}]([a-zA-Z0-9\p{L}.-]*[a-zA-Z0-9\p{L}])?\.?$").ok());
 static CREDIT_CARD: Expression = LazyLock::new(|| {
@@ -171,11 +168,6 @@ fn is_isbn13(text: &str) -> bool {
             .is_some_and(|sum| sum % 10 == 0)
 }
 
-fn is_date_time(text: &str) -> bool {
-    text.parse::<jiff::Timestamp>().is_ok()
-        && text.as_bytes().get(10).is_some_and(|byte| matches!(byte, b'T' | b't'))
-}
-
 #[cfg(test)]
 mod tests {
     use super::fits;
@@ -189,6 +181,9 @@ mod tests {
             ("ipv6", "::1", "10.0.0.1"),
             ("cidr", "10.0.0.0/8", "10.0.0.0"),
             ("cidr", "fd00::/8", "10.0.0.0/255.0.0.0"),
+            ("uri", "https://a.b/c?d", "a b"),
+            ("uri", "/path", "https://a:b"),
+            ("date-time", "2024-01-02T03:04:05+99:99", "2024-01-02 03:04:05Z"),
             ("uuid", "550e8400-e29b-41d4-a716-446655440000", "550e8400"),
             ("uuid4", "550e8400-e29b-41d4-a716-446655440000", "550e8400-e29b-51d4-a716-446655440000"),
             ("mac", "00:00:5e:00:53:01", "00:00:5e"),

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | definitions as types, defaults | [`definition`], [`definition_defaults`] | `apis/apiextensions/v1` |
 //! | validation of definitions | [`validate`], `structural`, `schema_rules`, `default_rules` | `apis/apiextensions/validation` |
+//! | estimated cost of rules | `bounds`, `rule_cost` | `apis/apiextensions/validation`, `apiserver/schema/cel` |
 //! | names and conditions | [`conditions`] | `controller/status`, `controller/establish` |
 //! | schemas | [`schema`] | `apiserver/schema` |
 //! | unknown fields, defaults, embedded metadata | `prune`, `default`, `embedded` | `apiserver/schema/{pruning,defaulting,objectmeta}` |
@@ -16,6 +17,7 @@
 //! Invariants: no I/O, no clock, no panic on any input. A schema has a limited depth and size, so that recursive code is
 //! safe; patterns take linear time; rules have a cost limit.
 
+mod bounds;
 mod check;
 pub mod columns;
 pub mod conditions;
@@ -31,6 +33,7 @@ pub mod json_path;
 mod list_type;
 mod prune;
 pub mod publish;
+mod rule_cost;
 mod rules;
 pub mod schema;
 mod schema_rules;

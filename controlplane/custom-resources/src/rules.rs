@@ -1,9 +1,13 @@
 //! Rules in CEL (`x-kubernetes-validations`): compiled with the schema, evaluated for each object.
 
+mod definition;
+
 use std::collections::BTreeMap;
 
-use coracle_cel::{Environment, EvalError, Program, Type, Value as Cel};
-use serde_json::{Map, Value};
+use coracle_cel::{CompileError, Environment, EvalError, Program, Type, Value as Cel};
+use serde_json::Value;
+
+pub(crate) use definition::validate;
 
 use crate::check::key_of;
 use crate::field_path;
@@ -36,93 +40,6 @@ struct Rule {
     uses_old: bool,
 }
 
-/// Checks the rules of a definition: each must compile, and may use `oldSelf` only where a part of the object can be
-/// matched with its old state.
-pub(crate) fn validate(schema: &Schema, path: &Path, violations: &mut Violations) {
-    check_node(schema, true, path, None, violations);
-}
-
-fn check_node(
-    schema: &Schema,
-    resource: bool,
-    path: &Path,
-    loose: Option<&Path>,
-    violations: &mut Violations,
-) {
-    let kind = types::of_schema(schema, resource);
-    for (index, text) in schema.rules.iter().enumerate() {
-        let place = path.field("x-kubernetes-validations").index(index);
-        let Some(kind) = &kind else {
-            violations.invalid(&place, &"".into(), "rules need a schema with a type");
-            continue;
-        };
-        check_rule(text, kind, loose, &place, violations);
-    }
-    if let Some(item) = schema.item() {
-        let keyed = schema.list_type.as_deref() == Some("map");
-        let loose = loose.or((!keyed).then_some(path));
-        check_node(item, item.embedded, &path.field("items"), loose, violations);
-    }
-    for (name, property) in &schema.properties {
-        check_node(property, property.embedded, &path.field("properties").key(name), loose, violations);
-    }
-    if let Some(additional) = schema.additional_schema() {
-        check_node(additional, additional.embedded, &path.field("additionalProperties"), loose, violations);
-    }
-}
-
-fn check_rule(text: &RuleText, kind: &Type, loose: Option<&Path>, place: &Path, violations: &mut Violations) {
-    let environment = environment(text, kind);
-    let rule = place.field("rule");
-    let program = match compile(&text.rule, &environment, &Type::Bool) {
-        Ok(program) => program,
-        Err(detail) => {
-            violations.invalid(&rule, &rule_json(text), &detail);
-            return;
-        }
-    };
-    if !text.message_expression.is_empty()
-        && let Err(detail) = compile(&text.message_expression, &environment, &Type::String)
-    {
-        let detail = detail.replacen("compilation failed", "messageExpression compilation failed", 1);
-        let detail =
-            detail.replacen("cel expression", "messageExpression", 1).replacen("a bool", "a string", 1);
-        violations.invalid(&place.field("messageExpression"), &rule_json(text), &detail);
-    }
-    if program.uses("oldSelf") {
-        if let Some(loose) = loose {
-            let detail =
-                format!("oldSelf cannot be used on the uncorrelatable portion of the schema within {loose}");
-            violations.invalid(&rule, &text.rule.clone().into(), &detail);
-        }
-    } else if let Some(optional) = text.optional_old_self {
-        let detail = "may not be set if oldSelf is not used in rule";
-        violations.invalid(&place.field("optionalOldSelf"), &optional.into(), detail);
-    }
-}
-
-fn rule_json(text: &RuleText) -> Value {
-    let mut map = Map::new();
-    let fields = [
-        ("rule", &text.rule),
-        ("message", &text.message),
-        ("messageExpression", &text.message_expression),
-        ("fieldPath", &text.field_path),
-    ];
-    for (name, value) in fields {
-        if !value.is_empty() || name == "rule" {
-            map.insert(name.to_owned(), value.clone().into());
-        }
-    }
-    if let Some(reason) = &text.reason {
-        map.insert("reason".to_owned(), reason.clone().into());
-    }
-    if let Some(optional) = text.optional_old_self {
-        map.insert("optionalOldSelf".to_owned(), optional.into());
-    }
-    Value::Object(map)
-}
-
 fn environment(text: &RuleText, kind: &Type) -> Environment {
     let old = match text.optional_old_self {
         Some(true) => Type::Optional(std::sync::Arc::new(kind.clone())),
@@ -132,14 +49,23 @@ fn environment(text: &RuleText, kind: &Type) -> Environment {
 }
 
 fn compile(source: &str, environment: &Environment, expected: &Type) -> Result<Program, String> {
-    let program =
-        Program::compile(source, environment).map_err(|error| format!("compilation failed: {error}"))?;
+    let program = Program::compile(source, environment).map_err(|error| failure(&error))?;
+    check_kind(&program, expected)?;
+    Ok(program)
+}
+
+/// The message of an expression that cannot be compiled.
+fn failure(error: &CompileError) -> String {
+    format!("compilation failed: {error}")
+}
+
+fn check_kind(program: &Program, expected: &Type) -> Result<(), String> {
     // An expression of dynamic type is checked when it is evaluated.
     if program.kind() != expected && *program.kind() != Type::Dyn {
         let word = if *expected == Type::Bool { "bool" } else { "string" };
         return Err(format!("cel expression must evaluate to a {word}"));
     }
-    Ok(program)
+    Ok(())
 }
 
 // === impl Rules ===

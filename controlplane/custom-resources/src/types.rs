@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coracle_cel::{Field, ObjectType, Type, escape};
+use coracle_cel::{Field, ObjectType, Type, UnorderedList, escape};
 
 use crate::schema::Schema;
 
@@ -31,7 +31,7 @@ impl Reader<'_> {
             return Some(Type::Dyn);
         }
         Some(match &*schema.kind {
-            "array" => Type::list(self.below(schema.item()?)?),
+            "array" => list_type(schema, self.below(schema.item()?)?),
             "object" => match schema.additional_schema() {
                 Some(additional) if schema.properties.is_empty() => {
                     Type::Map(Arc::new(self.below(additional)?))
@@ -76,6 +76,21 @@ impl Reader<'_> {
     }
 }
 
+/// The type of a list. Sets and maps have no order.
+fn list_type(schema: &Schema, item: Type) -> Type {
+    let keys = match schema.list_type.as_deref() {
+        Some("set") => Box::default(),
+        Some("map") => schema.list_keys.iter().map(|name| identifier(name)).collect(),
+        _ => return Type::list(item),
+    };
+    Type::Unordered(Arc::new(UnorderedList { item, keys }))
+}
+
+/// The identifier of a field in expressions. A name without one stays: only comparisons read it.
+fn identifier(name: &str) -> Box<str> {
+    escape::escape(name).unwrap_or_else(|| name.to_owned()).into_boxed_str()
+}
+
 fn metadata() -> Type {
     let field = |name: &str| (Box::from(name), Field { name: name.into(), kind: Type::String });
     let fields = BTreeMap::from([field("name"), field("generateName")]);
@@ -84,7 +99,7 @@ fn metadata() -> Type {
 
 #[cfg(test)]
 mod tests {
-    use coracle_cel::{Environment, Program};
+    use coracle_cel::{Environment, Program, Value};
     use serde_json::json;
 
     use super::*;
@@ -112,5 +127,27 @@ mod tests {
         }
         let error = compiled(object(), "object.spec.maxRetries").unwrap_err().to_string();
         assert!(error.contains("undefined field 'maxRetries'"), "{error}");
+    }
+
+    #[test]
+    fn sets_and_maps_have_no_order() {
+        let schema = json!({"type": "object", "properties": {
+            "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+            "map": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["a-b"],
+                "items": {"type": "object", "properties": {"a-b": {"type": "string"}}}},
+            "list": {"type": "array", "items": {"type": "string"}}}});
+        let kind = of_schema(&Schema::parse(&schema).unwrap(), false).unwrap();
+        let environment = Environment::default().variable("self", kind.clone());
+        let json = json!({"set": ["a", "b"], "map": [{"a-b": "x"}, {"a-b": "y"}], "list": ["a", "b"]});
+        for (source, expected) in [
+            ("self.set == ['b', 'a']", true),
+            ("self.map == [self.map[1], self.map[0]]", true),
+            ("self.map + [self.map[0]] == self.map", true),
+            ("self.list == ['b', 'a']", false),
+        ] {
+            let program = Program::compile(source, &environment).unwrap();
+            let (result, _) = program.evaluate(&[("self", Value::from_json(&json, &kind))]);
+            assert_eq!(result, Ok(Value::Bool(expected)), "{source}");
+        }
     }
 }

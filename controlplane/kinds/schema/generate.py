@@ -8,6 +8,7 @@ Run by hand when Kubernetes has a new minor version or the crate a new kind (add
     generate.py earlier PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3 PATH/k8s.io/api@VERSION
     (cd integration/differential && go run ./fields) | generate.py fields
     generate.py values FOLDER
+    generate.py published PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3
 
 The first is the Python wheel "kubernetes-validate", whose JSON schemas keep every marker of upstream's OpenAPI
 definitions; its rewrites for JSON Schema are undone here. The third is the source of the Rust crate "k8s-pb", whose
@@ -25,6 +26,10 @@ type, a space, and the path of the embedded structs.
 
 The fourth form completes the definitions of the other forms by what only a running kube-apiserver publishes: the values of
 fields, and the scalars of quantities and of IntOrString. FOLDER has its OpenAPI v3 documents, each in a file `*.json`.
+
+The last form takes from upstream's documents what the wheel lacks or has otherwise: the defaults of fields and elements, the
+required fields, and the form of references. Fields that are younger than the documents follow the rules of upstream's
+generator.
 """
 
 import json
@@ -391,6 +396,63 @@ def write_values(here, folder):
     write(path, file)
 
 
+# Definitions that stand for a scalar or for any value: an element of such a type has no default.
+WITHOUT_DEFAULT = {
+    QUANTITY, INT_OR_STRING, META + "Time", META + "MicroTime", EXTENSIONS + "JSON",
+    EXTENSIONS + "JSONSchemaPropsOrStringArray"}
+ZERO = {"string": "", "integer": 0, "number": 0, "boolean": False}
+
+
+def add_element_defaults(schema):
+    """Sets the defaults of elements: their zero value, as in Go. A reference with a default is wrapped."""
+    for key in ("items", "additionalProperties"):
+        element = schema.get(key)
+        if not isinstance(element, dict):
+            continue
+        reference = element.get("$ref")
+        if reference and reference.rsplit("/", 1)[1] not in WITHOUT_DEFAULT:
+            schema[key] = {"allOf": [{"$ref": reference}], "default": {}}
+        elif element.get("type") in ZERO and element.get("format") != "byte":
+            element["default"] = ZERO[element["type"]]
+        add_element_defaults(element)
+
+
+def copy_form(known, published):
+    """Copies the default and the form of the reference, of a field and of its elements."""
+    for key in ("$ref", "allOf", "default"):
+        known.pop(key, None)
+        if key in published:
+            known[key] = published[key]
+    for key in ("items", "additionalProperties"):
+        if isinstance(known.get(key), dict) and isinstance(published.get(key), dict):
+            copy_form(known[key], published[key])
+
+
+def write_published(here, folder):
+    """Takes defaults, required fields and the form of references from upstream's documents."""
+    path = here / "definitions.json.deflate"
+    file = json.loads(zlib.decompress(path.read_bytes(), -15))
+    published = {}
+    for document in sorted(pathlib.Path(folder).glob("*.json")):
+        published |= json.loads(document.read_text()).get("components", {}).get("schemas", {})
+    for name, definition in file["definitions"].items():
+        properties, upstream = definition.get("properties", {}), published.get(name)
+        if upstream is not None:
+            required = [field for field in upstream.get("required", []) if field in properties]
+            definition.pop("required", None)
+            if required:
+                definition["required"] = required
+        for field, property in properties.items():
+            source = (upstream or {}).get("properties", {}).get(field)
+            if source is not None:
+                copy_form(property, source)
+                continue
+            add_element_defaults(property)
+            if field in definition.get("required", []) and "enum" not in property and property.get("type") in ZERO:
+                property["default"] = ZERO[property["type"]]
+    write(path, file)
+
+
 PROTO_MESSAGE = re.compile(r"^message (\w+) \{(.*?)^\}", re.S | re.M)
 PROTO_FIELD = re.compile(r"^\s*(optional|repeated) ([\w.]+) (\w+) = (\d+);", re.M)
 PROTO_SCALARS = {"string": "s", "int32": "i", "int64": "i", "bool": "b", "bytes": "y", "double": "d"}
@@ -437,6 +499,8 @@ def main():
         return write_earlier(pathlib.Path(__file__).parent, *sys.argv[2:])
     if sys.argv[1:2] == ["values"]:
         return write_values(pathlib.Path(__file__).parent, sys.argv[2])
+    if sys.argv[1:2] == ["published"]:
+        return write_published(pathlib.Path(__file__).parent, sys.argv[2])
     if sys.argv[1:] == ["fields"]:
         return write_fields(pathlib.Path(__file__).parent, json.load(sys.stdin))
     wheel, version, source, openapi = sys.argv[1:]

@@ -59,6 +59,11 @@ impl Path {
         Path(name.to_owned())
     }
 
+    /// The path of the whole object, as upstream writes it.
+    pub fn whole() -> Path {
+        Path("[]".to_owned())
+    }
+
     /// The path of a field of this object.
     #[must_use]
     pub fn field(&self, name: &str) -> Path {
@@ -172,6 +177,11 @@ impl Causes {
     /// Adds: a value refers to something that does not exist.
     pub fn not_found(&mut self, path: &Path, value: &Value) {
         self.add("FieldValueNotFound", path, || format!("Not found: {value}"));
+    }
+
+    /// Adds: a value refers to something that does not exist, with the rule that it breaks.
+    pub(crate) fn not_found_because(&mut self, path: &Path, value: &Value, detail: impl FnOnce() -> String) {
+        self.add("FieldValueNotFound", path, || format!("Not found: {value}: {}", detail()));
     }
 
     /// Adds: a value is too long.

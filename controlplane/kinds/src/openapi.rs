@@ -2,7 +2,7 @@
 //!
 //! kubectl finds a kind through a path whose operations have `x-kubernetes-group-version-kind`. It detects server-side
 //! field validation by the parameter `fieldValidation` of the PATCH, and strategic merge by the PATCH's body types.
-//! Documents are generated for each request and not cached: clients cache them by content hash.
+//! A document is built when a client asks for it. Its content hash is kept with its group version.
 
 pub mod v2;
 
@@ -48,17 +48,21 @@ pub fn root(set: &Resources) -> Value {
     json!({"paths": paths})
 }
 
-/// The document of `api/v1`, `apis/apps/v1`, …
-pub fn document(set: &Resources, path: &str) -> Option<Document> {
-    let (group, version) = match path.split('/').collect::<Vec<_>>().as_slice() {
-        ["api", version] => ("", *version),
-        ["apis", group, version] => (*group, *version),
-        _ => return None,
-    };
-    let version = set.group_version(group, version)?;
+/// The group version whose document is at `api/v1`, `apis/apps/v1`, …
+pub fn group_version<'a>(set: &'a Resources, path: &str) -> Option<&'a Arc<GroupVersion>> {
+    match path.split('/').collect::<Vec<_>>().as_slice() {
+        ["api", version] => set.group_version("", version),
+        ["apis", group, version] => set.group_version(group, version),
+        _ => None,
+    }
+}
+
+/// Builds the document of a group version.
+pub fn document(version: &GroupVersion) -> Document {
     let text = definitions_text();
     let body = Definitions::read(&text).document(version);
-    Some(Document { hash: hash(&body), body })
+    let hash = version.openapi_hash.get_or_init(|| hash(&body)).clone();
+    Document { body, hash }
 }
 
 fn path_of(group: &str, version: &str) -> String {
@@ -99,7 +103,7 @@ impl<'a> Definitions<'a> {
         for kind in kinds {
             add_paths(kind, &mut paths);
         }
-        let schemas = self.reachable(kinds);
+        let schemas = self.reachable(version);
         let document = Page {
             openapi: "3.0.0",
             info: json!({"title": "Kubernetes", "version": format!("v{}", self.version)}),
@@ -110,7 +114,8 @@ impl<'a> Definitions<'a> {
     }
 
     /// The definitions of the kinds and of their bodies, and all definitions that these refer to.
-    fn reachable<'b>(&'b self, kinds: &'b [Arc<Resource>]) -> BTreeMap<&'b str, Cow<'b, RawValue>> {
+    fn reachable<'b>(&'b self, version: &'b GroupVersion) -> BTreeMap<&'b str, Cow<'b, RawValue>> {
+        let kinds = &version.resources;
         let bodies = kinds
             .iter()
             .flat_map(|kind| &kind.subresources)
@@ -131,12 +136,30 @@ impl<'a> Definitions<'a> {
         while let Some(name) = waiting.pop() {
             let Some((name, text)) = self.texts.get_key_value(name) else { continue };
             if seen.insert(*name) {
-                found.insert(*name, Cow::Borrowed(*text));
+                let definition = if *name == DELETE_OPTIONS {
+                    delete_options(text, version)
+                } else {
+                    Cow::Borrowed(*text)
+                };
+                found.insert(*name, definition);
                 waiting.extend(references(text.get()));
             }
         }
         found
     }
+}
+
+const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+
+/// DeleteOptions with the kinds that a document lists: that of the core group and that of its group version.
+fn delete_options<'a>(text: &'a RawValue, version: &GroupVersion) -> Cow<'a, RawValue> {
+    let Ok(mut schema) = serde_json::from_str::<Value>(text.get()) else { return Cow::Borrowed(text) };
+    let mut kinds = vec![json!({"group": "", "kind": "DeleteOptions", "version": "v1"})];
+    if !version.group.is_empty() {
+        kinds.push(json!({"group": version.group, "kind": "DeleteOptions", "version": version.version}));
+    }
+    schema["x-kubernetes-group-version-kind"] = kinds.into();
+    serde_json::value::to_raw_value(&schema).map_or(Cow::Borrowed(text), Cow::Owned)
 }
 
 #[derive(serde::Serialize)]
@@ -215,19 +238,21 @@ mod tests {
     use crate::kind::built_in;
 
     fn read(path: &str) -> Value {
-        serde_json::from_slice(&document(built_in(), path).unwrap().body).unwrap()
+        serde_json::from_slice(&document(group_version(built_in(), path).unwrap()).body).unwrap()
     }
 
     #[test]
     fn the_root_names_every_document_by_its_hash() {
         let root = root(built_in());
         for (path, entry) in root["paths"].as_object().unwrap() {
-            let hash = document(built_in(), path).unwrap().hash;
+            let hash = document(group_version(built_in(), path).unwrap()).hash;
             assert_eq!(entry["serverRelativeURL"], format!("/openapi/v3/{path}?hash={hash}"));
         }
         assert!(root["paths"].get("api/v1").is_some());
         assert!(root["paths"].get("apis/apps/v1").is_some());
-        assert!(document(built_in(), "apis/apps/v9").is_none());
+        for absent in ["apis/apps/v9", "apis/apps", "api/v1/", ""] {
+            assert!(group_version(built_in(), absent).is_none(), "{absent}");
+        }
     }
 
     #[test]
@@ -263,5 +288,30 @@ mod tests {
         assert!(policy["description"].as_str().unwrap().contains("Possible enum values"));
         let scalars = &schemas["io.k8s.apimachinery.pkg.util.intstr.IntOrString"];
         assert_eq!(scalars["oneOf"], json!([{"type": "integer"}, {"type": "string"}]));
+    }
+
+    #[test]
+    fn conditions_have_required_fields_and_values_have_defaults() {
+        let schemas = &read("apis/apps/v1")["components"]["schemas"];
+        let condition = &schemas["io.k8s.api.apps.v1.DeploymentCondition"];
+        assert_eq!(condition["required"], json!(["type", "status"]));
+        assert_eq!(condition["properties"]["type"]["default"], "");
+        let conditions = &schemas["io.k8s.api.apps.v1.DeploymentStatus"]["properties"]["conditions"]["items"];
+        let reference = "#/components/schemas/io.k8s.api.apps.v1.DeploymentCondition";
+        assert_eq!(*conditions, json!({"allOf": [{"$ref": reference}], "default": {}}));
+        let args = &schemas["io.k8s.api.core.v1.Container"]["properties"]["args"]["items"];
+        assert_eq!(*args, json!({"type": "string", "default": ""}));
+    }
+
+    #[test]
+    fn delete_options_have_the_kinds_of_their_document() {
+        let kinds = |path: &str| {
+            let schema = &read(path)["components"]["schemas"][DELETE_OPTIONS];
+            schema["x-kubernetes-group-version-kind"].clone()
+        };
+        let core = json!({"group": "", "kind": "DeleteOptions", "version": "v1"});
+        let apps = json!({"group": "apps", "kind": "DeleteOptions", "version": "v1"});
+        assert_eq!(kinds("api/v1"), json!([core]));
+        assert_eq!(kinds("apis/apps/v1"), json!([core, apps]));
     }
 }

@@ -1,5 +1,7 @@
 //! Update strategies: which of status, spec, generation and server-owned metadata each kind of write may change.
 
+mod disabled;
+mod pod;
 pub(crate) mod pod_group;
 mod resize;
 mod service;
@@ -33,6 +35,7 @@ pub fn prepare_for_create(kind: &Resource, object: &mut Value) {
     } else {
         metadata.remove("generation");
     }
+    disabled::drop_fields(kind, object, None);
     kind.strategy().prepare_create(object);
     kind.strategy().canonical(object);
 }
@@ -53,6 +56,10 @@ pub fn prepare_for_update(kind: &Resource, new: &mut Value, old: &Value) {
     }
     if kind.is("", "Service") {
         service::drop_dependent_fields(new, old);
+    }
+    disabled::drop_fields(kind, new, Some(old));
+    if kind.is("", "PersistentVolumeClaim") {
+        storage::drop_data_sources(new, Some(old));
     }
     kind.strategy().prepare_update(new, old);
     if kind.is("apps", "DaemonSet") {
@@ -84,12 +91,17 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
         }
     }
     *map = kept;
+    if kind.is("", "Namespace") || kind.is("", "Service") {
+        // The phase, and the modes of the addresses of a load balancer.
+        defaults::apply(kind, new);
+    }
     if kind.is(CERTIFICATES, SIGNING_REQUEST) {
         keep_verdict(new, old);
     }
     if kind.is("", "Pod") {
         defaults::pod::addresses(new);
         keep_class(new, old);
+        pod::keep_observed_generations(new, old);
     }
     if kind.is("", "PersistentVolume") {
         storage::set_transition_time(new, old);
@@ -193,6 +205,29 @@ pub fn is_noop(new: &Value, old: &Value) -> bool {
 /// The status of a new pod.
 pub(crate) fn new_pod(pod: &mut Value) {
     pod["status"] = json!({"phase": "Pending", "qosClass": qos_class(&pod["spec"]).as_str()});
+    pod::new_pod(pod);
+}
+
+/// Prepares a new namespace: it is active, and has the finalizer of the namespace controller after those of the client.
+pub(crate) fn new_namespace(namespace: &mut Value) {
+    namespace["status"] = json!({"phase": "Active"});
+    let finalizers = &mut namespace["spec"]["finalizers"];
+    if !finalizers.is_array() {
+        *finalizers = json!([]);
+    }
+    if let Some(list) = finalizers.as_array_mut()
+        && !list.iter().any(|finalizer| finalizer == "kubernetes")
+    {
+        list.push("kubernetes".into());
+    }
+}
+
+/// Removes everything but the names from the secrets of a service account. Source: `cleanSecretReferences`.
+pub(crate) fn clean_secrets(account: &mut Value) {
+    let secrets = account.get_mut("secrets").and_then(Value::as_array_mut);
+    for secret in secrets.into_iter().flatten().filter_map(Value::as_object_mut) {
+        secret.retain(|field, _| field == "name");
+    }
 }
 
 /// The quality-of-service class of a pod spec.
@@ -318,6 +353,26 @@ mod tests {
         let mut node = json!({"status": {"capacity": {"cpu": "2"}}});
         prepare_for_create(kind("Node"), &mut node);
         assert_eq!(node["status"]["capacity"], json!({"cpu": "2"}), "a node registers with its status");
+    }
+
+    #[test]
+    fn a_new_namespace_keeps_the_finalizers_of_the_client() {
+        for (given, expect) in [
+            (json!({}), json!(["kubernetes"])),
+            (json!({"finalizers": ["a.b/c"]}), json!(["a.b/c", "kubernetes"])),
+            (json!({"finalizers": ["kubernetes", "a.b/c"]}), json!(["kubernetes", "a.b/c"])),
+        ] {
+            let mut namespace = json!({"metadata": {"name": "n"}, "spec": given});
+            prepare_for_create(kind("Namespace"), &mut namespace);
+            assert_eq!(namespace["spec"]["finalizers"], expect);
+        }
+    }
+
+    #[test]
+    fn a_service_account_has_names_of_secrets_only() {
+        let mut account = json!({"secrets": [{"name": "s", "namespace": "n", "kind": "Secret"}]});
+        prepare_for_create(kind("ServiceAccount"), &mut account);
+        assert_eq!(account["secrets"], json!([{"name": "s"}]));
     }
 
     #[test]

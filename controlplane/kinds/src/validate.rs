@@ -9,9 +9,11 @@ pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
 pub(crate) mod certificate;
+mod claims;
 mod condition;
 pub(crate) mod config;
 mod container;
+mod container_status;
 pub(crate) mod daemon;
 pub(crate) mod devices;
 pub(crate) mod disruption;
@@ -27,10 +29,13 @@ pub(crate) mod initializer_configuration;
 pub mod initializers;
 mod meta;
 pub(crate) mod migration;
+mod mount;
 pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
+pub(crate) mod persistent_volume;
 pub(crate) mod pod;
+mod pod_annotations;
 pub(crate) mod pod_group;
 mod pod_status;
 pub(crate) mod policy;
@@ -39,6 +44,7 @@ pub(crate) mod quota;
 pub(crate) mod rbac;
 mod resize;
 mod resources;
+mod restart;
 mod review;
 mod scheduling;
 mod security;
@@ -48,6 +54,8 @@ pub(crate) mod stateful;
 pub(crate) mod storage;
 mod value;
 mod volume;
+mod volume_source;
+mod windows;
 pub(crate) mod workload;
 
 use serde_json::Value;
@@ -131,12 +139,18 @@ fn changes_more_than_metadata(new: &Value, old: &Value) -> bool {
 /// Rules for the status of a built-in kind, which is given by group and kind.
 pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Value, old: &Value) {
     match kind {
-        ("apps", "Deployment" | "ReplicaSet") => workload::status(causes, &new["status"]),
+        ("", "Namespace") => object::namespace_status(causes, new),
+        ("", "Node") => node::status(causes, &new["status"], true),
+        ("", "PersistentVolumeClaim") => storage::claim_status(causes, &new["status"]),
+        ("apps", "Deployment") => workload::deployment_status(causes, &new["status"], &old["status"]),
+        ("apps", "ReplicaSet") | ("", "ReplicationController") => {
+            workload::replica_status(causes, &new["status"]);
+        }
         ("storage.k8s.io", "VolumeAttachment") => attachment::attachment_status(causes, &new["status"]),
         ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
         ("", "Pod") => pod_status::update(causes, new, old),
-        ("", "ReplicationController") => workload::status(causes, &new["status"]),
+        ("", "Service") => service::status(causes, new),
         ("", "ResourceQuota") => quota::status(causes, &new["status"]),
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
         ("flowcontrol.apiserver.k8s.io", _) => flow_control::status(causes, &new["status"]),
@@ -147,6 +161,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),
+        ("networking.k8s.io", "Ingress") => networking::ingress_status(causes, &new["status"]),
         ("policy", "PodDisruptionBudget") => disruption::status(causes, &new["status"]),
         _ => {}
     }
@@ -164,7 +179,7 @@ pub fn resize(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
-    pod::spec(&mut causes, &Path::root("spec"), &new["spec"]);
+    pod::of_pod(&mut causes, new);
     resize::pod(&mut causes, new, old);
     causes.into_list()
 }

@@ -92,6 +92,16 @@ impl Quantity {
         self.nanos % NANO == 0
     }
 
+    /// The amount in whole units. `None` if it is not a whole number, or is out of range.
+    pub fn whole(self) -> Option<i64> {
+        (self.nanos % NANO == 0).then(|| i64::try_from(self.nanos / NANO).ok()).flatten()
+    }
+
+    /// The amount as a floating-point number, rounded.
+    pub fn approximate(self) -> f64 {
+        self.nanos as f64 / NANO as f64
+    }
+
     /// -1 for negative amounts, 0 for zero, 1 for positive amounts.
     pub fn signum(self) -> i32 {
         i32::try_from(self.nanos.signum()).unwrap_or(0)

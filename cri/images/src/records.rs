@@ -101,9 +101,9 @@ fn load_by(
             Err(source) if coracle_tree::is_shortage(&source) => {
                 return Err(RecordError { verb: "read", path, source });
             }
-            Err(error) => {
+            Err(unreadable) => {
                 let aside = path.with_extension("unreadable");
-                tracing::warn!(path = %path.display(), aside = %aside.display(), %error, "renaming an unreadable image record");
+                tracing::warn!(path = %path.display(), aside = %aside.display(), error = %unreadable, "renaming an unreadable image record");
                 std::fs::rename(&path, &aside).map_err(error("set aside"))?;
             }
         }

@@ -231,10 +231,10 @@ mod tests {
         let hidden = place.path().join("hidden");
         fs::create_dir_all(hidden.join("below")).expect("make");
         fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("mode");
-        fs::set_permissions(&hidden, Permissions::from_mode(0)).expect("mode");
+        fs::set_permissions(&hidden, Permissions::from_mode(0o0)).expect("mode");
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Of this thread. Root could read the directory.
+                // Only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 assert_eq!(inodes(place.path()).len(), 1);
                 let error = walk_all(place.path(), |_| {}).expect_err("unreadable");

@@ -35,6 +35,32 @@ pub(crate) struct HostPort {
     pub(super) protocol: String,
 }
 
+/// Begin of the messages of rejections in the status of pods. Events have the rest.
+const PREFIX: &str = "Pod was rejected: ";
+
+/// The reasons of rejections.
+const REASONS: [&str; 13] = [
+    "NodeAffinity",
+    "NodePorts",
+    "OutOfcpu",
+    "OutOfmemory",
+    "OutOfpods",
+    "PodOSNotSupported",
+    "SysctlForbidden",
+    "TaintToleration",
+    "TooManyContainers",
+    "TooManySubPaths",
+    "TooManyVolumes",
+    "UnexpectedAdmissionError",
+    "UnsupportedField",
+];
+
+/// Reason and message of a rejection's event, as of `rejectPod` in pkg/kubelet.
+pub(crate) fn rejection_event(verdict: &Verdict) -> (&'static str, &str) {
+    let reason = REASONS.into_iter().find(|reason| *reason == verdict.reason).unwrap_or("FailedAdmission");
+    (reason, verdict.message.strip_prefix(PREFIX).unwrap_or(&verdict.message))
+}
+
 /// A rejection with this reason and message.
 pub(super) fn refuse(reason: &str, message: impl Into<String>) -> Verdict {
     Verdict { reason: reason.to_owned(), message: message.into() }

@@ -24,7 +24,10 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     let sysctls = spec.security_context.iter().flat_map(|c| c.sysctls.iter().flatten());
     for sysctl in sysctls {
         let name = dotted(&sysctl.name);
-        let forbidden = |why: &str| refuse("SysctlForbidden", format!("forbidden sysctl: {name:?} {why}"));
+        let forbidden = |why: &str| {
+            let message = format!("Pod was rejected: forbidden sysctl: {name:?} {why}");
+            refuse("SysctlForbidden", message)
+        };
         if !SAFE.contains(&name.as_str()) {
             return Err(forbidden("not allowlisted"));
         }

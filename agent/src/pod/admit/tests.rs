@@ -73,9 +73,12 @@ fn the_node_must_be_selected_and_tolerated() {
 
 #[test]
 fn unsupported_fields_are_rejected_by_name_or_reported() {
+    let mut gated = plain();
+    gated["schedulingGates"] = json!([{"name": "g"}]);
+    assert_eq!(decide(gated, &[], json!({})), "UnsupportedField");
     let mut class = plain();
     class["runtimeClassName"] = json!("r");
-    assert_eq!(decide(class, &[], json!({})), "UnsupportedField");
+    assert_eq!(decide(class, &[], json!({})), "admitted", "the runtime knows its handlers");
     let device = json!({"containers": [{"name": "c", "volumeDevices": [{"devicePath": "/d", "name": "v"}]}]});
     let verdict = unsupported::check(&pod(device)).unwrap_err();
     assert_eq!(verdict.message, "Pod was rejected: this node does not support containers[c].volumeDevices");
@@ -85,9 +88,31 @@ fn unsupported_fields_are_rejected_by_name_or_reported() {
     let escape = json!({"containers": [{"name": "c", "securityContext":
         {"seccompProfile": {"type": "Localhost", "localhostProfile": "../../etc/x"}}}]});
     assert_eq!(decide(escape, &[], json!({})), "UnsupportedField");
-    let odd =
+    let restarts =
         json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i", "restartPolicy": "Never"}]});
-    assert_eq!(decide(odd, &[], json!({})), "UnsupportedField");
+    assert_eq!(decide(restarts, &[], json!({})), "admitted");
+}
+
+#[test]
+fn the_event_of_a_rejection_has_its_reason_and_message() {
+    let rejected = |spec: serde_json::Value| {
+        let pod = pod(spec);
+        let used = UsedResources::default();
+        let facts = Facts { pod: &pod, used, node: None, max_pods: 9, allocatable: Amount::default() };
+        admit(&facts).unwrap_err()
+    };
+    let mut windows = plain();
+    windows["os"] = json!({"name": "windows"});
+    let sysctl =
+        json!({"containers": [], "securityContext": {"sysctls": [{"name": "kernel.x", "value": "1"}]}});
+    for (spec, event) in [
+        (windows, ("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")),
+        (sysctl, ("SysctlForbidden", "forbidden sysctl: \"kernel.x\" not allowlisted")),
+    ] {
+        let verdict = rejected(spec);
+        assert_eq!(rejection_event(&verdict), event);
+        assert_eq!(verdict.message, format!("Pod was rejected: {}", event.1));
+    }
 }
 
 #[test]
@@ -113,6 +138,6 @@ fn a_pod_for_another_system_is_refused_by_that() {
     assert_eq!(decide(with("linux"), &[], json!({})), "admitted");
     assert_eq!(decide(with("windows"), &[], json!({})), "PodOSNotSupported");
     let mut both = with("windows");
-    both["runtimeClassName"] = json!("r");
+    both["schedulingGates"] = json!([{"name": "g"}]);
     assert_eq!(decide(both, &[], json!({})), "PodOSNotSupported", "before fields that other systems have");
 }

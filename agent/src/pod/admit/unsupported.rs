@@ -26,10 +26,7 @@ type PodField = (&'static str, Handling, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Handling, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Handling, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 9] = [
-    ("spec.runtimeClassName", Handling::Reject, |s| {
-        s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())
-    }),
+const POD_FIELDS: [PodField; 8] = [
     ("spec.schedulingGates", Handling::Reject, |s| some(&s.scheduling_gates)),
     ("spec.evictionResponders", Handling::Report, |s| some(&s.eviction_responders)),
     ("spec.overhead", Handling::Report, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
@@ -64,9 +61,8 @@ const VOLUME_FIELDS: [VolumeField; 2] = [
     ("items.user", Handling::Reject, item_users),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 11] = [
+const CONTAINER_FIELDS: [ContainerField; 10] = [
     ("volumeDevices", Handling::Reject, |c| some(&c.volume_devices)),
-    ("restartPolicyRules", Handling::Reject, |c| some(&c.restart_policy_rules)),
     ("securityContext.windowsOptions", Handling::Report, |c| {
         c.security_context.as_ref().is_some_and(|s| s.windows_options.is_some())
     }),
@@ -93,9 +89,6 @@ const CONTAINER_FIELDS: [ContainerField; 11] = [
 /// Rejects a pod with a field that changes its meaning.
 pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
     let refused = used(pod, Handling::Reject);
-    if let Some(spec) = pod.spec.as_ref().filter(|_| refused.is_empty()) {
-        return known_policy(spec);
-    }
     if refused.is_empty() {
         return Ok(());
     }
@@ -130,18 +123,6 @@ pub(crate) fn ignored_by(container: &Container) -> Vec<String> {
 /// The ignored fields of a pod, for its event.
 pub(crate) fn ignored(pod: &Pod) -> Vec<String> {
     used(pod, Handling::Report)
-}
-
-/// Accepts the restart policy of a sidecar only.
-fn known_policy(spec: &PodSpec) -> Result<(), Verdict> {
-    let main = spec.containers.iter().any(|c| c.restart_policy.is_some());
-    let inits = spec.init_containers.iter().flatten();
-    let init = inits.filter_map(|c| c.restart_policy.as_deref()).any(|policy| policy != "Always");
-    if main || init {
-        let message = "Pod was rejected: this node does not support containers[*].restartPolicy";
-        return Err(refuse(UNSUPPORTED, message));
-    }
-    Ok(())
 }
 
 fn used(pod: &Pod, then: Handling) -> Vec<String> {
@@ -248,7 +229,7 @@ mod tests {
         let get = json!({"httpGet": {"port": 1, "protocol": "HTTP/2"}});
         let key = |user| json!([{"key": "k", "path": "p", "user": user}]);
         for ((refused, reported), name) in [
-            (of_pod("runtimeClassName", json!("gvisor")), "spec.runtimeClassName"),
+            (of_pod("schedulingGates", json!([{"name": "g"}])), "spec.schedulingGates"),
             (of_container("volumeDevices", json!([{"devicePath": "/d", "name": "v"}])), "volumeDevices"),
             (of_container("livenessProbe", get.clone()), "livenessProbe.httpGet.protocol"),
             (of_container("readinessProbe", get.clone()), "readinessProbe.httpGet.protocol"),
@@ -305,6 +286,7 @@ mod tests {
     fn supported_fields_are_not_reported() {
         let nothing = (Vec::new(), Vec::new());
         assert_eq!(of_pod("hostUsers", json!(false)), nothing);
+        assert_eq!(of_pod("runtimeClassName", json!("gvisor")), nothing);
         assert_eq!(of_pod("resourceClaims", json!([{"name": "r"}])), nothing);
         assert_eq!(of_pod("resources", json!({"limits": {"cpu": "1"}})), nothing);
         assert_eq!(of_container("resources", json!({"claims": [{"name": "r"}]})), nothing);
@@ -323,6 +305,10 @@ mod tests {
         );
         let file = json!({"fileKeyRef": {"volumeName": "v", "path": "p", "key": "K"}});
         assert_eq!(of_container("env", json!([{"name": "A", "valueFrom": file}])), nothing);
+        let rules =
+            json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]);
+        assert_eq!(of_container("restartPolicyRules", rules), nothing);
+        assert_eq!(of_container("restartPolicy", json!("Never")), nothing);
         let spread = json!([{"maxSkew": 1, "topologyKey": "t", "whenUnsatisfiable": "ScheduleAnyway"}]);
         assert_eq!(of_pod("topologySpreadConstraints", spread), nothing);
     }

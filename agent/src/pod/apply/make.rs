@@ -1,13 +1,16 @@
 //! Preparation of a pod: cgroup, volumes, first images and sandbox.
 
+use std::time::Instant;
+
 use coracle_error_chain::chain;
 use coracle_proto::cri;
 
 use super::{ApplyError, Job, Report, SandboxConfig};
+use crate::checkpoint::runtime_class;
 use crate::event_recorder::Level;
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
-use crate::pod::resize::allocation::is_in_progress;
+use crate::pod::resize::is_unfinished;
 use crate::pod::state::{SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
@@ -16,7 +19,7 @@ impl Job {
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
         // A resize that an earlier agent began continues after the preparation. It checks the memory usage, and changes
         // the cgroups of pod and containers in an order that the kernel accepts.
-        if !self.observed.alive() || !is_in_progress(&self.pod) {
+        if !self.observed.alive() || !is_unfinished(&self.pod) {
             self.node.cgroups.ensure_pod(&self.pod).await.map_err(|e| vec![ApplyError::Cgroup(e)])?;
         }
         self.mount().await;
@@ -92,20 +95,42 @@ impl Job {
         let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
         std::fs::create_dir_all(&logs)
             .map_err(|source| vec![ApplyError::File { verb: "make", path: logs, source }])?;
-        let runtime_handler =
-            self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
-        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };
-        let ran = self.node.runtime.run_pod_sandbox(request).await;
+        let ran = self.request_sandbox(config).await;
         self.node.metrics.pod_started(ran.is_ok());
+        if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
+            self.node.metrics.user_namespaced_pod_started(ran.is_ok());
+        }
         match ran {
-            Ok(_) => self.report(Report::SandboxMade),
-            Err(status) => {
-                let message = format!("Failed to create pod sandbox: {}", status.message());
+            Ok(()) => self.report(Report::SandboxMade),
+            Err(error) => {
+                let message = format!("Failed to create pod sandbox: {error}");
                 self.node.recorder.pod(&self.pod, Level::Warning, "FailedCreatePodSandBox", message);
                 self.report(Report::NotPrepared(SANDBOX));
             }
         }
         Ok(())
+    }
+
+    /// Requests the sandbox with the handler of the pod's RuntimeClass. An error is a message for an event: the pod stays
+    /// Pending without the class, and with a handler that the runtime does not have.
+    async fn request_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), String> {
+        let runtime_handler = self.runtime_handler().await?;
+        let handler = runtime_handler.clone();
+        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };
+        let begun = Instant::now();
+        let ran = self.node.runtime.run_pod_sandbox(request).await;
+        self.node.metrics.sandbox_run(&handler, begun.elapsed(), ran.is_ok());
+        ran.map(drop).map_err(|status| status.message().to_owned())
+    }
+
+    /// The handler of the pod's RuntimeClass, empty for a pod without one. An error is a message.
+    pub(super) async fn runtime_handler(&self) -> Result<String, String> {
+        let Some(class) = runtime_class(&self.pod) else { return Ok(String::new()) };
+        match self.node.configs.runtime_handler(class).await {
+            Ok(Some(handler)) => Ok(handler),
+            Ok(None) => Err(format!("runtimeclass.node.k8s.io {class:?} not found")),
+            Err(error) => Err(chain(&error)),
+        }
     }
 
     /// Starts the pulls of the first containers, unless an earlier attempt has started them.

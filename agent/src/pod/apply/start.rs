@@ -279,7 +279,7 @@ impl Job {
         }
         let status = self.node.runtime.status(cri::StatusRequest { verbose: false }).await;
         let status = status.map_err(|status| NotStarted::config(status.message()))?;
-        let handler = self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
+        let handler = self.runtime_handler().await.map_err(NotStarted::config)?;
         let known = status.runtime_handlers.into_iter().find(|known| known.name == handler);
         Ok(known.and_then(|known| known.features).is_some_and(|has| has.recursive_read_only_mounts))
     }

@@ -289,7 +289,7 @@ fn only_the_last_end_of_each_container_is_kept() {
 fn only_an_unhealthy_container_is_stopped() {
     let mut state = ready_worker_state();
     for (own, wanted) in [(None, 30), (Some(2), 2)] {
-        let why = KillRequest { why: "failed liveness probe".into(), grace: own };
+        let why = KillRequest { why: "failed liveness probe".into(), grace: own, restarts: true };
         state.kill_requests.insert("a0".into(), why);
         let got = decide(&pod(one()), &observed(vec![container("a", 0, running())]), &state, 0);
         assert!(
@@ -401,4 +401,110 @@ fn a_restart_for_a_resize_is_no_crash_and_needs_no_restart_policy() {
     let got = decide(&wanted, &ended, &state, 6);
     assert_eq!(started(&got), [("a", 1)]);
     assert!(matches!(got.actions.as_slice(), [Action::Start(list)] if list[0].crashed.is_none()));
+}
+
+/// Rules that restart all containers after exit code 42.
+fn restart_all_rules() -> serde_json::Value {
+    json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}])
+}
+
+#[test]
+fn an_own_policy_or_a_rule_restarts_a_container_of_a_pod_that_never_restarts() {
+    let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
+    for (policy, code, restarts) in [
+        ("Always", 0, true),
+        ("OnFailure", 1, true),
+        ("OnFailure", 0, false),
+        ("Never", 42, true),
+        ("Never", 1, false),
+    ] {
+        let own = json!({"name": "a", "restartPolicy": policy, "restartPolicyRules": rules});
+        let desired = pod(json!({"restartPolicy": "Never", "containers": [own]}));
+        let got =
+            decide(&desired, &observed(vec![container("a", 0, exited(code, 0))]), &ready_worker_state(), 0);
+        if restarts {
+            assert_eq!(started(&got), [("a", 1)], "{policy} {code}");
+        } else {
+            assert_eq!(got.actions, [Action::StopPod { grace: 30 }], "{policy} {code}");
+        }
+        let init = json!({"name": "a", "restartPolicy": policy, "restartPolicyRules": rules});
+        let desired =
+            pod(json!({"restartPolicy": "Never", "initContainers": [init], "containers": [{"name": "m"}]}));
+        if policy != "Always" && code != 0 {
+            let got = decide(
+                &desired,
+                &observed(vec![container("a", 0, exited(code, 0))]),
+                &ready_worker_state(),
+                0,
+            );
+            assert_eq!(!started(&got).is_empty(), restarts, "{policy} {code}");
+        }
+    }
+}
+
+#[test]
+fn a_rule_removes_all_containers_and_then_the_init_containers_run_again() {
+    let trigger = json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": restart_all_rules()});
+    let desired = pod(json!({"restartPolicy": "Never", "initContainers": [{"name": "i"}],
+        "containers": [trigger, {"name": "b", "image": "i"}],
+        "ephemeralContainers": [{"name": "debug", "image": "i"}]}));
+    let debug = container("debug", 0, running());
+    let mut state = ready_worker_state();
+    let triggered = observed(vec![
+        container("i", 0, exited(0, 1)),
+        container("a", 0, exited(42, 5)),
+        container("b", 0, running()),
+        debug.clone(),
+    ]);
+    let restart = Action::RestartAll { others: vec!["i0".into(), "b0".into()], triggers: vec!["a0".into()] };
+    assert_eq!(decide(&desired, &triggered, &state, 5).actions, std::slice::from_ref(&restart));
+    // An agent that restarts after the others have ended continues.
+    let mut stopped = triggered.clone();
+    stopped.containers[2].run = exited(137, 6);
+    assert_eq!(decide(&desired, &stopped, &WorkerState::default(), 6).actions, [restart]);
+    state.removed = crate::pod::restart::removed(&stopped, &["i0".into(), "b0".into()], &["a0".into()]);
+    let removed = observed(vec![debug.clone()]);
+    assert_eq!(started(&decide(&desired, &removed, &state, 7)), [("i", 1)]);
+    // The container that triggered the restart has the back-off of a crash.
+    state.crashes.fail("a", at(5), at(5));
+    let initialized = observed(vec![debug, container("i", 1, exited(0, 8))]);
+    let got = decide(&desired, &initialized, &state, 8);
+    assert_eq!((started(&got), got.wake), (vec![("b", 1)], Some(at(15))));
+    let got = decide(&desired, &initialized, &state, 15);
+    assert_eq!(started(&got), [("a", 1), ("b", 1)]);
+    assert!(matches!(got.actions.as_slice(), [Action::Start(list)] if list[0].crashed == Some(at(5))));
+}
+
+#[test]
+fn a_pod_that_is_deleted_or_has_failed_does_not_restart_its_containers() {
+    let trigger = json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": restart_all_rules()});
+    let desired = pod(json!({"restartPolicy": "Never", "containers": [trigger]}));
+    let triggered = observed(vec![container("a", 0, exited(42, 5))]);
+    let verdict = Some(Verdict { reason: "x".into(), message: "y".into() });
+    let state = WorkerState { verdict, ..ready_worker_state() };
+    assert_eq!(decide(&desired, &triggered, &state, 5).actions, [Action::StopPod { grace: 30 }]);
+    let gone = DesiredPod::Gone(std::sync::Arc::clone(desired.pod()));
+    let got = decide(&gone, &triggered, &ready_worker_state(), 5).actions;
+    assert_eq!(got, [Action::StopPod { grace: 30 }]);
+}
+
+#[test]
+fn a_container_that_failed_a_probe_starts_again_whatever_its_exit_code_unless_its_policy_is_never() {
+    let killed = |restarts: bool| {
+        let request = KillRequest { why: "failed liveness probe".into(), grace: None, restarts };
+        WorkerState { kill_requests: [("a0".to_owned(), request)].into(), ..ready_worker_state() }
+    };
+    let on_failure = pod(json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}]}));
+    let ended = |code: i32| observed(vec![container("a", 0, exited(code, 5))]);
+    assert_eq!(started(&decide(&on_failure, &ended(0), &killed(true), 5)), [("a", 1)]);
+    let stop = [Action::StopPod { grace: 30 }];
+    assert_eq!(decide(&on_failure, &ended(0), &killed(false), 5).actions, stop);
+    let ruled = |policy: &str| {
+        let own = json!({"name": "a", "restartPolicy": policy, "restartPolicyRules": restart_all_rules()});
+        pod(json!({"restartPolicy": "Never", "containers": [own]}))
+    };
+    assert_eq!(started(&decide(&ruled("Always"), &ended(42), &killed(true), 5)), [("a", 1)]);
+    assert_eq!(decide(&ruled("Never"), &ended(143), &killed(true), 5).actions, stop);
+    let got = decide(&ruled("Never"), &ended(42), &killed(true), 5).actions;
+    assert!(matches!(got.as_slice(), [Action::RestartAll { .. }]), "{got:?}");
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
@@ -16,6 +16,7 @@ use url::Url;
 
 use super::outcome::Outcome;
 use super::target::USER_AGENT;
+use crate::event_recorder::MESSAGE_MAX;
 
 /// Maximum bytes that are read of a response.
 const BODY_BYTES: usize = 10 * 1024;
@@ -40,6 +41,8 @@ const ESCAPED: &AsciiSet = &CONTROLS
 pub(crate) struct Request {
     tls: bool,
     host: String,
+    /// Whether the host is the pod, not a host that the author of the spec chose.
+    is_own: bool,
     port: u16,
     path: String,
     headers: Vec<(String, String)>,
@@ -52,6 +55,8 @@ pub(crate) struct Answer {
     location: Option<String>,
     /// The other host of a redirect, which is not followed.
     elsewhere: Option<String>,
+    /// The begin of the body of a redirect by the pod itself.
+    body: Option<String>,
 }
 
 /// Why there is no successful response.
@@ -91,6 +96,7 @@ impl Request {
         let path = utf8_percent_encode(get.path.as_deref().unwrap_or("/"), ESCAPED).to_string();
         Ok(Self {
             tls: get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https")),
+            is_own: get.host.as_ref().is_none_or(String::is_empty),
             host: get.host.clone().filter(|h| !h.is_empty()).unwrap_or_else(|| ip.to_owned()),
             port: super::target::port(&get.port, container).ok_or(HttpError::Port)?,
             path: if path.starts_with('/') { path } else { format!("/{path}") },
@@ -136,6 +142,7 @@ impl Request {
         Ok(Some(Request {
             tls: target.scheme() == "https",
             host: self.host.clone(),
+            is_own: self.is_own,
             port: target.port_or_known_default().ok_or(HttpError::Location)?,
             path: path.to_owned(),
             headers,
@@ -167,8 +174,12 @@ impl Answer {
         }
     }
 
-    /// The outcome of a probe. Without the body: the author of the spec chooses the host.
+    /// The outcome of a probe. The body is shown as upstream if the pod sent it. Other hosts are chosen by the author of
+    /// the spec, who may not be allowed to read from them.
     pub(super) fn outcome(&self) -> Outcome {
+        if let (Ok(()), 300.., Some(body)) = (self.success(), self.status.as_u16(), &self.body) {
+            return Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"));
+        }
         match (self.success(), self.status.as_u16(), &self.elsewhere) {
             (Err(error), ..) => Outcome::Failure(error.to_string()),
             (Ok(()), 300.., Some(host)) => {
@@ -232,9 +243,10 @@ async fn exchange(
         let status = response.status();
         let location = response.headers().get(http::header::LOCATION).and_then(|l| l.to_str().ok());
         let location = location.map(str::to_owned);
-        // Read to the end or the limit, so that the server does not see a reset connection.
-        let _ = Limited::new(response.into_body(), BODY_BYTES).collect().await;
-        Ok(Answer { status, location, elsewhere: None })
+        let is_shown = request.is_own && status.is_redirection();
+        let begin = begin_of(response.into_body()).await;
+        let body = is_shown.then(|| String::from_utf8_lossy(&begin).into_owned());
+        Ok(Answer { status, location, elsewhere: None, body })
     };
     tokio::pin!(exchange);
     tokio::pin!(connection);
@@ -246,6 +258,20 @@ async fn exchange(
             Err(error) => Err(error.into()),
         },
     }
+}
+
+/// Reads a body to its end or the limit, so that the server does not see a reset connection. Returns its first bytes, as
+/// many as an event can have.
+async fn begin_of(mut body: hyper::body::Incoming) -> Vec<u8> {
+    let (mut read, mut begin) = (0, Vec::new());
+    while read < BODY_BYTES
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        let Some(data) = frame.data_ref() else { continue };
+        read += data.len();
+        begin.extend(data.iter().take(MESSAGE_MAX.saturating_sub(begin.len())));
+    }
+    begin
 }
 
 /// Accepts every certificate: a probe checks whether a server responds, not its identity.
@@ -307,7 +333,7 @@ mod tests {
                 let path = head.split(' ').nth(1).unwrap();
                 let known = answers.iter().find(|(known, _)| *known == path);
                 let answer = known.map_or("404 Not Found\r\n", |known| known.1);
-                let answer = format!("HTTP/1.1 {answer}Content-Length: 0\r\n\r\n");
+                let answer = format!("HTTP/1.1 {answer}Content-Length: 6\r\n\r\n<body>");
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }
         });
@@ -315,7 +341,10 @@ mod tests {
     }
 
     async fn outcome(port: u16, path: &str) -> Outcome {
-        let get = serde_json::json!({"path": path, "port": port});
+        outcome_of(serde_json::json!({"path": path, "port": port})).await
+    }
+
+    async fn outcome_of(get: serde_json::Value) -> Outcome {
         let request = Request::new(&serde_json::from_value(get).unwrap(), &Container::default(), "127.0.0.1");
         super::get(request.unwrap()).await.map_or_else(|error| error.outcome(), |answer| answer.outcome())
     }
@@ -363,8 +392,11 @@ mod tests {
         assert_eq!(outcome(port, "/to-ok").await, Outcome::Success);
         let failed = Outcome::Failure("HTTP probe failed with statuscode: 404".to_owned());
         assert_eq!(outcome(port, "/to-bad").await, failed);
+        let own = "Probe terminated redirects, Response body: <body>";
+        assert_eq!(outcome(port, "/away").await, Outcome::Warning(own.to_owned()));
+        let chosen = serde_json::json!({"path": "/away", "port": port, "host": "127.0.0.1"});
         let away = "Probe terminated redirects: 198.51.100.1 is another host";
-        assert_eq!(outcome(port, "/away").await, Outcome::Warning(away.to_owned()));
+        assert_eq!(outcome_of(chosen).await, Outcome::Warning(away.to_owned()), "without the body");
         assert_eq!(outcome(port, "/loop").await, Outcome::Failure("stopped after 10 redirects".to_owned()));
         assert_eq!(outcome(port, "/file").await.passed(), Some(false));
         assert_eq!(outcome(port, "/choice").await.passed(), Some(true));

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use serde::Deserialize;
 
 use super::super::NodeContext;
+use super::records::UsedSecret;
 use crate::event_recorder::Level;
 
 /// Maximum pull secrets of a pod that are read, and credentials of them that are tried. Each is a request to the registry.
@@ -32,8 +33,25 @@ pub(super) struct Entry {
     registrytoken: String,
 }
 
+/// Credentials for a pull.
+pub(super) struct Credential {
+    pub(super) auth: AuthConfig,
+    /// The pod's secret that has them. None: the node has them.
+    pub(super) secret: Option<UsedSecret>,
+}
+
 /// Credentials that match the image, best first. A pull without credentials is tried only if there are none.
-pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Reference) -> Vec<AuthConfig> {
+pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Reference) -> Vec<Credential> {
+    let mut found = of_pod(node, pod, reference).await;
+    // The pod's secrets precede the credentials of provider plugins, as in the kubelet.
+    let mut provided = node.providers.credentials(reference).await;
+    provided.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
+    found.extend(provided.into_iter().map(|(_, auth)| Credential { auth, secret: None }));
+    found
+}
+
+/// Credentials of the pod's secrets that match the image, best first.
+pub(super) async fn of_pod(node: &NodeContext, pod: &Pod, reference: &Reference) -> Vec<Credential> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let mut found = Vec::new();
     let names = names(pod);
@@ -43,7 +61,16 @@ pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Refer
     }
     for name in names.into_iter().take(SECRETS_MAX) {
         match node.configs.get(namespace, name).await {
-            Ok(Some(secret)) => found.extend(matching(&secret, reference)),
+            Ok(Some(secret)) => {
+                let used = UsedSecret {
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                    uid: secret.metadata.uid.clone().unwrap_or_default(),
+                };
+                let credential = |auth| Credential { auth, secret: Some(used.clone()) };
+                let matching = matching(&secret, reference).into_iter();
+                found.extend(matching.map(|(length, auth)| (length, credential(auth))));
+            }
             Ok(None) | Err(_) => node.recorder.pod(
                 pod,
                 Level::Warning,
@@ -56,11 +83,7 @@ pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Refer
     }
     found.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
     found.truncate(CREDENTIALS_MAX);
-    // The pod's secrets precede the credentials of provider plugins, as in the kubelet.
-    let mut provided = node.providers.credentials(reference).await;
-    provided.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
-    found.extend(provided);
-    found.into_iter().map(|(_, auth)| auth).collect()
+    found.into_iter().map(|(_, credential)| credential).collect()
 }
 
 /// The names of the pod's pull secrets, each once.

@@ -116,8 +116,8 @@ pub(crate) fn reported(pod: &Pod) -> Option<Pod> {
     Some(reported)
 }
 
-/// Whether a pod's status records a resize that is not complete.
-pub(crate) fn is_in_progress(pod: &Pod) -> bool {
+/// Whether a pod's status has the condition of a resize that is not complete.
+pub(super) fn is_in_progress(pod: &Pod) -> bool {
     let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.any(|condition| condition.type_ == "PodResizeInProgress")
 }

@@ -200,12 +200,35 @@ fn the_status_restores_inherited_limits() {
     let status = pod.status.as_mut().unwrap();
     status.resources = Some(resources(whole("1")));
     let state = ResizeState::of(&pod);
-    assert_eq!((state.actuated.get("1"), &state.pod_before), (Some(&resources(whole("1"))), &None));
+    assert_eq!(state.actuated.get("1"), Some(&resources(whole("1"))));
     assert!(!is_in_progress(&pod));
     let condition = json!([{"type": "PodResizeInProgress", "status": "True"}]);
     pod.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
-    assert!(is_in_progress(&pod));
+    assert!(is_in_progress(&pod) && is_unfinished(&pod));
     assert_eq!(ResizeState::of(&pod).pod_before.as_deref(), Some(&resources(whole("1"))));
+}
+
+#[test]
+fn a_resize_that_was_accepted_and_not_reported_is_continued() {
+    let with = |of_status: &str, whole: Value| {
+        let mut pod = pod("2", "1Mi");
+        let status = json!({"resources": whole, "containerStatuses": [{"name": "c", "containerID": "x://1",
+            "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}},
+            "resources": {"requests": {"cpu": of_status, "memory": "1Mi"}}}]});
+        pod.status = serde_json::from_value(status).unwrap();
+        pod
+    };
+    let whole = |cpu: &str| json!({"requests": {"cpu": cpu, "memory": "1Mi"}});
+    let same = with("2", whole("2000m"));
+    assert!(!is_unfinished(&same) && ResizeState::of(&same).in_progress.is_none());
+    assert!(!is_unfinished(&with("2", Value::Null)), "an earlier agent has no resources of the whole pod");
+    for interrupted in [with("1", whole("1")), with("2", whole("1")), with("1", Value::Null)] {
+        assert!(is_unfinished(&interrupted) && !is_in_progress(&interrupted));
+        let state = ResizeState::of(&interrupted);
+        assert!(state.is_cgroup_due);
+        assert_eq!(state.in_progress, Some(InProgress { generation: Some(2), error: None }));
+        assert_eq!(state.pod_before.as_deref(), interrupted.status.as_ref().unwrap().resources.as_ref());
+    }
 }
 
 #[test]

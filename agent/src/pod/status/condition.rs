@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::facts::Facts;
+use crate::pod::restart::{ALL_RESTARTING, may_restart_all};
 use crate::pod::state::{Shape, is_sidecar};
 
 const OURS: [&str; 5] =
@@ -33,7 +34,10 @@ pub(super) fn conditions(
             kind: OURS[0],
             fault: facts.observed.sandbox().is_none().then(|| ("", String::new())),
         },
-        EvaluatedCondition { kind: OURS[1], fault: not_initialized(shape, status, initialized) },
+        EvaluatedCondition {
+            kind: OURS[1],
+            fault: not_initialized(shape, status, initialized || was_initialized(facts)),
+        },
         EvaluatedCondition { kind: OURS[2], fault: containers.clone().or_else(|| gates(facts, shape)) },
         EvaluatedCondition { kind: OURS[3], fault: containers },
         EvaluatedCondition { kind: OURS[4], fault: None },
@@ -46,10 +50,12 @@ pub(super) fn conditions(
     let is_foreign = |c: &&PodCondition| {
         !OURS.contains(&c.type_.as_str())
             && !RESIZE.contains(&c.type_.as_str())
+            && c.type_ != ALL_RESTARTING
             && (disruption.is_none() || c.type_ != DISRUPTION)
     };
     conditions.extend(foreign.filter(is_foreign).cloned());
     conditions.extend(disruption);
+    conditions.extend(all_restarting(facts, shape, status));
     if !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         conditions.extend(resize(facts));
     }
@@ -72,6 +78,30 @@ fn resize(facts: &Facts<'_>) -> impl Iterator<Item = PodCondition> {
         ..dated(EvaluatedCondition { kind: RESIZE[1], fault: None }, facts, false)
     });
     pending.into_iter().chain(in_progress)
+}
+
+/// The condition of a pod with a rule that restarts all of its containers.
+fn all_restarting(facts: &Facts<'_>, shape: &Shape<'_>, status: &PodStatus) -> Option<PodCondition> {
+    if !may_restart_all(shape.spec) {
+        return None;
+    }
+    let reason = match status.phase.as_deref() {
+        Some("Succeeded") => "PodCompleted",
+        Some("Failed") => "PodFailed",
+        _ if facts.exits(shape).restart_all() => {
+            let restarting = dated(EvaluatedCondition { kind: ALL_RESTARTING, fault: None }, facts, false);
+            return Some(PodCondition {
+                reason: Some("RestartAllContainersStarted".to_owned()),
+                message: Some("A container exited, and its restart rules restart all containers".to_owned()),
+                observed_generation: None,
+                ..restarting
+            });
+        }
+        _ => "",
+    };
+    let fault = Some((reason, String::new()));
+    let done = dated(EvaluatedCondition { kind: ALL_RESTARTING, fault }, facts, false);
+    Some(PodCondition { observed_generation: None, ..done })
 }
 
 /// The condition of a pod that is evicted because the node is short of a resource.
@@ -119,6 +149,13 @@ pub(crate) fn is_overruled(reported: &PodStatus, api: &PodStatus) -> bool {
         }
         _ => false,
     })
+}
+
+/// Whether the last status says that the pod is initialized. The condition stays while init containers run again.
+fn was_initialized(facts: &Facts<'_>) -> bool {
+    let last = facts.last.or(facts.pod.status.as_ref());
+    let conditions = last.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|c| c.type_ == "Initialized" && c.status == "True")
 }
 
 fn not_initialized(

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::facts::Facts;
+use crate::pod::restart::Removed;
 use crate::pod::state::{ContainerRun, Exit, ObservedContainer, is_sidecar};
 
 /// Maximum size in bytes of a waiting container's message.
@@ -142,6 +143,9 @@ fn unobserved_status(container: &Container, facts: &Facts<'_>) -> ContainerStatu
         let all = all.chain(&status.ephemeral_container_statuses).flatten();
         all.into_iter().find(|s| s.name == container.name)
     });
+    if let Some(removed) = facts.state.removed.get(&container.name).filter(|_| !facts.finished) {
+        return removed_status(container, removed, old, facts);
+    }
     // The runtime does not report a container that has run: after a reboot, or at the pod's end.
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
         return ContainerStatus { ready: false, started: Some(false), ..lost_status(old.clone(), facts) };
@@ -150,6 +154,11 @@ fn unobserved_status(container: &Container, facts: &Facts<'_>) -> ContainerStatu
         Some(w) => wait(w.reason.clone(), w.message.clone()),
         None => wait(not_yet(facts).to_owned(), String::new()),
     };
+    waiting_status(container, state)
+}
+
+/// The status of a container without an id, in this state.
+fn waiting_status(container: &Container, state: ContainerState) -> ContainerStatus {
     ContainerStatus {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
@@ -186,6 +195,40 @@ fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
         }
     };
     container.volume_mounts.as_ref().map(|mounts| mounts.iter().map(one).collect())
+}
+
+/// The status of a container that a restart of all containers removed. Its restart count is that of its next run.
+fn removed_status(
+    container: &Container,
+    removed: &Removed,
+    old: Option<&ContainerStatus>,
+    facts: &Facts<'_>,
+) -> ContainerStatus {
+    let message = "The container was removed, because all containers of the pod restart".to_owned();
+    let reason = "RestartingAllContainers".to_owned();
+    let state = match facts.state.waiting.get(&container.name) {
+        Some(w) => wait(w.reason.clone(), w.message.clone()),
+        None => wait(reason.clone(), message.clone()),
+    };
+    // The end of a container that was running in the last status is not known.
+    let last_end = old.and_then(known_end).unwrap_or_else(|| ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some(reason),
+        message: Some(message),
+        ..ContainerStateTerminated::default()
+    });
+    ContainerStatus {
+        restart_count: i32::try_from(removed.attempt).unwrap_or(i32::MAX),
+        last_state: Some(ContainerState { terminated: Some(last_end), ..ContainerState::default() }),
+        ..waiting_status(container, state)
+    }
+}
+
+/// The end of a container that does not run, in its last status.
+fn known_end(old: &ContainerStatus) -> Option<ContainerStateTerminated> {
+    let state = old.state.as_ref()?;
+    let before = old.last_state.as_ref().filter(|_| state.waiting.is_some());
+    state.terminated.clone().or_else(|| before?.terminated.clone())
 }
 
 fn lost_status(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
@@ -229,8 +272,10 @@ fn end_from_last_status(facts: &Facts<'_>, observed: &ObservedContainer) -> Opti
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     let old = all.into_iter().find(|s| s.name == observed.name)?;
     let own_id = container_id(facts, observed);
-    let state = if old.container_id.as_deref() == Some(&own_id) { &old.last_state } else { &old.state };
-    state.clone().filter(|s| s.terminated.is_some())
+    // The status of a removed container has its end as its last state already.
+    let own_state = Some(&old.state).filter(|_| old.container_id.as_deref() != Some(&own_id));
+    let mut ends = own_state.into_iter().chain([&old.last_state]).flatten();
+    ends.find(|state| state.terminated.is_some()).cloned()
 }
 
 /// The API's form of a container id: `<runtime>://<id>`.

@@ -3,7 +3,8 @@
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::pod::state::{ObservedPod, WorkerState};
+use crate::pod::restart::Exits;
+use crate::pod::state::{ObservedPod, Shape, WorkerState};
 
 /// Inputs of a status.
 pub(crate) struct Facts<'a> {
@@ -19,4 +20,13 @@ pub(crate) struct Facts<'a> {
     pub(crate) now: Timestamp,
     /// Whether no container runs or will run, so that the final phase can be computed.
     pub(crate) finished: bool,
+}
+
+// === impl Facts ===
+
+impl<'a> Facts<'a> {
+    /// The exits of the pod's containers.
+    pub(super) fn exits(&self, shape: &Shape<'a>) -> Exits<'a> {
+        Exits { spec: shape.spec, observed: self.observed, state: self.state }
+    }
 }

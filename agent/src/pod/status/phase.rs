@@ -1,9 +1,10 @@
 //! The phase of a pod from the states of its containers.
 
-use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus};
 
 use super::facts::Facts;
-use crate::pod::state::{ObservedContainer, RestartPolicy, Shape, is_sidecar};
+use crate::pod::restart::restarts_after;
+use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
 
 /// Whether every init container has completed in the ready sandbox, or had before the pod ended.
 pub(super) fn initialized(shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
@@ -34,21 +35,33 @@ struct Count {
     running: usize,
     stopped: usize,
     succeeded: usize,
+    /// Of the stopped ones, those that start again.
+    restarting: usize,
 }
 
 pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStatus]) -> &'static str {
     if facts.state.verdict.is_some() {
         return "Failed";
     }
-    let policy = shape.restart();
-    if crate::pod::plan::init_failed_for_good(shape, facts.observed) {
+    let exits = facts.exits(shape);
+    let restarts_all = exits.restart_all();
+    if !restarts_all && exits.init_failed_at().is_some() {
         return "Failed";
     }
     if !initialized(shape, facts) {
         // Ended before it was initialized: no container will run.
         return if facts.finished { "Failed" } else { "Pending" };
     }
-    let count = count(mains);
+    let restarts = |container: &Container, code: i32| {
+        restarts_all
+            || facts.state.removed.contains_key(&container.name)
+            || facts
+                .observed
+                .latest(&container.name)
+                .is_some_and(|c| exits.is_stopped_to_restart(container, c))
+            || restarts_after(shape.spec, container, code)
+    };
+    let count = count(shape.mains().iter().zip(mains), restarts);
     if count.waiting > 0 {
         return if facts.finished { "Failed" } else { "Pending" };
     }
@@ -58,33 +71,37 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
     if count.running > 0 {
         return "Running";
     }
-    let is_restarted = |c: &ObservedContainer| facts.state.resize.is_restarted(c);
-    if shape.mains().iter().any(|c| facts.observed.latest(&c.name).is_some_and(is_restarted)) {
-        return "Running";
-    }
-    match (facts.finished, policy) {
-        _ if count.stopped == 0 => "Pending",
-        (false, RestartPolicy::Always) => "Running",
-        _ if count.stopped == count.succeeded => "Succeeded",
-        (true, _) | (false, RestartPolicy::Never) => "Failed",
-        (false, RestartPolicy::OnFailure) => "Running",
+    match count.stopped {
+        0 => "Pending",
+        _ if count.restarting > 0 && !facts.finished => "Running",
+        stopped if stopped == count.succeeded => "Succeeded",
+        _ => "Failed",
     }
 }
 
-fn count(statuses: &[ContainerStatus]) -> Count {
+/// Counts main containers by their states. `restarts` decides whether an ended one starts again, by its exit code.
+fn count<'a>(
+    statuses: impl Iterator<Item = (&'a Container, &'a ContainerStatus)>,
+    restarts: impl Fn(&Container, i32) -> bool,
+) -> Count {
     let mut count = Count::default();
-    for status in statuses {
-        let state = status.state.as_ref();
-        let ended_before = status.last_state.as_ref().is_some_and(|s| s.terminated.is_some());
-        match state {
+    for (container, status) in statuses {
+        let last_end = status.last_state.as_ref().and_then(|s| s.terminated.as_ref());
+        match &status.state {
             Some(s) if s.running.is_some() => count.running += 1,
             Some(s) if s.terminated.is_some() => {
                 count.stopped += 1;
                 let code = s.terminated.as_ref().map_or(1, |t| t.exit_code);
                 count.succeeded += usize::from(code == 0);
+                count.restarting += usize::from(restarts(container, code));
             }
-            Some(s) if s.waiting.is_some() && ended_before => count.stopped += 1,
-            Some(s) if s.waiting.is_some() => count.waiting += 1,
+            Some(s) if s.waiting.is_some() => match last_end {
+                Some(end) => {
+                    count.stopped += 1;
+                    count.restarting += usize::from(restarts(container, end.exit_code));
+                }
+                None => count.waiting += 1,
+            },
             _ => count.unknown += 1,
         }
     }

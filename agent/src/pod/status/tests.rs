@@ -363,3 +363,89 @@ fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
     let kinds = case.status(6).conditions.unwrap();
     assert!(kinds.iter().all(|c| !c.type_.starts_with("PodResize")), "{kinds:?}");
 }
+
+#[test]
+fn own_policies_and_rules_decide_the_phase() {
+    let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
+    for (pod, own, code, expected) in [
+        ("Never", "OnFailure", 1, "Running"),
+        ("Never", "OnFailure", 0, "Succeeded"),
+        ("Never", "Never", 42, "Running"),
+        ("Never", "Never", 1, "Failed"),
+        ("Always", "Never", 1, "Failed"),
+        ("Always", "Never", 0, "Succeeded"),
+    ] {
+        let one = json!({"name": "a", "restartPolicy": own, "restartPolicyRules": rules});
+        let spec = json!({"restartPolicy": pod, "containers": [one]});
+        let case = Case::new(spec, observed(vec![container("a", 0, exited(code))]));
+        assert_eq!(case.phase(), expected, "{pod} {own} {code}");
+        let one = json!({"name": "i", "restartPolicy": own, "restartPolicyRules": rules});
+        let spec = json!({"restartPolicy": pod, "initContainers": [one], "containers": [{"name": "a"}]});
+        let case = Case::new(spec, observed(vec![container("i", 0, exited(code))]));
+        let expected = if expected == "Failed" { "Failed" } else { "Pending" };
+        assert_eq!(case.phase(), expected, "init container: {pod} {own} {code}");
+    }
+}
+
+#[test]
+fn a_restart_of_all_containers_has_a_condition_and_keeps_counts_and_ends() {
+    let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let trigger = json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": rules});
+    let spec = json!({"restartPolicy": "Never", "initContainers": [{"name": "i"}],
+        "containers": [trigger, {"name": "b"}]});
+    let ends =
+        vec![container("i", 0, exited(0)), container("a", 0, exited(42)), container("b", 0, running())];
+    let mut case = Case::new(spec, observed(ends));
+    let status = case.status(5);
+    let restarting = condition(&status, "AllContainersRestarting").clone();
+    assert_eq!((restarting.status.as_str(), status.phase.as_deref()), ("True", Some("Running")));
+    assert_eq!(restarting.reason.as_deref(), Some("RestartAllContainersStarted"));
+    // A stopped container is no failure of the pod.
+    case.observed.containers[2].run =
+        ContainerRun::Exited(Exit { started: at(0), finished: at(6), code: 137, ..Exit::default() });
+    assert_eq!(case.phase(), "Running");
+    case.last = Some(status);
+    case.last = Some(case.status(6));
+    let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+    case.state.removed = crate::pod::restart::removed(&case.observed, &ids(&["i0", "b0"]), &ids(&["a0"]));
+    case.observed.containers.clear();
+    let status = case.status(7);
+    let kinds =
+        ["AllContainersRestarting", "Initialized"].map(|kind| condition(&status, kind).status.as_str());
+    assert_eq!((status.phase.as_deref(), kinds), (Some("Pending"), ["False", "True"]));
+    let statuses = status.container_statuses.clone().unwrap();
+    let last_code = |status: &k8s_openapi::api::core::v1::ContainerStatus| {
+        status.last_state.as_ref().and_then(|last| last.terminated.as_ref()).map(|end| end.exit_code)
+    };
+    for (status, code) in statuses.iter().zip([42, 137]) {
+        assert_eq!(waiting_reason(status.state.as_ref()).as_deref(), Some("RestartingAllContainers"));
+        assert_eq!((status.restart_count, last_code(status)), (1, Some(code)));
+    }
+    // They run again: their last ends are those before the restart.
+    case.last = Some(status);
+    case.state.removed.clear();
+    case.observed.containers =
+        vec![container("i", 1, exited(0)), container("a", 1, running()), container("b", 1, running())];
+    let status = case.status(8);
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    let statuses = status.container_statuses.unwrap();
+    let codes: Vec<_> = statuses.iter().map(|status| (status.restart_count, last_code(status))).collect();
+    assert_eq!(codes, [(1, Some(42)), (1, Some(137))]);
+}
+
+#[test]
+fn all_containers_of_a_pod_without_init_containers_restart_while_it_is_running() {
+    let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let trigger = json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": rules});
+    let spec = json!({"restartPolicy": "Never", "containers": [trigger]});
+    let mut case = Case::new(spec, observed(vec![container("a", 0, exited(42))]));
+    case.last = Some(case.status(5));
+    case.state.removed = crate::pod::restart::removed(&case.observed, &[], &["a0".to_owned()]);
+    case.observed.containers.clear();
+    assert_eq!(case.phase(), "Running");
+    // The last status had it running: its end is not known.
+    case.last = None;
+    let status = case.status(6).container_statuses.unwrap().remove(0);
+    let end = status.last_state.unwrap().terminated.unwrap();
+    assert_eq!((end.exit_code, end.reason.as_deref()), (137, Some("RestartingAllContainers")));
+}

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures::channel::mpsc;
+use k8s_openapi::api::core::v1::PodStatus;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -77,4 +78,17 @@ impl Probes {
             self.tasks.insert(current.id.clone(), task);
         }
     }
+}
+
+/// Probe results that the stored status records: a ready container stays ready until a probe fails.
+pub(super) fn probe_results(status: Option<&PodStatus>) -> HashMap<String, Probed> {
+    let statuses = status.into_iter().flat_map(|s| {
+        s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
+    });
+    statuses
+        .filter_map(|s| {
+            let id = s.container_id.as_deref()?.split_once("://")?.1.to_owned();
+            Some((id, Probed { started: s.started == Some(true), ready: s.ready }))
+        })
+        .collect()
 }

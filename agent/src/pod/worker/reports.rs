@@ -9,6 +9,7 @@ use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::apply::Report;
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
+use crate::pod::restart;
 use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
@@ -40,8 +41,9 @@ impl Worker {
                 self.state.waiting.insert(container, waiting);
             }
             Report::Started { container, crashed } => self.started(&container, crashed, now),
+            Report::Removing(removed) => self.state.removed.extend(removed),
             Report::KillRequest { id, why } => {
-                self.state.kill_requests.insert(id, KillRequest { why, grace: None });
+                self.state.kill_requests.insert(id, KillRequest { why, grace: None, restarts: false });
             }
             Report::PreStopDone { id } => {
                 self.pre_stop_done.insert(id);
@@ -77,7 +79,8 @@ impl Worker {
             Finding::Started { id } => self.state.probed.entry(id).or_default().started = true,
             Finding::Ready { id, ready } => self.state.probed.entry(id).or_default().ready = ready,
             Finding::Unhealthy { id, why, grace } => {
-                self.state.kill_requests.insert(id, KillRequest { why: why.to_owned(), grace });
+                let request = KillRequest { why: why.to_owned(), grace, restarts: true };
+                self.state.kill_requests.insert(id, request);
             }
         }
     }
@@ -124,6 +127,7 @@ impl Worker {
         self.state.resize.actuated.retain(|id, _| here.contains(id.as_str()));
         self.state.resize.restarts.retain(|id| here.contains(id.as_str()));
         let observed = &self.observed;
+        restart::forget_created(&mut self.state.removed, observed);
         self.state.waiting.retain(|name, _| !observed.current(name).is_some_and(|c| c.running()));
         if self.state.waiting.is_empty() {
             // An emptied `BTreeMap` keeps one node, which has 800 bytes for this type.

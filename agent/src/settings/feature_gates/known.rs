@@ -13,9 +13,6 @@ pub(super) const EITHER: &[&str] =
 /// Gates that are off upstream by default, and whose behaviour is always on here.
 pub(super) const ON_HERE: &[&str] = &["MaxUnavailableStatefulSet"];
 
-/// Gates that are on upstream by default, and whose behaviour does not exist here.
-pub(super) const OFF_HERE: &[&str] = &["ContainerRestartRules", "RestartAllContainersOnContainerExits"];
-
 /// Gates that are locked to true.
 #[rustfmt::skip]
 pub(super) const LOCKED_ON: &[&str] = &[
@@ -55,7 +52,7 @@ pub(super) const ON: &[&str] = &[
     "APIServerIdentity", "AllowParsingUserUIDFromCertAuth", "AllowServiceExternalIPs",
     "AuthorizePodWebsocketUpgradeCreatePermission", "CPUCFSQuotaPeriod", "CPUManagerPolicyBetaOptions",
     "CRDObservedGenerationTracking", "ClearingNominatedNodeNameAfterBinding", "ComponentFlagz",
-    "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint",
+    "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint", "ContainerRestartRules",
     "ContextualLogging", "DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
     "DRAExtendedResource", "DRAPartitionableDevices", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus",
     "DRAResourceClaimGranularStatusAuthorization", "DRASchedulerFilterTimeout", "DeclarativeValidationBeta",
@@ -73,7 +70,7 @@ pub(super) const ON: &[&str] = &[
     "PodTopologyLabelsAdmission", "PortForwardWebsockets", "PreventStaticPodAPIReferences",
     "RelaxedServiceNameValidation", "ReloadKubeletClientCAFile", "ReloadKubeletServerCertificateFile",
     "RemoteRequestHeaderUID", "ResourceHealthStatus", "ResourceHealthStatusMessage",
-    "RotateKubeletServerCertificate", "SchedulerAsyncPreemption",
+    "RestartAllContainersOnContainerExits", "RotateKubeletServerCertificate", "SchedulerAsyncPreemption",
     "SchedulerPopFromBackoffQ", "ServiceAccountNodeAudienceRestriction", "ServiceCIDRStatusFieldWiping",
     "SizeBasedListCostEstimate", "StaleControllerConsistencyDaemonSet", "StaleControllerConsistencyJob",
     "StaleControllerConsistencyReplicaSet", "StaleControllerConsistencyStatefulSet",

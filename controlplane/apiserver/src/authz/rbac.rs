@@ -6,7 +6,8 @@
 pub(crate) mod rule;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -48,21 +49,19 @@ struct Indexed {
 #[derive(Clone, Default)]
 pub(crate) struct Policy {
     roles: HashMap<RoleKey, Arc<[Rule]>>,
-    users: HashMap<String, Vec<Grant>>,
-    groups: HashMap<String, Vec<Grant>>,
+    users: HashMap<String, Grants>,
+    groups: HashMap<String, Grants>,
 }
 
 /// Namespace (empty for cluster roles) and name of a role.
 type RoleKey = (String, String);
 
-/// A binding of a subject. The role is looked up by its key, so a change of a role concerns none of its bindings.
-#[derive(Clone)]
-struct Grant {
-    binding: Arc<BindingKey>,
-    role: Arc<RoleKey>,
-}
+/// The bindings of a subject with their roles: those for all namespaces first, then those of each namespace. The role is
+/// looked up by its key, so a change of a role concerns none of its bindings.
+type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 
-#[derive(PartialEq, Eq)]
+/// Namespace and name of a binding, sorted by the namespace first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct BindingKey {
     /// `None` for all namespaces.
     namespace: Option<String>,
@@ -201,7 +200,7 @@ impl Policy {
                 Subject::User(name) => self.users.entry(name),
                 Subject::Group(name) => self.groups.entry(name),
             };
-            grants.or_default().push(Grant { binding: key.clone(), role: role.clone() });
+            grants.or_default().insert(key.clone(), role.clone());
         }
     }
 
@@ -213,7 +212,7 @@ impl Policy {
                 Subject::Group(name) => (&mut self.groups, name),
             };
             let Some(own) = grants.get_mut(&name) else { continue };
-            own.retain(|grant| *grant.binding != key);
+            own.remove(&key);
             if own.is_empty() {
                 grants.remove(&name);
             }
@@ -231,14 +230,21 @@ impl Policy {
         user: &'a User,
         namespace: &'a str,
     ) -> impl Iterator<Item = &'a Rule> + Clone {
-        let own = self.users.get(&user.name).into_iter().flatten();
-        let groups = user.groups.iter().filter_map(|group| self.groups.get(group)).flatten();
-        let here =
-            move |grant: &&Grant| grant.binding.namespace.as_deref().is_none_or(|own| own == namespace);
+        let own = self.users.get(&user.name).into_iter();
+        let groups = user.groups.iter().filter_map(|group| self.groups.get(group));
+        let bound = own.chain(groups).flat_map(move |grants| bound_in(grants, namespace));
         let roles = &self.roles;
-        let rules = own.chain(groups).filter(here).filter_map(move |grant| roles.get(&*grant.role));
-        rules.flat_map(|rules| rules.iter())
+        bound.filter_map(move |role| roles.get(role)).flat_map(|rules| rules.iter())
     }
+}
+
+/// The roles that are bound for all namespaces, and those that are bound in this one.
+fn bound_in<'a>(grants: &'a Grants, namespace: &'a str) -> impl Iterator<Item = &'a RoleKey> + Clone {
+    let everywhere = grants.iter().take_while(|(binding, _)| binding.namespace.is_none());
+    let first = BindingKey { namespace: Some(namespace.to_owned()), name: String::new() };
+    let here = grants.range::<BindingKey, _>((Bound::Included(&first), Bound::Unbounded));
+    let here = here.take_while(move |(binding, _)| binding.namespace.as_deref() == Some(namespace));
+    everywhere.chain(here).map(|(_, role)| &**role)
 }
 
 // === impl BindingKey ===
@@ -256,7 +262,7 @@ enum Subject {
     Group(String),
 }
 
-/// The subjects of a binding.
+/// The subjects of a binding. It may repeat a subject.
 fn subjects(binding: &Value) -> impl Iterator<Item = Subject> {
     let namespace = binding["metadata"]["namespace"].as_str();
     binding["subjects"].as_array().into_iter().flatten().filter_map(move |subject| {
@@ -329,7 +335,7 @@ pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rul
 
 #[cfg(test)]
 mod tests {
-    use coracle_store::Commit;
+    use coracle_store::{Commit, Entry, Page};
     use serde_json::json;
 
     use super::*;
@@ -438,6 +444,132 @@ mod tests {
         assert_eq!(seen, ["", "pods", "secrets", "secrets", "secrets", "", "", "nodes", "nodes", ""]);
         let policy = policies.current(&cache);
         assert_eq!((policy.users.len(), policy.groups.len(), policy.roles.len()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_request_looks_at_the_bindings_of_its_namespace_only() {
+        let mut policy = Policy::default();
+        let user = json!({"kind": "User", "name": "u"});
+        for namespace in [None, Some("a"), Some("aa"), Some("b")] {
+            let kind = if namespace.is_some() { "Role" } else { "ClusterRole" };
+            policy.add("roles", &role(namespace, "own", namespace.unwrap_or("all")));
+            policy.add(ROLE_BINDINGS, &binding(namespace, kind, "own", user.clone()));
+        }
+        let grants = &policy.users["u"];
+        let bound = |namespace: &'static str| {
+            bound_in(grants, namespace).map(|(namespace, _)| namespace.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(bound("a"), ["", "a"]);
+        assert_eq!(bound("aa"), ["", "aa"]);
+        assert_eq!((bound("b"), bound("c"), bound("")), (vec!["", "b"], vec![""], vec![""]));
+    }
+
+    #[test]
+    fn a_subject_that_a_binding_repeats_has_one_grant() {
+        let user = json!({"kind": "User", "name": "u"});
+        let mut binding = binding(Some("a"), "Role", "own", user.clone());
+        binding["subjects"] = json!([user, user, {"kind": "Group", "name": "u"}, user]);
+        let mut policy = Policy::default();
+        policy.add(ROLE_BINDINGS, &binding);
+        assert_eq!((policy.users["u"].len(), policy.groups["u"].len()), (1, 1));
+        policy.remove(ROLE_BINDINGS, &binding);
+        assert!(policy.users.is_empty() && policy.groups.is_empty());
+    }
+
+    /// All roles and grants of an index, sorted.
+    fn content(policy: &Policy) -> Vec<String> {
+        let mut lines: Vec<String> =
+            policy.roles.iter().map(|(key, rules)| format!("{key:?} {rules:?}")).collect();
+        for (kind, all) in [("user", &policy.users), ("group", &policy.groups)] {
+            for (name, grants) in all {
+                assert!(!grants.is_empty(), "{kind} {name}");
+                lines.extend(grants.iter().map(|(binding, role)| {
+                    format!("{kind} {name} {:?} {} {role:?}", binding.namespace, binding.name)
+                }));
+            }
+        }
+        lines.sort();
+        lines
+    }
+
+    /// An object of one of a few names, that `pick` chooses: it returns a number below its argument.
+    fn any_object(pick: &mut impl FnMut(usize) -> usize) -> (&'static str, Value) {
+        let resource = RESOURCES[pick(4)];
+        let namespace = ["a", "b"][pick(2)];
+        let namespace = (!resource.starts_with("cluster")).then_some(namespace);
+        let name = ["x", "y"][pick(2)];
+        let mut object = if resource.ends_with("bindings") {
+            let kind = if namespace.is_some() { ["Role", "ClusterRole"][pick(2)] } else { "ClusterRole" };
+            let mut binding = binding(namespace, kind, ["x", "y"][pick(2)], Value::Null);
+            let subjects = [
+                json!({"kind": "User", "name": "u"}),
+                json!({"kind": "Group", "name": "u"}),
+                json!({"kind": "ServiceAccount", "name": "s"}),
+                json!({"kind": "ServiceAccount", "name": "s", "namespace": "a"}),
+            ];
+            binding["subjects"] = (0..pick(5)).map(|_| subjects[pick(4)].clone()).collect();
+            binding["metadata"]["name"] = name.into();
+            binding
+        } else {
+            role(namespace, name, ["pods", "secrets"][pick(2)])
+        };
+        if pick(8) == 0 {
+            object["metadata"]["initializers"] = json!({"pending": [{"name": "i.example.com"}]});
+        }
+        (resource, object)
+    }
+
+    #[test]
+    fn after_any_sequence_of_changes_the_index_equals_a_new_one() {
+        let (cache, policies) = (Cache::new(1), Policies::default());
+        let mut seed = 1_usize;
+        let mut pick = |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let mut largest = 0;
+        for step in 0..2000 {
+            for _ in 0..=pick(3) {
+                let (resource, object) = any_object(&mut pick);
+                store(&cache, resource, &object, pick(3) == 0);
+            }
+            let found = content(&policies.current(&cache));
+            assert_eq!(found, content(&Policies::default().current(&cache)), "step {step}");
+            largest = largest.max(found.len());
+        }
+        assert!(largest > 10, "{largest}");
+    }
+
+    #[test]
+    fn the_index_is_read_again_after_more_changes_than_the_cache_has_and_after_missed_ones() {
+        let (cache, policies) = (Cache::new(1), Policies::default());
+        let resources = || readable(&policies.current(&cache)).concat();
+        let user = json!({"kind": "User", "name": "u"});
+        store(&cache, ROLE_BINDINGS, &binding(Some("a"), "Role", "own", user), false);
+        store(&cache, "roles", &role(Some("a"), "own", "secrets"), false);
+        assert_eq!(resources(), ["secrets"]);
+        store(&cache, "roles", &role(Some("a"), "own", "secrets"), true);
+        // The history of a resource has at most 1,000 changes.
+        for number in 0..1500 {
+            store(&cache, "roles", &role(Some("b"), "other", &format!("r{number}")), false);
+        }
+        assert_eq!(resources(), [""; 0]);
+        store(&cache, "roles", &role(Some("a"), "own", "pods"), false);
+        assert_eq!(resources(), ["pods"]);
+        // Commits are missed: the store has another role now, and no binding. Its revision may be lower after a restore.
+        let (kind, newest) = (kind("roles").unwrap(), cache.revision());
+        for revision in [newest + 10, newest - 10] {
+            let own = role(Some("a"), "own", "nodes");
+            let key = key_of(kind, "a", "own").into();
+            let entry = Entry { key, value: encode(kind, &own), created: 2, modified: revision };
+            cache.resync(Page { entries: vec![entry], revision, more: false }, &[]);
+            let policy = policies.current(&cache);
+            assert_eq!((policy.users.len(), policy.roles.len()), (0, 1), "revision {revision}");
+            assert_eq!(content(&policy), content(&Policies::default().current(&cache)));
+            let user = json!({"kind": "User", "name": "u"});
+            store(&cache, ROLE_BINDINGS, &binding(Some("a"), "Role", "own", user), false);
+            assert_eq!(resources(), ["nodes"], "revision {revision}");
+        }
     }
 
     #[test]

@@ -363,9 +363,10 @@ impl Collection {
         self.changes.back().map_or(self.compacted, |change| change.revision)
     }
 
-    /// The changes after a revision, the oldest first. `None` if the history does not have all of them.
+    /// The changes after a revision, the oldest first. `None` if the history does not have all of them, or if the store
+    /// was restored to an earlier revision.
     pub(crate) fn changes_after(&self, revision: u64) -> Option<Vec<Change>> {
-        if revision < self.compacted {
+        if revision < self.compacted || revision > self.newest() {
             return None;
         }
         let at = self.changes.partition_point(|change| change.revision <= revision);

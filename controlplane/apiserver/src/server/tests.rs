@@ -436,6 +436,8 @@ async fn a_namespace_goes_when_its_finalizer_does_and_takes_nothing_new_before()
     let refused = server.post(&format!("{space}/configmaps"), config_map("a", json!({}))).await;
     assert_eq!(refused.body["details"]["causes"][0]["reason"], "NamespaceTerminating");
     let mut done = marked.body.clone();
+    done["spec"]["finalizers"] = json!(["plain"]);
+    assert_eq!(server.put(&format!("{space}/finalize"), done.clone()).await.code, 422);
     done["spec"]["finalizers"] = json!([]);
     assert_eq!(server.put(&format!("{space}/finalize"), done).await.code, 200);
     assert_eq!(server.get(space).await.code, 404);

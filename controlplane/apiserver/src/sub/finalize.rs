@@ -1,10 +1,12 @@
 //! PUT namespaces/finalize: removes finalizers of a namespace's spec. A terminating namespace without finalizers is
 //! deleted.
 
+use coracle_kinds::validate;
+
 use super::body_of;
 use crate::{
     call::Call,
-    error::Result,
+    error::{ApiError, Result},
     field_manager::Writer,
     reply::{self, Reply},
     write::{self, Part, check_revision},
@@ -17,6 +19,10 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         let mut new = old.clone();
         new["spec"]["finalizers"] =
             namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default().into();
+        let causes = validate::ratcheted(&call.kind, &new, old, validate::update);
+        if !causes.is_empty() {
+            return Err(ApiError::invalid(&call.kind, &call.resource.name, &causes));
+        }
         Ok(new)
     })
     .await?;

@@ -1,5 +1,8 @@
 //! Functions of `authorizer` (`library/authz.go`).
 
+use coracle_values::names;
+
+use super::failed;
 use crate::access::{Access, Stage};
 use crate::cost_meter::CostMeter;
 use crate::eval_error::Evaluated;
@@ -30,6 +33,9 @@ pub(super) fn call<'a>(
             if let Err(error) = meter.charge(access.question.size() / 10) {
                 return Some(Err(error));
             }
+            if let Some(problem) = problem(access.stage, name, rest) {
+                return Some(failed(problem));
+            }
             Value::Access(build(access, name, rest)?)
         }
         (Value::Decision(decision), "allowed", []) => Value::Bool(decision.allowed),
@@ -39,6 +45,26 @@ pub(super) fn call<'a>(
         _ => return None,
     };
     Some(meter.charge(1).map(|()| result))
+}
+
+/// Why an argument is invalid.
+fn problem(stage: Stage, name: &str, args: &[Value<'_>]) -> Option<&'static str> {
+    let is_blank = |text: &str| text.trim().is_empty();
+    match (stage, name, args) {
+        (Stage::Authorizer, "path", [Value::String(path)]) => {
+            is_blank(path).then_some("path must not be empty")
+        }
+        (Stage::Group, "resource", [Value::String(resource)]) => {
+            is_blank(resource).then_some("resource must not be empty")
+        }
+        (Stage::Authorizer, "serviceAccount", [Value::String(namespace), Value::String(name)]) => {
+            if !names::dns1123_subdomain(name).is_empty() {
+                return Some("Invalid service account name");
+            }
+            (!names::dns1123_label(namespace).is_empty()).then_some("Invalid service account namespace")
+        }
+        _ => None,
+    }
 }
 
 fn build<'a>(access: &Access<'a>, name: &str, args: &[Value<'a>]) -> Option<Access<'a>> {

@@ -6,6 +6,7 @@ use super::failed;
 use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::operators::{apply, equals};
+use crate::types::Type;
 use crate::value::Value;
 
 /// Maximum length of `lists.range`.
@@ -37,7 +38,7 @@ pub(super) fn call<'a>(
     };
     Some(match (name, &args[1..]) {
         ("isSorted", []) => order_cost(meter, &list, 1).and_then(|()| sorted(&list)).map(Value::Bool),
-        ("sum", []) => sum(meter, &list),
+        ("sum", []) => sum(meter, &list, zero_of(&args[0])),
         ("min", []) => order_cost(meter, &list, 1).and_then(|()| extreme(&list, Ordering::Less)),
         ("max", []) => order_cost(meter, &list, 1).and_then(|()| extreme(&list, Ordering::Greater)),
         ("indexOf", [item]) => position(meter, list.iter().enumerate(), item),
@@ -47,7 +48,8 @@ pub(super) fn call<'a>(
         ("reverse", []) => Ok(Value::list(list.into_iter().rev().collect())),
         ("slice", [Value::Int(start), Value::Int(end)]) => slice(&list, *start, *end),
         ("distinct", []) => distinct(meter, &list),
-        ("sort", []) => sort(meter, list),
+        ("sort", []) => sort(meter, &list, list.clone()),
+        ("@sortByAssociatedKeys", [keys]) => meter.items(keys).and_then(|keys| sort(meter, &keys, list)),
         ("flatten", []) => flatten(meter, &list, 1).map(Value::list),
         ("flatten", [Value::Int(depth)]) => flatten(meter, &list, *depth).map(Value::list),
         ("sets.contains", [other]) => all_in(meter, other, &list).map(Value::Bool),
@@ -72,6 +74,7 @@ fn is_known(name: &str) -> bool {
         "slice",
         "distinct",
         "sort",
+        "@sortByAssociatedKeys",
         "flatten",
         "sets.contains",
         "sets.equivalent",
@@ -96,9 +99,18 @@ fn sorted(list: &[Value<'_>]) -> Result<bool, EvalError> {
     Ok(true)
 }
 
-fn sum<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
+/// The sum of an empty list.
+fn zero_of<'a>(list: &Value<'a>) -> Value<'a> {
+    match list {
+        Value::JsonList(_, Type::Duration, _) => Value::Duration(0),
+        Value::JsonList(_, Type::Double, _) => Value::Double(0.0),
+        _ => Value::Int(0),
+    }
+}
+
+fn sum<'a>(meter: &mut CostMeter, list: &[Value<'a>], zero: Value<'a>) -> Evaluated<'a> {
     let mut items = list.iter().cloned();
-    let Some(mut total) = items.next() else { return Ok(Value::Int(0)) };
+    let Some(mut total) = items.next() else { return Ok(zero) };
     for item in items {
         total = match apply(meter, "_+_", &[total, item]) {
             Some(sum) => sum?,
@@ -136,11 +148,15 @@ where
 }
 
 fn slice<'a>(list: &[Value<'a>], start: i64, end: i64) -> Evaluated<'a> {
-    let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
-    match range.and_then(|(start, end)| list.get(start..end)) {
-        Some(part) => Ok(Value::list(part.to_vec())),
-        None => failed(format!("cannot slice({start}, {end}), list is length {}", list.len())),
-    }
+    let problem = match usize::try_from(start).ok().zip(usize::try_from(end).ok()) {
+        None => "negative indexes not supported".to_owned(),
+        Some((start, end)) if start > end => "start index must be less than or equal to end index".to_owned(),
+        Some((start, end)) => match list.get(start..end) {
+            Some(part) => return Ok(Value::list(part.to_vec())),
+            None => format!("list is length {}", list.len()),
+        },
+    };
+    failed(format!("cannot slice({start}, {end}), {problem}"))
 }
 
 fn distinct<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
@@ -153,16 +169,24 @@ fn distinct<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
     Ok(Value::list(found))
 }
 
-fn sort<'a>(meter: &mut CostMeter, mut list: Vec<Value<'a>>) -> Evaluated<'a> {
-    order_cost(meter, &list, 1)?;
-    if !list.windows(2).all(|pair| pair[0].order(&pair[1]).is_some()) {
+/// Sorts a list by its keys: one for each element, all of one comparable type.
+fn sort<'a>(meter: &mut CostMeter, keys: &[Value<'a>], list: Vec<Value<'a>>) -> Evaluated<'a> {
+    order_cost(meter, keys, 1)?;
+    let kind = keys.first().map(Value::type_name);
+    // An order across types is not total: two whole numbers can equal the same double. NaN has no order.
+    if keys.iter().any(|key| Some(key.type_name()) != kind || key.order(key).is_none()) {
         return Err(EvalError::NoOverload);
     }
-    let steps = list.len().saturating_mul(usize::try_from(list.len().max(1).ilog2()).unwrap_or(64));
+    if keys.len() != list.len() {
+        return failed("the list and its keys have different lengths");
+    }
+    let rounds = list.len().max(2).ilog2();
+    let steps = list.len().saturating_mul(usize::try_from(rounds).unwrap_or(64));
     meter.charge(u64::try_from(steps).unwrap_or(u64::MAX))?;
-    order_cost(meter, &list, u64::from(list.len().max(2).ilog2()))?;
-    list.sort_by(|left, right| left.order(right).unwrap_or(Ordering::Equal));
-    Ok(Value::list(list))
+    order_cost(meter, keys, u64::from(rounds))?;
+    let mut pairs: Vec<(&Value<'a>, Value<'a>)> = keys.iter().zip(list).collect();
+    pairs.sort_by(|(left, _), (right, _)| left.order(right).unwrap_or(Ordering::Equal));
+    Ok(Value::list(pairs.into_iter().map(|(_, item)| item).collect()))
 }
 
 fn flatten<'a>(meter: &mut CostMeter, list: &[Value<'a>], depth: i64) -> Result<Vec<Value<'a>>, EvalError> {

@@ -26,7 +26,20 @@ pub(super) fn call<'a>(
         ("or", [Value::Optional(None), second @ Value::Optional(_)]) => Ok(second.clone()),
         ("orValue", [Value::Optional(Some(inner)), _]) => Ok((**inner).clone()),
         ("orValue", [Value::Optional(None), other]) => Ok(other.clone()),
+        ("optional.unwrap" | "unwrapOpt", [list]) => unwrap(meter, list),
         _ => return None,
     };
     Some(meter.charge(1).and(result).and_then(|value| meter.copied(value)))
+}
+
+/// The values of the optional elements of a list, without those that are absent.
+fn unwrap<'a>(meter: &mut CostMeter, list: &Value<'a>) -> Evaluated<'a> {
+    let mut found = Vec::new();
+    for item in meter.items(list)? {
+        match item {
+            Value::Optional(inner) => found.extend(inner.map(|inner| (*inner).clone())),
+            _ => return failed("the list has an element that is not optional"),
+        }
+    }
+    Ok(Value::list(found))
 }

@@ -25,17 +25,12 @@ pub(super) fn call<'a>(
             }
         }
         ("sign", [Value::Quantity(quantity)]) => Ok(Value::Int(quantity.signum().into())),
-        ("isInteger", [Value::Quantity(quantity)]) => Ok(Value::Bool(quantity.is_integer())),
-        ("asInteger", [Value::Quantity(quantity)]) if quantity.is_integer() => {
-            Ok(Value::Int(quantity.value()))
-        }
-        ("asInteger", [Value::Quantity(_)]) => failed("cannot convert value to integer"),
-        #[expect(clippy::cast_precision_loss, reason = "the function is approximate")]
-        ("asApproximateFloat", [Value::Quantity(quantity)]) => Ok(Value::Double(if quantity.is_integer() {
-            quantity.value() as f64
-        } else {
-            quantity.millis() as f64 / 1000.0
-        })),
+        ("isInteger", [Value::Quantity(quantity)]) => Ok(Value::Bool(quantity.whole().is_some())),
+        ("asInteger", [Value::Quantity(quantity)]) => match quantity.whole() {
+            Some(number) => Ok(Value::Int(number)),
+            None => failed("cannot convert value to integer"),
+        },
+        ("asApproximateFloat", [Value::Quantity(quantity)]) => Ok(Value::Double(quantity.approximate())),
         ("isGreaterThan", [Value::Quantity(left), Value::Quantity(right)]) => Ok(Value::Bool(left > right)),
         ("isLessThan", [Value::Quantity(left), Value::Quantity(right)]) => Ok(Value::Bool(left < right)),
         ("compareTo", [Value::Quantity(left), Value::Quantity(right)]) => {

@@ -52,23 +52,52 @@ pub(super) fn call<'a>(
     Some(meter.charge(cost).and(result))
 }
 
-/// Parses a version. Normalizing removes a leading `v` and leading zeros, and adds missing parts.
+/// Parses a version. Normalizing removes a leading `v` and leading zeros, and adds missing parts (`normalizeAndParse`).
 fn parse(text: &str, normalize: bool) -> Option<Version> {
     if !normalize {
         return Version::parse(text).ok();
     }
-    let text = text.trim().trim_start_matches('v');
-    let end = text.find(['-', '+']).unwrap_or(text.len());
-    let (core, rest) = text.split_at(end);
-    let mut parts: Vec<&str> = core
-        .split('.')
-        .map(|part| match part.trim_start_matches('0') {
-            "" if !part.is_empty() => "0",
-            trimmed => trimmed,
-        })
-        .collect();
-    while parts.len() < 3 {
-        parts.push("0");
+    let text = text.strip_prefix('v').unwrap_or(text);
+    let mut parts: Vec<&str> = text.splitn(3, '.').map(without_leading_zeros).collect();
+    // A short version cannot have a pre-release or build metadata.
+    if parts.len() < 3 && parts.last().is_some_and(|last| last.contains(['+', '-'])) {
+        return None;
     }
-    Version::parse(&format!("{}{rest}", parts.join("."))).ok()
+    parts.resize(3, "0");
+    Version::parse(&parts.join(".")).ok()
+}
+
+/// The part of a version without leading zeros. One zero stays if no other digit follows, as in `0-rc`.
+fn without_leading_zeros(part: &str) -> &str {
+    let trimmed = part.trim_start_matches('0');
+    if trimmed.starts_with(|first: char| first.is_ascii_digit()) || trimmed.len() == part.len() {
+        return trimmed;
+    }
+    part.get(part.len() - trimmed.len() - 1..).unwrap_or(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn normalized_versions_are_those_of_upstream() {
+        for (text, expected) in [
+            ("v1.2", Some("1.2.0")),
+            ("1", Some("1.0.0")),
+            ("01.002.00-rc.1+b", Some("1.2.0-rc.1+b")),
+            ("1.2.003", Some("1.2.3")),
+            ("00", Some("0.0.0")),
+            ("vv1.2.3", None),
+            (" 1.2.3", None),
+            ("1.2-rc", None),
+            ("1.2.3.4", None),
+            ("1..2", None),
+            ("v", None),
+        ] {
+            let found = parse(text, true).map(|version| version.to_string());
+            assert_eq!(found.as_deref(), expected, "{text}");
+        }
+        assert!(parse("v1.2.3", false).is_none() && parse("1.2.3", false).is_some());
+    }
 }

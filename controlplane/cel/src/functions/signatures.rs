@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::access::{AUTHORIZER, DECISION, GROUP_CHECK, PATH_CHECK, RESOURCE_CHECK};
+use crate::parse::{Expr, Kind};
 use crate::types::{CIDR, FORMAT, IP, QUANTITY, SEMVER, Type, URL};
 
 /// The result of a search.
@@ -56,7 +57,8 @@ const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("type", false, &["*>T"]), ("dyn", false, &["*>*"]),
     ("int", false, &["i>i", "u>i", "d>i", "s>i", "t>i", "n>i"]), ("uint", false, &["i>u", "u>u", "d>u", "s>u"]),
     ("double", false, &["i>d", "u>d", "d>d", "s>d"]), ("bool", false, &["b>b", "s>b"]),
-    ("string", false, &["b>s", "i>s", "u>s", "d>s", "s>s", "y>s", "t>s", "n>s"]), ("bytes", false, &["s>y", "y>y"]),
+    ("string", false, &["b>s", "i>s", "u>s", "d>s", "s>s", "y>s", "t>s", "n>s", "I>s", "C>s"]),
+    ("bytes", false, &["s>y", "y>y"]),
     ("duration", false, &["s>n", "n>n", "i>n"]), ("timestamp", false, &["s>t", "t>t", "i>t"]),
     ("getFullYear", true, &["t>i", "ts>i"]), ("getMonth", true, &["t>i", "ts>i"]),
     ("getDate", true, &["t>i", "ts>i"]), ("getDayOfMonth", true, &["t>i", "ts>i"]),
@@ -71,12 +73,14 @@ const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("find", true, &["ss>s"]), ("findAll", true, &["ss>S", "ssi>S"]),
     ("isSorted", true, &["l>b"]), ("sum", true, &["l>e"]), ("min", true, &["l>e"]), ("max", true, &["l>e"]),
     ("flatten", true, &["l>l", "li>l"]), ("slice", true, &["lii>1"]), ("distinct", true, &["l>1"]),
-    ("sort", true, &["l>1"]), ("lists.range", false, &["i>l"]), ("first", true, &["l>o"]), ("last", true, &["l>o"]),
+    ("sort", true, &["l>1"]), ("@sortByAssociatedKeys", true, &["ll>1"]),
+    ("lists.range", false, &["i>l"]), ("first", true, &["l>o"]), ("last", true, &["l>o"]),
     ("sets.contains", false, &["ll>b"]), ("sets.equivalent", false, &["ll>b"]), ("sets.intersects", false, &["ll>b"]),
     ("url", false, &["s>U"]), ("isURL", false, &["s>b"]), ("getScheme", true, &["U>s"]), ("getHost", true, &["U>s"]),
     ("getHostname", true, &["U>s"]), ("getPort", true, &["U>s"]), ("getEscapedPath", true, &["U>s"]),
     ("getQuery", true, &["U>m"]),
-    ("quantity", false, &["s>Q"]), ("isQuantity", false, &["s>b"]), ("sign", true, &["Q>i"]), ("isInteger", true, &["Q>b"]),
+    ("quantity", false, &["s>Q"]), ("isQuantity", false, &["s>b"]), ("sign", false, &["Q>i"]),
+    ("sign", true, &["Q>i"]), ("isInteger", true, &["Q>b"]),
     ("asInteger", true, &["Q>i"]), ("asApproximateFloat", true, &["Q>d"]), ("isGreaterThan", true, &["QQ>b", "VV>b"]),
     ("isLessThan", true, &["QQ>b", "VV>b"]), ("compareTo", true, &["QQ>i", "VV>i"]), ("add", true, &["QQ>Q", "Qi>Q"]),
     ("sub", true, &["QQ>Q", "Qi>Q"]),
@@ -97,6 +101,7 @@ const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("format.datetime", false, &[">F"]),
     ("optional.of", false, &["*>w"]), ("optional.none", false, &[">o"]), ("optional.ofNonZeroValue", false, &["*>w"]),
     ("hasValue", true, &["o>b"]), ("value", true, &["o>e"]), ("or", true, &["oo>1"]), ("orValue", true, &["o*>e"]),
+    ("optional.unwrap", false, &["l>l"]), ("unwrapOpt", true, &["l>l"]),
     ("jsonpatch.escapeKey", false, &["s>s"]),
     ("serviceAccount", true, &["Ass>A"]), ("path", true, &["As>P"]), ("group", true, &["As>G"]),
     ("resource", true, &["Gs>R"]), ("subresource", true, &["Rs>R"]), ("namespace", true, &["Rs>R"]),
@@ -122,6 +127,7 @@ const TYPE_NAMES: &[(&str, &str)] = &[
     ("map", "map"),
     ("null_type", "null_type"),
     ("type", "type"),
+    ("optional_type", "optional_type"),
 ];
 
 /// Whether the name is that of a type.
@@ -132,6 +138,28 @@ pub(crate) fn is_type_name(name: &str) -> bool {
 /// The type that a name stands for.
 pub(crate) fn type_value(name: &str) -> Option<&'static str> {
     TYPE_NAMES.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+}
+
+/// The type that a qualified name such as `net.IP` stands for. The first value is the first part of the name, which a
+/// variable can hide.
+pub(crate) fn qualified_type(expr: &Expr) -> Option<(&str, &'static str)> {
+    let Kind::Select { operand, field, test: false } = &expr.kind else { return None };
+    let (space, root) = match &operand.kind {
+        Kind::Ident(root) => ("", root),
+        Kind::Select { operand, field, test: false } => match &operand.kind {
+            Kind::Ident(root) => (&**field, root),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let name = match (&**root, space, &**field) {
+        ("net", "", "IP") => "net.IP",
+        ("net", "", "CIDR") => "net.CIDR",
+        ("google", "protobuf", "Timestamp") => "google.protobuf.Timestamp",
+        ("google", "protobuf", "Duration") => "google.protobuf.Duration",
+        _ => return None,
+    };
+    Some((&**root, name))
 }
 
 /// Whether a function or an operator has this name.
@@ -147,6 +175,9 @@ pub(crate) fn find(name: &str, args: &[Type], member: bool) -> Found {
         ("_?:_" | "_?_:_", [condition, yes, no]) => return conditional(condition, yes, no),
         ("_[_]", [operand, index]) => return index_type(operand, index),
         _ => {}
+    }
+    if member && !has_fitting_elements(name, args) {
+        return Found::Mismatch;
     }
     let mut known = false;
     let mut dynamic = None;
@@ -172,6 +203,22 @@ pub(crate) fn find(name: &str, args: &[Type], member: bool) -> Found {
         Some(result) => Found::Result(result),
         None if known => Found::Mismatch,
         None => Found::Unknown,
+    }
+}
+
+/// Whether the elements of a list have a type that the function supports: sums need numbers or durations, and orders
+/// need comparable types.
+fn has_fitting_elements(name: &str, args: &[Type]) -> bool {
+    let list = match name {
+        "sum" | "min" | "max" | "isSorted" | "sort" => args.first(),
+        "@sortByAssociatedKeys" => args.get(1),
+        _ => return true,
+    };
+    let Some(Type::List(item)) = list else { return true };
+    match **item {
+        Type::Dyn | Type::Int | Type::Uint | Type::Double | Type::Duration => true,
+        Type::Bool | Type::Timestamp | Type::String | Type::Bytes => name != "sum",
+        _ => false,
     }
 }
 
@@ -204,10 +251,10 @@ fn conditional(condition: &Type, yes: &Type, no: &Type) -> Found {
 
 fn index_type(operand: &Type, index: &Type) -> Found {
     match operand {
-        Type::Dyn | Type::Object(_) => Found::Result(Type::Dyn),
-        Type::List(item) if index.fits(&Type::Int) => Found::Result((**item).clone()),
-        Type::Map(value) if index.fits(&Type::String) => Found::Result((**value).clone()),
-        Type::KeyedMap(key, value) if index.fits(key) => Found::Result((**value).clone()),
+        Type::Dyn => Found::Result(Type::Dyn),
+        Type::List(item) if index.fits(&Type::Int) => Found::Result(item.checked()),
+        Type::Map(value) if index.fits(&Type::String) => Found::Result(value.checked()),
+        Type::KeyedMap(key, value) if index.fits(key) => Found::Result(value.checked()),
         Type::Optional(inner) => match index_type(inner, index) {
             Found::Result(kind) => Found::Result(Type::Optional(Arc::new(kind))),
             other => other,
@@ -222,7 +269,7 @@ fn result_type(letter: &str, args: &[Type]) -> Type {
         "1" => first(),
         "w" => Type::Optional(Arc::new(first())),
         "e" => match first() {
-            Type::List(item) | Type::Optional(item) => (*item).clone(),
+            Type::List(item) | Type::Optional(item) => item.checked(),
             _ => Type::Dyn,
         },
         letter => letter.chars().next().map_or(Type::Dyn, kind),

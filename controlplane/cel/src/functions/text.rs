@@ -195,35 +195,53 @@ fn char_at<'a>(text: &str, index: i64) -> Evaluated<'a> {
     }
 }
 
+/// The start of a search: a position before the text is an error.
+fn start_of(rest: &[Value<'_>]) -> Result<Option<usize>, EvalError> {
+    match rest {
+        [] => Ok(None),
+        [Value::Int(start)] => match usize::try_from(*start) {
+            Ok(start) => Ok(Some(start)),
+            Err(_) => failed(format!("index out of range: {start}")),
+        },
+        _ => Err(EvalError::NoOverload),
+    }
+}
+
 fn index_of<'a>(text: &str, part: &str, rest: &[Value<'a>]) -> Evaluated<'a> {
-    let start = match rest {
-        [] => 0,
-        [Value::Int(start)] => {
-            usize::try_from(*start).or_else(|_| failed(format!("index out of range: {start}")))?
-        }
-        _ => return Err(EvalError::NoOverload),
-    };
-    let Some(offset) = offset_of(text, start) else { return failed(format!("index out of range: {start}")) };
-    let found = text[offset..].find(part).map(|at| text[..offset + at].chars().count());
-    Ok(Value::Int(found.and_then(|at| i64::try_from(at).ok()).unwrap_or(-1)))
+    // An empty text is found wherever the search starts.
+    if let ("", [start @ Value::Int(_)]) = (part, rest) {
+        return Ok(start.clone());
+    }
+    let start = start_of(rest)?.unwrap_or(0);
+    let found = offset_of(text, start).and_then(|offset| {
+        let (before, after) = text.split_at_checked(offset)?;
+        after.find(part).map(|at| before.len() + at)
+    });
+    Ok(Value::Int(position_of(text, found)))
 }
 
 fn last_index_of<'a>(text: &str, part: &str, rest: &[Value<'a>]) -> Evaluated<'a> {
-    let end = match rest {
-        [] => text.len(),
-        [Value::Int(start)] => {
-            let offset = usize::try_from(*start).ok().and_then(|start| offset_of(text, start));
-            let Some(offset) = offset else { return failed(format!("index out of range: {start}")) };
+    if let ("", [start @ Value::Int(_)]) = (part, rest) {
+        return Ok(start.clone());
+    }
+    let searched = match start_of(rest)? {
+        None => Some(text),
+        Some(start) => offset_of(text, start).filter(|offset| *offset < text.len()).map(|offset| {
+            // A part that starts there ends within the searched text.
             let mut end = (offset + part.len()).min(text.len());
             while !text.is_char_boundary(end) {
                 end += 1;
             }
-            end
-        }
-        _ => return Err(EvalError::NoOverload),
+            text.get(..end).unwrap_or(text)
+        }),
     };
-    let found = text[..end].rfind(part).map(|at| text[..at].chars().count());
-    Ok(Value::Int(found.and_then(|at| i64::try_from(at).ok()).unwrap_or(-1)))
+    Ok(Value::Int(position_of(text, searched.and_then(|searched| searched.rfind(part)))))
+}
+
+/// The number of characters before a byte offset. -1 without one.
+fn position_of(text: &str, offset: Option<usize>) -> i64 {
+    let before = offset.and_then(|offset| text.get(..offset));
+    before.and_then(|before| i64::try_from(before.chars().count()).ok()).unwrap_or(-1)
 }
 
 /// The byte offset of a character. The offset after the last character is allowed.

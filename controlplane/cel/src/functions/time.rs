@@ -1,12 +1,13 @@
 //! Parts of timestamps and durations.
 
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
+use jiff::tz::{TimeZone, TimeZoneDatabase};
 
 use super::failed;
 use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;
+use crate::value::offset_time::parse_offset;
 
 pub(super) fn call<'a>(
     meter: &mut CostMeter,
@@ -19,9 +20,9 @@ pub(super) fn call<'a>(
     }
     let part = match args {
         [Value::Duration(nanoseconds)] => of_duration(name, *nanoseconds),
-        [Value::Timestamp(at)] => of_timestamp(name, *at, TimeZone::UTC),
-        [Value::Timestamp(at), Value::String(zone)] => match time_zone(zone) {
-            Some(zone) => of_timestamp(name, *at, zone),
+        [Value::Timestamp(time)] => of_timestamp(name, time.at(), TimeZone::UTC),
+        [Value::Timestamp(time), Value::String(zone)] => match time_zone(zone) {
+            Some(zone) => of_timestamp(name, time.at(), zone),
             None => return Some(failed(format!("unknown time zone {zone}"))),
         },
         _ => return None,
@@ -57,19 +58,13 @@ fn of_timestamp(name: &str, at: Timestamp, zone: TimeZone) -> Option<i64> {
     })
 }
 
-/// `UTC`, or an offset such as `-08:00`. Names of zones need a database on disk, which this crate must not read.
+/// An offset such as `-08:00`, or the name of a zone in the database that is part of the program.
 fn time_zone(text: &str) -> Option<TimeZone> {
     if matches!(text, "UTC" | "Z" | "") {
         return Some(TimeZone::UTC);
     }
-    let (sign, rest) = match text.strip_prefix('-') {
-        Some(rest) => (-1, rest),
-        None => (1, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let (hours, minutes) = rest.split_once(':')?;
-    let (hours, minutes): (i32, i32) = (hours.parse().ok()?, minutes.parse().ok()?);
-    if !(0..=23).contains(&hours) || !(0..=59).contains(&minutes) {
-        return None;
+    if !text.contains(':') {
+        return TimeZoneDatabase::bundled().get(text).ok();
     }
-    jiff::tz::Offset::from_seconds(sign * (hours * 3600 + minutes * 60)).ok().map(TimeZone::fixed)
+    parse_offset(text).map(TimeZone::fixed)
 }

@@ -3,7 +3,7 @@
 use super::{Comprehension, Expr, Kind, Literal};
 
 /// The name of the result in the expansion. No expression can contain it.
-const RESULT: &str = "@result";
+pub(super) const RESULT: &str = "@result";
 
 /// A macro.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use super::*;
 use crate::eval_error::EvalError;
 use crate::evaluate::PER_CALL_LIMIT;
 use crate::session::{Session, Shared};
-use crate::types::{Field, ObjectType};
+use crate::types::{Field, ObjectType, UnorderedList};
 use crate::value::Value;
 
 fn evaluate(source: &str) -> Result<serde_json::Value, String> {
@@ -69,10 +69,66 @@ fn expressions_have_their_values() {
         ("false && (1 / 0 == 1) || true", json!(true)),
         ("[0, 1].exists(x, 1 / x == 1)", json!(true)),
     ] {
-        match evaluate(source) {
-            Ok(value) => assert_eq!(value, expected, "{source}"),
-            Err(error) => panic!("{source}: {error}"),
-        }
+        assert_eq!(evaluate(source), Ok(expected), "{source}");
+    }
+}
+
+#[test]
+fn addresses_quantities_types_and_times_have_the_results_of_upstream() {
+    for (source, expected) in [
+        ("string(ip('::1')) + string(cidr('10.0.0.1/8'))", json!("::110.0.0.1/8")),
+        ("sign(quantity('-1')) + quantity('2k').sign()", json!(0)),
+        (
+            "quantity('1n').asApproximateFloat() == 1e-9 && quantity('10E').asApproximateFloat() == 1e19",
+            json!(true),
+        ),
+        ("!quantity('10E').isInteger() && quantity('-1k').asInteger() == -1000", json!(true)),
+        (
+            "type(ip('::1')) == net.IP && type(cidr('::1/8')) != net.IP && type(cidr('::1/8')) == net.CIDR",
+            json!(true),
+        ),
+        (
+            "type(duration('1s')) == google.protobuf.Duration && type(optional.none()) == optional_type",
+            json!(true),
+        ),
+        ("{'IP': 1}.exists(net, true) && cel.bind(net, {'IP': 2}, net.IP == 2)", json!(true)),
+        (
+            "string(timestamp('2011-08-18T19:03:37.010+01:00') + duration('1h'))",
+            json!("2011-08-18T20:03:37.01+01:00"),
+        ),
+        (
+            "timestamp('2011-08-18T19:03:37+01:00') == timestamp('2011-08-18T18:03:37Z')
+                && timestamp('2011-08-18T19:03:37+01:00').getHours() == 18",
+            json!(true),
+        ),
+        ("optional.ofNonZeroValue(timestamp('0001-01-01T00:00:00Z')).hasValue()", json!(false)),
+    ] {
+        assert_eq!(evaluate(source), Ok(expected), "{source}");
+    }
+}
+
+#[test]
+fn texts_and_lists_have_the_results_of_upstream() {
+    for (source, expected) in [
+        ("bool('T') && !bool('F') && string(1000000.0) == '1e+06'", json!(true)),
+        ("url('https://A.b:443').getPort() + url('https://A.b').getEscapedPath()", json!("443")),
+        ("url('http://[::1]:80/?a=1&a=2').getQuery()['a'].join('-')", json!("1-2")),
+        ("!isURL('a b') && isURL('mailto:a')", json!(true)),
+        ("semver('v01.2', true) == semver('1.2.0') && !isSemver('1.2-rc', true)", json!(true)),
+        ("format.uuid().validate('1-2').hasValue()", json!(true)),
+        ("!format.dns1123SubdomainPrefix().validate('a.b.-').hasValue()", json!(true)),
+        ("format.uri().validate('a').value()[0]", json!("parse \"a\": invalid URI for request")),
+        ("'tacocat'.indexOf('c', 20) + 'tacocat'.lastIndexOf('c', 20) + 'a'.indexOf('', 5)", json!(3)),
+        ("'tacocat'.lastIndexOf('c', 5) + 'tacocat'.lastIndexOf('at', 6)", json!(9)),
+        ("['bb', 'a', 'ccc'].sortBy(x, x.size())", json!(["a", "bb", "ccc"])),
+        ("[3, 1, 2].sortBy(x, -x).map(x, [x, 0].sortBy(y, y)[0])", json!([0, 0, 0])),
+        ("[].sortBy(x, x)", json!([])),
+        ("'%s %s'.format([['a', 1.5], {'k': true}])", json!("[\"a\", 1.500000] {\"k\":true}")),
+        ("optional.unwrap([optional.of(1), optional.none()]) + [optional.of(2)].unwrapOpt()", json!([1, 2])),
+        ("timestamp('2024-07-01T12:00:00Z').getHours('America/New_York')", json!(8)),
+        ("timestamp('2024-07-01T12:00:00Z').getHours('-08:30')", json!(3)),
+    ] {
+        assert_eq!(evaluate(source), Ok(expected), "{source}");
     }
 }
 
@@ -84,6 +140,22 @@ fn errors_are_those_of_cel_go() {
         ("[1][3]", "index out of bounds: 3"),
         ("9223372036854775807 + 1", "integer overflow"),
         ("dyn('a') + dyn(1)", "no such overload"),
+        ("quantity('10E').asInteger()", "cannot convert value to integer"),
+        ("uint('+5')", "type conversion error from 'string' to 'uint'"),
+        ("double('1e' + '999')", "type conversion error from 'string' to 'double'"),
+        (
+            "timestamp('2024-01' + '-02')",
+            "type conversion error from 'string' to 'google.protobuf.Timestamp'",
+        ),
+        ("timestamp('2024-07-01T12:00:00Z').getHours('No/Where')", "unknown time zone No/Where"),
+        ("[1].slice(-1, 1)", "cannot slice(-1, 1), negative indexes not supported"),
+        ("[1].slice(1, 0)", "cannot slice(1, 0), start index must be less than or equal to end index"),
+        ("[1].slice(0, 2)", "cannot slice(0, 2), list is length 1"),
+        ("timestamp(253402300799 + 1)", "timestamp overflow"),
+        ("'a'.indexOf('b', -1)", "index out of range: -1"),
+        // The order of numbers of different types is not total.
+        ("[dyn(1), dyn(1.5)].sort()", "no such overload"),
+        ("[1.0, double('NaN')].sortBy(x, x)", "no such overload"),
     ] {
         assert_eq!(evaluate(source), Err(expected.to_owned()), "{source}");
     }
@@ -106,6 +178,8 @@ fn names_and_types_are_checked() {
         ("self.n.startsWith('a')", "found no matching overload for 'startsWith' applied to 'int.(string)'"),
         ("self.a.unknown()", "undeclared reference to 'unknown'"),
         ("self.a ==", "Syntax error"),
+        ("self['a'] == 'x'", "found no matching overload for '_[_]' applied to '(selfType, string)'"),
+        ("self.a.find(')') == ''", "invalid find argument"),
     ] {
         let error =
             Program::compile(source, &environment).err().map(|error| error.to_string()).unwrap_or_default();
@@ -115,6 +189,39 @@ fn names_and_types_are_checked() {
         [("self.a", Type::String), ("self.l.all(x, x > 0)", Type::Bool), ("self.l[0]", Type::Int)]
     {
         assert_eq!(Program::compile(source, &environment).unwrap().kind(), &kind, "{source}");
+    }
+}
+
+#[test]
+fn literals_are_checked() {
+    let error = |source: &str| match Program::compile(source, &Environment::default()) {
+        Ok(_) => String::new(),
+        Err(error) => error.to_string(),
+    };
+    for (source, expected) in [
+        ("duration('1x') > duration('1s')", "<input>:1:10: invalid duration argument"),
+        ("timestamp('2024-01-02') == timestamp('x')", "invalid timestamp argument"),
+        ("timestamp(253402300800) == timestamp(0)", "<input>:1:11: invalid timestamp argument"),
+        ("'a'.matches('(')", "<input>:1:13: invalid matches argument"),
+        ("[1, 'a'].size() == 2", "expected type 'int' but found 'string'"),
+        ("{'a': 1, 'b': 'c'}.size() == 2", "expected type 'int' but found 'string'"),
+        ("{'a': 1, 2: 1}.size() == 2", "expected type 'string' but found 'int'"),
+        ("['a', 'b'].sum() == 'ab'", "found no matching overload for 'sum' applied to 'list(string).()'"),
+        ("[[1], [2]].sort() == []", "found no matching overload for 'sort'"),
+        ("'%s %.2f %%'.format(['a']) == ''", "index 1 out of range"),
+        ("'%s%%'.format(['a', 1]) == ''", "too many arguments supplied to string.format (expected 1, got 2)"),
+        ("'%q'.format([1]) == ''", "unrecognized formatting clause \"q\""),
+        ("'%.2'.format([1]) == ''", "unexpected end of string"),
+        ("[1].sortBy(x.y, 1) == [1]", "argument of sortBy() must be a simple name"),
+    ] {
+        assert!(error(source).contains(expected), "{source}: {}", error(source));
+    }
+    for source in [
+        "[1, dyn('a')].size() == 2",
+        "'%s'.format([[1, 'a']]) == ''",
+        "[duration('1h'), duration('1m')] == []",
+    ] {
+        assert_eq!(error(source), "", "{source}");
     }
 }
 
@@ -129,6 +236,75 @@ fn fields_of_json_are_read() {
     let (new, old) = (json!({"a": "x", "n": 2, "l": [1, 2]}), json!({"n": 1}));
     let variables = [("self", Value::from_json(&new, &kind)), ("oldSelf", Value::from_json(&old, &kind))];
     assert_eq!(program.evaluate(&variables).0, Ok(Value::Bool(true)));
+    // Null is the same as absent.
+    let null = json!({"a": null, "n": 1});
+    for (source, expected) in
+        [("has(self.a)", Ok(Value::Bool(false))), ("self == self", Ok(Value::Bool(true)))]
+    {
+        let program = Program::compile(source, &environment).unwrap();
+        let result = program.evaluate(&[("self", Value::from_json(&null, &kind))]).0;
+        assert_eq!(result, expected, "{source}");
+    }
+    // Fields that the type does not have are compared.
+    let kinds = Type::list(kind);
+    let environment = Environment::default().variable("self", kinds.clone());
+    let list = json!([{"n": 1, "x": "a"}, {"n": 1, "x": "b"}, {"n": 1, "x": "b"}]);
+    let program = Program::compile("self[0] != self[1] && self[1] == self[2]", &environment).unwrap();
+    let result = program.evaluate(&[("self", Value::from_json(&list, &kinds))]).0;
+    assert_eq!(result, Ok(Value::Bool(true)));
+}
+
+#[test]
+fn a_field_with_null_is_absent() {
+    let kind = object();
+    let environment = Environment::default().variable("self", kind.clone());
+    let null = json!({"a": null, "n": 1});
+    let program = Program::compile("self.a == 'x'", &environment).unwrap();
+    let result = program.evaluate(&[("self", Value::from_json(&null, &kind))]).0;
+    assert_eq!(result, Err(EvalError::Failed("no such key: a".to_owned())));
+}
+
+/// The rules of upstream's tests for lists that are sets and maps.
+#[test]
+fn sets_and_maps_have_no_order() {
+    let field = |name: &str, kind: Type| (name.into(), Field { name: name.into(), kind });
+    let item = BTreeMap::from([field("k", Type::String), field("v", Type::String)]);
+    let item = Type::Object(Arc::new(ObjectType::new("item", item)));
+    let list = |item: Type, keys: &[&str]| {
+        let keys = keys.iter().map(|key| Box::from(*key)).collect();
+        Type::Unordered(Arc::new(UnorderedList { item, keys }))
+    };
+    let fields = BTreeMap::from([
+        field("set", list(Type::String, &[])),
+        field("other", list(Type::String, &[])),
+        field("atoms", list(Type::list(Type::Int), &[])),
+        field("none", Type::list(Type::Duration)),
+        field("objs", Type::list(list(item, &["k"]))),
+    ]);
+    let kind = Type::Object(Arc::new(ObjectType::new("self", fields)));
+    let environment = Environment::default().variable("self", kind.clone());
+    let element = |key: &str, value: &str| json!({"k": key, "v": value});
+    let json = json!({"set": ["a", "b", "c"], "other": ["a", "c", "b"], "atoms": [[1], [2]], "none": [], "objs": [
+        [element("a", "1"), element("b", "2")], [element("b", "2"), element("a", "1")],
+        [element("b", "3"), element("a", "1")], [element("c", "4")]]});
+    for (source, expected) in [
+        ("self.set == ['c', 'b', 'a'] && self.set == self.other", true),
+        ("self.set == ['c', 'b', 'x'] || self.set == ['a', 'a', 'b']", false),
+        ("self.none.sum() == duration('0')", true),
+        // Elements that are no scalars have an order.
+        ("self.atoms == [[1], [2]] && self.atoms + [[1]] == [[1], [2], [1]]", true),
+        ("self.atoms == [[2], [1]]", false),
+        ("self.set + self.other == ['a', 'b', 'c']", true),
+        ("self.set + ['c', 'd'] == ['a', 'b', 'c', 'd'] && 'a' in self.set", true),
+        ("self.objs[0] == self.objs[1] && self.objs[0] != self.objs[2]", true),
+        ("self.objs[0] + self.objs[2] == self.objs[2] && self.objs[2] + self.objs[0] == self.objs[0]", true),
+        ("self.objs[0] == [self.objs[0][1], self.objs[0][0]]", true),
+        ("size(self.objs[0] + [self.objs[3][0]]) == 3 && self.objs[0].all(x, x.k != 'c')", true),
+    ] {
+        let program = Program::compile(source, &environment).unwrap_or_else(|error| panic!("{error}"));
+        let (result, _) = program.evaluate(&[("self", Value::from_json(&json, &kind))]);
+        assert_eq!(result, Ok(Value::Bool(expected)), "{source}");
+    }
 }
 
 #[test]
@@ -295,6 +471,16 @@ fn permission_checks_call_the_host() {
         assert_eq!(result, Ok(Value::Bool(expected)), "{source}");
         assert!(cost > 350_000, "{cost}");
     }
+    for (source, expected) in [
+        ("authorizer.path(' ')", "path must not be empty"),
+        ("authorizer.group('').resource('')", "resource must not be empty"),
+        ("authorizer.serviceAccount('a', 'b:c')", "Invalid service account name"),
+        ("authorizer.serviceAccount('a.b', 'c')", "Invalid service account namespace"),
+    ] {
+        let program = Program::compile(source, &environment).unwrap();
+        let (result, _) = program.evaluate(&[("authorizer", Value::Access(access.clone()))]);
+        assert_eq!(result, Err(EvalError::Failed(expected.to_owned())), "{source}");
+    }
     assert!(Program::compile("authorizer.check('get')", &environment).is_err());
 }
 
@@ -335,6 +521,19 @@ fn hidden_work_costs() {
         let (_, cost) = program.evaluate(&variables);
         assert!(cost >= 20_000, "{source}: {cost}");
     }
+}
+
+#[test]
+fn a_comparison_of_objects_costs_the_fields_of_their_type() {
+    let field = |index: i32| {
+        (format!("f{index}").into(), Field { name: format!("f{index}").into(), kind: Type::Int })
+    };
+    let kind = Type::Object(Arc::new(ObjectType::new("large", (0..10_000).map(field).collect())));
+    let environment = Environment::default().variable("self", kind.clone());
+    let json = json!({"f1": 1});
+    let program = Program::compile("self == self", &environment).unwrap();
+    let (result, cost) = program.evaluate(&[("self", Value::from_json(&json, &kind))]);
+    assert!(result == Ok(Value::Bool(true)) && cost >= 1_000, "{cost}");
 }
 
 #[test]

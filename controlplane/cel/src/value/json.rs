@@ -43,7 +43,7 @@ impl Value<'_> {
                 });
             }
             Value::Structure(structure) => return structure.weigh(left, below),
-            Value::JsonList(list, _) => {
+            Value::JsonList(list, ..) => {
                 return list.iter().try_for_each(|item| weigh_json(item, left, below));
             }
             Value::JsonMap(map, _) | Value::JsonObject(map, _) => return weigh_map(map, left, below),
@@ -66,7 +66,7 @@ impl Value<'_> {
             Value::Timestamp(at) => at.to_string().into(),
             Value::Quantity(quantity) => quantity.to_string().into(),
             Value::Optional(Some(inner)) => inner.to_json(),
-            Value::JsonList(list, _) => Json::Array(list.to_vec()),
+            Value::JsonList(list, ..) => Json::Array(list.to_vec()),
             Value::JsonMap(map, _) | Value::JsonObject(map, _) => Json::Object((*map).clone()),
             Value::Structure(structure) => structure.to_json(),
             Value::List(list) => list.iter().map(Value::to_json).collect(),

@@ -1,6 +1,6 @@
 //! The actions for one cron job, from the cron job and its jobs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,13 @@ pub(crate) struct Plan {
     pub(crate) again: Option<Duration>,
 }
 
+/// References to active jobs that the cache does not have. It may be older than the status.
+pub(crate) fn missing(cron_job: &CronJob, jobs: &[Arc<Job>]) -> Vec<ObjectReference> {
+    let known: HashSet<&str> = jobs.iter().map(|job| job.uid()).collect();
+    let active = cron_job.status.active.iter().flatten();
+    active.filter(|reference| !known.contains(uid_of(reference))).cloned().collect()
+}
+
 /// Plans the actions. `jobs` are all jobs that the cron job controls.
 pub(crate) fn plan(cron_job: &CronJob, jobs: &[Arc<Job>], now: Timestamp) -> Plan {
     let mut plan = Plan { status: cron_job.status.clone(), ..Plan::default() };
@@ -52,6 +59,10 @@ pub(crate) fn reference(job: &Job) -> ObjectReference {
     job.object_reference()
 }
 
+fn uid_of(reference: &ObjectReference) -> &str {
+    reference.uid.as_deref().unwrap_or_default()
+}
+
 /// Removes ended and missing jobs from `status.active`. Returns the jobs that run.
 fn update_active(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut Plan) -> Vec<Arc<Job>> {
     let by_uid: HashMap<&str, &Arc<Job>> = jobs.iter().map(|job| (job.uid(), job)).collect();
@@ -59,7 +70,7 @@ fn update_active(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut Plan) -> Vec<
     let mut active = cron_job.status.active.clone().unwrap_or_default();
     active.retain(|reference| {
         let name = reference.name.clone().unwrap_or_default();
-        let Some(job) = by_uid.get(reference.uid.as_deref().unwrap_or_default()) else {
+        let Some(job) = by_uid.get(uid_of(reference)) else {
             let message = format!("Active job went missing: {name}");
             plan.events.push(Event::normal("MissingJob", message));
             return false;
@@ -238,5 +249,12 @@ mod tests {
         assert_eq!(summary(&plan), "delete[a,c] create[]");
         assert_eq!(plan.status.active, None);
         assert_eq!(plan.status.last_successful_time.unwrap().0.to_string(), "2026-01-01T12:01:00Z");
+    }
+    #[test]
+    fn active_jobs_that_the_cache_does_not_have_are_named() {
+        let status = json!({"active": [{"name": "a", "uid": "a"}, {"name": "b", "uid": "b"}]});
+        let missing = missing(&cron_job(json!({}), status), &[job("a", "")]);
+        let names: Vec<_> = missing.iter().filter_map(|reference| reference.name.as_deref()).collect();
+        assert_eq!(names, ["b"]);
     }
 }

@@ -42,7 +42,16 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles one cron job.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(cron_job) = context.caches.cron_jobs.get(&key) else { return Ok(Next::Wait) };
-    let jobs = context.caches.jobs.owned_by(cron_job.namespace(), cron_job.uid());
+    let mut jobs = context.caches.jobs.owned_by(cron_job.namespace(), cron_job.uid());
+    // A job may be too new for the cache. Without this read its cron job would start another one.
+    for reference in plan::missing(&cron_job, &jobs) {
+        let name = reference.name.unwrap_or_default();
+        if !name.is_empty() {
+            let key = Key::new(cron_job.namespace(), &name);
+            let live = context.writer(&context.caches.jobs).live(&key).await?;
+            jobs.extend(live.filter(|job| reference.uid.as_deref() == Some(job.uid())).map(Arc::new));
+        }
+    }
     let Plan { delete, create, mut status, events, again } = plan::plan(&cron_job, &jobs, Timestamp::now());
     for event in events {
         context.record(&*cron_job, COMPONENT, event);

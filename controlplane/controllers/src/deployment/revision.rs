@@ -11,6 +11,9 @@ pub(crate) const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-his
 pub(crate) const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
 pub(crate) const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
 
+/// Maximum length of the list of earlier revisions in bytes. Source: `maxRevHistoryLengthInChars`.
+const MAX_HISTORY: usize = 2000;
+
 /// Annotations of a deployment that its replica sets do not inherit.
 const OWN: [&str; 6] = [
     "kubectl.kubernetes.io/last-applied-configuration",
@@ -93,14 +96,21 @@ pub(crate) fn missing_annotations(
     if before < next {
         missing.insert(REVISION.to_owned(), next.to_string());
         if before > 0 {
-            let mut history: Vec<&str> =
-                annotation(set, REVISION_HISTORY).iter().flat_map(|text| text.split(',')).collect();
-            let before = before.to_string();
-            history.push(&before);
-            missing.insert(REVISION_HISTORY.to_owned(), history.join(","));
+            let history = with_revision(annotation(set, REVISION_HISTORY).unwrap_or_default(), before);
+            missing.insert(REVISION_HISTORY.to_owned(), history);
         }
     }
     missing
+}
+
+/// A list of revisions with one more. The oldest ones are removed if it is too long.
+fn with_revision(list: &str, revision: i64) -> String {
+    let last = revision.to_string();
+    let mut first = list;
+    while !first.is_empty() && first.len() + 1 + last.len() > MAX_HISTORY {
+        first = first.split_once(',').map_or("", |(_, rest)| rest);
+    }
+    if first.is_empty() { last } else { format!("{first},{last}") }
 }
 
 /// The annotations for a set's share of the deployment's size, where they differ from the current ones.
@@ -128,4 +138,20 @@ pub(crate) fn to_clean(deployment: &Deployment, history: &History) -> Vec<Arc<Re
             && set.metadata.generation <= set.status.observed_generation
     });
     sets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_revisions_loses_its_oldest() {
+        assert_eq!(with_revision("", 3), "3");
+        assert_eq!(with_revision("1,2", 3), "1,2,3");
+        let list = vec!["1234567"; 250].join(",");
+        assert_eq!(list.len(), 1999);
+        let longer = with_revision(&list, 8);
+        assert_eq!((longer.len(), longer.ends_with(",1234567,8")), (1993, true));
+        assert_eq!(with_revision(&"9".repeat(2000), 8), "8");
+    }
 }

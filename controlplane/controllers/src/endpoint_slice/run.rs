@@ -51,7 +51,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         zones.follow_node(old.as_ref(), new.as_ref()).into_iter().for_each(|service| own.add(service));
     });
     let (own, slices) = (queue.clone(), context.caches.endpoint_slices.clone());
+    let nodes = Arc::downgrade(&context.caches.nodes);
     context.caches.nodes.on_change(move |change| {
+        // The nodes of the first list need no look at all slices: every service is reconciled after that list.
+        if change.old.is_none() && nodes.upgrade().is_none_or(|nodes| !nodes.is_synced()) {
+            return;
+        }
         let old = change.old.and_then(|old| topology::zone(old));
         if let Some(node) = change.new.filter(|node| topology::zone(node) != old) {
             topology::outdated(&slices.all(), node).for_each(|service| own.add(service));
@@ -65,7 +70,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     // The garbage collector removes the slices of a deleted service.
     let service = caches.services.get(&key).filter(|service| !service.is_being_deleted() && is_ours(service));
     let Some(service) = service else { return Ok(Next::Wait) };
-    let zone_of = |node: &str| topology::zone(&caches.nodes.get(&Key::new("", node))?).cloned();
+    let zone_of =
+        |node: &str| caches.nodes.get(&Key::new("", node)).as_deref().and_then(topology::zone).cloned();
     let mut groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
     if topology::is_automatic(&service) {
         let zones = context.zones.processors().and_then(|processors| Zones::of(&processors));
@@ -165,6 +171,8 @@ fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::watcher::Event;
+
     use super::*;
     use crate::test_api::TestApi;
 
@@ -196,18 +204,22 @@ mod tests {
             let node = json!({"metadata": {"name": name, "uid": name, "resourceVersion": version, "labels": labels}});
             caches.nodes.written(serde_json::from_value(node).unwrap());
         };
-        slice("one", "a", "z");
-        slice("two", "b", "z");
-        assert_eq!(
-            (queued.recv().await.as_deref(), queued.recv().await.as_deref()),
-            (Some("one"), Some("two"))
-        );
+        for (service, node) in [("one", "a"), ("two", "b"), ("three", "c")] {
+            slice(service, node, "z");
+            assert_eq!(queued.recv().await.as_deref(), Some(service));
+        }
         node("a", "1", json!({"topology.kubernetes.io/zone": "z"}));
         node("a", "2", json!({"topology.kubernetes.io/zone": "z", "other": "label"}));
         node("b", "1", json!({}));
+        node("c", "1", json!({"topology.kubernetes.io/zone": "y"}));
         node("b", "2", json!({"topology.kubernetes.io/zone": "y"}));
-        assert_eq!(queued.recv().await.as_deref(), Some("two"), "only the zone of b differs");
+        assert_eq!(queued.recv().await.as_deref(), Some("two"), "only the zone of b has changed");
         node("a", "3", json!({}));
         assert_eq!(queued.recv().await.as_deref(), Some("one"));
+        // After the first list, a node that was created again may have another zone.
+        caches.nodes.apply(Event::Init);
+        caches.nodes.apply(Event::InitDone);
+        node("c", "2", json!({"topology.kubernetes.io/zone": "y"}));
+        assert_eq!(queued.recv().await.as_deref(), Some("three"));
     }
 }

@@ -204,20 +204,27 @@ fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
         steps.push(Action::PatchClaim(Part::Main, patch));
     }
     if claim.status.phase.as_deref() != Some("Bound") {
-        let patch = json!({"metadata": {"uid": claim.uid()}, "status": {
+        let mut status = json!({
             "phase": "Bound", "accessModes": volume.spec.access_modes, "capacity": volume.spec.capacity,
-        }});
+        });
+        // Only here: later the resizer of the volume's driver writes the current class (`updateClaimStatus`).
+        if claim.status.phase.as_deref() != Some("Lost") {
+            status["currentVolumeAttributesClassName"] = json!(volume.spec.volume_attributes_class_name);
+        }
+        let patch = json!({"metadata": {"uid": claim.uid()}, "status": status});
         steps.push(Action::PatchClaim(Part::Status, patch));
     }
     steps
 }
 
-/// Sets the phase of a claim without a volume, which has no capacity.
+/// Sets the phase of a claim without a volume, which has neither capacity nor class of attributes.
 fn phase(claim: &Claim, phase: &str) -> Vec<Action> {
     if claim.status.phase.as_deref() == Some(phase) {
         return Vec::new();
     }
-    let status = json!({"phase": phase, "accessModes": null, "capacity": null});
+    let status = json!({
+        "phase": phase, "accessModes": null, "capacity": null, "currentVolumeAttributesClassName": null,
+    });
     vec![Action::PatchClaim(Part::Status, json!({"metadata": {"uid": claim.uid()}, "status": status}))]
 }
 

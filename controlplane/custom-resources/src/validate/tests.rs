@@ -120,3 +120,98 @@ fn a_rule_with_an_unknown_field_is_refused() {
         assert!(found[0].starts_with(place) && found[0].contains(message), "{found:?}");
     }
 }
+
+/// The violations of a definition whose specification has this schema.
+fn found_in(schema: Value) -> Vec<String> {
+    found(&with("/spec/versions/0/schema/openAPIV3Schema/properties/spec", schema))
+}
+
+#[test]
+fn a_rule_with_an_estimated_cost_above_the_limit_is_refused() {
+    let rule = json!([{"rule": "self.all(s, s == 'string constant')"}]);
+    let list = json!({"type": "array", "items": {"type": "string"}, "x-kubernetes-validations": rule});
+    let schema = json!({"type": "object", "properties": {"x": {"type": "array", "items": list}}});
+    let root = "spec.validation.openAPIV3Schema";
+    let place = format!("{root}.properties[spec].properties[x].items.x-kubernetes-validations[0].rule");
+    let hint = "(try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and \
+                strings are declared)";
+    let total = "x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema";
+    assert_eq!(
+        found_in(schema),
+        [
+            format!(
+                "{place}: Forbidden: estimated rule cost exceeds budget by factor of more than 100x {hint}"
+            ),
+            format!(
+                "{place}: Forbidden: contributed to estimated rule cost total exceeding cost limit for entire \
+                 OpenAPIv3 schema"
+            ),
+            format!("{root}: Forbidden: {total} exceeds budget by factor of more than 100x {hint}"),
+        ]
+    );
+}
+
+#[test]
+fn the_estimated_cost_grows_with_the_number_of_values() {
+    let schema = |max: Option<i64>| {
+        // Six units for each of 100 elements, and two.
+        let mut list = json!({"type": "array", "items": {"type": "string"}, "maxItems": 100,
+            "x-kubernetes-validations": [{"rule": "self.all(s, s == 'string constant')"}]});
+        list["items"]["maxLength"] = 100.into();
+        let mut lists = json!({"type": "array", "items": list});
+        if let Some(max) = max {
+            lists["maxItems"] = max.into();
+        }
+        json!({"type": "object", "properties": {"x": lists}})
+    };
+    let factor = |max: Option<i64>| {
+        let found = found_in(schema(max));
+        let factor = found.first().map(|text| text.split_once("factor of ").unwrap().1.to_owned());
+        factor.map(|text| text.split(' ').next().unwrap().to_owned())
+    };
+    assert_eq!(factor(Some(16_611)), None);
+    assert_eq!(factor(Some(16_612)).as_deref(), Some("1.000042x"));
+    // 3 MiB in lists of three bytes each.
+    assert_eq!(factor(None).as_deref(), Some("63.1x"));
+}
+
+#[test]
+fn rules_with_an_acceptable_estimated_cost_are_accepted() {
+    let list = |max: i64| json!({"type": "array", "maxItems": max, "items": {"type": "integer"}});
+    let sums = "self.firstArray.isSorted() && self.secondArray.isSorted() && \
+                ((self.firstArray.sum() + self.secondArray.sum()) % 2 == 0)";
+    let schema = json!({"type": "object",
+        "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}, "firstArray": list(1000),
+            "secondArray": list(1000), "largeArray": list(725)},
+        "x-kubernetes-validations": [{"rule": "self.x + self.y > 0"}, {"rule": sums},
+            {"rule": "self.largeArray.all(x, self.largeArray.all(y, y == x))"}]});
+    assert_eq!(found_in(schema), [""; 0]);
+}
+
+#[test]
+fn an_expensive_message_is_refused_for_itself() {
+    let rule =
+        json!({"rule": "self.size() < 3", "messageExpression": "self.map(x, x).join('').replace('a', 'b')"});
+    let schema = json!({"type": "array", "items": {"type": "string"}, "x-kubernetes-validations": [rule]});
+    let found = found_in(schema);
+    let place =
+        "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].messageExpression";
+    let expected =
+        format!("{place}: Forbidden: estimated messageExpression cost exceeds budget by factor of");
+    assert!(found[0].starts_with(&expected), "{found:?}");
+}
+
+#[test]
+fn an_expensive_rule_of_an_unchanged_schema_is_accepted() {
+    let schema = json!({"type": "array", "items": {"type": "string"},
+        "x-kubernetes-validations": [{"rule": "self.all(x, self.all(y, x == y))"}]});
+    let old = with("/spec/versions/0/schema/openAPIV3Schema/properties/spec", schema);
+    let mut new = old.clone();
+    new["spec"]["names"]["shortNames"] = json!(["f"]);
+    let mut violations = Violations::default();
+    update(&new, &old, &mut violations);
+    assert!(violations.is_empty(), "{violations:?}");
+    new["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["a"] = json!({"type": "string"});
+    update(&new, &old, &mut violations);
+    assert!(!violations.is_empty());
+}

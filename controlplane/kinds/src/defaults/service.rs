@@ -41,8 +41,13 @@ pub(crate) fn service(object: &mut Value) {
             port.insert("targetPort".to_owned(), number);
         }
     }
-    if let Some(status) = child(object, "status") {
-        child_of(status, "loadBalancer");
+    let balancer = child(object, "status").and_then(|status| child_of(status, "loadBalancer"));
+    if let Some(balancer) = balancer
+        && kind == "LoadBalancer"
+    {
+        for point in each(balancer, "ingress").filter(|point| point.get("ip").is_some_and(|ip| ip != "")) {
+            fill_absent(point, "ipMode", "VIP");
+        }
     }
 }
 

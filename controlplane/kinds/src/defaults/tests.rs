@@ -139,6 +139,11 @@ fn services_secrets_and_namespaces_are_filled() {
     let expect = json!({"spec": {"type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
         "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}]}, "status": {"loadBalancer": {}}});
     assert_eq!(service, expect);
+    let points = json!([{"ip": "10.0.0.1"}, {"hostname": "a"}, {"ip": "10.0.0.2", "ipMode": "Proxy"}]);
+    let balancer = json!({"spec": {"type": "LoadBalancer"}, "status": {"loadBalancer": {"ingress": points}}});
+    let balancer = defaulted("v1", "Service", balancer);
+    let points = json!([{"ip": "10.0.0.1", "ipMode": "VIP"}, {"hostname": "a"}, {"ip": "10.0.0.2", "ipMode": "Proxy"}]);
+    assert_eq!(balancer["status"]["loadBalancer"]["ingress"], points);
     let secret = defaulted("v1", "Secret", json!({"data": {"a": "YQ=="}, "stringData": {"b": "b"}}));
     assert_eq!(secret, json!({"type": "Opaque", "data": {"a": "YQ==", "b": "Yg=="}}));
     let namespace = defaulted("v1", "Namespace", json!({"metadata": {"name": "n"}}));

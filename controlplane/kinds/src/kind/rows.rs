@@ -172,13 +172,7 @@ const NAMESPACES: Kind = Kind {
         defaults: defaults::object::namespace,
         validate: validate::object::namespace,
         name: NameRule::Dns1123Label,
-        writes: Writes {
-            create: |object| {
-                object["status"] = json!({"phase": "Active"});
-                object["spec"]["finalizers"] = json!(["kubernetes"]);
-            },
-            ..WITH_STATUS
-        },
+        writes: Writes { create: crate::strategy::new_namespace, ..WITH_STATUS },
         columns: table::object::NAMESPACE,
         cells: table::object::namespace,
         ..RULES
@@ -314,7 +308,16 @@ const SERVICE_ACCOUNTS: Kind = Kind {
     short_names: &["sa"],
     subresources: &[sub("token", ("authentication.k8s.io", "v1", "TokenRequest"), CREATE)],
     schema: "io.k8s.api.core.v1.ServiceAccount",
-    rules: Rules { columns: table::object::SERVICE_ACCOUNT, cells: table::object::service_account, ..RULES },
+    rules: Rules {
+        writes: Writes {
+            create: crate::strategy::clean_secrets,
+            update: crate::strategy::clean_secrets,
+            ..PLAIN
+        },
+        columns: table::object::SERVICE_ACCOUNT,
+        cells: table::object::service_account,
+        ..RULES
+    },
     ..KIND
 };
 
@@ -328,7 +331,7 @@ const EVENTS: Kind = Kind {
     ttl_seconds: 3600,
     fields: fields::EVENT,
     rules: Rules {
-        validate: validate::object::event,
+        validate: validate::event::core,
         columns: table::event::COLUMNS,
         cells: table::event::cells,
         ..RULES

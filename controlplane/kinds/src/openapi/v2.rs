@@ -26,11 +26,8 @@ pub fn json(set: &Resources) -> Value {
         .filter(|(name, _)| is_served(name))
         .map(|(name, schema)| (name.clone(), schema_of(schema)));
     let custom = set.iter().filter_map(|resource| {
-        let schema = match &resource.definition_v2 {
-            Some(schema) => Value::clone(schema),
-            None => schema_of(resource.definition.as_deref()?),
-        };
-        Some((resource.schema.clone().into_owned(), schema))
+        let schema = resource.definition_v2.as_deref().or(resource.definition.as_deref())?;
+        Some((resource.schema.clone().into_owned(), schema_of(schema)))
     });
     let definitions: Map<String, Value> = built_in.chain(custom).collect();
     let version = format!("v{}", file["version"].as_str().unwrap_or_default());
@@ -63,34 +60,36 @@ pub fn protobuf(document: &Value) -> Vec<u8> {
     message.0
 }
 
-/// A schema in the form of OpenAPI v2, where a reference has no siblings except the description.
+/// A schema in the form of OpenAPI v2, where a reference has no siblings except the description. Defaults are omitted,
+/// as kube-apiserver omits them.
 fn schema_of(schema: &Value) -> Value {
     match schema {
         Value::Object(map) => {
-            let mut found = Map::new();
-            for (name, value) in map {
-                match (name.as_str(), value.get(0).and_then(|first| first.get("$ref"))) {
-                    ("allOf", Some(reference)) => {
-                        found.insert("$ref".to_owned(), reference_of(reference));
-                    }
-                    // Scalars of several types have the type of their text.
-                    ("oneOf", _) if value.is_array() => {
-                        found.insert("type".to_owned(), "string".into());
-                    }
-                    // A property may have this name, as in JSONSchemaProps.
-                    ("$ref", _) if value.is_string() => {
-                        found.insert("$ref".to_owned(), reference_of(value));
-                    }
-                    _ => {
-                        found.insert(name.clone(), schema_of(value));
-                    }
-                }
-            }
-            Value::Object(found)
+            Value::Object(map.iter().filter_map(|(name, value)| member(name, value)).collect())
         }
         Value::Array(list) => list.iter().map(schema_of).collect(),
         other => other.clone(),
     }
+}
+
+/// A member of a schema. `None` if OpenAPI v2 does not have it.
+fn member(name: &str, value: &Value) -> Option<(String, Value)> {
+    let reference = value.get(0).and_then(|first| first.get("$ref"));
+    let (name, value) = match (name, reference) {
+        ("default", _) => return None,
+        // A property may have the name of a keyword, as in JSONSchemaProps.
+        ("properties", _) => {
+            let properties = entries(value).map(|(name, schema)| (name.clone(), schema_of(schema)));
+            (name, Value::Object(properties.collect()))
+        }
+        ("enum" | "example", _) => (name, value.clone()),
+        ("allOf", Some(reference)) => ("$ref", reference_of(reference)),
+        // Scalars of several types have the type of their text.
+        ("oneOf", _) if value.is_array() => ("type", "string".into()),
+        ("$ref", _) if value.is_string() => (name, reference_of(value)),
+        _ => (name, schema_of(value)),
+    };
+    Some((name.to_owned(), value))
 }
 
 fn reference_of(value: &Value) -> Value {
@@ -284,6 +283,17 @@ mod tests {
         {
             assert!(document["definitions"].get(name).is_some(), "{name}");
         }
+    }
+
+    #[test]
+    fn defaults_are_omitted_and_fields_of_that_name_stay() {
+        let definitions = &json(built_in())["definitions"];
+        let port = &definitions["io.k8s.api.core.v1.ContainerPort"]["properties"]["protocol"];
+        assert_eq!((&port["type"], port.get("default")), (&"string".into(), None));
+        let items = &definitions["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"]["items"];
+        assert_eq!(*items, serde_json::json!({"$ref": "#/definitions/io.k8s.api.core.v1.Container"}));
+        let limits = &definitions["io.k8s.api.core.v1.LimitRangeItem"]["properties"]["default"];
+        assert_eq!(limits["type"], "object");
     }
 
     #[test]

@@ -36,6 +36,15 @@ pub struct GroupVersion {
     pub(crate) openapi_hash: OnceLock<String>,
 }
 
+// === impl GroupVersion ===
+
+impl GroupVersion {
+    /// The content hash of its OpenAPI v3 document. `None` until the document has been built.
+    pub fn openapi_hash(&self) -> Option<&str> {
+        self.openapi_hash.get().map(String::as_str)
+    }
+}
+
 /// A resource with the same group and name is built in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot add the resource {0}: a built-in resource has this name")]

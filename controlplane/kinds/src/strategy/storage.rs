@@ -13,6 +13,7 @@ pub(crate) fn new_volume(volume: &mut Value) {
 /// The status of a new claim, and its data source in both fields.
 pub(crate) fn new_claim(claim: &mut Value) {
     claim["status"] = json!({"phase": "Pending"});
+    drop_data_sources(claim, None);
     normalize_data_sources(claim);
 }
 
@@ -28,6 +29,32 @@ pub(super) fn set_transition_time(new: &mut Value, old: &Value) {
     } else if given.is_none() && !before.is_null() {
         status.insert(TRANSITION.to_owned(), before.clone());
     }
+}
+
+/// Removes data sources that are not supported: one in another namespace, whose gate `CrossNamespaceVolumeDataSource` is
+/// off, and a `dataSource` of another kind than a claim or a snapshot. Those of the old claim stay. Sources:
+/// `DropDisabledFields`, `EnforceDataSourceBackwardsCompatibility` of `pkg/api/persistentvolumeclaim`.
+pub(super) fn drop_data_sources(claim: &mut Value, old: Option<&Value>) {
+    const REFERENCE: &str = "dataSourceRef";
+    let had = |field: &str| old.is_some_and(|old| old["spec"][field].is_object());
+    let Some(spec) = claim.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    let namespace = spec.get(REFERENCE).and_then(|reference| reference["namespace"].as_str());
+    if !had(REFERENCE) && namespace.is_some_and(|namespace| !namespace.is_empty()) {
+        spec.remove(REFERENCE);
+    }
+    let has_reference = spec.get(REFERENCE).is_some_and(Value::is_object);
+    let had_source = had("dataSource") || had(REFERENCE);
+    if !had_source && !has_reference && !spec.get("dataSource").is_some_and(is_old_source) {
+        spec.remove("dataSource");
+    }
+}
+
+/// Whether a data source is one of the kinds that the field `dataSource` had at first.
+fn is_old_source(source: &Value) -> bool {
+    matches!(
+        (source["apiGroup"].as_str().unwrap_or_default(), source["kind"].as_str()),
+        ("", Some("PersistentVolumeClaim")) | ("snapshot.storage.k8s.io", Some("VolumeSnapshot"))
+    )
 }
 
 /// Sets `dataSource` from `dataSourceRef`, and vice versa, if one of them is absent. A source in another
@@ -49,7 +76,7 @@ pub(crate) fn normalize_data_sources(claim: &mut Value) {
 }
 
 /// The current time in the format of the API.
-fn now() -> String {
+pub(super) fn now() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
@@ -72,6 +99,27 @@ mod tests {
             normalize_data_sources(&mut claim);
             assert_eq!(claim["spec"], expect);
         }
+    }
+
+    #[test]
+    fn data_sources_that_are_not_supported_are_removed() {
+        let snapshot = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"});
+        let other = json!({"apiGroup": "a.b", "kind": "Other", "name": "o"});
+        let away = json!({"kind": "PersistentVolumeClaim", "name": "c", "namespace": "n"});
+        for (spec, expect) in [
+            (json!({"dataSource": snapshot}), json!({"dataSource": snapshot, "dataSourceRef": snapshot})),
+            (json!({"dataSource": other}), json!({})),
+            (json!({"dataSourceRef": other}), json!({"dataSource": other, "dataSourceRef": other})),
+            (json!({"dataSourceRef": away}), json!({})),
+        ] {
+            let mut claim = json!({"spec": spec});
+            new_claim(&mut claim);
+            assert_eq!(claim["spec"], expect);
+        }
+        let mut claim = json!({"spec": {"dataSourceRef": away, "dataSource": other}});
+        let old = claim.clone();
+        drop_data_sources(&mut claim, Some(&old));
+        assert_eq!(claim, old);
     }
 
     #[test]

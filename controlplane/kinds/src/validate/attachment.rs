@@ -6,11 +6,12 @@ use serde_json::Value;
 
 use super::selector::label_selector;
 use super::storage::{parameters, provisioner};
-use super::{Causes, Path, entries, format, items, text};
+use super::volume_source::driver;
+use super::{Causes, Path, entries, format, items, persistent_volume, text};
 use coracle_values::Quantity;
 
 /// Maximum size of an attachment's metadata, in bytes.
-const MAX_METADATA: usize = 256;
+const MAX_METADATA: usize = 256 << 10;
 /// Maximum size of an error message, in bytes.
 const MAX_MESSAGE: usize = 1024;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
@@ -18,10 +19,7 @@ const LIFECYCLE_MODES: &[&str] = &["Persistent", "Ephemeral"];
 
 pub(crate) fn attachment(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    match text(&spec["attacher"]) {
-        "" => causes.required(&path.field("attacher"), ""),
-        name => causes.format(&path.field("attacher"), name, format::dns1123_subdomain(&name.to_lowercase())),
-    }
+    driver(causes, &path.field("attacher"), text(&spec["attacher"]));
     source(causes, &path.field("source"), &spec["source"]);
     let node = text(&spec["nodeName"]);
     causes.format(&path.field("nodeName"), node, format::dns1123_subdomain(node));
@@ -42,7 +40,8 @@ pub(super) fn attachment_status(causes: &mut Causes, status: &Value) {
     for name in ["attachError", "detachError"] {
         let here = path.field(name);
         if text(&status[name]["message"]).len() > MAX_MESSAGE {
-            causes.too_long(&here.field("message"), MAX_MESSAGE);
+            // Upstream names the other limit.
+            causes.too_long(&here.field("message"), MAX_METADATA);
         }
         causes.in_range(&here.field("errorCode"), &status[name]["errorCode"], 0..=i64::from(i32::MAX));
     }
@@ -63,26 +62,14 @@ fn source(causes: &mut Causes, path: &Path, source: &Value) {
             causes.format(&here, name, format::dns1123_subdomain(name));
         }
         (false, None) => {
-            let path = path.field("inlineVolumeSpec");
-            for field in ["claimRef", "capacity", "nodeAffinity"] {
-                if !inline[field].is_null() {
-                    let detail = "may not be specified in the context of inline volumes";
-                    causes.forbidden(&path.field(field), detail);
-                }
-            }
-            if inline["csi"].is_null() {
-                let detail = "has to be specified in the context of inline volumes";
-                causes.required(&path.field("csi"), detail);
-            }
+            persistent_volume::inline(causes, &path.field("inlineVolumeSpec"), inline);
         }
     }
 }
 
 pub(crate) fn csi_driver(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    if !spec["fsGroupPolicy"].is_null() {
-        causes.one_of(&path.field("fsGroupPolicy"), &spec["fsGroupPolicy"], FS_GROUP_POLICIES);
-    }
+    causes.optional_word(&path.field("fsGroupPolicy"), &spec["fsGroupPolicy"], FS_GROUP_POLICIES);
     token_requests(causes, &path.field("tokenRequests"), &spec["tokenRequests"]);
     for (_, mode) in items(&spec["volumeLifecycleModes"]) {
         if !LIFECYCLE_MODES.contains(&text(mode)) {
@@ -177,7 +164,7 @@ mod tests {
     fn an_attachment_has_one_source_and_never_changes() {
         let object = |source: Value| json!({"spec": {"attacher": "a.io", "nodeName": "n", "source": source}});
         let named = object(json!({"persistentVolumeName": "pv"}));
-        let inline = json!({"csi": {"driver": "a", "volumeHandle": "h"}});
+        let inline = json!({"csi": {"driver": "a", "volumeHandle": "h"}, "accessModes": ["ReadWriteOnce"]});
         assert_eq!(fields(|c| attachment(c, &named, None)), [""; 0]);
         assert_eq!(fields(|c| attachment(c, &object(json!({"inlineVolumeSpec": inline})), None)), [""; 0]);
         assert_eq!(fields(|c| attachment(c, &object(json!({})), None)), ["spec.source"]);
@@ -209,5 +196,12 @@ mod tests {
         assert_eq!(fields(|c| attributes_class(c, &class(json!({})), None)), ["parameters"]);
         let (old, new) = (class(json!({"a": "b"})), class(json!({"a": "c"})));
         assert_eq!(fields(|c| attributes_class(c, &new, Some(&old))), ["parameters"]);
+    }
+
+    #[test]
+    fn drivers_may_tell_a_quarter_of_a_megabyte_about_an_attachment() {
+        let status = |size: usize| json!({"attachmentMetadata": {"a": "x".repeat(size)}});
+        assert_eq!(fields(|c| attachment_status(c, &status(MAX_METADATA - 1))), [""; 0]);
+        assert_eq!(fields(|c| attachment_status(c, &status(MAX_METADATA))), ["status.attachmentMetadata"]);
     }
 }

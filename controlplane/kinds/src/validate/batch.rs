@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::selector::label_selector;
 use super::workload::selected_template;
-use super::{Causes, Path, batch_policy, format, items, meta, pod, text};
+use super::{Causes, Path, batch_policy, format, fully_qualified_name, items, pod, text};
+use coracle_values::label_selector::LabelSelector;
 use coracle_values::schedule::{Schedule, TimeZone};
 
 /// Maximum parallelism of a job with the completion mode Indexed.
@@ -110,6 +111,9 @@ fn generated_selector(causes: &mut Causes, object: &Value) {
         return;
     }
     let (uid, name) = (&object["metadata"]["uid"], &object["metadata"]["name"]);
+    if text(uid).is_empty() {
+        causes.required(&Path::root("metadata").field("uid"), "");
+    }
     let here = Path::root("spec").field("template").field("metadata").field("labels");
     let labels = &spec["template"]["metadata"]["labels"];
     let expected = [
@@ -126,6 +130,12 @@ fn generated_selector(causes: &mut Causes, object: &Value) {
             }
             Some(_) => {}
         }
+    }
+    let own =
+        |key: &str| expected.iter().find(|(label, _)| *label == key).and_then(|(_, value)| value.as_str());
+    if LabelSelector::from_object(&spec["selector"]).is_ok_and(|selector| !selector.matches_by(own)) {
+        let path = Path::root("spec").field("selector");
+        causes.invalid(&path, &spec["selector"], "`selector` not auto-generated");
     }
 }
 
@@ -173,11 +183,7 @@ fn job_spec(causes: &mut Causes, path: &Path, spec: &Value) {
 
 fn managed_by(causes: &mut Causes, path: &Path, value: &Value) {
     let Some(name) = value.as_str() else { return };
-    let (domain, rest) = name.split_once('/').unwrap_or((name, ""));
-    if rest.is_empty() {
-        causes.invalid(path, value, "must be a domain-prefixed path (such as \"acme.io/foo\")");
-    }
-    causes.format(path, domain, format::dns1123_subdomain(domain));
+    fully_qualified_name::prefixed_path(causes, path, name);
     if name.len() > MAX_MANAGED_BY {
         causes.too_long(path, MAX_MANAGED_BY);
     }
@@ -228,12 +234,7 @@ fn replacement(causes: &mut Causes, path: &Path, spec: &Value) {
 fn template(causes: &mut Causes, path: &Path, spec: &Value) {
     let template = &spec["template"];
     let here = path.field("spec");
-    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
-    pod::spec(causes, &here, &template["spec"]);
-    if items(&template["spec"]["ephemeralContainers"]).next().is_some() {
-        let detail = "ephemeral containers not allowed in pod template";
-        causes.forbidden(&here.field("ephemeralContainers"), detail);
-    }
+    pod::template(causes, path, template);
     let policy = &template["spec"]["restartPolicy"];
     let here = here.field("restartPolicy");
     match text(policy) {
@@ -270,12 +271,15 @@ fn job_update(causes: &mut Causes, path: &Path, spec: &Value, job: &Value) {
             causes.invalid(&path.field(name), &spec[name], "field is immutable");
         }
     }
+    let (here, template) = (path.field("template"), &spec["template"]);
     let mut before = old["template"].clone();
     if is_stopped(job) {
-        unfreeze(&mut before, &spec["template"]);
-    }
-    if before != spec["template"] {
-        causes.invalid(&path.field("template"), &spec["template"], "field is immutable");
+        unfreeze(&mut before, template);
+        if before["spec"] != template["spec"] {
+            causes.invalid(&here.field("spec"), &template["spec"], "field is immutable");
+        }
+    } else if before != *template {
+        causes.invalid(&here, template, "field is immutable");
     }
 }
 

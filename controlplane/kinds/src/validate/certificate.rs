@@ -37,6 +37,12 @@ const USAGES: &[&str] = &[
     "timestamping",
 ];
 const MIN_SECONDS: i64 = 600;
+/// Maximum length of the domain of a signer, in bytes.
+const MAX_SUBDOMAIN: usize = 253;
+/// Maximum length of the name of a signer: a domain, and a path with room for a label, a dot and a subdomain.
+const MAX_SIGNER: usize = 571;
+/// Conditions that stay once they are set.
+const FINAL: [&str; 3] = ["Approved", "Denied", "Failed"];
 
 pub(crate) fn signing_request(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
@@ -61,18 +67,19 @@ pub(crate) fn status(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     if !text(certificate).is_empty()
         && let Err(why) = chain(certificate)
     {
-        causes.invalid(&path.field("certificate"), certificate, why);
+        causes.invalid(&path.field("certificate"), &"<certificate data>".into(), why);
     }
     let Some(old) = old else { return };
     let before = &old["status"]["certificate"];
     if !text(before).is_empty() && before != certificate {
         causes.forbidden(&path.field("certificate"), "updates may not modify existing certificate content");
     }
-    for (_, condition) in items(&old["status"]["conditions"]) {
-        let kept = items(&object["status"]["conditions"]).any(|(_, now)| now["type"] == condition["type"]);
-        if !kept {
-            let detail =
-                format!("updates may not remove a condition of type \"{}\"", text(&condition["type"]));
+    let count = |object: &Value, type_: &str| {
+        items(&object["status"]["conditions"]).filter(|(_, condition)| condition["type"] == type_).count()
+    };
+    for type_ in FINAL {
+        if count(object, type_) < count(old, type_) {
+            let detail = format!("updates may not remove a condition of type {type_:?}");
             causes.forbidden(&path.field("conditions"), &detail);
         }
     }
@@ -93,6 +100,9 @@ fn request(value: &Value) -> Result<(), &'static str> {
 fn chain(value: &Value) -> Result<(), &'static str> {
     let bytes = base64::engine::general_purpose::STANDARD.decode(text(value));
     let bytes = bytes.map_err(|_invalid| "must be valid base64")?;
+    if has_headers(&bytes) {
+        return Err("no PEM block headers are permitted");
+    }
     let mut found = false;
     for pem in Pem::iter_from_buffer(&bytes) {
         let pem = pem.map_err(|_malformed| "must be valid PEM")?;
@@ -103,6 +113,17 @@ fn chain(value: &Value) -> Result<(), &'static str> {
         found = true;
     }
     if found { Ok(()) } else { Err("must contain at least one CERTIFICATE PEM block") }
+}
+
+/// Whether a PEM block has headers: lines with a colon.
+fn has_headers(pem: &[u8]) -> bool {
+    let mut is_inside = false;
+    pem.split(|byte| *byte == b'\n').any(|line| {
+        if line.starts_with(b"-----") {
+            is_inside = line.starts_with(b"-----BEGIN");
+        }
+        is_inside && line.contains(&b':')
+    })
 }
 
 fn decode(value: &Value) -> Option<Pem> {
@@ -133,21 +154,32 @@ fn signer(causes: &mut Causes, path: &Path, value: &Value) {
     if name == "kubernetes.io/legacy-unknown" {
         return causes.invalid(path, value, "the legacy signerName is not allowed via this API version");
     }
-    let parts = name.split_once('/').filter(|(_, rest)| !rest.contains('/') && !rest.is_empty());
+    let parts = name.split_once('/').filter(|(_, rest)| !rest.contains('/'));
     let Some((domain, rest)) = parts else {
         let detail = "must be a fully qualified domain and path of the form 'example.com/signer-name'";
         return causes.invalid(path, value, detail);
     };
-    causes.format(path, domain, format::dns1123_subdomain(domain));
-    if !domain.contains('.') {
-        causes.invalid(
-            path,
-            &domain.into(),
-            "should be a domain with at least two segments separated by dots",
-        );
+    if domain.len() > MAX_SUBDOMAIN {
+        causes.too_long(path, MAX_SUBDOMAIN);
     }
-    if !rest.split('.').all(|part| format::dns1123_label(&part.to_lowercase()).is_empty()) {
-        causes.invalid(path, &rest.into(), "must be a DNS-1123 subdomain");
+    labels(causes, path, domain, format::dns1123_label);
+    if !domain.contains('.') {
+        let detail = "should be a domain with at least two segments separated by dots";
+        causes.invalid(path, &domain.into(), detail);
+    }
+    labels(causes, path, rest, format::dns1123_subdomain);
+    if name.len() > MAX_SIGNER {
+        causes.too_long(path, MAX_SIGNER);
+    }
+}
+
+/// Adds the problems of the first label that has any.
+fn labels(causes: &mut Causes, path: &Path, part: &str, rule: fn(&str) -> Vec<String>) {
+    let mut problems = part.split('.').map(|label| (label, rule(label)));
+    if let Some((label, problems)) = problems.find(|(_, problems)| !problems.is_empty()) {
+        for problem in problems {
+            causes.invalid(path, &part.into(), &format!("validating label {label:?}: {problem}"));
+        }
     }
 }
 
@@ -178,11 +210,7 @@ fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
             _ => "",
         };
         if !against.is_empty() && seen.contains(against) {
-            causes.invalid(
-                &here.field("type"),
-                &type_.into(),
-                "Approved and Denied conditions are mutually exclusive",
-            );
+            causes.invalid(path, &type_.into(), "Approved and Denied conditions are mutually exclusive");
         }
     }
 }
@@ -228,7 +256,9 @@ mod tests {
             said(|o| o["spec"]["usages"] = json!(["fly"])).starts_with("spec.usages[0]: Unsupported value")
         );
         assert!(said(|o| o["spec"]["usages"] = json!(["any", "any"])).contains("usages[1]: Duplicate value"));
-        for name in ["plain", "a.b/c/d", "word/x", "kubernetes.io/legacy-unknown", "a.b/"] {
+        assert_eq!(said(|o| o["spec"]["signerName"] = format!("a.b/{}", "c".repeat(100)).into()), "");
+        for name in ["plain", "a.b/c/d", "word/x", "kubernetes.io/legacy-unknown", "a.b/", "a.b/C", "a..b/c"]
+        {
             assert!(said(|o| o["spec"]["signerName"] = name.into()).starts_with("spec.signerName"), "{name}");
         }
         assert!(said(|o| o["spec"]["expirationSeconds"] = 599.into()).contains("600 seconds"));
@@ -264,5 +294,27 @@ mod tests {
         status(&mut causes, &good(), Some(&old));
         let fields: Vec<String> = causes.into_list().into_iter().map(|cause| cause.field).collect();
         assert_eq!(fields, ["status.certificate", "status.conditions"]);
+    }
+
+    #[test]
+    fn conditions_of_other_types_may_go() {
+        let of = |type_: &str| {
+            let mut object = good();
+            object["status"] = json!({"conditions": [{"type": type_, "status": "True"}]});
+            object
+        };
+        let removed = |type_: &str| {
+            let mut causes = Causes::default();
+            status(&mut causes, &good(), Some(&of(type_)));
+            causes.count()
+        };
+        assert_eq!((removed("Failed"), removed("example.com/a")), (1, 0));
+    }
+
+    #[test]
+    fn headers_of_certificates_are_refused() {
+        let pem = "-----BEGIN CERTIFICATE-----\nA: b\n\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(said(|o| o["status"]["certificate"] = encode(pem).into()).contains("no PEM block headers"));
+        assert!(!has_headers(b"a: b\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"));
     }
 }

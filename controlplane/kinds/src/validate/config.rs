@@ -1,5 +1,7 @@
 //! Config maps and secrets.
 
+use std::collections::HashMap;
+
 use base64::Engine;
 use serde_json::Value;
 
@@ -23,7 +25,7 @@ pub(crate) fn config_map(causes: &mut Causes, object: &Value, old: Option<&Value
         size += decoded_length(value);
     }
     if size > MAX_SIZE {
-        causes.too_long(&Path::root(""), MAX_SIZE);
+        causes.too_long(&Path::whole(), MAX_SIZE);
     }
     if let Some(old) = old {
         immutable(causes, object, old, &["data", "binaryData"]);
@@ -62,7 +64,9 @@ fn typed(causes: &mut Causes, object: &Value) {
             need("tls.crt");
             need("tls.key");
         }
-        "kubernetes.io/ssh-auth" => need("ssh-privatekey"),
+        "kubernetes.io/ssh-auth" if text(&data["ssh-privatekey"]).is_empty() => {
+            causes.required(&Path::root("data").key("ssh-privatekey"), "");
+        }
         "kubernetes.io/basic-auth" if data.get("username").is_none() && data.get("password").is_none() => {
             need("username");
             need("password");
@@ -81,7 +85,8 @@ fn json_key(causes: &mut Causes, data: &Value, key: &str) {
     let path = Path::root("data").key(key);
     let Some(value) = data.get(key) else { return causes.required(&path, "") };
     let bytes = base64::engine::general_purpose::STANDARD.decode(text(value)).unwrap_or_default();
-    if let Err(error) = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes) {
+    // Go decodes null as an empty map.
+    if let Err(error) = serde_json::from_slice::<Option<HashMap<String, serde::de::IgnoredAny>>>(&bytes) {
         causes.invalid(&path, &"<secret contents redacted>".into(), &error.to_string());
     }
 }

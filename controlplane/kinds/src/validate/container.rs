@@ -4,9 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::file_path::relative;
 use super::volume::Volumes;
-use super::{Causes, Path, env, format, items, probe, resources, security, text};
+use super::{Causes, Path, env, format, items, mount, probe, resources, restart, security, text};
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
@@ -57,15 +56,8 @@ fn container(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volu
     } else {
         causes.format(&path.field("name"), name, format::dns1123_label(name));
     }
-    let image = text(&container["image"]);
-    if image.is_empty() {
+    if text(&container["image"]).is_empty() {
         causes.required(&path.field("image"), "");
-    } else if image.trim() != image {
-        causes.invalid(
-            &path.field("image"),
-            &container["image"],
-            "must not have leading or trailing whitespace",
-        );
     }
     causes.one_of(&path.field("imagePullPolicy"), &container["imagePullPolicy"], PULL_POLICIES);
     causes.one_of(
@@ -75,21 +67,19 @@ fn container(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volu
     );
     ports(causes, &path.field("ports"), &container["ports"]);
     env::all(causes, path, container);
-    mounts(causes, path, container, volumes);
+    mount::all(causes, path, container, volumes);
     resources::container(causes, &path.field("resources"), &container["resources"]);
 }
 
 fn ordinary(causes: &mut Causes, path: &Path, container: &Value) {
     probe::all(causes, path, container);
+    restart::container(causes, path, container);
 }
 
 fn init(causes: &mut Causes, path: &Path, container: &Value) {
-    match text(&container["restartPolicy"]) {
-        "Always" => return probe::all(causes, path, container),
-        _ => {
-            let policies = &["Always", "Never", "OnFailure"];
-            causes.optional_word(&path.field("restartPolicy"), &container["restartPolicy"], policies);
-        }
+    restart::init_container(causes, path, container);
+    if container["restartPolicy"] == "Always" {
+        return probe::all(causes, path, container);
     }
     for name in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
         if !container[name].is_null() {
@@ -141,51 +131,6 @@ fn ports(causes: &mut Causes, path: &Path, ports: &Value) {
         if port["hostPort"].as_i64().unwrap_or(0) != 0 {
             causes.in_range(&here.field("hostPort"), &port["hostPort"], 1..=65_535);
         }
-        let host_ip = text(&port["hostIP"]);
-        if !host_ip.is_empty() {
-            causes.format(&here.field("hostIP"), host_ip, format::ip(host_ip));
-        }
         causes.one_of(&here.field("protocol"), &port["protocol"], PROTOCOLS);
-    }
-}
-
-fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes<'_>) {
-    let mut paths = HashSet::new();
-    for (index, mount) in items(&container["volumeMounts"]) {
-        let here = path.field("volumeMounts").index(index);
-        let (name, at) = (text(&mount["name"]), text(&mount["mountPath"]));
-        if name.is_empty() {
-            causes.required(&here.field("name"), "");
-        }
-        if !volumes.contains(name) {
-            causes.not_found(&here.field("name"), &name.into());
-        }
-        if at.is_empty() {
-            causes.required(&here.field("mountPath"), "");
-        } else if !paths.insert(at) {
-            causes.invalid(&here.field("mountPath"), &mount["mountPath"], "must be unique");
-        }
-        let (sub, expr) = (text(&mount["subPath"]), text(&mount["subPathExpr"]));
-        relative(causes, &here.field("subPath"), sub);
-        relative(causes, &here.field("subPathExpr"), expr);
-        if !sub.is_empty() && !expr.is_empty() {
-            causes.invalid(
-                &here.field("subPathExpr"),
-                &mount["subPathExpr"],
-                "subPathExpr and subPath are mutually exclusive",
-            );
-        }
-        let propagation = &mount["mountPropagation"];
-        if !propagation.is_null() {
-            // Upstream reports the list without an index.
-            let path = path.field("volumeMounts").field("mountPropagation");
-            causes.optional_word(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
-            if propagation == "Bidirectional" && container["securityContext"]["privileged"] != true {
-                causes.forbidden(
-                    &path,
-                    "Bidirectional mount propagation is available only to privileged containers",
-                );
-            }
-        }
     }
 }

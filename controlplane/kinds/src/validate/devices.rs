@@ -1,12 +1,17 @@
 //! Device classes, claims, claim templates, slices. Source: `pkg/apis/resource/validation/validation.go`.
 
+mod policy;
 mod selector;
 mod slice;
+mod status;
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
+use selector::Problem;
+
+pub(crate) use self::status::status;
 use super::{Causes, Path, format, items, meta, scheduling, text};
 
 const MAX_REQUESTS: usize = 32;
@@ -14,7 +19,6 @@ const MAX_CONSTRAINTS: usize = 32;
 const MAX_CONFIGS: usize = 32;
 const MAX_SELECTORS: usize = 32;
 const MAX_ALTERNATIVES: usize = 8;
-const MAX_RESERVED: usize = 256;
 /// Maximum size of the CEL expression of a selector, in bytes.
 const MAX_EXPRESSION: usize = 10 << 10;
 /// Maximum size of the name of a driver, in bytes.
@@ -24,6 +28,8 @@ const MAX_POOL: usize = 253;
 /// Maximum size of the opaque parameters of a configuration, as JSON, in bytes.
 const MAX_PARAMETERS: usize = 10 << 10;
 const ONE_REQUEST: &str = "exactly one of `exactly` or `firstAvailable` is required";
+const ONE_ATTRIBUTE: &str = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple \
+    fields are set";
 const ONE_PLACE: &str =
     "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
 const REQUEST_REFERENCE: &str =
@@ -33,9 +39,10 @@ const REQUEST_REFERENCE: &str =
 pub(crate) fn class(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     selectors(causes, &path.field("selectors"), &spec["selectors"]);
-    limit(causes, &path.field("config"), &spec["config"], MAX_CONFIGS);
-    for (index, config) in items(&spec["config"]) {
-        self::config(causes, &path.field("config").index(index), config);
+    if limit(causes, &path.field("config"), &spec["config"], MAX_CONFIGS) {
+        for (index, config) in items(&spec["config"]) {
+            self::config(causes, &path.field("config").index(index), config);
+        }
     }
     let extended = &spec["extendedResourceName"];
     let is_extended = |name: &str| {
@@ -80,26 +87,34 @@ fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let (path, devices) = (path.field("devices"), &spec["devices"]);
     let names = request_names(devices);
     let here = path.field("requests");
-    limit(causes, &here, &devices["requests"], MAX_REQUESTS);
-    unique(causes, &here, &devices["requests"], |request| &request["name"]);
-    for (index, request) in items(&devices["requests"]) {
-        self::request(causes, &here.index(index), request);
+    if limit(causes, &here, &devices["requests"], MAX_REQUESTS) {
+        for (index, request) in items(&devices["requests"]) {
+            self::request(causes, &here.index(index), request);
+        }
+        unique(causes, &here, &devices["requests"], |request| &request["name"]);
     }
     let here = path.field("constraints");
-    limit(causes, &here, &devices["constraints"], MAX_CONSTRAINTS);
-    for (index, constraint) in items(&devices["constraints"]) {
-        let here = here.index(index);
-        references(causes, &here.field("requests"), &constraint["requests"], &names);
-        if constraint["matchAttribute"].is_null() && constraint["distinctAttribute"].is_null() {
-            causes.required(&here, "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required");
+    if limit(causes, &here, &devices["constraints"], MAX_CONSTRAINTS) {
+        for (index, constraint) in items(&devices["constraints"]) {
+            self::constraint(causes, &here.index(index), constraint, &names);
         }
     }
     let here = path.field("config");
-    limit(causes, &here, &devices["config"], MAX_CONFIGS);
-    for (index, config) in items(&devices["config"]) {
-        let here = here.index(index);
-        references(causes, &here.field("requests"), &config["requests"], &names);
-        self::config(causes, &here, config);
+    if limit(causes, &here, &devices["config"], MAX_CONFIGS) {
+        for (index, config) in items(&devices["config"]) {
+            let here = here.index(index);
+            references(causes, &here.field("requests"), &config["requests"], &names);
+            self::config(causes, &here, config);
+        }
+    }
+}
+
+fn constraint(causes: &mut Causes, path: &Path, constraint: &Value, names: &RequestNames<'_>) {
+    references(causes, &path.field("requests"), &constraint["requests"], names);
+    let attribute = |field: &'static str| constraint[field].as_str().map(|name| (field, name));
+    match attribute("matchAttribute").or_else(|| attribute("distinctAttribute")) {
+        Some((field, name)) => slice::fully_qualified(causes, &path.field(field), name),
+        None => causes.required(path, ONE_ATTRIBUTE),
     }
 }
 
@@ -125,12 +140,22 @@ fn names_request(names: &RequestNames<'_>, reference: &Value) -> bool {
 }
 
 fn references(causes: &mut Causes, path: &Path, list: &Value, names: &RequestNames<'_>) {
-    limit(causes, path, list, MAX_REQUESTS);
-    unique(causes, path, list, |name| name);
-    for (index, name) in items(list) {
-        if !names_request(names, name) {
-            causes.invalid(&path.index(index), name, REQUEST_REFERENCE);
+    if limit(causes, path, list, MAX_REQUESTS) {
+        for (index, name) in items(list) {
+            request_reference(causes, &path.index(index), name, names);
         }
+        unique(causes, path, list, |name| name);
+    }
+}
+
+fn request_reference(causes: &mut Causes, path: &Path, name: &Value, names: &RequestNames<'_>) {
+    if text(name).matches('/').count() < 2 {
+        for part in text(name).split('/') {
+            causes.format(path, part, format::dns1123_label(part));
+        }
+    }
+    if !names_request(names, name) {
+        causes.invalid(path, name, REQUEST_REFERENCE);
     }
 }
 
@@ -145,11 +170,12 @@ fn request(causes: &mut Causes, path: &Path, request: &Value) {
         (true, false) => one_request(causes, &path.field("exactly"), &request["exactly"]),
         (false, true) => {
             let here = path.field("firstAvailable");
-            limit(causes, &here, alternatives, MAX_ALTERNATIVES);
-            unique(causes, &here, alternatives, |one| &one["name"]);
-            for (index, one) in items(alternatives) {
-                label(causes, &here.index(index).field("name"), &one["name"]);
-                one_request(causes, &here.index(index), one);
+            if limit(causes, &here, alternatives, MAX_ALTERNATIVES) {
+                for (index, one) in items(alternatives) {
+                    label(causes, &here.index(index).field("name"), &one["name"]);
+                    one_request(causes, &here.index(index), one);
+                }
+                unique(causes, &here, alternatives, |one| &one["name"]);
             }
         }
     }
@@ -174,10 +200,35 @@ fn one_request(causes: &mut Causes, path: &Path, request: &Value) {
         "All" | "ExactCount" => {}
         _ => causes.unsupported(&path.field("allocationMode"), mode, &["All", "ExactCount"]),
     }
+    for (index, one) in items(&request["tolerations"]) {
+        toleration(causes, &path.field("tolerations").index(index), one);
+    }
+}
+
+/// Checks a toleration of taints of devices.
+fn toleration(causes: &mut Causes, path: &Path, toleration: &Value) {
+    let key = text(&toleration["key"]);
+    if !key.is_empty() {
+        causes.format(&path.field("key"), key, format::qualified_name(key));
+    }
+    let value = &toleration["value"];
+    match text(&toleration["operator"]) {
+        "Exists" if !text(value).is_empty() => {
+            causes.invalid(&path.field("value"), value, "must be empty for operator `Exists`");
+        }
+        "Exists" => {}
+        "Equal" => causes.format(&path.field("value"), text(value), format::label_value(text(value))),
+        _ => causes.one_of(&path.field("operator"), &toleration["operator"], &["Equal", "Exists"]),
+    }
+    if !text(&toleration["effect"]).is_empty() {
+        causes.one_of(&path.field("effect"), &toleration["effect"], slice::EFFECTS);
+    }
 }
 
 fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
-    limit(causes, path, list, MAX_SELECTORS);
+    if !limit(causes, path, list, MAX_SELECTORS) {
+        return;
+    }
     for (index, selector) in items(list) {
         let here = path.index(index).field("cel");
         let expression = text(&selector["cel"]["expression"]);
@@ -185,8 +236,13 @@ fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
             causes.required(&here, "");
         } else if expression.len() > MAX_EXPRESSION {
             causes.too_long(&here.field("expression"), MAX_EXPRESSION);
-        } else if let Some(problem) = selector::problem(expression) {
-            causes.invalid(&here.field("expression"), &expression.into(), &problem);
+        } else {
+            let here = here.field("expression");
+            match selector::problem(expression) {
+                None => {}
+                Some(Problem::Invalid(detail)) => causes.invalid(&here, &expression.into(), &detail),
+                Some(Problem::TooCostly) => causes.forbidden(&here, "too complex, exceeds cost limit"),
+            }
         }
     }
 }
@@ -204,7 +260,7 @@ fn config(causes: &mut Causes, path: &Path, config: &Value) {
             causes.too_long(&here, MAX_PARAMETERS);
         }
         Value::Object(_) => {}
-        _ => causes.invalid(&here, parameters, "must be a valid JSON object"),
+        _ => causes.invalid(&here, &"<value omitted>".into(), "must be a valid JSON object"),
     }
 }
 
@@ -226,23 +282,27 @@ pub(crate) fn slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
 }
 
 fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
-    let (here, name) = (path.field("name"), text(&pool["name"]));
-    if name.is_empty() {
-        causes.required(&here, "");
-    } else if name.len() > MAX_POOL {
-        causes.too_long(&here, MAX_POOL);
-    } else {
-        for part in name.split('/') {
-            causes.format(&here, part, format::dns1123_subdomain(part));
-        }
+    pool_name(causes, &path.field("name"), text(&pool["name"]));
+    if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
+        let here = path.field("resourceSliceCount");
+        causes.invalid(&here, &pool["resourceSliceCount"], "must be greater than zero");
     }
     if pool["generation"].as_i64().is_some_and(|generation| generation < 0) {
         let here = path.field("generation");
         causes.invalid(&here, &pool["generation"], "must be greater than or equal to zero");
     }
-    if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
-        let here = path.field("resourceSliceCount");
-        causes.invalid(&here, &pool["resourceSliceCount"], "must be greater than zero");
+}
+
+/// Checks the name of a pool: subdomains with slashes between them.
+fn pool_name(causes: &mut Causes, path: &Path, name: &str) {
+    if name.is_empty() {
+        return causes.required(path, "");
+    }
+    if name.len() > MAX_POOL {
+        causes.too_long(path, MAX_POOL);
+    }
+    for part in name.split('/') {
+        causes.format(path, part, format::dns1123_subdomain(part));
     }
 }
 
@@ -287,40 +347,6 @@ fn node_selection(causes: &mut Causes, path: &Path, spec: &Value) {
             let value = format!("{{{}}}", set.join(", "));
             causes.invalid(path, &value.into(), &format!("{ONE_PLACE}, but multiple fields are set"));
         }
-    }
-}
-
-/// Checks the status of a claim.
-pub(super) fn status(causes: &mut Causes, new: &Value, old: &Value) {
-    let (path, status) = (Path::root("status"), &new["status"]);
-    let reserved = path.field("reservedFor");
-    limit(causes, &reserved, &status["reservedFor"], MAX_RESERVED);
-    unique(causes, &reserved, &status["reservedFor"], |consumer| &consumer["uid"]);
-    for (index, consumer) in items(&status["reservedFor"]) {
-        for field in ["resource", "name", "uid"] {
-            if text(&consumer[field]).is_empty() {
-                causes.required(&reserved.index(index).field(field), "");
-            }
-        }
-    }
-    let allocation = path.field("allocation");
-    if status["allocation"].is_null() && items(&status["reservedFor"]).next().is_some() {
-        causes.forbidden(&reserved, "may not be specified when `allocated` is not set");
-    }
-    let before = &old["status"]["allocation"];
-    if !before.is_null() && !status["allocation"].is_null() {
-        immutable(causes, &allocation, &status["allocation"], before);
-        return;
-    }
-    let names = request_names(&new["spec"]["devices"]);
-    let results = allocation.field("devices").field("results");
-    for (index, result) in items(&status["allocation"]["devices"]["results"]) {
-        let here = results.index(index);
-        if !names_request(&names, &result["request"]) {
-            causes.invalid(&here.field("request"), &result["request"], REQUEST_REFERENCE);
-        }
-        driver(causes, &here.field("driver"), &result["driver"]);
-        label(causes, &here.field("device"), &result["device"]);
     }
 }
 
@@ -411,5 +437,25 @@ mod tests {
         {
             assert_eq!(names_request(&names, &reference.into()), expected);
         }
+    }
+
+    #[test]
+    fn constraints_and_tolerations_are_checked() {
+        let exactly = json!({"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1,
+            "tolerations": [{"key": "a", "operator": "Exists", "value": "b"}, {"operator": "Is"}, {"operator": "Equal", "effect": "X"}]});
+        let constraints = json!([{"requests": ["a"], "matchAttribute": "d.example.com/x"}, {"requests": ["b"], "distinctAttribute": "x"}, {}]);
+        let devices = json!({"requests": [{"name": "a", "exactly": exactly}], "constraints": constraints});
+        let (request, constraint) = ("spec.devices.requests[0].exactly", "spec.devices.constraints");
+        assert_eq!(
+            fields(claim, json!({"devices": devices})),
+            [
+                format!("{request}.tolerations[0].value"),
+                format!("{request}.tolerations[1].operator"),
+                format!("{request}.tolerations[2].effect"),
+                format!("{constraint}[1].requests[0]"),
+                format!("{constraint}[1].distinctAttribute"),
+                format!("{constraint}[2]"),
+            ]
+        );
     }
 }

@@ -70,14 +70,6 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
     let from = &variable["valueFrom"];
     let given: Vec<&&str> = SOURCES.iter().filter(|source| !from[**source].is_null()).collect();
     let names = "`fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`";
-    match given.len() {
-        0 => causes.invalid(path, &"".into(), &format!("must specify one of: {names}")),
-        1 => {}
-        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
-    }
-    if !given.is_empty() && !text(&variable["value"]).is_empty() {
-        causes.invalid(path, &"".into(), "may not be specified when `value` is not empty");
-    }
     if !from["fieldRef"].is_null() {
         field_reference(causes, &path.field("fieldRef"), &from["fieldRef"], FIELDS);
     }
@@ -98,6 +90,13 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
     }
     if !from["fileKeyRef"].is_null() {
         file_reference(causes, &path.field("fileKeyRef"), &from["fileKeyRef"]);
+    }
+    let has_value = !text(&variable["value"]).is_empty();
+    match given.len() {
+        0 => causes.invalid(path, &"".into(), &format!("must specify one of: {names}")),
+        _ if has_value => causes.invalid(path, &"".into(), "may not be specified when `value` is not empty"),
+        1 => {}
+        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
     }
 }
 
@@ -146,29 +145,30 @@ pub(super) fn file_volumes(causes: &mut Causes, path: &Path, spec: &Value) {
 
 /// Checks a fieldRef: one of the listed fields, or an entry of labels or annotations.
 pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Value, supported: &[&str]) {
-    match text(&reference["apiVersion"]) {
-        "" => causes.required(&path.field("apiVersion"), ""),
-        "v1" => {}
-        _ => causes.invalid(
-            &path.field("apiVersion"),
-            &reference["apiVersion"],
-            "pod field reference must use apiVersion v1",
-        ),
+    let version = text(&reference["apiVersion"]);
+    if version.is_empty() {
+        return causes.required(&path.field("apiVersion"), "");
     }
     let (here, field) = (path.field("fieldPath"), text(&reference["fieldPath"]));
     if field.is_empty() {
         return causes.required(&here, "");
     }
-    let subscript = field.strip_suffix("']").and_then(|rest| rest.split_once("['"));
-    match subscript {
-        Some(("metadata.labels" | "metadata.annotations", key)) => {
-            causes.format(&here, key, format::qualified_name(&key.to_lowercase()));
+    if version != "v1" {
+        let detail = format!("error converting fieldPath: unsupported pod version: {version}");
+        return causes.invalid(&here, &reference["fieldPath"], &detail);
+    }
+    // As upstream, errors of keys are about the whole reference.
+    match field.strip_suffix("']").and_then(|rest| rest.split_once("['")) {
+        Some(("metadata.labels", key)) => causes.format(path, key, format::qualified_name(key)),
+        Some(("metadata.annotations", key)) => {
+            let key = key.to_lowercase();
+            causes.format(path, &key, format::qualified_name(&key));
         }
-        Some(_) => causes.invalid(
-            &here,
-            &reference["fieldPath"],
-            "error converting fieldPath: field label does not support subscript",
-        ),
+        Some(_) => {
+            let detail =
+                format!("error converting fieldPath: field label does not support subscript: {field}");
+            causes.invalid(&here, &reference["fieldPath"], &detail);
+        }
         None if supported.contains(&field) => {}
         None if KNOWN_FIELDS.contains(&field) => {
             causes.unsupported(&here, &reference["fieldPath"], supported);
@@ -182,12 +182,12 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
 
 /// Checks a resourceFieldRef. In a volume it must name the container.
 pub(super) fn resource_reference(causes: &mut Causes, path: &Path, reference: &Value, named: bool) {
-    if named && text(&reference["containerName"]).is_empty() {
-        causes.required(&path.field("containerName"), "");
-    }
     let resource = text(&reference["resource"]);
     let huge = ["limits.hugepages-", "requests.hugepages-"].iter().any(|prefix| resource.starts_with(prefix));
     match resource {
+        _ if named && text(&reference["containerName"]).is_empty() => {
+            causes.required(&path.field("containerName"), "");
+        }
         "" => causes.required(&path.field("resource"), ""),
         _ if huge || RESOURCES.contains(&resource) => {}
         _ => causes.unsupported(&path.field("resource"), &reference["resource"], RESOURCES),
@@ -228,15 +228,89 @@ fn bulk(causes: &mut Causes, (list, index): (&Path, usize), from: &Value) {
     }
     let given: Vec<&str> =
         ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()).collect();
-    match given.as_slice() {
-        [] => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
-        [name] => {
-            let here = path.field(name).field("name");
-            match text(&from[*name]["name"]) {
-                "" => causes.required(&here, ""),
-                name => causes.format(&here, name, format::dns1123_subdomain(name)),
-            }
+    for name in &given {
+        let here = path.field(name).field("name");
+        match text(&from[*name]["name"]) {
+            "" => causes.required(&here, ""),
+            name => causes.format(&here, name, format::dns1123_subdomain(name)),
         }
-        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
+    }
+    match given.len() {
+        0 => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
+        1 => {}
+        _ => causes.invalid(list, &"".into(), "may not have more than one field specified at a time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::tests::found;
+
+    fn said(container: Value) -> Vec<String> {
+        found(|causes| all(causes, &Path::root("c"), &container))
+    }
+
+    #[test]
+    fn a_variable_has_a_value_or_one_source() {
+        let field = json!({"apiVersion": "v1", "fieldPath": "metadata.name"});
+        let secret = json!({"name": "a", "key": "b"});
+        let of = |value: &str, from: Value| {
+            said(json!({"env": [{"name": "A", "value": value, "valueFrom": from}]}))
+        };
+        assert_eq!(of("", json!({"fieldRef": field})), Vec::<String>::new());
+        let path = "c.env[0].valueFrom: Invalid value: \"\"";
+        assert_eq!(
+            of("", json!({"fieldRef": field, "secretKeyRef": secret})),
+            [format!("{path}: may not have more than one field specified at a time")]
+        );
+        assert_eq!(
+            of("x", json!({"fieldRef": field, "secretKeyRef": secret})),
+            [format!("{path}: may not be specified when `value` is not empty")]
+        );
+        assert!(of("x", json!({}))[0].starts_with(&format!("{path}: must specify one of: `fieldRef`")));
+    }
+
+    #[test]
+    fn field_references_name_fields_of_v1() {
+        let of = |version: &str, field: &str| {
+            let reference = json!({"apiVersion": version, "fieldPath": field});
+            said(json!({"env": [{"name": "A", "valueFrom": {"fieldRef": reference}}]}))
+        };
+        let path = "c.env[0].valueFrom.fieldRef";
+        assert_eq!(
+            of("v1", "metadata.labels['A.b/C']"),
+            [format!("{path}: Invalid value: \"A.b/C\": {}", format::qualified_name("A.b/C")[0])]
+        );
+        assert_eq!(of("v1", "metadata.annotations['A.b/C']"), Vec::<String>::new());
+        assert_eq!(of("", "x"), [format!("{path}.apiVersion: Required value")]);
+        assert_eq!(of("v2", ""), [format!("{path}.fieldPath: Required value")]);
+        let error = "error converting fieldPath";
+        assert_eq!(
+            of("v2", "metadata.name"),
+            [format!(
+                "{path}.fieldPath: Invalid value: \"metadata.name\": {error}: unsupported pod version: v2"
+            )]
+        );
+        assert_eq!(
+            of("v1", "spec['a']"),
+            [format!(
+                "{path}.fieldPath: Invalid value: \"spec['a']\": {error}: field label does not support subscript: spec['a']"
+            )]
+        );
+    }
+
+    #[test]
+    fn each_bulk_source_is_one_map_or_secret() {
+        let both = json!({"configMapRef": {"name": "a"}, "secretRef": {}});
+        assert_eq!(
+            said(json!({"envFrom": [both]})),
+            [
+                "c.envFrom[0].secretRef.name: Required value",
+                "c.envFrom: Invalid value: \"\": may not have more than one field specified at a time",
+            ]
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Events of `events.k8s.io`. Source: `pkg/apis/core/validation/events.go`.
+//! Events of both groups. Source: `pkg/apis/core/validation/events.go`.
 
 use serde_json::Value;
 
@@ -24,9 +24,12 @@ const IMMUTABLE: [(&str, &str); 13] = [
 const DEPRECATED: std::ops::Range<usize> = 3..7;
 
 pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
-    content(causes, event);
+    content(causes, event, &EVENTS);
     match old {
         None => {
+            if event["eventTime"].is_null() {
+                causes.required(&Path::root("eventTime"), "");
+            }
             for (field, name) in &IMMUTABLE[DEPRECATED] {
                 let value = &event[*field];
                 let is_unset =
@@ -54,13 +57,27 @@ pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
     }
 }
 
-fn content(causes: &mut Causes, event: &Value) {
-    let (about, own) = (text(&event["regarding"]["namespace"]), text(&event["metadata"]["namespace"]));
+/// The names of fields that depend on the group of an event.
+struct Names {
+    about: &'static str,
+    note: &'static str,
+    controller: &'static str,
+}
+
+const CORE: Names = Names { about: "involvedObject", note: "message", controller: "reportingComponent" };
+const EVENTS: Names = Names { about: "regarding", note: "note", controller: "reportingController" };
+
+/// Checks an event of the core group.
+pub(crate) fn core(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
+    content(causes, event, &CORE);
+}
+
+/// Checks what both groups have in common. Events of old clients have no time, and not the fields that came with it.
+fn content(causes: &mut Causes, event: &Value, names: &Names) {
+    let (about, own) = (text(&event[names.about]["namespace"]), text(&event["metadata"]["namespace"]));
     let path = Path::root("involvedObject").field("namespace");
     let mismatch = "does not match event.namespace";
     if event["eventTime"].is_null() {
-        // An event of an old client (core/v1). It does not have the fields that are checked below.
-        causes.required(&Path::root("eventTime"), "");
         if about != own && !(about.is_empty() && own == "default") {
             causes.invalid(&path, &about.into(), mismatch);
         }
@@ -69,7 +86,7 @@ fn content(causes: &mut Causes, event: &Value) {
     if about.is_empty() && !matches!(own, "default" | "kube-system") {
         causes.invalid(&path, &about.into(), mismatch);
     }
-    let (path, controller) = (Path::root("reportingController"), text(&event["reportingController"]));
+    let (path, controller) = (Path::root(names.controller), text(&event[names.controller]));
     if controller.is_empty() {
         causes.required(&path, "");
     }
@@ -82,7 +99,7 @@ fn content(causes: &mut Causes, event: &Value) {
             _ => causes.invalid(&path, &"".into(), "can have at most 128 characters"),
         }
     }
-    if text(&event["note"]).len() > 1024 {
+    if text(&event[names.note]).len() > 1024 {
         causes.invalid(&Path::root("message"), &"".into(), "can have at most 1024 characters");
     }
 }
@@ -132,5 +149,25 @@ mod tests {
             problems("note", Value::Null, Some(&good)),
             ["message Invalid value: \"\": field is immutable"]
         );
+    }
+
+    #[test]
+    fn events_of_the_core_group_with_a_time_have_a_reporter() {
+        let problems = |event: Value| {
+            let mut causes = Causes::default();
+            core(&mut causes, &event, None);
+            causes.into_list().into_iter().map(|cause| cause.field).collect::<Vec<_>>()
+        };
+        let old = |about: &str, own: &str| {
+            problems(json!({"metadata": {"namespace": own}, "involvedObject": {"namespace": about}}))
+        };
+        assert_eq!(old("n", "n"), Vec::<String>::new());
+        assert_eq!(old("", "default"), Vec::<String>::new());
+        assert_eq!(old("", "kube-system"), ["involvedObject.namespace"]);
+        let new = json!({"metadata": {"namespace": "kube-system"}, "involvedObject": {},
+            "eventTime": "2026-01-01T00:00:00.000000Z", "message": "m".repeat(1025)});
+        let mut found = problems(new);
+        found.dedup();
+        assert_eq!(found, ["reportingComponent", "reportingInstance", "action", "reason", "message"]);
     }
 }

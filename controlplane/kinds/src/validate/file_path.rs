@@ -12,9 +12,22 @@ pub(super) fn relative(causes: &mut Causes, path: &Path, value: &str) {
     if value.starts_with('/') {
         causes.invalid(path, &value.into(), "must be a relative path");
     }
-    if value.split('/').any(|part| part == "..") {
+    if has_backstep(value) {
         causes.invalid(path, &value.into(), "must not contain '..'");
     }
+}
+
+/// Checks a relative path without `..`, also at the beginning of its first element. It may be empty.
+pub(super) fn local(causes: &mut Causes, path: &Path, value: &str) {
+    relative(causes, path, value);
+    if value.starts_with("..") && !value.starts_with("../") && value != ".." {
+        causes.invalid(path, &value.into(), "must not start with '..'");
+    }
+}
+
+/// Whether an element of a path is `..`.
+pub(super) fn has_backstep(value: &str) -> bool {
+    value.split('/').any(|part| part == "..")
 }
 
 /// Checks the type of a host path, in a pod or in a persistent volume.

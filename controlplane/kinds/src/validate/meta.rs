@@ -48,6 +48,11 @@ fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
             causes.invalid(&path.index(index), finalizer, PLAIN_FINALIZER);
         }
     }
+    // Dependents are either deleted first or left alone.
+    if ["orphan", "foregroundDeletion"].iter().all(|name| items(list).any(|(_, one)| one == name)) {
+        let detail = "finalizer orphan and foregroundDeletion cannot be both set";
+        causes.invalid(path, list, detail);
+    }
 }
 
 /// Rules for updates: immutable metadata.
@@ -112,7 +117,8 @@ pub(super) fn labels(causes: &mut Causes, path: &Path, labels: &Value) {
     }
 }
 
-fn annotations(causes: &mut Causes, path: &Path, annotations: &Value) {
+/// Checks annotations.
+pub(super) fn annotations(causes: &mut Causes, path: &Path, annotations: &Value) {
     let mut total = 0;
     for (key, value) in entries(annotations) {
         causes.format(path, key, format::qualified_name(&key.to_lowercase()));
@@ -127,27 +133,28 @@ fn owners(causes: &mut Causes, path: &Path, owners: &Value) {
     for (_, owner) in items(owners) {
         // Upstream leaves out the index.
         let here = path;
-        if text(&owner["apiVersion"]).rsplit('/').next().is_none_or(str::is_empty) {
-            let version = text(&owner["apiVersion"]).into();
-            causes.invalid(&here.field("apiVersion"), &version, "version must not be empty");
+        let version = text(&owner["apiVersion"]);
+        let is_malformed = version.matches('/').count() > 1 || version.ends_with('/') || version.is_empty();
+        if is_malformed {
+            causes.invalid(&here.field("apiVersion"), &version.into(), "version must not be empty");
         }
         for name in ["kind", "name", "uid"] {
             if text(&owner[name]).is_empty() {
                 causes.invalid(&here.field(name), &"".into(), "must not be empty");
             }
         }
-        if owner["kind"] == "Event" && text(&owner["apiVersion"]).ends_with("v1") {
-            causes.invalid(here, owner, "Event is disallowed from being an owner");
+        if owner["kind"] == "Event" && version == "v1" {
+            causes.invalid(here, owner, "/v1, Kind=Event is disallowed from being an owner");
         }
     }
-    let controllers: Vec<&Value> =
-        items(owners).map(|(_, owner)| owner).filter(|owner| owner["controller"] == true).collect();
-    if let [first, second, ..] = controllers.as_slice() {
-        let name = |owner: &Value| format!("{}/{}", text(&owner["kind"]), text(&owner["name"]));
+    let mut controllers = items(owners).map(|(_, owner)| owner).filter(|owner| owner["controller"] == true);
+    let name = |owner: &Value| format!("{}/{}", text(&owner["kind"]), text(&owner["name"]));
+    let Some(first) = controllers.next() else { return };
+    for other in controllers {
         let detail = format!(
             "Only one reference can have Controller set to true. Found \"true\" in references for {} and {}",
             name(first),
-            name(second)
+            name(other)
         );
         causes.invalid(path, owners, &detail);
     }

@@ -2,16 +2,16 @@
 //! `pkg/apis/networking/validation`.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, selector, text};
+use super::{Causes, Path, format, fully_qualified_name, items, selector, text};
 
-const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 /// Maximum length of the name of an ingress class' controller in bytes.
 const MAX_CONTROLLER: usize = 250;
+/// The older way to name the class of an ingress.
+const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
 
 pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
@@ -34,15 +34,12 @@ pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&
         return;
     }
     for (index, kind) in items(&spec["policyTypes"]) {
-        causes.one_of(&types.index(index), kind, &["Ingress", "Egress"]);
+        causes.optional_word(&types.index(index), kind, &["Ingress", "Egress"]);
     }
 }
 
 fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
-    let protocol = &port["protocol"];
-    if protocol.is_null() || !PROTOCOLS.contains(&text(protocol)) {
-        causes.unsupported(&path.field("protocol"), protocol, &["TCP", "UDP", "SCTP"]);
-    }
+    causes.optional_word(&path.field("protocol"), &port["protocol"], &["TCP", "UDP", "SCTP"]);
     let number = &port["port"];
     if let Some(first) = number.as_i64() {
         for problem in format::port_number(first) {
@@ -50,11 +47,8 @@ fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
         }
         if let Some(last) = port["endPort"].as_i64() {
             if last < first {
-                causes.invalid(
-                    &path.field("endPort"),
-                    &port["endPort"],
-                    "must be greater than or equal to `port`",
-                );
+                // As upstream, this shows the first port.
+                causes.invalid(&path.field("endPort"), number, "must be greater than or equal to `port`");
             }
             for problem in format::port_number(last) {
                 causes.invalid(&path.field("endPort"), &port["endPort"], &problem);
@@ -62,14 +56,11 @@ fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
         }
     } else if !port["endPort"].is_null() {
         let detail = if number.is_null() {
-            "must be specified when `endPort` is specified"
+            "may not be specified when `port` is not specified"
         } else {
             "may not be specified when `port` is non-numeric"
         };
-        match number.is_null() {
-            true => causes.required(&path.field("port"), detail),
-            false => causes.invalid(&path.field("endPort"), &port["endPort"], detail),
-        }
+        causes.invalid(&path.field("endPort"), &port["endPort"], detail);
     }
     if let Some(name) = number.as_str() {
         causes.format(&path.field("port"), name, format::port_name(name));
@@ -86,11 +77,13 @@ fn policy_peer(causes: &mut Causes, path: &Path, peer: &Value) {
     let selects = present("podSelector") || present("namespaceSelector");
     match (selects, present("ipBlock")) {
         (false, false) => causes.required(path, "must specify a peer"),
-        (true, true) => {
-            causes.forbidden(path, "may not specify both ipBlock and another peer");
+        (selects, true) => {
+            ip_block(causes, &path.field("ipBlock"), &peer["ipBlock"]);
+            if selects {
+                causes.forbidden(path, "may not specify both ipBlock and another peer");
+            }
         }
         (true, false) => {}
-        (false, true) => ip_block(causes, &path.field("ipBlock"), &peer["ipBlock"]),
     }
 }
 
@@ -107,16 +100,16 @@ fn ip_block(causes: &mut Causes, path: &Path, block: &Value) {
         causes.format(&here, part, format::cidr(part));
         let Ok(part) = part.parse::<IpNetwork>() else { continue };
         if !whole.contains(part.network()) || part.prefix() <= whole.prefix() {
-            causes.invalid(&here, except, &format!("must be a strict subset of `cidr` ({cidr})"));
+            causes.invalid(&here, except, "must be a strict subset of `cidr`");
         }
     }
 }
 
-pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+pub(crate) fn ingress(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let has_rules = items(&spec["rules"]).next().is_some();
     if !has_rules && spec["defaultBackend"].is_null() {
-        causes.invalid(&path, spec, "either `defaultBackend` or `rules` must be specified");
+        causes.invalid(&path, &spec["rules"], "either `defaultBackend` or `rules` must be specified");
     }
     if !spec["defaultBackend"].is_null() {
         backend(causes, &path.field("defaultBackend"), &spec["defaultBackend"]);
@@ -135,9 +128,7 @@ pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>)
     for (index, tls) in items(&spec["tls"]) {
         let here = path.field("tls").index(index);
         for (at, name) in items(&tls["hosts"]) {
-            let (here, name) = (here.field("hosts").index(at), text(name));
-            let plain = name.strip_prefix("*.").unwrap_or(name);
-            causes.format(&here, name, format::dns1123_subdomain(plain));
+            causes.format(&here.field("hosts").index(at), text(name), format::host_pattern(text(name)));
         }
         let secret = text(&tls["secretName"]);
         if !secret.is_empty() {
@@ -146,6 +137,33 @@ pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>)
     }
     if let Some(class) = spec["ingressClassName"].as_str() {
         causes.format(&path.field("ingressClassName"), class, format::dns1123_subdomain(class));
+        let annotation = &object["metadata"]["annotations"][CLASS_ANNOTATION];
+        if old.is_none() && annotation.as_str().is_some_and(|annotation| annotation != class) {
+            let path = Path::root("annotations").field(CLASS_ANNOTATION);
+            causes.invalid(&path, annotation, "must match `ingressClassName` when both are specified");
+        }
+    }
+}
+
+/// Checks the addresses of the load balancer of an ingress.
+pub(super) fn ingress_status(causes: &mut Causes, status: &Value) {
+    let path = Path::root("status").field("loadBalancer").field("ingress");
+    for (index, point) in items(&status["loadBalancer"]["ingress"]) {
+        balancer_point(causes, &path.index(index), point);
+    }
+}
+
+/// Checks address and name of a point of a load balancer.
+pub(super) fn balancer_point(causes: &mut Causes, path: &Path, point: &Value) {
+    let (ip, name) = (text(&point["ip"]), text(&point["hostname"]));
+    if !ip.is_empty() {
+        causes.format(&path.field("ip"), ip, format::ip(ip));
+    }
+    if !name.is_empty() {
+        causes.format(&path.field("hostname"), name, format::dns1123_subdomain(name));
+        if format::is_address(name) {
+            causes.invalid(&path.field("hostname"), &name.into(), "must be a DNS name, not an IP address");
+        }
     }
 }
 
@@ -154,39 +172,37 @@ fn host(causes: &mut Causes, path: &Path, host: &Value) {
     if name.is_empty() {
         return;
     }
-    if name.parse::<IpAddr>().is_ok() {
+    if format::is_address(name) {
         causes.invalid(path, host, "must be a DNS name, not an IP address");
-        return;
     }
-    let plain = name.strip_prefix("*.").unwrap_or(name);
-    causes.format(path, name, format::dns1123_subdomain(plain));
+    causes.format(path, name, format::host_pattern(name));
 }
 
 fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
-    let kind = &one["pathType"];
-    if kind.is_null() {
-        causes.required(&path.field("pathType"), "pathType must be specified");
-    } else if !PATH_TYPES.iter().any(|known| kind == known) {
-        causes.unsupported(&path.field("pathType"), kind, PATH_TYPES);
-    }
-    let here = text(&one["path"]);
-    let is_specific = kind == "ImplementationSpecific";
-    let may_be_absent = is_specific && here.is_empty();
-    if !may_be_absent && !here.starts_with('/') {
-        causes.invalid(&path.field("path"), &here.into(), "must be an absolute path");
-    }
-    if !is_specific {
-        for bad in ["//", "/./", "/../", "%2f", "%2F"].iter().filter(|bad| here.contains(**bad)) {
-            causes.invalid(&path.field("path"), &one["path"], &format!("must not contain '{bad}'"));
+    let (kind, here) = (&one["pathType"], text(&one["path"]));
+    match kind.as_str() {
+        None => return causes.required(&path.field("pathType"), "pathType must be specified"),
+        Some("Exact" | "Prefix") => plain_path(causes, &path.field("path"), here),
+        Some("ImplementationSpecific") => {
+            if !here.is_empty() && !here.starts_with('/') {
+                causes.invalid(&path.field("path"), &here.into(), "must be an absolute path");
+            }
         }
-        for bad in ["/..", "/."].iter().filter(|bad| here.ends_with(**bad)) {
-            causes.invalid(&path.field("path"), &one["path"], &format!("cannot end with '{bad}'"));
-        }
+        Some(_) => causes.unsupported(&path.field("pathType"), kind, PATH_TYPES),
     }
-    if one["backend"].is_null() {
-        causes.required(&path.field("backend"), "");
-    } else {
-        backend(causes, &path.field("backend"), &one["backend"]);
+    backend(causes, &path.field("backend"), &one["backend"]);
+}
+
+/// Checks a path that is compared as it is, whole or by its segments.
+fn plain_path(causes: &mut Causes, path: &Path, here: &str) {
+    if !here.starts_with('/') {
+        causes.invalid(path, &here.into(), "must be an absolute path");
+    }
+    for bad in ["//", "/./", "/../", "%2f", "%2F"].iter().filter(|bad| here.contains(**bad)) {
+        causes.invalid(path, &here.into(), &format!("must not contain '{bad}'"));
+    }
+    for bad in ["/..", "/."].iter().filter(|bad| here.ends_with(**bad)) {
+        causes.invalid(path, &here.into(), &format!("cannot end with '{bad}'"));
     }
 }
 
@@ -247,20 +263,7 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
     if controller.len() > MAX_CONTROLLER {
         causes.too_long(&path.field("controller"), MAX_CONTROLLER);
     }
-    match controller {
-        "" => causes.required(&path.field("controller"), ""),
-        // A domain with a path.
-        name => match name.split_once('/') {
-            Some((domain, rest)) if !rest.is_empty() => {
-                causes.format(&path.field("controller"), domain, format::dns1123_subdomain(domain));
-            }
-            _ => causes.invalid(
-                &path.field("controller"),
-                &spec["controller"],
-                "must be a domain-prefixed path (such as \"acme.io/foo\")",
-            ),
-        },
-    }
+    fully_qualified_name::prefixed_path(causes, &path.field("controller"), controller);
     let parameters = &spec["parameters"];
     if parameters.is_null() {
         return;
@@ -270,7 +273,10 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
         causes.format(&here.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
     segments(causes, &here, parameters);
-    causes.one_of(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
+    if parameters["scope"].is_null() {
+        return causes.required(&here.field("scope"), "");
+    }
+    causes.optional_word(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
     let namespace = text(&parameters["namespace"]);
     match (text(&parameters["scope"]), namespace) {
         ("Namespace", "") => {
@@ -287,47 +293,51 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
 
 pub(crate) fn service_cidr(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec").field("cidrs"), &object["spec"]);
-    if let Some(old) = old {
+    let ranges = |object: &Value| -> Vec<String> {
+        items(&object["spec"]["cidrs"]).map(|(_, cidr)| text(cidr).to_owned()).collect()
+    };
+    let now = ranges(object);
+    if let Some(before) = old.map(ranges) {
         // A single range may become dual-stack.
-        let before: Vec<&Value> = items(&old["spec"]["cidrs"]).map(|(_, cidr)| cidr).collect();
-        let now: Vec<&Value> = items(&spec["cidrs"]).map(|(_, cidr)| cidr).collect();
-        let extended = before.len() == 1 && now.len() == 2 && now.first() == before.first();
-        if now != before && !extended {
+        if before.len() == now.len() || (before.len(), now.len()) == (1, 2) {
+            for (index, (_, cidr)) in before.iter().zip(&now).enumerate().filter(|(_, (was, is))| was != is) {
+                causes.invalid(&path.index(index), &cidr.as_str().into(), "field is immutable");
+            }
+        } else {
             causes.invalid(&path, &spec["cidrs"], "field is immutable");
         }
+        if (before.len(), now.len()) != (1, 2) {
+            return;
+        }
     }
-    let count = items(&spec["cidrs"]).count();
-    if count == 0 {
-        causes.required(&path, "at least one CIDR required");
-    }
-    if count > 2 {
-        causes.invalid(&path, &spec["cidrs"], "may only hold up to 2 values");
+    match now.len() {
+        0 => return causes.required(&path, "at least one CIDR required"),
+        1 | 2 => {}
+        _ => return causes.invalid(&path, spec, "may only hold up to 2 values"),
     }
     let mut families = HashSet::new();
     for (index, cidr) in items(&spec["cidrs"]) {
         let here = path.index(index);
-        causes.format(&here, text(cidr), format::cidr(text(cidr)));
+        causes.format(&here, text(cidr), format::canonical_cidr(text(cidr)));
         let Ok(network) = text(cidr).parse::<IpNetwork>() else { continue };
-        if network.network() != network.ip() {
-            causes.invalid(&here, cidr, "must not have bits set beyond the prefix length");
-        }
         if !families.insert(network.is_ipv4()) {
-            causes.invalid(&path, &spec["cidrs"], "may specify no more than one IP for each IP family");
+            let detail =
+                "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64";
+            causes.invalid(&path, &spec["cidrs"], detail);
         }
     }
 }
 
 pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let name = &object["metadata"]["name"];
-    let is_canonical = text(name).parse::<IpAddr>().is_ok_and(|address| address.to_string() == text(name));
-    if !is_canonical {
-        causes.invalid(
-            &Path::root("metadata").field("name"),
-            name,
-            "must be a valid IP address in canonical form",
-        );
-    }
+    causes.format(&Path::root("metadata").field("name"), text(name), format::canonical_ip(text(name)));
     let (path, parent) = (Path::root("spec").field("parentRef"), &object["spec"]["parentRef"]);
+    if let Some(old) = old {
+        if old["spec"]["parentRef"] != *parent {
+            causes.invalid(&path, parent, "field is immutable");
+        }
+        return;
+    }
     if parent.is_null() {
         causes.required(&path, "");
         return;
@@ -341,9 +351,6 @@ pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value
             "" if field != "namespace" => causes.required(&path.field(field), ""),
             value => causes.format(&path.field(field), value, format::path_segment(value)),
         }
-    }
-    if old.is_some_and(|old| old["spec"]["parentRef"] != *parent) {
-        causes.invalid(&path, parent, "field is immutable");
     }
 }
 

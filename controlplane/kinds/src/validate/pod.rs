@@ -5,45 +5,83 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 
 use super::{
-    Causes, Path, container, env, format, immutable, items, resize, resources, scheduling, security, text,
-    volume,
+    Causes, Path, claims, container, env, format, immutable, items, meta, pod_annotations, probe, resize,
+    resources, scheduling, security, text, volume, windows,
 };
 
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
+/// Maximum number of search domains.
+const MAX_SEARCHES: usize = 32;
+/// Maximum length of all search domains, with a space between two of them.
+const MAX_SEARCH_LIST: usize = 2048;
 const DNS_POLICIES: &[&str] = &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"];
 
 pub(crate) fn pod(causes: &mut Causes, pod: &Value, old: Option<&Value>) {
-    spec(causes, &Path::root("spec"), &pod["spec"]);
+    let (path, spec) = (Path::root("spec"), &pod["spec"]);
     match old {
         Some(old) => {
-            mirror_annotation(causes, pod, old);
-            immutable::pod(causes, &pod["spec"], &old["spec"]);
+            of_pod(causes, pod);
+            pod_annotations::update(causes, pod, old);
+            immutable::pod(causes, spec, &old["spec"]);
         }
-        None if items(&pod["spec"]["ephemeralContainers"]).next().is_some() => {
-            let path = Path::root("spec").field("ephemeralContainers");
-            causes.forbidden(&path, "cannot be set on create");
+        None => {
+            let annotations = &pod["metadata"]["annotations"];
+            let here = Path::root("metadata").field("annotations");
+            pod_annotations::specific(causes, &here, annotations, spec);
+            of_pod(causes, pod);
+            if items(&spec["ephemeralContainers"]).next().is_some() {
+                causes.forbidden(&path.field("ephemeralContainers"), "cannot be set on create");
+            }
+            if !text(&spec["nodeName"]).is_empty() && items(&spec["schedulingGates"]).next().is_some() {
+                let detail = "cannot be set until all schedulingGates have been cleared";
+                causes.forbidden(&path.field("nodeName"), detail);
+            }
+            pod_annotations::agree(causes, &path, annotations, spec);
         }
-        None => {}
     }
 }
 
-/// Refuses a change of the annotation of mirror pods: admission has other rules for a new pod with it. Source:
-/// `ValidatePodSpecificAnnotationUpdates` of `pkg/apis/core/validation`.
-pub(super) fn mirror_annotation(causes: &mut Causes, new: &Value, old: &Value) {
-    let name = resize::MIRROR;
-    let (after, before) = (&new["metadata"]["annotations"][name], &old["metadata"]["annotations"][name]);
-    if after != before {
-        let detail = match before.is_null() {
-            true => "may not add mirror pod annotation",
-            false => "may not remove or update mirror pod annotation",
-        };
-        causes.forbidden(&Path::root("metadata").field("annotations").key(name), detail);
+/// Checks a pod template.
+pub(super) fn template(causes: &mut Causes, path: &Path, template: &Value) {
+    let (metadata, spec, here) = (&template["metadata"], &template["spec"], path.field("spec"));
+    meta::labels(causes, &path.field("labels"), &metadata["labels"]);
+    meta::annotations(causes, &path.field("annotations"), &metadata["annotations"]);
+    pod_annotations::specific(causes, &path.field("annotations"), &metadata["annotations"], spec);
+    self::spec(causes, &here, spec);
+    pod_annotations::agree(causes, &here, &metadata["annotations"], spec);
+    if items(&spec["ephemeralContainers"]).next().is_some() {
+        let detail = "ephemeral containers not allowed in pod template";
+        causes.forbidden(&here.field("ephemeralContainers"), detail);
     }
+}
+
+/// Checks the spec of a pod, also with the rules that pod templates do not have.
+pub(super) fn of_pod(causes: &mut Causes, pod: &Value) {
+    let (path, spec) = (Path::root("spec"), &pod["spec"]);
+    self::spec(causes, &path, spec);
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        for (index, container) in items(&spec[list]) {
+            let image = text(&container["image"]);
+            if image.trim() != image {
+                let detail = "must not have leading or trailing whitespace";
+                causes.invalid(&path.field(list).index(index).field("image"), &image.into(), detail);
+            }
+        }
+    }
+    let is_mirror = pod["metadata"]["annotations"].get(resize::MIRROR).is_some();
+    for _ in items(&spec["resourceClaims"]).filter(|_| is_mirror) {
+        causes.forbidden(&Path::whole(), "static pods do not support resource claims");
+    }
+    volume::of_pod(causes, &path.field("volumes"), spec, text(&pod["metadata"]["name"]));
 }
 
 /// Checks changed ephemeral containers: they must be valid, and none may be removed or changed.
 pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
-    spec(causes, &Path::root("spec"), &new["spec"]);
+    if old["metadata"]["annotations"].get(resize::MIRROR).is_some() {
+        return causes.forbidden(&Path::whole(), "static pods do not support ephemeral containers");
+    }
+    of_pod(causes, new);
+    pod_annotations::update(causes, new, old);
     let path = Path::root("spec").field("ephemeralContainers");
     let mut after: HashMap<&Value, &Value> = HashMap::new();
     for (_, container) in items(&new["spec"]["ephemeralContainers"]) {
@@ -67,7 +105,9 @@ pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
 /// Checks the spec of a pod or a pod template.
 pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let volumes = volume::volumes(causes, &path.field("volumes"), &spec["volumes"]);
+    claims::all(causes, path, spec);
     container::all(causes, path, spec, &volumes);
+    probe::sleeps(causes, path, spec);
     resources::pod(causes, path, spec);
     resize::policies(causes, path, spec);
     causes.one_of(&path.field("restartPolicy"), &spec["restartPolicy"], RESTART_POLICIES);
@@ -75,9 +115,15 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let deadline = &spec["activeDeadlineSeconds"];
     causes.in_range(&path.field("activeDeadlineSeconds"), deadline, 1..=i64::from(i32::MAX));
     names(causes, path, spec);
+    if !spec["preemptionPolicy"].is_null() {
+        let policies = &["PreemptLowerPriority", "Never"];
+        causes.one_of(&path.field("preemptionPolicy"), &spec["preemptionPolicy"], policies);
+    }
+    resources::overhead(causes, &path.field("overhead"), &spec["overhead"]);
     hostname_override(causes, path, spec);
     security::pod(causes, &path.field("securityContext"), &spec["securityContext"]);
     security::namespaces(causes, path, spec);
+    windows::spec(causes, path, spec);
     scheduling::spec(causes, path, spec);
     host_network(causes, path, spec);
     env::file_volumes(causes, path, spec);
@@ -139,13 +185,12 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
     causes.one_of(&path.field("dnsPolicy"), &spec["dnsPolicy"], DNS_POLICIES);
     let (here, config) = (path.field("dnsConfig"), &spec["dnsConfig"]);
     let servers = items(&config["nameservers"]).count();
-    if spec["dnsPolicy"] == "None" {
-        if config.is_null() {
-            causes.required(&here, "must provide `dnsConfig` when `dnsPolicy` is None");
-        } else if servers == 0 {
-            let detail = "must provide at least one DNS nameserver when `dnsPolicy` is None";
-            causes.required(&here.field("nameservers"), detail);
-        }
+    if spec["dnsPolicy"] == "None" && config.is_null() {
+        return causes.required(&here, "must provide `dnsConfig` when `dnsPolicy` is None");
+    }
+    if spec["dnsPolicy"] == "None" && servers == 0 {
+        let detail = "must provide at least one DNS nameserver when `dnsPolicy` is None";
+        return causes.required(&here.field("nameservers"), detail);
     }
     if servers > 3 {
         causes.invalid(
@@ -157,37 +202,67 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
     for (index, server) in items(&config["nameservers"]) {
         causes.format(&here.field("nameservers").index(index), text(server), format::ip(text(server)));
     }
-    for (index, search) in items(&config["searches"]) {
-        // A dot alone is the root of all names; underscores are allowed.
-        let name = text(search);
-        if name != "." {
-            let name = name.strip_suffix('.').unwrap_or(name);
-            causes.format(&here.field("searches").index(index), name, format::search_domain(name));
-        }
-    }
+    searches(causes, &here.field("searches"), &config["searches"]);
     for (index, option) in items(&config["options"]) {
         if text(&option["name"]).is_empty() {
-            causes.required(&here.field("options").index(index), "");
+            causes.required(&here.field("options").index(index), "must not be empty");
         }
     }
 }
 
-/// Checks host ports: with hostNetwork they equal the container ports, and no two containers may have the same one.
+/// Checks the search domains of a pod. The C library has their limits.
+fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
+    let count = items(searches).count();
+    if count > MAX_SEARCHES {
+        let detail = format!("must not have more than {MAX_SEARCHES} search paths");
+        causes.invalid(path, searches, &detail);
+    }
+    // There is a space between two domains.
+    let length: usize = items(searches).map(|(_, search)| text(search).len() + 1).sum();
+    if length.saturating_sub(1) > MAX_SEARCH_LIST {
+        let detail = format!(
+            "must not have more than {MAX_SEARCH_LIST} characters (including spaces) in the search list"
+        );
+        causes.invalid(path, searches, &detail);
+    }
+    for (index, search) in items(searches) {
+        // A dot alone is the root of all names; underscores are allowed.
+        let name = text(search);
+        if name != "." {
+            let name = name.strip_suffix('.').unwrap_or(name);
+            causes.format(&path.index(index), name, format::search_domain(name));
+        }
+    }
+}
+
+/// Checks host ports: with hostNetwork they equal the container ports, and no two containers may have the same one. Init
+/// containers run one after another, so each of them is checked alone.
 fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
-    let shared = spec["hostNetwork"] == true;
     let mut taken = HashSet::new();
     for (index, container) in items(&spec["containers"]) {
-        for (at, port) in items(&container["ports"]) {
-            let here = path.field("containers").index(index).field("ports").index(at);
-            let host_port = port["hostPort"].as_i64().unwrap_or(0);
-            if shared && host_port != 0 && port["hostPort"] != port["containerPort"] {
-                let detail = "must match `hostPort` when `hostNetwork` is true";
-                causes.invalid(&here.field("containerPort"), &port["containerPort"], detail);
+        let here = path.field("containers").index(index).field("ports");
+        host_ports(causes, &here, container, &mut taken);
+        for (at, port) in items(&container["ports"]).filter(|_| spec["hostNetwork"] == true) {
+            let number = port["hostPort"].as_i64().unwrap_or(0);
+            if number != 0 && port["hostPort"] != port["containerPort"] {
+                let detail = "must match `containerPort` when `hostNetwork` is true";
+                causes.invalid(&here.index(at).field("hostPort"), &port["hostPort"], detail);
             }
-            let id = format!("{}/{}/{host_port}", text(&port["protocol"]), text(&port["hostIP"]));
-            if host_port != 0 && !taken.insert(id.clone()) {
-                causes.duplicate(&here.field("hostPort"), &id.into());
-            }
+        }
+    }
+    for (_, container) in items(&spec["initContainers"]) {
+        // Upstream reports the first container.
+        let here = path.field("initContainers").index(0).field("ports");
+        host_ports(causes, &here, container, &mut HashSet::new());
+    }
+}
+
+fn host_ports(causes: &mut Causes, path: &Path, container: &Value, taken: &mut HashSet<String>) {
+    for (at, port) in items(&container["ports"]) {
+        let number = port["hostPort"].as_i64().unwrap_or(0);
+        let id = format!("{}/{}/{number}", text(&port["protocol"]), text(&port["hostIP"]));
+        if number != 0 && !taken.insert(id.clone()) {
+            causes.duplicate(&path.index(at).field("hostPort"), &id.into());
         }
     }
 }

@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, pod, text};
+use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
-/// Lists of containers that may not start again after their end, unless the restart policy of the pod allows it.
+/// Lists of containers that may not start again after their end, unless their restart rules or policies allow it.
 const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
 
 /// Checks a new status.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
-    pod::mirror_annotation(causes, new, old);
+    pod_annotations::update(causes, new, old);
     let (path, status, before) = (Path::root("status"), &new["status"], &old["status"]);
     let nominated = text(&status["nominatedNodeName"]);
     if !nominated.is_empty() && status["nominatedNodeName"] != before["nominatedNodeName"] {
@@ -21,7 +21,10 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
             causes.forbidden(&here, "may not be set on pods that are already bound to a node");
         }
     }
-    causes.not_negative(&path.field("observedGeneration"), &status["observedGeneration"]);
+    let generation = &status["observedGeneration"];
+    if generation.as_i64().is_some_and(|generation| generation < 0) {
+        causes.invalid(&path.field("observedGeneration"), generation, "must be a non-negative integer");
+    }
     let class = &status["qosClass"];
     // Pods of earlier versions may have none yet.
     if !text(&before["qosClass"]).is_empty() && class != &before["qosClass"] {
@@ -30,6 +33,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     for list in ENDED {
         restarts(causes, &path.field(list), (&status[list], &before[list]), &old["spec"], list);
     }
+    container_status::all(causes, &path, new);
     addresses(causes, &path.field("podIPs"), &status["podIPs"], &before["podIPs"]);
     if let Some((_, first)) = items(&status["hostIPs"]).next()
         && text(&first["ip"]) != text(&status["hostIP"])
@@ -40,18 +44,18 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of containers that may not start again.
+/// Refuses the restart of containers that may not start again. Ephemeral containers never may.
 fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec: &Value, list: &str) {
-    let policy = text(&spec["restartPolicy"]);
-    let mut by_name: HashMap<&Value, &Value> = HashMap::new();
-    for (_, now) in items(new) {
-        by_name.entry(&now["name"]).or_insert(now);
+    let is_main = list == "containerStatuses";
+    if is_main && restart::may_restart_all(spec) {
+        return;
     }
+    let (statuses, containers) = (by_name(new), by_name(&spec["containers"]));
     for (index, before) in items(old) {
         let Some(code) = before["state"]["terminated"]["exitCode"].as_i64() else { continue };
-        let may_start =
-            list == "containerStatuses" && (policy == "Always" || (policy == "OnFailure" && code != 0));
-        let now = by_name.get(&before["name"]);
+        let container = containers.get(&before["name"]).filter(|_| is_main);
+        let may_start = container.is_some_and(|container| restart::restarts_after(spec, container, code));
+        let now = statuses.get(&before["name"]);
         if !may_start && now.is_some_and(|now| now["state"]["terminated"].is_null()) {
             causes.forbidden(
                 &path.index(index).field("state"),
@@ -59,6 +63,15 @@ fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec
             );
         }
     }
+}
+
+/// The elements of a list by their names. The first one of a name counts.
+fn by_name(list: &Value) -> HashMap<&Value, &Value> {
+    let mut elements = HashMap::new();
+    for (_, element) in items(list) {
+        elements.entry(&element["name"]).or_insert(element);
+    }
+    elements
 }
 
 /// Checks the addresses of a pod or of its node. Invalid ones of the old status may stay.
@@ -85,7 +98,8 @@ mod tests {
 
     fn fields(old: Value, new: Value, policy: &str) -> Vec<String> {
         let mut causes = Causes::default();
-        let pod = |status: Value| json!({"spec": {"restartPolicy": policy}, "status": status});
+        let spec = json!({"restartPolicy": policy, "containers": [{"name": "c"}]});
+        let pod = |status: Value| json!({"spec": spec, "status": status});
         update(&mut causes, &pod(new), &pod(old));
         causes.into_list().into_iter().map(|cause| cause.field).collect()
     }
@@ -104,7 +118,8 @@ mod tests {
 
     #[test]
     fn the_annotation_of_mirror_pods_stays() {
-        let pod = |annotations: Value| json!({"metadata": {"annotations": annotations}});
+        let pod =
+            |annotations: Value| json!({"metadata": {"annotations": annotations}, "spec": {"nodeName": "n"}});
         let (plain, mirror) = (pod(json!({"a": "b"})), pod(json!({"kubernetes.io/config.mirror": "x"})));
         for (old, new, is_refused) in
             [(&plain, &mirror, true), (&mirror, &plain, true), (&mirror, &mirror, false)]
@@ -127,6 +142,29 @@ mod tests {
         {
             let expect: &[&str] = if is_refused { &["status.containerStatuses[0].state"] } else { &[] };
             assert_eq!(fields(ended(code), running(), policy), expect, "{policy} {code}");
+        }
+    }
+
+    #[test]
+    fn restart_rules_let_ended_containers_start_again() {
+        let status = |list: &str, state: Value| json!({list: [{"name": "c", "state": state}]});
+        let refused = |list: &str, action: &str, code: i64| {
+            let rule = json!({"action": action, "exitCodes": {"operator": "In", "values": [42]}});
+            let rules = json!([{"name": "c", "restartPolicy": "Never", "restartPolicyRules": [rule]}]);
+            let spec = json!({"restartPolicy": "Never", "containers": rules});
+            let pod = |state: Value| json!({"spec": spec, "status": status(list, state)});
+            let mut causes = Causes::default();
+            let ended = pod(json!({"terminated": {"exitCode": code}}));
+            update(&mut causes, &pod(json!({"waiting": {}})), &ended);
+            !causes.is_empty()
+        };
+        for (list, action, code, is_refused) in [
+            ("containerStatuses", "Restart", 42, false),
+            ("containerStatuses", "Restart", 1, true),
+            ("containerStatuses", "RestartAllContainers", 1, false),
+            ("ephemeralContainerStatuses", "RestartAllContainers", 42, true),
+        ] {
+            assert_eq!(refused(list, action, code), is_refused, "{list} {action} {code}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Limit ranges, priority classes, runtime classes.
 
+use std::collections::{BTreeSet, HashSet};
+
 use serde_json::Value;
 
 use super::{Causes, Path, entries, format, items, meta, resources, scheduling, text};
@@ -22,13 +24,13 @@ pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Va
         }
         return;
     }
-    let known = SYSTEM_CLASSES.iter().find(|(known, _)| *known == name);
     if name.starts_with("system-") {
-        let is_default = class["globalDefault"] == true;
-        if known.is_none_or(|(_, priority)| *priority != value) || is_default {
+        if let Some(problem) = system_class(class, name, value) {
             let path = Path::root("metadata").field("name");
-            let detail = "priority class names with 'system-' prefix are reserved for system use only";
-            causes.forbidden(&path, detail);
+            let detail = format!(
+                "priority class names with 'system-' prefix are reserved for system use only. error: {problem}"
+            );
+            causes.forbidden(&path, &detail);
         }
     } else if value > HIGHEST_USER_PRIORITY {
         let detail = format!("maximum allowed value of a user defined priority is {HIGHEST_USER_PRIORITY}");
@@ -36,6 +38,20 @@ pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Va
     }
     let policies = &["PreemptLowerPriority", "Never"];
     causes.one_of(&Path::root("preemptionPolicy"), &class["preemptionPolicy"], policies);
+}
+
+/// Why a class is not one of the system. Source: `IsKnownSystemPriorityClass`.
+fn system_class(class: &Value, name: &str, value: i64) -> Option<String> {
+    match SYSTEM_CLASSES.iter().find(|(known, _)| *known == name) {
+        None => Some(format!("{name} is not a known system priority class")),
+        Some((_, priority)) if *priority != value => {
+            Some(format!("value of {name} PriorityClass must be {priority}"))
+        }
+        Some(_) if class["globalDefault"] == true => {
+            Some(format!("globalDefault of {name} PriorityClass must be false"))
+        }
+        Some(_) => None,
+    }
 }
 
 pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Value>) {
@@ -48,33 +64,27 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
     if old.is_some_and(|old| old["handler"] != class["handler"]) {
         causes.invalid(&path, &class["handler"], "field is immutable");
     }
-    if class["overhead"].is_object() {
-        let limits = serde_json::json!({"limits": class["overhead"]["podFixed"]});
-        resources::container(causes, &Path::root("overhead"), &limits);
-    }
+    resources::overhead(causes, &Path::root("overhead"), &class["overhead"]["podFixed"]);
     let path = Path::root("scheduling");
     meta::labels(causes, &path.field("nodeSelector"), &class["scheduling"]["nodeSelector"]);
     scheduling::tolerations(causes, &path.field("tolerations"), &class["scheduling"]["tolerations"]);
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for (index, toleration) in items(&class["scheduling"]["tolerations"]) {
-        let key = ["key", "operator", "value", "effect"].map(|field| &toleration[field]);
-        if seen.contains(&key) {
+        if !seen.insert(["key", "operator", "value", "effect"].map(|field| text(&toleration[field]))) {
             causes.duplicate(&path.field("tolerations").index(index), toleration);
         }
-        seen.push(key);
     }
 }
 
 pub(crate) fn limit_range(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
-    let mut types = Vec::new();
+    let mut types = HashSet::new();
     for (index, limit) in items(&object["spec"]["limits"]) {
         let path = Path::root("spec").field("limits").index(index);
         let kind = text(&limit["type"]);
         limit_type(causes, &path.field("type"), &limit["type"]);
-        if types.contains(&kind) {
+        if !types.insert(kind) {
             causes.duplicate(&path.field("type"), &limit["type"]);
         }
-        types.push(kind);
         limit_item(causes, &path, limit);
     }
 }
@@ -94,7 +104,7 @@ fn limit_type(causes: &mut Causes, path: &Path, value: &Value) {
 fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
     let lists = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
     let kind = text(&limit["type"]);
-    let mut names: Vec<&String> = Vec::new();
+    let mut names: BTreeSet<&str> = BTreeSet::new();
     for list in lists {
         let is_default = matches!(list, "default" | "defaultRequest");
         if kind == "Pod" && is_default {
@@ -110,9 +120,7 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
             } else {
                 resources::standard_name(causes, &here, name);
             }
-            if !names.contains(&name) {
-                names.push(name);
-            }
+            names.insert(name);
         }
     }
     let has_storage = |list: &str| !limit[list]["storage"].is_null();
@@ -132,9 +140,10 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
 fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
     let rules = [
-        ("min", "max", "min", "min value {low} is greater than max value {high}"),
+        ("min", "max", "min", "min", "min value {low} is greater than max value {high}"),
         (
             "min",
+            "defaultRequest",
             "defaultRequest",
             "defaultRequest",
             "min value {low} is greater than default request value {high}",
@@ -143,22 +152,25 @@ fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
             "defaultRequest",
             "max",
             "defaultRequest",
+            "defaultRequest",
             "default request value {low} is greater than max value {high}",
         ),
         (
             "defaultRequest",
             "default",
             "defaultRequest",
+            "defaultRequest",
             "default request value {low} is greater than default limit value {high}",
         ),
-        ("min", "default", "default", "min value {low} is greater than default value {high}"),
-        ("default", "max", "default", "default value {low} is greater than max value {high}"),
+        ("min", "default", "default", "min", "min value {low} is greater than default value {high}"),
+        ("default", "max", "default", "max", "default value {low} is greater than max value {high}"),
     ];
-    for (low, high, at, detail) in rules {
+    // The path of the error, and the amount that it shows.
+    for (low, high, at, shown, detail) in rules {
         let (Some(small), Some(large)) = (amount(low), amount(high)) else { continue };
         if small > large {
             let detail = detail.replace("{low}", &small.to_string()).replace("{high}", &large.to_string());
-            causes.invalid(&path.field(at).key(name), &limit[at][name], &detail);
+            causes.invalid(&path.field(at).key(name), &limit[shown][name], &detail);
         }
     }
     let Some(ratio) = amount("maxLimitRequestRatio") else { return };

@@ -33,6 +33,26 @@ pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
     }
 }
 
+/// Checks that hooks sleep at most for the grace period of the pod.
+pub(super) fn sleeps(causes: &mut Causes, path: &Path, spec: &Value) {
+    let Some(grace) = spec["terminationGracePeriodSeconds"].as_i64() else { return };
+    for list in ["containers", "initContainers"] {
+        for (index, container) in items(&spec[list]) {
+            for hook in ["postStart", "preStop"] {
+                let handler = &container["lifecycle"][hook];
+                let others = ["exec", "httpGet", "tcpSocket"].iter().any(|kind| !handler[*kind].is_null());
+                let seconds = handler["sleep"]["seconds"].as_i64().unwrap_or(0);
+                if !handler["sleep"].is_null() && !others && !(0..=grace).contains(&seconds) {
+                    let here = path.field(list).index(index).field("lifecycle").field(hook).field("sleep");
+                    let detail =
+                        format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
+                    causes.invalid(&here, &seconds.into(), &detail);
+                }
+            }
+        }
+    }
+}
+
 fn probe(causes: &mut Causes, path: &Path, probe: &Value) {
     handler(causes, path, probe, &["exec", "httpGet", "tcpSocket", "grpc"]);
     for name in
@@ -64,7 +84,6 @@ fn handler(causes: &mut Causes, path: &Path, handler: &Value, kinds: &[&str]) {
             "httpGet" => http(causes, &here, action),
             "tcpSocket" => port(causes, &here.field("port"), &action["port"]),
             "grpc" => causes.in_range(&here.field("port"), &action["port"], 1..=65_535),
-            "sleep" => causes.not_negative(&here.field("seconds"), &action["seconds"]),
             _ => {}
         }
     }
@@ -81,8 +100,7 @@ fn http(causes: &mut Causes, path: &Path, action: &Value) {
     causes.one_of(&path.field("scheme"), &action["scheme"], &["HTTP", "HTTPS"]);
     for (_, header) in items(&action["httpHeaders"]) {
         let name = text(&header["name"]);
-        let good = !name.is_empty()
-            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         if !good {
             let detail = "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name', regex used for validation is '[-A-Za-z0-9]+')";
             causes.invalid(&path.field("httpHeaders"), &name.into(), detail);

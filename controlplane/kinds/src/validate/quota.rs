@@ -1,5 +1,7 @@
 //! Resource quotas. Source: `ValidateResourceQuota` in `pkg/apis/core/validation/validation.go`.
 
+use std::collections::BTreeSet;
+
 use coracle_values::Quantity;
 use serde_json::Value;
 
@@ -52,7 +54,8 @@ pub(crate) fn resource_quota(causes: &mut Causes, object: &Value, old: Option<&V
     amounts(causes, &path.field("hard"), &spec["hard"]);
     let scopes: Vec<&str> = items(&spec["scopes"]).map(|(_, scope)| text(scope)).collect();
     let here = path.field("scopes");
-    for scope in &scopes {
+    // Each scope is compared with all amounts, so repeated ones are skipped.
+    for scope in BTreeSet::from_iter(scopes.iter().copied()) {
         self::scope(causes, [(&here, &spec["scopes"]); 2], scope, &spec["hard"]);
     }
     conflicts(causes, &here, &scopes, &spec["scopes"]);
@@ -91,15 +94,19 @@ fn amounts(causes: &mut Causes, path: &Path, list: &Value) {
             }
             causes.invalid(&here, &value, "must be a standard resource for quota");
         }
-        let Some(quantity) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else {
-            continue;
-        };
-        if quantity.signum() < 0 {
-            causes.invalid(&here, amount, "must be greater than or equal to 0");
-        }
-        if (COUNTS.contains(&name.as_str()) || is_extended(name)) && !quantity.is_integer() {
-            causes.invalid(&here, amount, "must be an integer");
-        }
+        self::amount(causes, &here, name, amount);
+    }
+}
+
+/// Checks that an amount is not negative, and whole for things that are counted. Source:
+/// `ValidateResourceQuantityValue`.
+pub(super) fn amount(causes: &mut Causes, path: &Path, name: &str, amount: &Value) {
+    let Some(quantity) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else { return };
+    if quantity.signum() < 0 {
+        causes.invalid(path, amount, "must be greater than or equal to 0");
+    }
+    if (COUNTS.contains(&name) || is_extended(name)) && !quantity.is_integer() {
+        causes.invalid(path, amount, "must be an integer");
     }
 }
 
@@ -138,11 +145,14 @@ fn conflicts(causes: &mut Causes, path: &Path, scopes: &[&str], value: &Value) {
 
 fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
     let list = &spec["scopeSelector"]["matchExpressions"];
+    let mut seen = BTreeSet::new();
     for (_, requirement) in items(list) {
         let (name, operator) = (text(&requirement["scopeName"]), &requirement["operator"]);
         let here = path.field("scopeName");
         let at = [(&here, &requirement["scopeName"]), (path, &spec["scopeSelector"])];
-        scope(causes, at, name, &spec["hard"]);
+        if seen.insert(name) {
+            scope(causes, at, name, &spec["hard"]);
+        }
         let has_values = matches!(name, "PriorityClass" | "VolumeAttributesClass");
         if !has_values && SCOPES.iter().any(|(known, _)| *known == name) && operator != "Exists" {
             causes.invalid(&path.field("operator"), operator, MUST_EXIST);
@@ -173,6 +183,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_repeated_scope_is_compared_once() {
+        let spec = json!({"hard": {"services": "1"}, "scopes": vec!["BestEffort"; 50_000]});
+        let mut causes = Causes::default();
+        resource_quota(&mut causes, &json!({"spec": spec}), None);
+        assert_eq!(causes.count(), 1);
+    }
 
     #[test]
     fn names_scopes_and_amounts_are_checked() {

@@ -17,7 +17,7 @@ const RESOURCES: &str = "resources";
 
 /// Checks the change from the old pod to the new one.
 pub(super) fn pod(causes: &mut Causes, new: &Value, old: &Value) {
-    let (whole, spec) = (Path::root("<nil>"), Path::root("spec"));
+    let (whole, spec) = (Path::whole(), Path::root("spec"));
     if old["metadata"]["annotations"].get(MIRROR).is_some() {
         return causes.forbidden(&whole, "static pods cannot be resized");
     }
@@ -254,7 +254,7 @@ mod tests {
         old["status"]["containerStatuses"] = json!([{"state": {"running": {}}}]);
         assert_eq!(problems(&old, &new), ["spec: Forbidden: Pod running on node without support for resize"]);
         old["metadata"]["annotations"] = json!({MIRROR: "x"});
-        assert_eq!(problems(&old, &new), ["<nil>: Forbidden: static pods cannot be resized"]);
+        assert_eq!(problems(&old, &new), ["[]: Forbidden: static pods cannot be resized"]);
     }
 
     #[test]

@@ -11,6 +11,13 @@ pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {
     requirements(causes, path, resources, resource_name);
 }
 
+/// Checks the overhead of a pod or of a runtime class: amounts like the limits of a container.
+pub(super) fn overhead(causes: &mut Causes, path: &Path, amounts: &Value) {
+    if !amounts.is_null() {
+        container(causes, path, &serde_json::json!({"limits": amounts}));
+    }
+}
+
 /// Checks pod-level resources. Source: `validatePodResources`.
 pub(super) fn pod(causes: &mut Causes, path: &Path, spec: &Value) {
     let (path, resources) = (path.field("resources"), &spec["resources"]);

@@ -1,10 +1,10 @@
 //! Scheduling fields: tolerations, node selectors, affinity, topology spread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, meta, pod_group, selector, text};
+use super::{Causes, Path, entries, format, items, meta, pod_group, selector, text};
 
 /// Checks the scheduling fields of a spec.
 pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
@@ -16,9 +16,13 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     }
     spreading(causes, &path.field("topologySpreadConstraints"), &spec["topologySpreadConstraints"]);
     pod_group::of_pod(causes, &path.field("schedulingGroup"), &spec["schedulingGroup"]);
+    let mut gates = HashSet::new();
     for (index, gate) in items(&spec["schedulingGates"]) {
-        let name = text(&gate["name"]);
-        causes.format(&path.field("schedulingGates").index(index), name, format::qualified_name(name));
+        let (here, name) = (path.field("schedulingGates").index(index), text(&gate["name"]));
+        causes.format(&here, name, format::qualified_name(name));
+        if !gates.insert(name) {
+            causes.duplicate(&here, &name.into());
+        }
     }
 }
 
@@ -48,13 +52,15 @@ pub(super) fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value)
             // Upstream reports the value at the operator.
             "" | "Equal" => causes.format(&here.field("operator"), value, format::label_value(value)),
             "Exists" if !value.is_empty() => {
-                causes.invalid(
-                    &here.field("operator"),
-                    toleration,
-                    "value must be empty when `operator` is 'Exists'",
-                );
+                let detail = "value must be empty when `operator` is 'Exists'";
+                causes.invalid(&here.field("operator"), &value.into(), detail);
             }
             "Exists" => {}
+            // The gate `TaintTolerationComparisonOperators` is off.
+            "Lt" | "Gt" => {
+                let known = &["Equal", "Exists", "Lt", "Gt"];
+                causes.unsupported(&here.field("operator"), &operator.into(), known);
+            }
             _ => causes.unsupported(&here.field("operator"), &operator.into(), &["Equal", "Exists"]),
         }
         if !text(&toleration["effect"]).is_empty() {
@@ -172,11 +178,48 @@ fn pod_term(causes: &mut Causes, path: &Path, term: &Value) {
     for (_, name) in items(&term["namespaces"]) {
         causes.format(&path.field("namespace"), text(name), format::dns1123_label(text(name)));
     }
+    label_keys(causes, path, term);
     let key = text(&term["topologyKey"]);
     if key.is_empty() {
         causes.required(&path.field("topologyKey"), "can not be empty");
     }
     causes.format(&path.field("topologyKey"), key, format::qualified_name(key));
+}
+
+/// Checks the keys of labels whose values a term takes from its own pod. The selector of a new pod has a requirement for
+/// each of them already. Source: `ValidateMatchLabelKeysAndMismatchLabelKeys`.
+fn label_keys(causes: &mut Causes, path: &Path, term: &Value) {
+    let selector = &term["labelSelector"];
+    for field in ["matchLabelKeys", "mismatchLabelKeys"] {
+        let here = path.field(field);
+        if selector.is_null() && items(&term[field]).next().is_some() {
+            causes.forbidden(&here, "must not be specified when labelSelector is not set");
+            continue;
+        }
+        for (index, key) in items(&term[field]) {
+            causes.format(&here.index(index), text(key), format::qualified_name(text(key)));
+        }
+    }
+    let same: HashMap<&str, usize> =
+        items(&term["matchLabelKeys"]).map(|(index, key)| (text(key), index)).collect();
+    let mut selected: HashSet<&str> =
+        entries(&selector["matchLabels"]).map(|(key, _)| key.as_str()).collect();
+    for (_, expression) in items(&selector["matchExpressions"]) {
+        let key = text(&expression["key"]);
+        let is_new = selected.insert(key);
+        if let Some(index) = same.get(key).filter(|_| !is_new) {
+            // Upstream leaves out the name of the field.
+            let detail = "exists in both matchLabelKeys and labelSelector";
+            causes.invalid(&path.index(*index), &key.into(), detail);
+        }
+    }
+    let others: HashSet<&str> = items(&term["mismatchLabelKeys"]).map(|(_, key)| text(key)).collect();
+    for (index, key) in items(&term["matchLabelKeys"]) {
+        if others.contains(text(key)) {
+            let detail = "exists in both matchLabelKeys and mismatchLabelKeys";
+            causes.invalid(&path.field("matchLabelKeys").index(index), key, detail);
+        }
+    }
 }
 
 /// The fields of a topology spread constraint that two constraints of a pod may not share.
@@ -196,24 +239,98 @@ fn spreading(causes: &mut Causes, path: &Path, constraints: &Value) {
         if key.is_empty() {
             causes.required(&here.field("topologyKey"), "can not be empty");
         }
+        let way = text(&constraint["whenUnsatisfiable"]);
+        if !matches!(way, "DoNotSchedule" | "ScheduleAnyway") {
+            let ways = &["DoNotSchedule", "ScheduleAnyway"];
+            causes.unsupported(&here.field("whenUnsatisfiable"), &way.into(), ways);
+        }
+        if last.get(&spread_id(constraint)).is_some_and(|last| *last > index) {
+            let id = format!("{{{key}, {way}}}");
+            causes.duplicate(&here.field("{topologyKey, whenUnsatisfiable}"), &id.into());
+        }
         let domains = &constraint["minDomains"];
         if domains.as_i64().is_some_and(|domains| domains <= 0) {
             causes.invalid(&here.field("minDomains"), domains, "must be greater than zero");
         }
-        if !domains.is_null() && constraint["whenUnsatisfiable"] != "DoNotSchedule" {
-            let way = text(&constraint["whenUnsatisfiable"]);
+        if !domains.is_null() && way != "DoNotSchedule" {
             let detail = format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {way}");
             causes.invalid(&here.field("minDomains"), domains, &detail);
         }
-        if last.get(&spread_id(constraint)).is_some_and(|last| *last > index) {
-            let id = format!("{{{key}, {}}}", text(&constraint["whenUnsatisfiable"]));
-            causes.duplicate(&here.field("{topologyKey, whenUnsatisfiable}"), &id.into());
+        for field in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
+            causes.optional_word(&here.field(field), &constraint[field], &["Honor", "Ignore"]);
         }
-        let ways = &["DoNotSchedule", "ScheduleAnyway"];
-        match text(&constraint["whenUnsatisfiable"]) {
-            "DoNotSchedule" | "ScheduleAnyway" => {}
-            other => causes.unsupported(&here.field("whenUnsatisfiable"), &other.into(), ways),
-        }
+        label_keys(causes, &here, constraint);
         selector::label_selector(causes, &here.field("labelSelector"), &constraint["labelSelector"]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::found;
+    use super::*;
+
+    fn constraint(more: Value) -> Value {
+        let mut constraint =
+            json!({"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"});
+        constraint.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        constraint
+    }
+
+    #[test]
+    fn keys_of_labels_are_names_that_the_selector_does_not_have() {
+        let of =
+            |more: Value| found(|causes| spreading(causes, &Path::root("c"), &json!([constraint(more)])));
+        let expression = json!({"key": "a", "operator": "In", "values": ["1"]});
+        assert!(of(json!({"labelSelector": {}, "matchLabelKeys": ["a"]})).is_empty());
+        // A new pod has the requirement for the key.
+        let merged = json!({"labelSelector": {"matchExpressions": [expression]}, "matchLabelKeys": ["a"]});
+        assert!(of(merged).is_empty());
+        let both = json!({"matchLabels": {"a": "1"}, "matchExpressions": [expression]});
+        assert_eq!(
+            of(json!({"labelSelector": both, "matchLabelKeys": ["b", "a"]})),
+            ["c[0][1]: Invalid value: \"a\": exists in both matchLabelKeys and labelSelector"]
+        );
+        assert_eq!(
+            of(json!({"matchLabelKeys": ["a"]})),
+            ["c[0].matchLabelKeys: Forbidden: must not be specified when labelSelector is not set"]
+        );
+        let wrong = of(json!({"labelSelector": {}, "matchLabelKeys": ["a b"]}));
+        assert!(wrong[0].starts_with("c[0].matchLabelKeys[0]: Invalid value: \"a b\""), "{wrong:?}");
+        let term = json!({"labelSelector": {}, "topologyKey": "zone", "matchLabelKeys": ["a"], "mismatchLabelKeys": ["a"]});
+        assert_eq!(
+            found(|causes| pod_term(causes, &Path::root("t"), &term)),
+            [
+                "t.matchLabelKeys[0]: Invalid value: \"a\": exists in both matchLabelKeys and mismatchLabelKeys"
+            ]
+        );
+    }
+
+    #[test]
+    fn policies_of_constraints_are_words() {
+        let of =
+            |more: Value| found(|causes| spreading(causes, &Path::root("c"), &json!([constraint(more)])));
+        assert!(of(json!({"nodeAffinityPolicy": "Ignore", "nodeTaintsPolicy": "Honor"})).is_empty());
+        let causes = of(json!({"nodeTaintsPolicy": "x"}));
+        assert_eq!(
+            causes,
+            ["c[0].nodeTaintsPolicy: Unsupported value: \"x\": supported values: \"Honor\", \"Ignore\""]
+        );
+    }
+
+    #[test]
+    fn gates_differ_and_tolerations_have_known_operators() {
+        let gates = json!({"schedulingGates": [{"name": "a"}, {"name": "a"}]});
+        let causes = found(|causes| spec(causes, &Path::root("s"), &gates));
+        assert_eq!(causes, ["s.schedulingGates[1]: Duplicate value: \"a\""]);
+        let of =
+            |toleration: Value| found(|causes| tolerations(causes, &Path::root("t"), &json!([toleration])));
+        assert_eq!(
+            of(json!({"key": "a", "operator": "Exists", "value": "b"})),
+            ["t[0].operator: Invalid value: \"b\": value must be empty when `operator` is 'Exists'"]
+        );
+        let causes = of(json!({"key": "a", "operator": "Gt", "value": "1"}));
+        assert!(causes[0].ends_with("supported values: \"Equal\", \"Exists\", \"Lt\", \"Gt\""), "{causes:?}");
     }
 }

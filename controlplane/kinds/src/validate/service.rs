@@ -1,21 +1,21 @@
 //! Services, endpoints, endpoint slices.
 
 mod addresses;
+mod slices;
 
 use std::collections::HashSet;
 
 use serde_json::Value;
 
 pub use self::addresses::service_addresses;
+pub(crate) use self::slices::endpoint_slice;
 use super::value::{items, text};
-use super::{format, meta};
+use super::{format, meta, networking};
 use crate::cause::{Causes, Path};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 /// Maximum time of session affinity in seconds.
 const MAX_AFFINITY_SECONDS: i64 = 86_400;
-/// Maximum zones or nodes in the hints of one endpoint.
-const MAX_HINTS: usize = 8;
 const POLICIES: &[&str] = &["Cluster", "Local"];
 const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
 const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
@@ -23,6 +23,7 @@ const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"
 pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let kind = text(&spec["type"]);
+    topology(causes, &object["metadata"]["annotations"]);
     causes.one_of(&path.field("type"), &spec["type"], TYPES);
     causes.one_of(&path.field("sessionAffinity"), &spec["sessionAffinity"], &["ClientIP", "None"]);
     let headless = spec["clusterIP"] == "None";
@@ -42,8 +43,9 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     meta::labels(causes, &path.field("selector"), &spec["selector"]);
     for (index, ip) in items(&spec["externalIPs"]) {
         let (here, ip) = (path.field("externalIPs").index(index), text(ip));
-        causes.format(&here, ip, format::ip(ip));
-        causes.format(&here, ip, format::endpoint_ip(ip));
+        let problems = format::ip(ip);
+        let problems = if problems.is_empty() { format::endpoint_ip(ip) } else { problems };
+        causes.format(&here, ip, problems);
     }
     source_ranges(causes, &path.field("LoadBalancerSourceRanges"), object, old);
     let seconds = &spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"];
@@ -62,6 +64,41 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     health_check_port(causes, &path.field("healthCheckNodePort"), spec, old.map(|old| &old["spec"]));
     if let Some(old) = old {
         addresses::check_update(causes, spec, &old["spec"]);
+    }
+}
+
+/// Checks that the older and the newer annotation agree.
+fn topology(causes: &mut Causes, annotations: &Value) {
+    const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
+    const MODE: &str = "service.kubernetes.io/topology-mode";
+    if annotations[HINTS].is_string()
+        && annotations[MODE].is_string()
+        && annotations[HINTS] != annotations[MODE]
+    {
+        let path = Path::root("metadata").field("annotations").key(MODE);
+        let detail = format!("must match annotations[{HINTS}] when both are specified");
+        causes.invalid(&path, &annotations[MODE], &detail);
+    }
+}
+
+/// Checks the points of a load balancer, which only services of this type have. Source: `ValidateLoadBalancerStatus`.
+pub(super) fn status(causes: &mut Causes, service: &Value) {
+    let path = Path::root("status").field("loadBalancer").field("ingress");
+    let points = &service["status"]["loadBalancer"]["ingress"];
+    if service["spec"]["type"] != "LoadBalancer" && items(points).next().is_some() {
+        return causes.forbidden(&path, "may only be used when `spec.type` is 'LoadBalancer'");
+    }
+    for (index, point) in items(points) {
+        let here = path.index(index);
+        networking::balancer_point(causes, &here, point);
+        let (mode, has_ip) = (&point["ipMode"], !text(&point["ip"]).is_empty());
+        let here = here.field("ipMode");
+        match (mode.is_null(), has_ip) {
+            (true, true) => causes.required(&here, "must be specified when `ip` is set"),
+            (true, false) => {}
+            (false, false) => causes.forbidden(&here, "may not be specified when `ip` is not set"),
+            (false, true) => causes.optional_word(&here, mode, &["Proxy", "VIP"]),
+        }
     }
 }
 
@@ -142,9 +179,12 @@ fn health_check_port(causes: &mut Causes, path: &Path, spec: &Value, old: Option
     if port(spec) != 0 && !needs(spec) {
         let detail = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
         causes.invalid(path, &spec["healthCheckNodePort"], detail);
+    } else if port(spec) != 0 {
+        // The allocator sets a missing port.
+        causes.in_range(path, &spec["healthCheckNodePort"], 1..=65_535);
     }
     if old.is_some_and(|old| needs(old) && needs(spec) && port(old) != 0 && port(old) != port(spec)) {
-        causes.invalid(path, &spec["healthCheckNodePort"], "field is immutable");
+        causes.forbidden(path, "field is immutable");
     }
 }
 
@@ -170,7 +210,6 @@ fn external_name(causes: &mut Causes, path: &Path, spec: &Value) {
 
 fn ports(causes: &mut Causes, path: &Path, spec: &Value) {
     let many = items(&spec["ports"]).count() > 1;
-    let kind = text(&spec["type"]);
     let (mut names, mut numbers, mut node_ports) = (HashSet::new(), HashSet::new(), HashSet::new());
     for (index, port) in items(&spec["ports"]) {
         let here = path.index(index);
@@ -194,8 +233,8 @@ fn ports(causes: &mut Causes, path: &Path, spec: &Value) {
         if node_port == 0 {
             continue;
         }
-        if matches!(kind, "ClusterIP" | "ExternalName") {
-            causes.forbidden(&here.field("nodePort"), &format!("may not be used when `type` is '{kind}'"));
+        if spec["type"] == "ClusterIP" {
+            causes.forbidden(&here.field("nodePort"), "may not be used when `type` is 'ClusterIP'");
         }
         if !node_ports.insert((node_port, text(&port["protocol"]))) {
             causes.duplicate(&here.field("nodePort"), &port["nodePort"]);
@@ -275,72 +314,5 @@ fn endpoint_address(causes: &mut Causes, path: &Path, address: &Value) {
     }
     if let Some(node) = address["nodeName"].as_str() {
         causes.format(&path.field("nodeName"), node, format::dns1123_subdomain(node));
-    }
-}
-
-/// Checks host name, node and hints of an endpoint.
-fn endpoint(causes: &mut Causes, path: &Path, endpoint: &Value) {
-    if let Some(hostname) = endpoint["hostname"].as_str() {
-        causes.format(&path.field("hostname"), hostname, format::dns1123_label(hostname));
-    }
-    if let Some(node) = endpoint["nodeName"].as_str() {
-        causes.format(&path.field("nodeName"), node, format::dns1123_subdomain(node));
-    }
-    for (list, what) in [
-        ("forZones", format::label_value as fn(&str) -> Vec<String>),
-        ("forNodes", format::dns1123_subdomain),
-    ] {
-        let here = path.field("hints").field(list);
-        let hints = &endpoint["hints"][list];
-        let count = items(hints).count();
-        if count > MAX_HINTS {
-            causes.too_many(&here, count, MAX_HINTS);
-        }
-        let mut seen = HashSet::new();
-        for (index, hint) in items(hints) {
-            let (here, name) = (here.index(index).field("name"), text(&hint["name"]));
-            if !seen.insert(name) {
-                causes.duplicate(&here, &name.into());
-            } else {
-                causes.format(&here, name, what(name));
-            }
-        }
-    }
-}
-
-pub(crate) fn endpoint_slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    causes.one_of(&Path::root("addressType"), &object["addressType"], &["FQDN", "IPv4", "IPv6"]);
-    if old.is_some_and(|old| old["addressType"] != object["addressType"]) {
-        causes.invalid(&Path::root("addressType"), &object["addressType"], "field is immutable");
-    }
-    let fqdn = object["addressType"] == "FQDN";
-    for (index, endpoint) in items(&object["endpoints"]) {
-        let here = Path::root("endpoints").index(index);
-        self::endpoint(causes, &here, endpoint);
-        let here = here.field("addresses");
-        if items(&endpoint["addresses"]).next().is_none() {
-            causes.required(&here, "must contain at least 1 address");
-        }
-        for (at, address) in items(&endpoint["addresses"]) {
-            let address = text(address);
-            let problems = if fqdn { format::dns1123_subdomain(address) } else { format::ip(address) };
-            causes.format(&here.index(at), address, problems);
-            if !fqdn && !is_api_server(object) {
-                causes.format(&here.index(at), address, format::endpoint_ip(address));
-            }
-        }
-    }
-    let mut names = HashSet::new();
-    for (index, port) in items(&object["ports"]) {
-        let here = Path::root("ports").index(index);
-        let name = text(&port["name"]);
-        if !names.insert(name) {
-            causes.duplicate(&here.field("name"), &port["name"]);
-        }
-        if !name.is_empty() {
-            causes.format(&here.field("name"), name, format::dns1123_label(name));
-        }
-        causes.optional_word(&here.field("protocol"), &port["protocol"], PROTOCOLS);
-        app_protocol(causes, &here, port);
     }
 }

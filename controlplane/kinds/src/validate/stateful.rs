@@ -61,7 +61,7 @@ pub(crate) fn stateful_set(causes: &mut Causes, object: &Value, old: Option<&Val
 /// Checks the counts in a status.
 pub(super) fn status(causes: &mut Causes, status: &Value, old: &Value) {
     let path = Path::root("status");
-    super::workload::status(causes, status);
+    super::workload::counts(causes, status, "updatedReplicas", &[], "status.readyReplicas");
     causes.not_negative(&path.field("currentReplicas"), &status["currentReplicas"]);
     let count = |status: &Value, name: &str| status[name].as_i64().unwrap_or(0);
     if count(status, "currentReplicas") > count(status, "replicas") {

@@ -4,92 +4,72 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde_json::Value;
 
-use super::scheduling::node_terms;
 use super::selector::label_selector;
-use super::{Causes, Path, entries, file_path, format, items, text};
+use super::{Causes, Path, entries, format, items, text};
 use coracle_values::Quantity;
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
-const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-/// Fields of a volume's spec that are no volume source.
-const NO_SOURCES: &[&str] = &[
-    "capacity",
-    "accessModes",
-    "claimRef",
-    "persistentVolumeReclaimPolicy",
-    "storageClassName",
-    "mountOptions",
-    "volumeMode",
-    "nodeAffinity",
-    "volumeAttributesClassName",
-];
+pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 const MAX_PARAMETERS: usize = 512;
 /// Maximum size of all parameters of a class, in bytes.
 const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
+/// The annotation that was the storage class of a claim before the field existed.
+const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+/// The states of a resize in the status of a claim.
+const RESIZES: &[&str] = &[
+    "ControllerResizeInProgress",
+    "ControllerResizeInfeasible",
+    "NodeResizeInProgress",
+    "NodeResizeInfeasible",
+    "NodeResizePending",
+];
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
-pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    let (path, spec) = (Path::root("spec"), &object["spec"]);
-    access_modes(causes, &path, spec, "");
-    if entries(&spec["capacity"]).next().is_none() {
-        causes.required(&path.field("capacity"), "");
+/// Checks that the volume mode does not change. Upstream reports it without `spec`.
+pub(super) fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
+    if spec["volumeMode"] != old["volumeMode"] {
+        causes.invalid(&Path::root("volumeMode"), &spec["volumeMode"], "field is immutable");
     }
-    let size = &spec["capacity"]["storage"];
-    if size.is_null() || entries(&spec["capacity"]).count() > 1 {
-        causes.unsupported_map(&path.field("capacity"), &spec["capacity"], "storage");
-    } else {
-        positive(causes, &path.field("capacity").key("storage"), size);
+}
+
+/// Checks the amounts in the status of a claim, and how far its resize is. Source:
+/// `ValidatePersistentVolumeClaimStatusUpdate`.
+pub(super) fn claim_status(causes: &mut Causes, status: &Value) {
+    let path = Path::root("status");
+    for (name, amount) in entries(&status["capacity"]) {
+        basic_amount(causes, &path.field("capacity").key(name), amount);
     }
-    let policy = &spec["persistentVolumeReclaimPolicy"];
-    if !text(policy).is_empty() {
-        causes.one_of(&path.field("persistentVolumeReclaimPolicy"), policy, RECLAIM_POLICIES);
-    }
-    source(causes, &path, spec);
-    class_name(causes, &path, spec);
-    causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
-    if !spec["nodeAffinity"].is_null() {
-        let (here, required) =
-            (path.field("nodeAffinity").field("required"), &spec["nodeAffinity"]["required"]);
-        if required.is_null() {
-            causes.required(&here, "must specify required node constraints");
+    let here = path.field("allocatedResourceStatuses");
+    for (name, word) in entries(&status["allocatedResourceStatuses"]) {
+        claim_resource(causes, &here, name);
+        if !RESIZES.contains(&text(word)) {
+            // As upstream, the message shows the name of the resource.
+            causes.unsupported(&here, &name.as_str().into(), RESIZES);
         }
-        node_terms(causes, &here, required);
     }
-    if let Some(old) = old {
-        let others = |spec: &Value| {
-            spec_without(
-                spec,
-                &[
-                    "capacity",
-                    "accessModes",
-                    "claimRef",
-                    "persistentVolumeReclaimPolicy",
-                    "storageClassName",
-                    "mountOptions",
-                    "nodeAffinity",
-                    "volumeAttributesClassName",
-                    "volumeMode",
-                ],
-            )
-        };
-        if others(spec) != others(&old["spec"]) {
-            let detail = "spec.persistentvolumesource is immutable after creation";
-            causes.forbidden(&path.field("persistentvolumesource"), detail);
-        }
-        check_volume_mode_unchanged(causes, spec, &old["spec"]);
-        let affinity = &old["spec"]["nodeAffinity"];
-        if !affinity.is_null() && *affinity != spec["nodeAffinity"] {
-            let detail = "field is immutable, except for updating from beta label to GA";
-            causes.invalid(&Path::root("nodeAffinity"), &spec["nodeAffinity"], detail);
+    let here = path.field("allocatedResources");
+    for (name, amount) in entries(&status["allocatedResources"]) {
+        if claim_resource(causes, &here, name) {
+            basic_amount(causes, &here.key(name), amount);
         }
     }
 }
 
-/// Checks that the volume mode does not change. Upstream reports it without `spec`.
-fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
-    if spec["volumeMode"] != old["volumeMode"] {
-        causes.invalid(&Path::root("volumeMode"), &spec["volumeMode"], "field is immutable");
+/// Checks the name of a resource of a claim. The only one without another domain is `storage`.
+fn claim_resource(causes: &mut Causes, path: &Path, name: &str) -> bool {
+    let before = causes.count();
+    causes.format(path, name, format::qualified_name(name));
+    let is_native = !name.contains('/') || name.contains("kubernetes.io/");
+    if causes.count() == before && is_native && name != "storage" {
+        causes.unsupported(path, &name.into(), &["storage"]);
+    }
+    causes.count() == before
+}
+
+fn basic_amount(causes: &mut Causes, path: &Path, amount: &Value) {
+    let Some(amount) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else { return };
+    if amount.signum() < 0 {
+        causes.invalid(path, &amount.value().into(), "must be a valid resource quantity");
     }
 }
 
@@ -98,16 +78,14 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     claim_spec(causes, &path, spec);
     let Some(old) = old else { return };
     let before = &old["spec"];
-    let mut free = Vec::new();
-    if text(&before["volumeName"]).is_empty() {
-        // The binder sets the volume; a claim without a class may still get the default one.
-        free.push("volumeName");
+    // Upstream refuses a change of the older form of the class.
+    let beta = |claim: &Value| text(&claim["metadata"]["annotations"][BETA_CLASS]).to_owned();
+    if beta(object) != beta(old) {
+        let here = Path::root("metadata").field("annotations").field(BETA_CLASS);
+        causes.invalid(&here, &beta(object).into(), "field is immutable");
     }
-    if before["storageClassName"].is_null() && !spec["storageClassName"].is_null() {
-        free.push("storageClassName");
-    }
-    if old["status"]["phase"] == "Bound" {
-        free.extend(["resources", "volumeAttributesClassName"]);
+    if kept(spec, old) != kept(before, old) {
+        causes.forbidden(&path, CLAIM_IMMUTABLE);
     }
     let size = |size: &Value| Quantity::parse(text(size)).ok();
     let requested = |spec: &Value| size(&spec["resources"]["requests"]["storage"]);
@@ -119,6 +97,7 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
         let here = path.field("resources").field("requests").field("storage");
         causes.forbidden(&here, "field can not be less than status.capacity");
     }
+    check_volume_mode_unchanged(causes, spec, before);
     if !old["status"]["currentVolumeAttributesClassName"].is_null()
         && before["volumeAttributesClassName"] != spec["volumeAttributesClassName"]
         && text(&spec["volumeAttributesClassName"]).is_empty()
@@ -128,10 +107,29 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
             format!("update to {state} is forbidden when status.currentVolumeAttributesClassName is not nil");
         causes.forbidden(&path.field("volumeAttributesClassName"), &detail);
     }
-    check_volume_mode_unchanged(causes, spec, before);
-    if spec_without(spec, &free) != spec_without(before, &free) {
-        causes.forbidden(&path, CLAIM_IMMUTABLE);
+}
+
+/// The parts of a claim's spec that an update of this claim cannot change.
+fn kept(spec: &Value, old: &Value) -> Value {
+    let mut free = Vec::new();
+    if text(&old["spec"]["volumeName"]).is_empty() {
+        // The binder sets the volume; a claim without a class may still get the default one.
+        free.push("volumeName");
     }
+    if old["spec"]["storageClassName"].is_null() && !spec["storageClassName"].is_null() {
+        free.push("storageClassName");
+    }
+    let is_bound = old["status"]["phase"] == "Bound";
+    if is_bound {
+        free.push("volumeAttributesClassName");
+    }
+    let mut kept = spec_without(spec, &free);
+    // A bound claim may request another size, and nothing else.
+    let requests = kept.pointer_mut("/resources/requests").and_then(Value::as_object_mut);
+    if let Some(requests) = requests.filter(|_| is_bound) {
+        requests.remove("storage");
+    }
+    kept
 }
 
 /// Checks the spec of a claim, also of one in a stateful set.
@@ -149,6 +147,32 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
     for field in ["dataSource", "dataSourceRef"] {
         data_source(causes, &path.field(field), &spec[field]);
+    }
+    let namespace = text(&spec["dataSourceRef"]["namespace"]);
+    if !namespace.is_empty() {
+        let here = path.field("dataSourceRef").field("namespace");
+        causes.format(&here, namespace, format::dns1123_label(namespace));
+    }
+    same_data_source(causes, path, spec);
+    let attributes = text(&spec["volumeAttributesClassName"]);
+    if !attributes.is_empty() {
+        let here = path.field("volumeAttributesClassName");
+        causes.format(&here, attributes, format::dns1123_subdomain(attributes));
+    }
+}
+
+/// Checks that the two fields of the data source name the same object. One in another namespace has one field only.
+fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
+    let (source, reference) = (&spec["dataSource"], &spec["dataSourceRef"]);
+    if source.is_null() || reference.is_null() {
+        return;
+    }
+    let value = path.field("dataSource").to_string().into();
+    let same = |field: &str| source[field] == reference[field];
+    if !text(&reference["namespace"]).is_empty() {
+        causes.invalid(path, &value, "may not be specified when dataSourceRef.namespace is specified");
+    } else if !["apiGroup", "kind", "name"].into_iter().all(same) {
+        causes.invalid(path, &value, "must match dataSourceRef");
     }
 }
 
@@ -217,18 +241,15 @@ pub(super) fn parameters(causes: &mut Causes, parameters: &Value) {
 
 /// Checks the topologies in which a class makes volumes.
 fn topologies(causes: &mut Causes, terms: &Value) {
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for (index, term) in items(terms) {
         let here = Path::root("allowedTopologies").index(index).field("matchLabelExpressions");
         let labels = labels_of(term);
-        if seen.contains(&labels) {
+        // As upstream, an empty term counts as a duplicate.
+        if labels.is_empty() || !seen.insert(labels) {
             causes.duplicate(&here, &"".into());
         }
-        seen.push(labels);
         let mut keys = HashSet::new();
-        if items(&term["matchLabelExpressions"]).next().is_none() {
-            causes.required(&here, "");
-        }
         for (at, expression) in items(&term["matchLabelExpressions"]) {
             let here = here.index(at);
             if items(&expression["values"]).next().is_none() {
@@ -257,7 +278,7 @@ fn labels_of(term: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
         .collect()
 }
 
-fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
+pub(super) fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
     let here = path.field("accessModes");
     let modes: Vec<&Value> = items(&spec["accessModes"]).map(|(_, mode)| mode).collect();
     if modes.is_empty() {
@@ -269,94 +290,27 @@ fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
         }
     }
     if modes.iter().any(|mode| *mode == "ReadWriteOncePod")
-        && modes.iter().any(|mode| *mode != "ReadWriteOncePod")
+        && modes.iter().any(|mode| *mode != "ReadWriteOncePod" && ACCESS_MODES.contains(&text(mode)))
     {
         causes.forbidden(&here, "may not use ReadWriteOncePod with other access modes");
     }
 }
 
-fn positive(causes: &mut Causes, path: &Path, size: &Value) {
+pub(super) fn positive(causes: &mut Causes, path: &Path, size: &Value) {
     match Quantity::parse(text(size)) {
         Ok(quantity) if quantity.signum() > 0 => {}
         _ => causes.invalid(path, size, "must be greater than zero"),
     }
 }
 
-fn class_name(causes: &mut Causes, path: &Path, spec: &Value) {
+pub(super) fn class_name(causes: &mut Causes, path: &Path, spec: &Value) {
     let name = text(&spec["storageClassName"]);
     if !name.is_empty() {
         causes.format(&path.field("storageClassName"), name, format::dns1123_subdomain(name));
     }
 }
 
-fn source(causes: &mut Causes, path: &Path, spec: &Value) {
-    let mut sources =
-        entries(spec).filter(|(name, value)| !NO_SOURCES.contains(&name.as_str()) && !value.is_null());
-    if sources.next().is_none() {
-        causes.required(path, "must specify a volume type");
-    }
-    for (name, _) in sources {
-        causes.forbidden(&path.field(name), "may not specify more than 1 volume type");
-    }
-    nfs(causes, path, &spec["nfs"]);
-    csi(causes, path, &spec["csi"]);
-    if text(&spec["hostPath"]["path"]) == "/" && spec["persistentVolumeReclaimPolicy"] == "Recycle" {
-        let detail = "may not be 'recycle' for a hostPath mount of '/'";
-        causes.forbidden(&path.field("persistentVolumeReclaimPolicy"), detail);
-    }
-    file_path::host_path_type(causes, &path.field("hostPath").field("type"), &spec["hostPath"]["type"]);
-    for name in ["hostPath", "local"] {
-        let directory = text(&spec[name]["path"]);
-        if spec[name].is_null() {
-            continue;
-        }
-        let here = path.field(name).field("path");
-        if directory.is_empty() {
-            causes.required(&here, "");
-        } else if directory.split('/').any(|part| part == "..") {
-            causes.invalid(&here, &spec[name]["path"], "must not contain '..'");
-        }
-    }
-    if !spec["local"].is_null() && spec["nodeAffinity"].is_null() {
-        causes.required(&path.field("nodeAffinity"), "Local volume requires node affinity");
-    }
-}
-
-fn nfs(causes: &mut Causes, path: &Path, nfs: &Value) {
-    if nfs.is_null() {
-        return;
-    }
-    let path = path.field("nfs");
-    if text(&nfs["server"]).is_empty() {
-        causes.required(&path.field("server"), "");
-    }
-    match text(&nfs["path"]) {
-        "" => causes.required(&path.field("path"), ""),
-        directory if !directory.starts_with('/') => {
-            causes.invalid(&path.field("path"), &nfs["path"], "must be an absolute path");
-        }
-        _ => {}
-    }
-}
-
-fn csi(causes: &mut Causes, path: &Path, csi: &Value) {
-    if csi.is_null() {
-        return;
-    }
-    let path = path.field("csi");
-    match text(&csi["driver"]) {
-        "" => causes.required(&path.field("driver"), ""),
-        driver => {
-            let problems = format::dns1123_subdomain(&driver.to_lowercase());
-            causes.format(&path.field("driver"), driver, problems);
-        }
-    }
-    if text(&csi["volumeHandle"]).is_empty() {
-        causes.required(&path.field("volumeHandle"), "");
-    }
-}
-
-fn spec_without(spec: &Value, names: &[&str]) -> Value {
+pub(super) fn spec_without(spec: &Value, names: &[&str]) -> Value {
     let mut spec = spec.clone();
     if let Some(spec) = spec.as_object_mut() {
         spec.retain(|name, value| !names.contains(&name.as_str()) && !value.is_null());

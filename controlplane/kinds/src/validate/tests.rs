@@ -2,6 +2,7 @@
 
 mod batch;
 mod pod;
+mod pod_rules;
 mod upstream;
 mod workload;
 
@@ -262,7 +263,10 @@ fn updates_change_only_mutable_fields() {
         "Pod",
         "/metadata/annotations",
         json!({"kubernetes.io/config.mirror": "x"}),
-        &["metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"],
+        &[
+            "metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation",
+            "metadata.annotations[kubernetes.io/config.mirror]: Invalid value: \"x\": must set spec.nodeName",
+        ],
     );
     check_update(
         "Pod",

@@ -1,26 +1,33 @@
 //! Volumes of pods: names, exactly one source, rules of each source.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
 use super::env::{field_reference, resource_reference};
-use super::file_path::{host_path_type, relative};
-use super::{Causes, Path, entries, format, items, storage, text};
+use super::file_path::local;
+use super::volume_source::{self, Owner, driver, is_long_target, need};
+use super::{Causes, Path, entries, format, items, meta, storage, text};
 use coracle_values::Quantity;
 
-/// The names of volumes, for mounts.
-pub(super) type Volumes<'a> = HashSet<&'a str>;
+/// The valid volumes by name, for mounts and block devices.
+pub(super) type Volumes<'a> = HashMap<&'a str, &'a Value>;
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
-/// Maximum size of the name of a storage driver, in bytes.
-const MAX_DRIVER: usize = 63;
+/// Sources of volumes, in upstream's order: the first is checked, and the others are refused.
+#[rustfmt::skip]
+const SOURCES: &[&str] = &[
+    "emptyDir", "hostPath", "gitRepo", "gcePersistentDisk", "awsElasticBlockStore", "secret", "nfs", "iscsi", "glusterfs",
+    "flocker", "persistentVolumeClaim", "rbd", "cinder", "cephfs", "quobyte", "downwardAPI", "fc", "flexVolume", "configMap",
+    "azureFile", "vsphereVolume", "photonPersistentDisk", "portworxVolume", "azureDisk", "storageos", "projected", "scaleIO",
+    "csi", "ephemeral", "image",
+];
 const VOLUME_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
-/// Checks all volumes of a spec. Returns their names.
+/// Checks all volumes of a spec. Returns the valid ones.
 pub(super) fn volumes<'a>(causes: &mut Causes, path: &Path, volumes: &'a Value) -> Volumes<'a> {
-    let mut names = HashSet::new();
+    let mut valid = Volumes::new();
     for (index, volume) in items(volumes) {
         let here = path.index(index);
         let name = text(&volume["name"]);
@@ -29,105 +36,111 @@ pub(super) fn volumes<'a>(causes: &mut Causes, path: &Path, volumes: &'a Value) 
         } else {
             causes.format(&here.field("name"), name, format::dns1123_label(name));
         }
-        if names.contains(name) {
+        if valid.contains_key(name) {
             causes.duplicate(&here.field("name"), &volume["name"]);
         }
         // A mount of an invalid volume is an error of its own, as upstream.
         let before = causes.count();
         one_source(causes, &here, volume);
         if causes.count() == before && !name.is_empty() {
-            names.insert(name);
+            valid.insert(name, volume);
         }
     }
-    names
+    valid
 }
 
 fn one_source(causes: &mut Causes, path: &Path, volume: &Value) {
-    let mut count = 0;
-    for (name, source) in entries(volume).filter(|(name, value)| *name != "name" && !value.is_null()) {
-        count += 1;
-        if count > 1 {
-            causes.forbidden(&path.field(name), "may not specify more than 1 volume type");
-        } else {
-            self::source(causes, &path.field(name), name, source);
-        }
-    }
-    if count == 0 {
-        causes.required(path, "must specify a volume type");
-    }
-}
-
-fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
-    let mut need = |field: &str| {
-        if text(&source[field]).is_empty() {
-            causes.required(&path.field(field), "");
-        }
-    };
+    let Some((kind, here, source)) = volume_source::one(causes, path, volume, SOURCES) else { return };
+    let name = text(&volume["name"]);
     match kind {
-        "hostPath" => {
-            need("path");
-            host_path(causes, path, source);
-        }
         "emptyDir" => {
             let limit = source["sizeLimit"].as_str().and_then(|text| Quantity::parse(text).ok());
             if limit.is_some_and(|limit| limit.signum() < 0) {
                 causes
-                    .forbidden(&path.field("sizeLimit"), "SizeLimit field must be a valid resource quantity");
+                    .forbidden(&here.field("sizeLimit"), "SizeLimit field must be a valid resource quantity");
             }
         }
         "configMap" => {
-            need("name");
-            keys(causes, path, source);
+            need(causes, &here, source, &["name"]);
+            keys(causes, &here, source);
         }
         "secret" => {
-            need("secretName");
-            keys(causes, path, source);
+            need(causes, &here, source, &["secretName"]);
+            keys(causes, &here, source);
         }
-        "downwardAPI" => downward(causes, path, source),
-        "projected" => projected(causes, path, source),
-        "persistentVolumeClaim" => need("claimName"),
-        "image" => {
-            need("reference");
-            causes.one_of(&path.field("pullPolicy"), &source["pullPolicy"], PULL_POLICIES);
-        }
-        "csi" => provisioner_name(causes, &path.field("driver"), text(&source["driver"])),
-        "ephemeral" => ephemeral(causes, path, source),
-        "nfs" => {
-            need("server");
-            need("path");
-            if !text(&source["path"]).starts_with('/') {
-                causes.invalid(&path.field("path"), &source["path"], "must be an absolute path");
-            }
-        }
-        _ => {}
+        "downwardAPI" => downward(causes, &here, source),
+        "projected" => projected(causes, &here, source),
+        "persistentVolumeClaim" => need(causes, &here, source, &["claimName"]),
+        "image" => causes.one_of(&here.field("pullPolicy"), &source["pullPolicy"], PULL_POLICIES),
+        "csi" => csi(causes, &here, source),
+        "ephemeral" => ephemeral(causes, &here, source),
+        _ => volume_source::shared(causes, &here, (kind, source), Owner { name, is_of_pod: true }),
+    }
+    let iscsi = &volume["iscsi"];
+    if !iscsi["initiatorName"].is_null() && is_long_target(name, text(&iscsi["targetPortal"])) {
+        causes.invalid(&path.field("name"), &name.into(), volume_source::TOO_LONG);
     }
 }
 
-/// Checks the name of a storage driver.
-fn provisioner_name(causes: &mut Causes, path: &Path, name: &str) {
-    if name.is_empty() {
-        return causes.required(path, "");
+/// Checks the volumes of a pod with this name by rules that pod templates do not have.
+pub(super) fn of_pod(causes: &mut Causes, path: &Path, spec: &Value, pod: &str) {
+    let volumes = || items(&spec["volumes"]);
+    let claim = |volume: &Value| format!("{pod}-{}", text(&volume["name"]));
+    let created: HashSet<String> = volumes()
+        .filter(|(_, volume)| !pod.is_empty() && !volume["ephemeral"].is_null())
+        .map(|(_, volume)| claim(volume))
+        .collect();
+    for (index, volume) in volumes() {
+        let (here, name) = (path.index(index), text(&volume["name"]));
+        if !volume["ephemeral"].is_null() && !pod.is_empty() && !name.is_empty() {
+            let claim = claim(volume);
+            for problem in format::dns1123_subdomain(&claim) {
+                causes.invalid(&here.field("name"), &name.into(), &format!("PVC name {claim:?}: {problem}"));
+            }
+        }
+        let used = &volume["persistentVolumeClaim"]["claimName"];
+        if used.as_str().is_some_and(|used| created.contains(used)) {
+            let detail = "must not reference a PVC that gets created for an ephemeral volume";
+            causes.invalid(&here.field("persistentVolumeClaim").field("claimName"), used, detail);
+        }
+        if !volume["image"].is_null() {
+            need(causes, &here.field("image"), &volume["image"], &["reference"]);
+        }
+        let sources = items(&volume["projected"]["sources"]);
+        for (at, _) in sources.filter(|(_, source)| !source["serviceAccountToken"].is_null()) {
+            if text(&spec["serviceAccountName"]).is_empty() {
+                let here = here.field("projected").field("sources").index(at).field("serviceAccountToken");
+                causes.forbidden(&here, "must not be specified when serviceAccountName is not set");
+            }
+        }
     }
-    if name.len() > MAX_DRIVER {
-        causes.too_long(path, MAX_DRIVER);
+}
+
+fn csi(causes: &mut Causes, path: &Path, source: &Value) {
+    driver(causes, &path.field("driver"), text(&source["driver"]));
+    let secret = &source["nodePublishSecretRef"];
+    match text(&secret["name"]) {
+        _ if secret.is_null() => {}
+        "" => causes.required(&path.field("nodePublishSecretRef").field("name"), ""),
+        // Upstream reports the name at the source.
+        name => causes.format(&path.field("name"), name, format::dns1123_subdomain(name)),
     }
-    causes.format(path, name, format::dns1123_subdomain(&name.to_lowercase()));
 }
 
 fn ephemeral(causes: &mut Causes, path: &Path, source: &Value) {
     let (template, path) = (&source["volumeClaimTemplate"], path.field("volumeClaimTemplate"));
     if template.is_null() {
-        causes.required(&path, "");
-    } else {
-        storage::claim_spec(causes, &path.field("spec"), &template["spec"]);
+        return causes.required(&path, "");
     }
-}
-
-fn host_path(causes: &mut Causes, path: &Path, source: &Value) {
-    if text(&source["path"]).split('/').any(|part| part == "..") {
-        causes.invalid(&path.field("path"), &source["path"], "must not contain '..'");
+    let (here, metadata) = (path.field("metadata"), &template["metadata"]);
+    meta::annotations(causes, &here.field("annotations"), &metadata["annotations"]);
+    meta::labels(causes, &here.field("labels"), &metadata["labels"]);
+    for (field, _) in entries(metadata).filter(|(_, value)| !value.is_null()) {
+        if !matches!(field.as_str(), "annotations" | "labels") {
+            causes.forbidden(&here.field(field), "cannot be set");
+        }
     }
-    host_path_type(causes, &path.field("type"), &source["type"]);
+    storage::claim_spec(causes, &path.field("spec"), &template["spec"]);
 }
 
 fn mode(causes: &mut Causes, path: &Path, mode: &Value) {
@@ -140,12 +153,15 @@ fn mode(causes: &mut Causes, path: &Path, mode: &Value) {
 fn keys(causes: &mut Causes, path: &Path, source: &Value) {
     mode(causes, &path.field("defaultMode"), &source["defaultMode"]);
     for (index, item) in items(&source["items"]) {
-        let here = path.field("items").index(index);
-        if text(&item["key"]).is_empty() {
-            causes.required(&here.field("key"), "");
-        }
-        file(causes, &here, item);
+        key(causes, &path.field("items").index(index), item);
     }
+}
+
+fn key(causes: &mut Causes, path: &Path, item: &Value) {
+    if text(&item["key"]).is_empty() {
+        causes.required(&path.field("key"), "");
+    }
+    file(causes, path, item);
 }
 
 fn file(causes: &mut Causes, path: &Path, item: &Value) {
@@ -153,15 +169,16 @@ fn file(causes: &mut Causes, path: &Path, item: &Value) {
     if name.is_empty() {
         causes.required(&path.field("path"), "");
     }
-    relative(causes, &path.field("path"), name);
-    if name.starts_with("..") && !name.starts_with("../") && name != ".." {
-        causes.invalid(&path.field("path"), &item["path"], "must not start with '..'");
-    }
+    local(causes, &path.field("path"), name);
     mode(causes, &path.field("mode"), &item["mode"]);
 }
 
 fn downward(causes: &mut Causes, path: &Path, source: &Value) {
     mode(causes, &path.field("defaultMode"), &source["defaultMode"]);
+    files(causes, path, source);
+}
+
+fn files(causes: &mut Causes, path: &Path, source: &Value) {
     for (_, item) in items(&source["items"]) {
         // Upstream reports items at the volume.
         file(causes, path, item);
@@ -203,9 +220,11 @@ fn projected(causes: &mut Causes, path: &Path, source: &Value) {
                     if text(&inner["name"]).is_empty() {
                         causes.required(&at.field("name"), "");
                     }
-                    keys(causes, &at, inner);
+                    for (index, item) in items(&inner["items"]) {
+                        key(causes, &at.field("items").index(index), item);
+                    }
                 }
-                "downwardAPI" => downward(causes, &at, inner),
+                "downwardAPI" => files(causes, &at, inner),
                 "serviceAccountToken" => token(causes, path, &at, inner),
                 _ => {}
             }
@@ -221,15 +240,16 @@ fn projected_paths(source: &Value) -> impl Iterator<Item = &str> {
 /// Checks a projected token. Upstream reports its path at the volume.
 fn token(causes: &mut Causes, volume: &Path, path: &Path, token: &Value) {
     let seconds = &token["expirationSeconds"];
-    if seconds.as_i64().is_some_and(|seconds| seconds < 600) {
-        causes.invalid(
-            &path.field("expirationSeconds"),
-            seconds,
-            "may not specify a duration less than 10 minutes",
-        );
+    let detail = match seconds.as_i64() {
+        Some(..600) => Some("may not specify a duration less than 10 minutes"),
+        Some(4_294_967_297..) => Some("may not specify a duration larger than 2^32 seconds"),
+        Some(_) | None => None,
+    };
+    if let Some(detail) = detail {
+        causes.invalid(&path.field("expirationSeconds"), seconds, detail);
     }
-    if text(&token["path"]).is_empty() {
-        causes.required(&volume.field("path"), "");
+    match text(&token["path"]) {
+        "" => causes.required(&volume.field("path"), ""),
+        file => local(causes, &volume.field("path"), file),
     }
-    relative(causes, &volume.field("path"), text(&token["path"]));
 }

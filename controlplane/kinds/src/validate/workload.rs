@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::selector::is_label_selector;
-use super::{Causes, Path, items, meta, pod, text};
+use super::stateful::collisions;
+use super::{Causes, Path, pod, text};
 use coracle_values::label_selector::LabelSelector;
 
 const PERCENT: &str = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')";
@@ -72,27 +73,38 @@ pub(crate) fn replication_controller(causes: &mut Causes, object: &Value, _old: 
 }
 
 pub(crate) fn pod_template(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
-    let (path, template) = (Path::root("template"), &object["template"]);
-    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
-    pod::spec(causes, &path.field("spec"), &template["spec"]);
-    no_ephemeral_containers(causes, &path.field("spec"), &template["spec"]);
+    pod::template(causes, &Path::root("template"), &object["template"]);
 }
 
-/// Checks the counts in a status.
-pub(super) fn status(causes: &mut Causes, status: &Value) {
+/// Checks the status of a deployment.
+pub(super) fn deployment_status(causes: &mut Causes, status: &Value, old: &Value) {
+    let others = ["unavailableReplicas", "terminatingReplicas"];
+    counts(causes, status, "updatedReplicas", &others, "readyReplicas");
+    collisions(causes, &Path::root("status"), status, old);
+}
+
+/// Checks the status of a replica set or of a replication controller.
+pub(super) fn replica_status(causes: &mut Causes, status: &Value) {
+    counts(causes, status, "fullyLabeledReplicas", &["terminatingReplicas"], "readyReplicas");
+}
+
+/// Checks the counts in a status. `part` and the ready and available pods are a part of all pods, and `others` are not.
+/// `ready` is the name of the count of ready pods in a message.
+pub(super) fn counts(causes: &mut Causes, status: &Value, part: &str, others: &[&str], ready: &str) {
     let path = Path::root("status");
-    for name in ["observedGeneration", "replicas", "updatedReplicas", "readyReplicas", "availableReplicas"] {
-        causes.not_negative(&path.field(name), &status[name]);
+    let parts = [part, "readyReplicas", "availableReplicas"];
+    for name in ["replicas", "observedGeneration"].iter().chain(&parts).chain(others) {
+        causes.not_negative(&path.field(name), &status[*name]);
     }
     let count = |name: &str| status[name].as_i64().unwrap_or(0);
-    for name in ["updatedReplicas", "readyReplicas", "availableReplicas"] {
+    for name in parts {
         if count(name) > count("replicas") {
             causes.invalid(&path.field(name), &status[name], "cannot be greater than status.replicas");
         }
     }
     if count("availableReplicas") > count("readyReplicas") {
-        let detail = "cannot be greater than readyReplicas";
-        causes.invalid(&path.field("availableReplicas"), &status["availableReplicas"], detail);
+        let detail = format!("cannot be greater than {ready}");
+        causes.invalid(&path.field("availableReplicas"), &status["availableReplicas"], &detail);
     }
 }
 
@@ -132,24 +144,13 @@ fn template(causes: &mut Causes, path: &Path, template: &Value) {
 /// Checks the pod template of a workload whose pods restart always. `owner` is the workload's kind.
 pub(super) fn template_of(causes: &mut Causes, path: &Path, template: &Value, owner: &str) {
     let (here, spec) = (path.field("spec"), &template["spec"]);
-    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
-    pod::spec(causes, &here, spec);
+    pod::template(causes, path, template);
     if !text(&spec["restartPolicy"]).is_empty() && spec["restartPolicy"] != "Always" {
         causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);
     }
     if !spec["activeDeadlineSeconds"].is_null() {
         let detail = format!("activeDeadlineSeconds in {owner} is not Supported");
         causes.forbidden(&here.field("activeDeadlineSeconds"), &detail);
-    }
-    no_ephemeral_containers(causes, &here, spec);
-}
-
-fn no_ephemeral_containers(causes: &mut Causes, here: &Path, spec: &Value) {
-    if items(&spec["ephemeralContainers"]).next().is_some() {
-        causes.forbidden(
-            &here.field("ephemeralContainers"),
-            "ephemeral containers not allowed in pod template",
-        );
     }
 }
 

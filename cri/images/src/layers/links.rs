@@ -209,7 +209,7 @@ mod tests {
         }
         let made = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // Of this thread. Root could read the directory.
+                // Only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 Made::of(layer.path()).map(|made| made.directories)
             });

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
 /// Delay before the second attempt. It doubles with each attempt.
 const FIRST: Duration = Duration::from_millis(250);
@@ -23,8 +24,9 @@ struct Failed {
     message: String,
     /// Attempts that started a timer.
     attempts: u32,
-    /// Whether a timer runs.
+    /// Whether the timer runs.
     is_waiting: bool,
+    timer: AbortHandle,
 }
 
 // === impl Retries ===
@@ -42,20 +44,24 @@ impl Retries {
 
     /// Records a failed attempt and starts a timer for the next one.
     pub(super) fn fail(&mut self, name: &str, wanted: String, message: String) {
-        let former = self.failed.get(name);
-        let attempts = former.map_or(0, |former| former.attempts);
-        if former.is_some_and(|former| former.is_waiting) {
-            self.failed.insert(name.to_owned(), Failed { wanted, message, attempts, is_waiting: true });
+        if let Some(failed) = self.failed.get_mut(name).filter(|failed| failed.is_waiting) {
+            (failed.wanted, failed.message) = (wanted, message);
             return;
         }
-        let failed = Failed { wanted, message, attempts: attempts.saturating_add(1), is_waiting: true };
-        self.failed.insert(name.to_owned(), failed);
+        let attempts = self.failed.get(name).map_or(0, |former| former.attempts);
+        let timer = self.start_timer(name, delay(attempts));
+        let attempts = attempts.saturating_add(1);
+        self.failed.insert(name.to_owned(), Failed { wanted, message, attempts, is_waiting: true, timer });
+    }
+
+    fn start_timer(&self, name: &str, delay: Duration) -> AbortHandle {
         let (due, name) = (self.due.clone(), name.to_owned());
-        tokio::spawn(async move {
-            tokio::time::sleep(delay(attempts)).await;
+        let timer = tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
             // A closed channel means that the controller has ended.
             let _ = due.send(name).await;
         });
+        timer.abort_handle()
     }
 
     /// Records that the timer of a definition has ended.
@@ -65,9 +71,12 @@ impl Retries {
         }
     }
 
-    /// Drops the attempts of a definition that is served or deleted.
+    /// Drops the attempts of a definition that is served or deleted, and ends its timer: another definition may get its
+    /// name.
     pub(super) fn forget(&mut self, name: &str) {
-        self.failed.remove(name);
+        if let Some(failed) = self.failed.remove(name) {
+            failed.timer.abort();
+        }
     }
 }
 
@@ -98,5 +107,18 @@ mod tests {
         retries.forget("a");
         assert!(retries.failed.is_empty() && times.try_recv().is_err());
         assert_eq!((delay(7), delay(8), delay(u32::MAX)), (Duration::from_secs(32), MAX, MAX));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_definition_that_is_created_again_has_one_timer() {
+        let (due, mut times) = mpsc::channel(4);
+        let mut retries = Retries::new(due);
+        for _ in 0..3 {
+            retries.forget("a");
+            retries.fail("a", "1".to_owned(), "down".to_owned());
+        }
+        assert_eq!(times.recv().await.as_deref(), Some("a"));
+        tokio::time::sleep(MAX).await;
+        assert!(times.try_recv().is_err());
     }
 }

@@ -78,6 +78,23 @@ fn a_binding_writes_both_sides_in_order_and_names_the_volumes_version() {
 }
 
 #[test]
+fn a_binding_takes_the_attributes_class_of_the_volume() {
+    let class = |phase: &str| {
+        let spec = json!({"volumeAttributesClassName": "gold"});
+        let claim_object = claim_of(json!({"spec": spec, "status": {"phase": phase}}));
+        let volume = Arc::new(volume_of(json!({"spec": spec})));
+        let steps = bind(&claim_object, &volume);
+        match steps.last() {
+            Some(Action::PatchClaim(Part::Status, patch)) => {
+                patch["status"]["currentVolumeAttributesClassName"].clone()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!([class("Pending"), class("Lost")], [json!("gold"), Value::Null]);
+}
+
+#[test]
 fn a_complete_binding_needs_no_write() {
     let bound = claim_of(json!({"metadata": {"annotations": {BIND_COMPLETED: "yes"}},
         "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}));

@@ -18,7 +18,7 @@ pub(super) const PERSISTENT_VOLUMES: Kind = Kind {
     schema: "io.k8s.api.core.v1.PersistentVolume",
     rules: Rules {
         defaults: defaults::storage::volume,
-        validate: validate::storage::volume,
+        validate: validate::persistent_volume::volume,
         writes: Writes { create: strategy::storage::new_volume, ..WITH_STATUS },
         columns: table::storage::VOLUME,
         cells: table::storage::volume,

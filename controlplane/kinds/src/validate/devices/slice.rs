@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{driver, label, limit, unique};
+use super::{driver, label, limit, policy, unique};
 use crate::validate::{Causes, Path, entries, format, items, scheduling, text};
 use coracle_values::Quantity;
 
@@ -25,6 +25,8 @@ const MAX_VALUE: usize = 64;
 const IDENTIFIER: &str = "a valid C identifier must start with alphabetic character or '_', followed by a string of \
     alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is \
     '[A-Za-z_][A-Za-z0-9_]*')";
+/// Effects of taints of devices.
+pub(super) const EFFECTS: &[&str] = &["NoExecute", "NoSchedule", "None"];
 /// Fields with a list of values of an attribute.
 const LISTS: [&str; 4] = ["bools", "ints", "strings", "versions"];
 
@@ -65,9 +67,11 @@ fn device(causes: &mut Causes, path: &Path, device: &Value, has_own_nodes: bool)
     let is_shared = device["allowMultipleAllocations"] == true;
     for (name, capacity) in entries(&device["capacity"]) {
         qualified(causes, &path.field("capacity"), name);
-        if !capacity["requestPolicy"].is_null() && !is_shared {
-            let here = path.field("capacity").key(name).field("requestPolicy");
-            causes.forbidden(&here, "allowMultipleAllocations must be true");
+        let here = path.field("capacity").key(name).field("requestPolicy");
+        match (capacity["requestPolicy"].is_null(), is_shared) {
+            (true, _) => {}
+            (false, true) => policy::check(causes, &here, capacity),
+            (false, false) => causes.forbidden(&here, "allowMultipleAllocations must be true"),
         }
     }
     let here = path.field("taints");
@@ -112,6 +116,11 @@ fn attribute(causes: &mut Causes, path: &Path, attribute: &Value) {
         + LISTS.iter().filter(|field| set(field)).count();
     value(causes, &path.field("string"), &attribute["string"], false);
     value(causes, &path.field("version"), &attribute["version"], true);
+    for list in LISTS {
+        if attribute[list].as_array().is_some_and(Vec::is_empty) {
+            causes.invalid(&path.field(list), &attribute[list], "must not be empty if specified");
+        }
+    }
     for (list, is_version) in [("strings", false), ("versions", true)] {
         for (index, one) in items(&attribute[list]) {
             value(causes, &path.field(list).index(index), one, is_version);
@@ -174,6 +183,15 @@ pub(super) fn qualified(causes: &mut Causes, path: &Path, name: &str) {
     }
 }
 
+/// Checks the name of an attribute with a domain.
+pub(super) fn fully_qualified(causes: &mut Causes, path: &Path, name: &str) {
+    qualified(causes, path, name);
+    if !name.contains('/') {
+        let detail = "a fully qualified name must be a domain and a name separated by a slash";
+        causes.invalid(path, &name.into(), detail);
+    }
+}
+
 fn identifier(causes: &mut Causes, path: &Path, name: &str) {
     if name.len() > MAX_IDENTIFIER {
         causes.too_long(path, MAX_IDENTIFIER);
@@ -191,7 +209,7 @@ fn taint(causes: &mut Causes, path: &Path, taint: &Value) {
     causes.format(&path.field("key"), key, format::qualified_name(key));
     let value = text(&taint["value"]);
     causes.format(&path.field("value"), value, format::label_value(value));
-    causes.one_of(&path.field("effect"), &taint["effect"], &["NoExecute", "NoSchedule", "None"]);
+    causes.one_of(&path.field("effect"), &taint["effect"], EFFECTS);
 }
 
 /// Checks a set of counters, whose name is in this field.
@@ -249,7 +267,8 @@ fn nodes(causes: &mut Causes, path: &Path, device: &Value, has_own_nodes: bool) 
     }
 }
 
-fn binding(causes: &mut Causes, path: &Path, device: &Value) {
+/// Checks the conditions of a device that a pod waits for.
+pub(super) fn binding(causes: &mut Causes, path: &Path, device: &Value) {
     let (conditions, failures) = ("bindingConditions", "bindingFailureConditions");
     for list in [conditions, failures] {
         let here = path.field(list);
@@ -346,5 +365,22 @@ mod tests {
             format!("{here}.bindingFailureConditions"),
         ];
         assert_eq!(fields(device), expect);
+    }
+
+    #[test]
+    fn lists_of_values_have_a_value() {
+        let here = "spec.devices[0].attributes[x].bools";
+        assert_eq!(fields(json!({"name": "a", "attributes": {"x": {"bools": []}}})), [here]);
+        assert_eq!(
+            fields(json!({"name": "a", "attributes": {"x": {"bools": [true]}}})),
+            Vec::<String>::new()
+        );
+    }
+
+    #[test]
+    fn shared_devices_may_have_policies() {
+        let capacity = json!({"c": {"value": "1", "requestPolicy": {"validValues": ["1"]}}});
+        let device = json!({"name": "a", "allowMultipleAllocations": true, "capacity": capacity});
+        assert_eq!(fields(device), ["spec.devices[0].capacity[c].requestPolicy.default"]);
     }
 }

@@ -24,7 +24,14 @@ fn policies_have_peers_and_ports() {
         (json!({"from": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}), "may not specify both"),
         (json!({"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}]}), "strict subset"),
         (json!({"from": [{"ipBlock": {"cidr": "10.0.0.0"}}]}), "must be a valid CIDR"),
-        (json!({"ports": [{"port": 80, "endPort": 79}]}), "greater than or equal to `port`"),
+        (
+            json!({"ports": [{"port": 80, "endPort": 79}]}),
+            "endPort: Invalid value: 80: must be greater than or equal to `port`",
+        ),
+        (
+            json!({"ports": [{"endPort": 79}]}),
+            "endPort: Invalid value: 79: may not be specified when `port` is not specified",
+        ),
         (json!({"ports": [{"port": "http", "endPort": 79}]}), "non-numeric"),
         (json!({"ports": [{"port": 70000}]}), "must be between 1 and 65535"),
         (json!({"ports": [{"protocol": "ICMP"}]}), "Unsupported value"),
@@ -100,4 +107,79 @@ fn changes_of_immutable_fields_are_refused() {
     );
     service_cidr(&mut ranges, &two, Some(&one));
     assert_eq!((causes.into_list().len(), ranges.into_list().len()), (1, 0));
+}
+
+#[test]
+fn the_protocol_of_a_policy_port_may_be_absent() {
+    let policy =
+        json!({"spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 80}]}], "policyTypes": [""]}});
+    assert_eq!(
+        said(network_policy, policy),
+        ["spec.policyTypes[0]: Unsupported value: \"\": supported values: \"Ingress\", \"Egress\""]
+    );
+}
+
+#[test]
+fn hosts_of_ingresses_may_have_a_wildcard() {
+    let ingress = |host: &str| json!({"spec": {"rules": [{"host": host}], "tls": [{"hosts": [host]}]}});
+    assert_eq!(said(ingress_of, ingress("*.a.b")), Vec::<String>::new());
+    for host in ["a.*.b", "*"] {
+        let causes = said(ingress_of, ingress(host));
+        assert!(causes.len() == 2 && causes[0].contains("a wildcard DNS-1123 subdomain"), "{causes:?}");
+    }
+}
+
+#[test]
+fn the_class_of_an_ingress_is_checked() {
+    let mut ingress = json!({"metadata": {"annotations": {"kubernetes.io/ingress.class": "a"}},
+        "spec": {"ingressClassName": "b", "defaultBackend": {"resource": {"kind": "K", "name": "n"}}}});
+    assert_eq!(
+        said(ingress_of, ingress.clone()),
+        [
+            "annotations.kubernetes.io/ingress.class: Invalid value: \"a\": must match `ingressClassName` when both are specified"
+        ]
+    );
+    let mut update = Causes::default();
+    super::ingress(&mut update, &ingress, Some(&ingress));
+    assert!(update.is_empty(), "only new ingresses");
+    ingress["spec"]["ingressClassName"] = "a".into();
+    assert_eq!(said(ingress_of, ingress), Vec::<String>::new());
+    assert_says(ingress_class, json!({"spec": {"controller": "a.io/b c"}}), "Invalid path (regex");
+}
+
+#[test]
+fn path_types_decide_which_paths_are_good() {
+    let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+    let of = |kind: &str, path: &str| {
+        let path = json!({"path": path, "pathType": kind, "backend": backend});
+        said(ingress_of, json!({"spec": {"rules": [{"http": {"paths": [path]}}]}}))
+    };
+    assert_eq!(of("ImplementationSpecific", "/a//b"), Vec::<String>::new());
+    assert_eq!(of("ImplementationSpecific", ""), Vec::<String>::new());
+    assert_eq!((of("Exact", "/a//b").len(), of("Exact", "").len(), of("Other", "x").len()), (1, 1, 1));
+}
+
+#[test]
+fn ranges_of_services_can_only_get_a_second_family() {
+    let of = |ranges: &[&str]| json!({"spec": {"cidrs": ranges}});
+    let update = |new: &[&str], old: &[&str]| {
+        let mut causes = Causes::default();
+        service_cidr(&mut causes, &of(new), Some(&of(old)));
+        causes.into_list().into_iter().map(|cause| cause.field).collect::<Vec<_>>()
+    };
+    let (v4, v6) = ("10.0.0.0/16", "fd00::/112");
+    assert_eq!(update(&[v4, v6], &[v4]), Vec::<String>::new());
+    assert_eq!(update(&[v6, v4], &[v4]), ["spec.cidrs[0]"]);
+    assert_eq!(update(&[v6, v6], &[v4, v6]), ["spec.cidrs[0]"]);
+    assert_eq!(update(&[v4], &[v4, v6]), ["spec.cidrs"]);
+    assert_says(service_cidr, of(&["FD00::/112"]), "must be in canonical form");
+}
+
+#[test]
+fn points_of_load_balancers_are_checked() {
+    let mut causes = Causes::default();
+    let points = json!([{"ip": "10.0.0.1"}, {"hostname": "a.b"}, {"ip": "x"}, {"hostname": "10.0.0.1"}]);
+    ingress_status(&mut causes, &json!({"loadBalancer": {"ingress": points}}));
+    let fields: Vec<String> = causes.into_list().into_iter().map(|cause| cause.field).collect();
+    assert_eq!(fields, ["status.loadBalancer.ingress[2].ip", "status.loadBalancer.ingress[3].hostname"]);
 }

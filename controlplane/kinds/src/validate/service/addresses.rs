@@ -132,6 +132,8 @@ impl Released {
         if was.len() == is.len() {
             for (index, (one, other)) in was.iter().zip(&is).enumerate().skip(1) {
                 if one != other {
+                    // As upstream, families have the path of the first.
+                    let index = if self.field == "ipFamilies" { 0 } else { index };
                     causes.invalid(&path.field(self.field).index(index), now, "may not change once set");
                 }
             }

@@ -249,6 +249,7 @@ fn volumes_have_one_source_and_mounts_name_them() {
         token,
         &[
             "spec.volumes[0].projected.sources[0].serviceAccountToken.expirationSeconds: Invalid value: 5: may not",
+            "spec.volumes[0].projected.sources[0].serviceAccountToken: Forbidden: must not be specified when serviceAccountName",
         ],
     );
 }
@@ -437,9 +438,9 @@ fn a_user_namespace_excludes_namespaces_of_the_node_and_is_needed_for_an_unmaske
     let need = "spec.containers[0].securityContext.procMount: Invalid value: \"Unmasked\": `hostUsers` must be false to use `Unmasked`";
     check("Pod", "/spec", spec(json!({}), unmasked()), &[need]);
     check("Pod", "/spec", spec(json!({"hostUsers": true}), unmasked()), &[need]);
-    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+    for (field, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
         let both = json!({"hostUsers": false, field: true});
-        let refused = format!("spec.{field}: Forbidden: when `hostUsers` is false");
+        let refused = format!("spec.{shown}: Forbidden: when `hostUsers` is false");
         check("Pod", "/spec", spec(both, json!({})), &[&refused]);
     }
     check(

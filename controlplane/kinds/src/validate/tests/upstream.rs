@@ -325,3 +325,113 @@ fn the_template_of_a_job_is_frozen_until_its_pods_are_gone() {
     old["status"] = json!({"conditions": [{"type": "Suspended", "status": "True"}]});
     assert_eq!(problems(&old), Vec::<String>::new());
 }
+
+#[test]
+fn annotations_of_services_agree() {
+    let both = |hints: &str| json!({"service.kubernetes.io/topology-aware-hints": hints, "service.kubernetes.io/topology-mode": "Auto"});
+    check("Service", "/metadata/annotations", both("Auto"), &[]);
+    refuse(
+        "Service",
+        "/metadata/annotations",
+        both("Disabled"),
+        "metadata.annotations[service.kubernetes.io/topology-mode]: Invalid value: \"Auto\": must match annotations[service.kubernetes.io/topology-aware-hints]",
+    );
+}
+
+#[test]
+fn points_of_load_balancers_are_checked() {
+    let texts = |kind: &str, point: Value| {
+        let service = json!({"spec": {"type": kind}, "status": {"loadBalancer": {"ingress": [point]}}});
+        found(|causes| built_in_status(causes, ("", "Service"), &service, &service))
+    };
+    let path = "status.loadBalancer.ingress";
+    assert_eq!(texts("LoadBalancer", json!({"ip": "10.0.0.1", "ipMode": "VIP"})), Vec::<String>::new());
+    assert_eq!(
+        texts("ClusterIP", json!({"ip": "10.0.0.1", "ipMode": "VIP"})),
+        [format!("{path}: Forbidden: may only be used when `spec.type` is 'LoadBalancer'")]
+    );
+    assert_eq!(
+        texts("LoadBalancer", json!({"ip": "10.0.0.1"})),
+        [format!("{path}[0].ipMode: Required value: must be specified when `ip` is set")]
+    );
+    assert_eq!(
+        texts("LoadBalancer", json!({"hostname": "a.b", "ipMode": "VIP"})),
+        [format!("{path}[0].ipMode: Forbidden: may not be specified when `ip` is not set")]
+    );
+    assert_eq!(
+        texts("LoadBalancer", json!({"ip": "10.0.0.1", "ipMode": "X"})),
+        [format!("{path}[0].ipMode: Unsupported value: \"X\": supported values: \"Proxy\", \"VIP\"")]
+    );
+}
+
+#[test]
+fn names_of_system_classes_are_reserved() {
+    let problems = |name: &str, value: i64, is_default: bool| {
+        let class = json!({"metadata": {"name": name}, "value": value, "globalDefault": is_default,
+            "preemptionPolicy": "Never"});
+        found(|causes| policy::priority_class(causes, &class, None))
+    };
+    assert_eq!(problems("system-node-critical", 2_000_001_000, false), Vec::<String>::new());
+    let text = "metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: ";
+    for (name, value, is_default, error) in [
+        ("system-x", 1, false, "system-x is not a known system priority class"),
+        ("system-node-critical", 1, false, "value of system-node-critical PriorityClass must be 2000001000"),
+        (
+            "system-node-critical",
+            2_000_001_000,
+            true,
+            "globalDefault of system-node-critical PriorityClass must be false",
+        ),
+    ] {
+        assert_eq!(problems(name, value, is_default), [format!("{text}{error}")]);
+    }
+}
+
+#[test]
+fn tolerations_and_topologies_are_compared_quickly() {
+    let tolerations: Vec<Value> =
+        (0..50_000).map(|number| json!({"key": format!("k{number}"), "operator": "Exists"})).collect();
+    let class = json!({"handler": "a", "scheduling": {"tolerations": tolerations}});
+    assert_eq!(found(|causes| policy::runtime_class(causes, &class, None)), Vec::<String>::new());
+    let term = |key: &str| json!({"matchLabelExpressions": [{"key": key, "values": ["a"]}]});
+    let path = "allowedTopologies";
+    check("StorageClass", "/allowedTopologies", json!([term("a"), term("b")]), &[]);
+    for terms in [json!([term("a"), term("a")]), json!([term("a"), {}])] {
+        let cause = format!("{path}[1].matchLabelExpressions: Duplicate value: \"\"");
+        check("StorageClass", "/allowedTopologies", terms, &[&cause]);
+    }
+}
+
+#[test]
+fn a_limit_range_shows_the_amount_that_breaks_the_order() {
+    let limit = json!([{"type": "Container", "min": {"cpu": "2"}, "max": {"cpu": "3"}, "default": {"cpu": "4"},
+        "defaultRequest": {"cpu": "2"}}]);
+    let text =
+        "spec.limits[0].default[cpu]: Invalid value: \"3\": default value 4 is greater than max value 3";
+    refuse("LimitRange", "/spec/limits", limit, text);
+}
+
+#[test]
+fn owners_and_finalizers_of_objects_are_checked() {
+    let owner = |version: &str, kind: &str| json!({"apiVersion": version, "kind": kind, "name": "a", "uid": "u", "controller": true});
+    check("ConfigMap", "/metadata/ownerReferences", json!([owner("events.k8s.io/v1", "Event")]), &[]);
+    for (list, cause) in [
+        (json!([owner("v1", "Event")]), "metadata.ownerReferences: Invalid value: {"),
+        (
+            json!([owner("a/b/c", "K")]),
+            "metadata.ownerReferences.apiVersion: Invalid value: \"a/b/c\": version must not be empty",
+        ),
+    ] {
+        check("ConfigMap", "/metadata/ownerReferences", list, &[cause]);
+    }
+    let three = json!([owner("v1", "A"), owner("v1", "B"), owner("v1", "C")]);
+    check("ConfigMap", "/metadata/ownerReferences", three, &["metadata.ownerReferences: Invalid value"; 2]);
+    check(
+        "ConfigMap",
+        "/metadata/finalizers",
+        json!(["orphan", "foregroundDeletion"]),
+        &[
+            "metadata.finalizers: Invalid value: [\"orphan\",\"foregroundDeletion\"]: finalizer orphan and foregroundDeletion cannot be both set",
+        ],
+    );
+}

@@ -116,7 +116,7 @@ fn config_maps_secrets_and_others_are_checked() {
         "ConfigMap",
         "/data",
         json!({"a": "x".repeat(1024 * 1024 + 1)}),
-        &[": Too long: may not be more than 1048576 bytes"],
+        &["[]: Too long: may not be more than 1048576 bytes"],
     );
     check(
         "Secret",
@@ -198,5 +198,62 @@ fn source_ranges_of_services_are_prefixes() {
             &format!("spec.{ranges}[1]: Invalid value: \"10.0.0.1\": {problem}"),
             &format!("spec.{ranges}[2]: Invalid value: \"all\": {problem}"),
         ],
+    );
+}
+
+/// The causes of a status of this kind.
+fn status(kind: (&str, &str), status: Value, old: Value) -> Vec<String> {
+    let (new, old) = (json!({"status": status}), json!({"status": old}));
+    found(|causes| built_in_status(causes, kind, &new, &old))
+}
+
+#[test]
+fn counts_in_statuses_are_parts_of_all_pods() {
+    let more =
+        |field: &str| format!("status.{field}: Invalid value: 2: cannot be greater than status.replicas");
+    assert_eq!(
+        status(("apps", "ReplicaSet"), json!({"replicas": 1, "fullyLabeledReplicas": 2}), json!({})),
+        [more("fullyLabeledReplicas")]
+    );
+    assert_eq!(
+        status(("", "ReplicationController"), json!({"replicas": 1, "readyReplicas": 2}), json!({})),
+        [more("readyReplicas")]
+    );
+    let counts = json!({"replicas": 1, "updatedReplicas": 2, "unavailableReplicas": -1});
+    assert_eq!(
+        status(("apps", "Deployment"), counts, json!({"collisionCount": 1})),
+        [
+            "status.unavailableReplicas: Invalid value: -1: must be greater than or equal to 0".to_owned(),
+            more("updatedReplicas"),
+            "status.collisionCount: Invalid value: 0: cannot be decremented".to_owned(),
+        ]
+    );
+    let counts = json!({"replicas": 1, "availableReplicas": 1});
+    assert_eq!(
+        status(("apps", "StatefulSet"), counts, json!({})),
+        ["status.availableReplicas: Invalid value: 1: cannot be greater than status.readyReplicas"]
+    );
+}
+
+#[test]
+fn statuses_of_claims_have_amounts_and_known_states() {
+    let kind = ("", "PersistentVolumeClaim");
+    let good = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+        "allocatedResourceStatuses": {"storage": "NodeResizePending"}});
+    assert_eq!(status(kind, good, json!({})), Vec::<String>::new());
+    let bad = json!({"capacity": {"storage": "-1"}, "allocatedResources": {"cpu": "1", "storage": "-2"},
+        "allocatedResourceStatuses": {"storage": "X"}});
+    let fields: Vec<String> = status(kind, bad, json!({}))
+        .iter()
+        .map(|cause| cause.split(": ").take(3).collect::<Vec<_>>().join(": "))
+        .collect();
+    assert_eq!(
+        fields,
+        [
+            "status.capacity[storage]: Invalid value: -1",
+            "status.allocatedResourceStatuses: Unsupported value: \"storage\"",
+            "status.allocatedResources: Unsupported value: \"cpu\"",
+            "status.allocatedResources[storage]: Invalid value: -2",
+        ]
     );
 }

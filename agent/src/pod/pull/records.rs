@@ -1,0 +1,506 @@
+//! Records of the images that the agent pulled, with the pull secrets that gave access to them. Without them, each pod of
+//! the node could use the private images that other pods have pulled.
+//!
+//! Source: `pkg/kubelet/images/pullmanager` (KEP-2535). A secret is recorded by its uid, without a digest of its
+//! content: a pod with an equal secret of another name is verified by the registry once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_proto::cri;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::OnceCell;
+
+use crate::image_verification::ImageVerification;
+use crate::json_file;
+use crate::runtime::Runtime;
+
+/// Maximum secrets of a repository in a record, and repositories of an image. The oldest secret and the first repository
+/// are dropped then: their pods are verified by the registry again.
+const SECRETS_MAX: usize = 100;
+const REPOSITORIES_MAX: usize = 100;
+
+/// A pull secret of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct UsedSecret {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: String,
+}
+
+/// The result of [`PullRecords::check`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Check {
+    /// The pod may use the image.
+    Allowed,
+    /// The registry must verify the pod's credentials.
+    Refused,
+    /// The pod may use the image if it has one of these secrets.
+    Secrets(Vec<UsedSecret>),
+}
+
+/// The records of one node.
+pub(crate) struct PullRecords {
+    verification: ImageVerification,
+    /// Directory of the records, and of the intents below it.
+    dir: PathBuf,
+    state: Mutex<State>,
+    /// Held while a record is written.
+    writing: tokio::sync::Mutex<()>,
+    settled: OnceCell<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By image id.
+    records: HashMap<String, Known>,
+    /// Pulls that have begun and that no record covers yet, by the name of the image.
+    intents: HashMap<String, Intent>,
+    /// The number of the last change.
+    changes: u64,
+}
+
+/// A record in memory.
+#[derive(Default)]
+struct Known {
+    record: Record,
+    /// The number of its last change.
+    change: u64,
+}
+
+/// The file of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Record {
+    /// The image's id in the runtime.
+    id: String,
+    /// The access by the repository that pods name.
+    repositories: BTreeMap<String, Access>,
+}
+
+/// Who may use an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Access {
+    /// It was pulled without credentials, or with those of the node.
+    every_pod: bool,
+    secrets: Vec<UsedSecret>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Intent {
+    /// The number of running pulls.
+    running: usize,
+    /// Whether a pull was interrupted: the image may be in the store.
+    is_open: bool,
+}
+
+/// A pull that has begun. If it is dropped before its end is known, the runtime is asked for the image.
+pub(super) struct BegunPull {
+    records: Arc<PullRecords>,
+    runtime: Arc<dyn Runtime>,
+    image: String,
+    end: End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Unknown,
+    Failed,
+    Recorded,
+}
+
+/// The records at one time, for [`PullRecords::remove_absent`].
+#[derive(Debug)]
+pub(crate) struct Snapshot(Vec<(String, u64)>);
+
+// === impl PullRecords ===
+
+impl PullRecords {
+    /// Reads the records of a directory, which may be absent.
+    pub(crate) fn open(verification: ImageVerification, dir: PathBuf) -> Self {
+        let mut state = State::default();
+        for path in json_file::list(&dir) {
+            if let Some(record) = json_file::read::<Record>(&path) {
+                state.records.insert(record.id.clone(), Known { record, change: 0 });
+            }
+        }
+        for image in interrupted(&dir.join("intents")) {
+            state.intents.insert(image, Intent { running: 0, is_open: true });
+        }
+        let (writing, settled) = (tokio::sync::Mutex::default(), OnceCell::new());
+        Self { verification, dir, state: Mutex::new(state), writing, settled }
+    }
+
+    /// Resolves the pulls that the end of an earlier agent interrupted. To be called before the other functions; only the
+    /// first call does something.
+    pub(super) async fn settle(&self, runtime: &dyn Runtime) {
+        self.settled
+            .get_or_init(|| async {
+                let open: Vec<String> = self.state().intents.keys().cloned().collect();
+                for image in open {
+                    self.resolve(runtime, &image).await;
+                }
+            })
+            .await;
+    }
+
+    /// Ends an interrupted pull: if it has put the image into the store, the image gets a record. Without a response of the
+    /// runtime the image counts as pulled.
+    async fn resolve(&self, runtime: &dyn Runtime, image: &str) {
+        let spec = cri::ImageSpec { image: image.to_owned(), ..cri::ImageSpec::default() };
+        let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
+        match runtime.image_status(request).await {
+            Ok(response) => self.adopt(image, response.image.map(|image| image.id)).await,
+            Err(error) => {
+                let error = error.message();
+                tracing::warn!(image, error, "cannot find an image whose pull was interrupted");
+            }
+        }
+    }
+
+    /// Ends an interrupted pull. The image with this id has a record without access then.
+    async fn adopt(&self, image: &str, id: Option<String>) {
+        if let Some(id) = id {
+            self.change(&id, |_| {});
+            if !self.write(&id).await {
+                return;
+            }
+        }
+        let mut state = self.state();
+        let Some(intent) = state.intents.get_mut(image) else { return };
+        intent.is_open = false;
+        if intent.running == 0 {
+            state.intents.remove(image);
+            remove(&self.intent_path(image));
+        }
+    }
+
+    /// Whether a pod may use an image of the store without a pull. `image` is the name in the pod, `reference` the same
+    /// with registry and tag.
+    pub(super) fn check(&self, image: &str, reference: &str, repository: &str, id: &str) -> Check {
+        let state = self.state();
+        let record = state.records.get(id).map(|known| &known.record);
+        let is_pulled = record.is_some() || state.intents.contains_key(reference) || self.has_damaged(id);
+        if !self.verification.is_required(image, is_pulled) {
+            return Check::Allowed;
+        }
+        match record.and_then(|record| record.repositories.get(repository)) {
+            Some(access) if access.every_pod => Check::Allowed,
+            Some(access) if !access.secrets.is_empty() => Check::Secrets(access.secrets.clone()),
+            Some(_) | None => Check::Refused,
+        }
+    }
+
+    /// Records that a pull begins. The file is not synced: a journal writes it before the image, which follows.
+    ///
+    /// # Errors
+    /// When the file cannot be written. The image must not be pulled then.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        runtime: &Arc<dyn Runtime>,
+        reference: &str,
+    ) -> io::Result<BegunPull> {
+        let mut state = self.state();
+        let path = self.intent_path(reference);
+        if !state.intents.contains_key(reference) {
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::write(&path, reference)?;
+        }
+        state.intents.entry(reference.to_owned()).or_default().running += 1;
+        let (records, runtime) = (Arc::clone(self), Arc::clone(runtime));
+        Ok(BegunPull { records, runtime, image: reference.to_owned(), end: End::Unknown })
+    }
+
+    /// Records a successful pull with the secret that gave access. None: without credentials, or with those of the node.
+    pub(super) async fn pulled(
+        &self,
+        pull: BegunPull,
+        (id, repository): (&str, &str),
+        secret: Option<UsedSecret>,
+    ) {
+        let is_changed = self.change(id, |record| record.add(repository, secret));
+        if !is_changed || self.write(id).await {
+            pull.ended(End::Recorded);
+        }
+    }
+
+    /// The records now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let state = self.state();
+        Snapshot(state.records.iter().map(|(id, known)| (id.clone(), known.change)).collect())
+    }
+
+    /// Removes the records of a snapshot that have not changed since, and whose images the runtime did not have after the
+    /// snapshot.
+    pub(crate) fn remove_absent(&self, snapshot: Snapshot, is_present: impl Fn(&str) -> bool) {
+        for (id, change) in snapshot.0.into_iter().filter(|(id, _)| !is_present(id)) {
+            let mut state = self.state();
+            if state.records.get(&id).is_some_and(|known| known.change == change) {
+                state.records.remove(&id);
+                remove(&self.path(&id));
+            }
+        }
+    }
+
+    /// Changes the record of an image, or makes it. Returns whether its content is new.
+    fn change(&self, id: &str, change: impl FnOnce(&mut Record)) -> bool {
+        let mut state = self.state();
+        state.changes += 1;
+        let number = state.changes;
+        let is_new = !state.records.contains_key(id);
+        let known = state.records.entry(id.to_owned()).or_default();
+        let before = known.record.clone();
+        known.record.id = id.to_owned();
+        known.change = number;
+        change(&mut known.record);
+        is_new || known.record != before
+    }
+
+    /// Writes the record of an image. Returns whether it is on disk; a failure is logged.
+    async fn write(&self, id: &str) -> bool {
+        let _one_at_a_time = self.writing.lock().await;
+        let Some(record) = self.state().records.get(id).map(|known| known.record.clone()) else {
+            return true;
+        };
+        let path = self.path(id);
+        let written = tokio::task::spawn_blocking(move || json_file::write(&path, &record)).await;
+        let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+        if let Err(error) = &written {
+            tracing::warn!(id, %error, "cannot record the pull of an image");
+        }
+        written.is_ok()
+    }
+
+    /// Whether the record of an image could not be read.
+    fn has_damaged(&self, id: &str) -> bool {
+        self.path(id).with_extension("bad").exists()
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{}.json", digest(id)))
+    }
+
+    fn intent_path(&self, image: &str) -> PathBuf {
+        self.dir.join("intents").join(digest(image))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The names of images whose pulls were interrupted. A name that a power failure has cut cannot be found again.
+fn interrupted(dir: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.filter_map(|path| fs::read_to_string(path).ok()).filter(|name| !name.is_empty()).collect()
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != ErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %path.display(), "cannot remove a record of a pull");
+    }
+}
+
+/// A file name for a text of any length.
+fn digest(text: &str) -> String {
+    hex::encode(Sha256::digest(text.as_bytes()))
+}
+
+// === impl Record ===
+
+impl Record {
+    /// Adds the access that a pull has shown.
+    fn add(&mut self, repository: &str, secret: Option<UsedSecret>) {
+        if !self.repositories.contains_key(repository) && self.repositories.len() >= REPOSITORIES_MAX {
+            self.repositories.pop_first();
+        }
+        self.repositories.entry(repository.to_owned()).or_default().add(secret);
+    }
+}
+
+// === impl Access ===
+
+impl Access {
+    fn add(&mut self, secret: Option<UsedSecret>) {
+        match secret {
+            None => *self = Self { every_pod: true, secrets: Vec::new() },
+            Some(secret) if !self.every_pod && !self.secrets.contains(&secret) => {
+                if self.secrets.len() >= SECRETS_MAX {
+                    self.secrets.remove(0);
+                }
+                self.secrets.push(secret);
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+// === impl BegunPull ===
+
+impl BegunPull {
+    /// The pull has failed: the store has no new image.
+    pub(super) fn failed(self) {
+        self.ended(End::Failed);
+    }
+
+    fn ended(mut self, end: End) {
+        self.end = end;
+    }
+}
+
+impl Drop for BegunPull {
+    fn drop(&mut self) {
+        let mut state = self.records.state();
+        let Some(intent) = state.intents.get_mut(&self.image) else { return };
+        intent.running = intent.running.saturating_sub(1);
+        intent.is_open |= self.end == End::Unknown;
+        if intent.running == 0 && (self.end == End::Recorded || !intent.is_open) {
+            state.intents.remove(&self.image);
+            remove(&self.records.intent_path(&self.image));
+        }
+        drop(state);
+        // The pod was deleted. A runtime ends the pull then, unless it was just complete.
+        if self.end == End::Unknown
+            && let Ok(tasks) = tokio::runtime::Handle::try_current()
+        {
+            let (records, runtime) = (Arc::clone(&self.records), Arc::clone(&self.runtime));
+            let image = std::mem::take(&mut self.image);
+            tasks.spawn(async move { records.resolve(&*runtime, &image).await });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Remote;
+
+    fn open(dir: &Path) -> Arc<PullRecords> {
+        Arc::new(PullRecords::open(ImageVerification::default(), dir.join("image-pulls")))
+    }
+
+    fn begin(records: &Arc<PullRecords>) -> BegunPull {
+        // Nothing listens on this port, so interrupted pulls are not resolved.
+        let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        let runtime: Arc<dyn Runtime> = Arc::new(Remote::new(nowhere));
+        records.begin(&runtime, "r/a:1").unwrap()
+    }
+
+    fn secret(uid: &str) -> UsedSecret {
+        UsedSecret { namespace: "ns".to_owned(), name: "pull".to_owned(), uid: uid.to_owned() }
+    }
+
+    fn check(records: &PullRecords, id: &str) -> Check {
+        records.check("r/a:1", "r/a:1", "r/a", id)
+    }
+
+    async fn pull(records: &Arc<PullRecords>, id: &str, secret: Option<UsedSecret>) {
+        records.pulled(begin(records), (id, "r/a"), secret).await;
+    }
+
+    #[tokio::test]
+    async fn an_image_that_was_pulled_with_a_secret_is_only_for_pods_with_a_recorded_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        assert_eq!(check(&records, "preloaded"), Check::Allowed);
+        pull(&records, "private", Some(secret("1"))).await;
+        pull(&records, "private", Some(secret("2"))).await;
+        pull(&records, "public", None).await;
+        let again = open(dir.path());
+        for records in [records, again] {
+            assert_eq!(check(&records, "private"), Check::Secrets(vec![secret("1"), secret("2")]));
+            assert_eq!(check(&records, "public"), Check::Allowed);
+            assert_eq!(records.check("s/b", "s/b:latest", "s/b", "private"), Check::Refused, "another name");
+        }
+        assert!(interrupted(&dir.path().join("image-pulls/intents")).is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_image_is_for_all_pods_once_it_was_pulled_without_a_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        for used in [Some(secret("1")), None, Some(secret("2"))] {
+            pull(&records, "i", used).await;
+        }
+        assert_eq!(check(&records, "i"), Check::Allowed);
+        assert!(!records.change("i", |record| record.add("r/a", None)), "not written again");
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_pull_counts_as_a_pull_and_a_failed_one_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        begin(&records).failed();
+        assert_eq!(check(&records, "i"), Check::Allowed);
+        drop(begin(&records));
+        assert_eq!(check(&records, "i"), Check::Refused);
+        begin(&records).failed();
+        assert_eq!(
+            check(&records, "i"),
+            Check::Refused,
+            "the first one may have put the image into the store"
+        );
+        let again = open(dir.path());
+        again.adopt("r/a:1", Some("i".to_owned())).await;
+        assert_eq!(check(&again, "i"), Check::Refused);
+        assert_eq!(check(&again, "other"), Check::Allowed, "the intent is replaced by the record");
+        assert_eq!(check(&open(dir.path()), "i"), Check::Refused);
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_pull_without_an_image_in_the_store_counts_as_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        drop(begin(&records));
+        let running = begin(&records);
+        records.adopt("r/a:1", None).await;
+        assert_eq!(check(&records, "i"), Check::Refused, "another pull runs");
+        running.failed();
+        assert_eq!(check(&records, "i"), Check::Allowed);
+        assert!(interrupted(&dir.path().join("image-pulls/intents")).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_damaged_record_still_says_that_the_image_was_pulled() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        pull(&records, "i", None).await;
+        fs::write(records.path("i"), "{").unwrap();
+        assert_eq!(check(&open(dir.path()), "i"), Check::Refused);
+    }
+
+    #[tokio::test]
+    async fn records_of_absent_images_are_removed_unless_they_are_newer() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        pull(&records, "gone", Some(secret("1"))).await;
+        pull(&records, "back", Some(secret("1"))).await;
+        let snapshot = records.snapshot();
+        pull(&records, "back", Some(secret("1"))).await;
+        records.remove_absent(snapshot, |_| false);
+        for records in [&records, &open(dir.path())] {
+            assert_eq!(check(records, "gone"), Check::Allowed);
+            assert_eq!(check(records, "back"), Check::Secrets(vec![secret("1")]));
+        }
+    }
+
+    #[test]
+    fn a_record_is_limited() {
+        let mut record = Record::default();
+        (0..=SECRETS_MAX).for_each(|number| record.add("r/a", Some(secret(&number.to_string()))));
+        let secrets = &record.repositories["r/a"].secrets;
+        assert_eq!((secrets.len(), &secrets[0]), (SECRETS_MAX, &secret("1")));
+        (0..=REPOSITORIES_MAX).for_each(|number| record.add(&format!("s/{number}"), None));
+        assert_eq!(record.repositories.len(), REPOSITORIES_MAX);
+    }
+}

@@ -1,0 +1,193 @@
+//! Restart policies and restart rules of containers. Source: `ContainerShouldRestart` in `pkg/api/v1/pod` and
+//! `ShouldAllContainersRestart` in `pkg/kubelet/container` of Kubernetes.
+//!
+//! A restart of all containers needs no record: until the containers are removed, the exited one that triggered it is in
+//! the runtime, and it is removed last. So a restarted agent continues.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus};
+use k8s_openapi::jiff::Timestamp;
+
+use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, Shape, WorkerState, is_sidecar};
+
+/// The action that restarts the container that exited.
+const RESTART: &str = "Restart";
+/// The action that restarts all containers of the pod.
+const RESTART_ALL: &str = "RestartAllContainers";
+
+/// Type of the pod condition that all containers are restarting.
+pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
+
+/// A container that was removed by a restart of all containers, until it runs again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Removed {
+    /// Attempt of its next run.
+    pub(crate) attempt: u32,
+    /// The end of the container if it triggered the restart: its back-off counts from then.
+    pub(crate) crashed: Option<Timestamp>,
+}
+
+/// Removed containers by their names.
+pub(crate) type RemovedContainers = BTreeMap<String, Removed>;
+
+/// The containers of a pod and their exits.
+pub(crate) struct Exits<'a> {
+    pub(crate) spec: &'a PodSpec,
+    pub(crate) observed: &'a ObservedPod,
+    pub(crate) state: &'a WorkerState,
+}
+
+// === impl Exits ===
+
+impl<'a> Exits<'a> {
+    /// The exited containers that trigger a restart of all containers. Empty if the pod had ended before their exits, as
+    /// when a sidecar exits because the pod stops.
+    pub(crate) fn triggers(&self) -> Vec<&'a ObservedContainer> {
+        let shape = Shape::of(self.spec);
+        let all = shape.inits().iter().chain(shape.mains());
+        let with_rules = all.filter(|container| container.restart_policy_rules.is_some());
+        let triggers: Vec<(&ObservedContainer, Timestamp)> = with_rules
+            .filter_map(|container| {
+                let (observed, exit) = self.last_exit(container)?;
+                let is_trigger = matching_action(container, exit.code) == Some(RESTART_ALL);
+                is_trigger.then_some((observed, exit.finished))
+            })
+            .collect();
+        if triggers.is_empty() {
+            return Vec::new();
+        }
+        let ended = self.ended_at();
+        let before = |finished: Timestamp| ended.is_none_or(|ended| finished < ended);
+        triggers.into_iter().filter(|(_, finished)| before(*finished)).map(|(trigger, _)| trigger).collect()
+    }
+
+    /// Whether all containers of the pod must stop and start again.
+    pub(crate) fn restart_all(&self) -> bool {
+        !self.triggers().is_empty()
+    }
+
+    /// The time since which no container is to start again: an init container has failed for good, or all main containers
+    /// have ended for good. None if one is.
+    pub(crate) fn ended_at(&self) -> Option<Timestamp> {
+        let mut mains = Shape::of(self.spec).mains().iter();
+        let last = mains.try_fold(Timestamp::MIN, |last, c| Some(last.max(self.final_exit(c)?.finished)));
+        [self.init_failed_at(), last].into_iter().flatten().min()
+    }
+
+    /// The time of the first exit of an init container that has failed and does not start again.
+    pub(crate) fn init_failed_at(&self) -> Option<Timestamp> {
+        let inits = Shape::of(self.spec).inits().iter().filter(|c| !is_sidecar(c));
+        let exits = inits.filter_map(|c| self.final_exit(c)).filter(|exit| exit.code != 0);
+        exits.map(|exit| exit.finished).min()
+    }
+
+    /// The exit of a container that does not start again.
+    fn final_exit(&self, container: &Container) -> Option<&'a Exit> {
+        let (_, exit) = self.last_exit(container)?;
+        (!restarts_after(self.spec, container, exit.code)).then_some(exit)
+    }
+
+    /// The newest container of this name, if it has exited and its exit code decides what follows.
+    fn last_exit(&self, container: &Container) -> Option<(&'a ObservedContainer, &'a Exit)> {
+        let latest = self.observed.latest(&container.name)?;
+        let exit = latest.exit()?;
+        (!self.is_stopped_to_restart(container, latest)).then_some((latest, exit))
+    }
+
+    /// Whether an ended container starts again whatever its exit code and rules: the agent stopped it for a resize, or
+    /// because a probe failed and its policy is not Never.
+    pub(crate) fn is_stopped_to_restart(&self, container: &Container, observed: &ObservedContainer) -> bool {
+        if self.state.resize.is_restarted(observed) {
+            return true;
+        }
+        let request = self.state.kill_requests.get(&observed.id).filter(|_| observed.exit().is_some());
+        request.is_some_and(|request| request.restarts) && policy(self.spec, container) != Some("Never")
+    }
+}
+
+/// Whether a container starts again after an exit with this code: its first matching rule decides, then its own policy,
+/// then the policy of the pod.
+pub(crate) fn restarts_after(spec: &PodSpec, container: &Container, code: i32) -> bool {
+    let has_policy = container.restart_policy.is_some();
+    if has_policy && matches!(matching_action(container, code), Some(RESTART | RESTART_ALL)) {
+        return true;
+    }
+    match policy(spec, container) {
+        Some("Never") => false,
+        Some("OnFailure") => code != 0,
+        _ => true,
+    }
+}
+
+/// The container's own restart policy, or that of the pod.
+fn policy<'a>(spec: &'a PodSpec, container: &'a Container) -> Option<&'a str> {
+    container.restart_policy.as_deref().or(spec.restart_policy.as_deref())
+}
+
+/// Whether an exit may restart all containers of the pod.
+pub(crate) fn may_restart_all(spec: &PodSpec) -> bool {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
+    rules.any(|rule| rule.action == RESTART_ALL)
+}
+
+/// The action of the first rule for an exit with this code.
+fn matching_action(container: &Container, code: i32) -> Option<&str> {
+    let mut rules = container.restart_policy_rules.iter().flatten();
+    let rule = rules.find(|rule| {
+        let Some(codes) = &rule.exit_codes else { return false };
+        let is_listed = codes.values.iter().flatten().any(|listed| *listed == code);
+        match codes.operator.as_str() {
+            "In" => is_listed,
+            "NotIn" => !is_listed,
+            _ => false,
+        }
+    });
+    rule.map(|rule| rule.action.as_str())
+}
+
+/// The containers that a restart of all containers removes: their next attempts, and the ends of those that triggered it.
+pub(crate) fn removed(observed: &ObservedPod, ids: &[String], triggers: &[String]) -> RemovedContainers {
+    let mut removed = RemovedContainers::new();
+    let containers = observed.containers.iter().filter(|c| ids.contains(&c.id) || triggers.contains(&c.id));
+    for container in containers {
+        let Some(latest) = observed.latest(&container.name) else { continue };
+        let is_trigger = triggers.contains(&latest.id);
+        let crashed = latest.exit().filter(|_| is_trigger).map(|exit| exit.finished);
+        let ran = u32::from(latest.run != ContainerRun::Created);
+        removed.insert(latest.name.clone(), Removed { attempt: latest.attempt + ran, crashed });
+    }
+    removed
+}
+
+/// The removed containers that a pod's status records, for an agent that has restarted.
+pub(crate) fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
+    let Some(status) = status else { return RemovedContainers::new() };
+    let is_restarting =
+        status.conditions.iter().flatten().any(|c| c.type_ == ALL_RESTARTING && c.status == "True");
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let attempts = all.filter_map(|container| {
+        let count = u32::try_from(container.restart_count).ok()?;
+        let is_removed = container.container_id.is_none() && count > 0;
+        match (is_removed, is_restarting && container.container_id.is_some()) {
+            // The status of a removed container counts its next run.
+            (true, _) => Some((container.name.clone(), count)),
+            // It is ignored if the container still exists.
+            (false, true) => Some((container.name.clone(), count.saturating_add(1))),
+            (false, false) => None,
+        }
+    });
+    attempts.map(|(name, attempt)| (name, Removed { attempt, crashed: None })).collect()
+}
+
+/// Drops the containers that have been created again.
+pub(crate) fn forget_created(removed: &mut RemovedContainers, observed: &ObservedPod) {
+    removed.retain(|name, removed| {
+        let latest = observed.latest(name);
+        latest.is_none_or(|c| c.attempt < removed.attempt || c.run == ContainerRun::Created)
+    });
+}
+
+#[cfg(test)]
+mod tests;

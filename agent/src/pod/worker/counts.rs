@@ -1,0 +1,79 @@
+//! Counts the start of the pod and the ends of its containers, from the changes of its status.
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
+
+use super::Worker;
+
+impl Worker {
+    /// Counts the start of the pod when it runs for the first time.
+    pub(super) fn count_start(&mut self, status: &PodStatus) {
+        if status.phase.as_deref() == Some("Running")
+            && let Some(received) = self.received.take()
+        {
+            self.node.metrics.pod_runs(received.elapsed());
+        }
+    }
+
+    /// Counts the containers that the status before does not have as terminated, as `updateStatusInternal` of
+    /// pkg/kubelet/status. The status before is that of the API if the agent has just started.
+    pub(super) fn count_terminations(&self, api: &PodStatus, status: &PodStatus) {
+        let before = self.reported.as_deref().unwrap_or(api);
+        for (kind, end) in terminations(before, status) {
+            let reason = end.reason.as_deref().unwrap_or_default();
+            self.node.metrics.container_terminated(kind, end.exit_code, reason);
+        }
+    }
+}
+
+/// The containers that have ended between two statuses, with their kinds.
+fn terminations<'a>(
+    before: &'a PodStatus,
+    status: &'a PodStatus,
+) -> impl Iterator<Item = (&'static str, &'a ContainerStateTerminated)> {
+    let kinds = [
+        ("init_container", &before.init_container_statuses, &status.init_container_statuses),
+        ("container", &before.container_statuses, &status.container_statuses),
+        ("ephemeral_container", &before.ephemeral_container_statuses, &status.ephemeral_container_statuses),
+    ];
+    kinds.into_iter().flat_map(|(kind, before, now)| {
+        let is_new = move |status: &&ContainerStatus| {
+            let known = before.iter().flatten().find(|known| known.name == status.name);
+            known.and_then(terminated).is_none()
+        };
+        now.iter().flatten().filter(is_new).filter_map(move |status| Some((kind, terminated(status)?)))
+    })
+}
+
+fn terminated(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    status.state.as_ref()?.terminated.as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(init: serde_json::Value, main: serde_json::Value) -> PodStatus {
+        let container = |name: &str, state: serde_json::Value| json!([{"name": name, "state": state}]);
+        let status = json!({
+            "initContainerStatuses": container("i", init),
+            "containerStatuses": container("c", main),
+        });
+        serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn each_end_of_a_container_is_counted_once() {
+        let end = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
+        let running = status(end(0), json!({"running": {}}));
+        let ended = status(end(0), end(3));
+        let codes = |before: &PodStatus, status: &PodStatus| -> Vec<(&str, i32)> {
+            terminations(before, status).map(|(kind, end)| (kind, end.exit_code)).collect()
+        };
+        let none = PodStatus::default();
+        assert_eq!(codes(&none, &ended), [("init_container", 0), ("container", 3)]);
+        assert_eq!(codes(&running, &ended), [("container", 3)]);
+        assert!(codes(&ended, &ended).is_empty() && codes(&ended, &running).is_empty());
+    }
+}

@@ -1,0 +1,102 @@
+//! Maximum sizes of the values that an expression reads from its variables.
+
+use std::collections::BTreeMap;
+
+use super::size::Size;
+
+/// Sizes of the values of a type, and of their parts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// Maximum size: characters of a text, bytes, elements of a list, entries of a map. 0 for other types.
+    pub size: u64,
+    /// Minimum length of a value as JSON, in bytes.
+    pub min_length: u64,
+    /// Fields of an object, by their identifiers.
+    pub fields: BTreeMap<Box<str>, Bounds>,
+    /// The fields that are not in `fields`.
+    pub other_fields: Option<Box<Bounds>>,
+    /// Elements of a list, or values of a map.
+    pub items: Option<Box<Bounds>>,
+    /// Keys of a map.
+    pub keys: Option<Box<Bounds>>,
+}
+
+/// The bounds of the variables of an expression.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// The only variable that has the bounds. `None`: each variable has them.
+    pub variable: Option<&'a str>,
+    /// The bounds.
+    pub bounds: &'a Bounds,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'a> {
+    /// The expression computes the value.
+    Computed,
+    /// A part of a variable with these bounds.
+    At(&'a Bounds),
+    /// A part of a variable without bounds.
+    Unbounded,
+}
+
+/// The way from a value to its part.
+pub(super) enum Step<'s> {
+    Field(&'s str),
+    /// An element of a list, or the value of an entry.
+    Item,
+    Key,
+    /// The position of an element.
+    Index,
+}
+
+// === impl Bounds ===
+
+impl Bounds {
+    /// The bounds of a value without parts.
+    pub fn leaf(size: u64, min_length: u64) -> Bounds {
+        Bounds { size, min_length, ..Bounds::default() }
+    }
+
+    fn part(&self, step: &Step<'_>) -> Option<&Bounds> {
+        match step {
+            Step::Field(name) => self.fields.get(*name).or(self.other_fields.as_deref()),
+            Step::Item => self.items.as_deref(),
+            Step::Key => self.keys.as_deref(),
+            Step::Index => None,
+        }
+    }
+}
+
+// === impl Limits ===
+
+impl<'a> Limits<'a> {
+    pub(super) fn variable(&self, name: &str) -> Place<'a> {
+        match self.variable {
+            Some(known) if known != name => Place::Unbounded,
+            _ => Place::At(self.bounds),
+        }
+    }
+
+    /// The place of a part. Upstream's estimator for custom resources ignores the first element of a path, whatever it
+    /// is, so a part of a computed value has the bounds of the variable there.
+    pub(super) fn below(&self, place: Place<'a>, step: &Step<'_>) -> Place<'a> {
+        match place {
+            Place::Computed if self.variable.is_none() => Place::At(self.bounds),
+            Place::At(bounds) => bounds.part(step).map_or(Place::Unbounded, Place::At),
+            Place::Computed | Place::Unbounded => Place::Unbounded,
+        }
+    }
+}
+
+// === impl Place ===
+
+impl Place<'_> {
+    pub(super) fn size(self) -> Option<Size> {
+        match self {
+            Place::At(bounds) => Some(Size::at_most(bounds.size)),
+            Place::Computed | Place::Unbounded => None,
+        }
+    }
+}
