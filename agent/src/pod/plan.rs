@@ -77,6 +77,8 @@ pub(crate) struct Plan {
     pub(crate) actions: Vec<Action>,
     /// Ids of containers that are stopped to start again with other resources.
     pub(crate) resize_restarts: Vec<String>,
+    /// Ids of containers that are stopped to start again with another image.
+    pub(crate) redefined: Vec<String>,
     pub(crate) waiting: Vec<(String, Waiting)>,
     pub(crate) wake: Option<Timestamp>,
 }
@@ -254,7 +256,10 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
             Some(request) => request.why.clone(),
             None if container.run == ContainerRun::Unknown => "its state is unknown".to_owned(),
             None if !in_sandbox => "its sandbox is gone".to_owned(),
-            None if redefined(shape, container) => "definition changed".to_owned(),
+            None if redefined(shape, container) => {
+                plan.redefined.push(container.id.clone());
+                "definition changed".to_owned()
+            }
             None => continue,
         };
         plan.actions.push(Action::Stop {

@@ -1,13 +1,18 @@
 //! Restart policies and restart rules of containers. Source: `ContainerShouldRestart` in `pkg/api/v1/pod` and
 //! `ShouldAllContainersRestart` in `pkg/kubelet/container` of Kubernetes.
 //!
-//! A restart of all containers needs no record: until the containers are removed, the exited one that triggered it is in
-//! the runtime, and it is removed last. So a restarted agent continues.
+//! A restart of all containers is not stored: until the containers are removed, the exited one that triggered it is in
+//! the runtime, and it is removed last. So a restarted agent continues. The attempts of the removed containers are
+//! recorded ([`record`]).
+
+pub(crate) mod record;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, Shape, WorkerState, is_sidecar};
 
@@ -20,11 +25,11 @@ const RESTART_ALL: &str = "RestartAllContainers";
 pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
 
 /// A container that was removed by a restart of all containers, until it runs again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Removed {
     /// Attempt of its next run.
     pub(crate) attempt: u32,
-    /// The end of the container if it triggered the restart: its back-off counts from then.
+    /// The end of the container if it triggered the restart or had crashed before: its back-off counts from then.
     pub(crate) crashed: Option<Timestamp>,
 }
 
@@ -95,13 +100,16 @@ impl<'a> Exits<'a> {
         (!self.is_stopped_to_restart(container, latest)).then_some((latest, exit))
     }
 
-    /// Whether an ended container starts again whatever its exit code and rules: the agent stopped it for a resize, or
-    /// because a probe failed and its policy is not Never.
+    /// Whether an ended container starts again whatever its exit code and rules: the agent stopped it for a resize or
+    /// another image, or because a probe failed and its policy is not Never.
     pub(crate) fn is_stopped_to_restart(&self, container: &Container, observed: &ObservedContainer) -> bool {
-        if self.state.resize.is_restarted(observed) {
+        if observed.exit().is_none() {
+            return false;
+        }
+        if self.state.resize.is_restarted(observed) || self.state.redefined.contains(&observed.id) {
             return true;
         }
-        let request = self.state.kill_requests.get(&observed.id).filter(|_| observed.exit().is_some());
+        let request = self.state.kill_requests.get(&observed.id);
         request.is_some_and(|request| request.restarts) && policy(self.spec, container) != Some("Never")
     }
 }
@@ -147,22 +155,32 @@ fn matching_action(container: &Container, code: i32) -> Option<&str> {
     rule.map(|rule| rule.action.as_str())
 }
 
-/// The containers that a restart of all containers removes: their next attempts, and the ends of those that triggered it.
+/// The containers that a restart of all containers removes: their next attempts, and the ends of those that triggered it
+/// or had crashed. Without these ends a restart of all containers would reset the back-off of a container that crashes.
 pub(crate) fn removed(observed: &ObservedPod, ids: &[String], triggers: &[String]) -> RemovedContainers {
     let mut removed = RemovedContainers::new();
     let containers = observed.containers.iter().filter(|c| ids.contains(&c.id) || triggers.contains(&c.id));
     for container in containers {
         let Some(latest) = observed.latest(&container.name) else { continue };
         let is_trigger = triggers.contains(&latest.id);
-        let crashed = latest.exit().filter(|_| is_trigger).map(|exit| exit.finished);
+        let crashed = latest.exit().filter(|exit| is_trigger || exit.code != 0).map(|exit| exit.finished);
         let ran = u32::from(latest.run != ContainerRun::Created);
         removed.insert(latest.name.clone(), Removed { attempt: latest.attempt + ran, crashed });
     }
     removed
 }
 
-/// The removed containers that a pod's status records, for an agent that has restarted.
-pub(crate) fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
+/// The containers that an earlier agent removed: those of the record, and those of the pod's status.
+pub(crate) fn removed_before(pod: &Pod, pod_dir: &Path) -> RemovedContainers {
+    let mut removed = removed_in_status(pod.status.as_ref());
+    if pod.spec.as_ref().is_some_and(may_restart_all) {
+        removed.extend(record::read(pod_dir));
+    }
+    removed
+}
+
+/// The removed containers that a pod's status has, if the record could not be written.
+fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
     let Some(status) = status else { return RemovedContainers::new() };
     let is_restarting =
         status.conditions.iter().flatten().any(|c| c.type_ == ALL_RESTARTING && c.status == "True");

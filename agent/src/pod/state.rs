@@ -12,7 +12,7 @@
 //! all containers removes them, and the pod continues with its init containers in the same sandbox.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
@@ -220,6 +220,8 @@ pub(crate) struct WorkerState {
     pub(crate) probed: HashMap<String, Probed>,
     /// Running containers to kill, by container id.
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
+    /// Ids of containers that were stopped to start again with another image.
+    pub(crate) redefined: BTreeSet<String>,
     /// Whether the volumes and cgroup of the ended pod were released.
     pub(crate) released: bool,
     /// Resizes of the pod.
@@ -270,6 +272,7 @@ impl Default for WorkerState {
             prepared: false,
             probed: HashMap::new(),
             kill_requests: BTreeMap::new(),
+            redefined: BTreeSet::new(),
             released: false,
             resize: ResizeState::default(),
             removed: RemovedContainers::new(),

@@ -250,7 +250,7 @@ impl Worker {
             verdict: start.verdict,
             probed: probe_results(status),
             resize: ResizeState::of(desired.pod()),
-            removed: super::restart::removed_in_status(status),
+            removed: super::restart::removed_before(desired.pod(), &start.node.volumes.pod_dir(&start.uid)),
             ..WorkerState::default()
         };
         let is_pending =
@@ -359,6 +359,7 @@ impl Worker {
             return None;
         }
         self.state.resize.restarts.extend(plan.resize_restarts.iter().cloned());
+        self.state.redefined.extend(plan.redefined.iter().cloned());
         let interrupt = CancellationToken::new();
         let job = Job {
             node: Arc::clone(&self.node),

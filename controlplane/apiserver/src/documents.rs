@@ -70,7 +70,8 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             let is_known = |hash: &str| matches(headers, &quoted(hash));
             let own = state.merged.versions.find(resources, &rest.join("/"), is_known);
             let converted = || {
-                let document = remote_openapi::converted_v3(&state.remotes.find(&info.path)?, is_known)?;
+                let remote = state.remotes.find(&info.path)?;
+                let document = remote_openapi::converted_v3(&remote, is_known)?;
                 let body = Some(document.body.into()).filter(|_| !is_known(&document.hash));
                 Some(VersionDocument { hash: document.hash, body })
             };

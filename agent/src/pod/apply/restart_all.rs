@@ -30,6 +30,10 @@ impl Job {
             return Err(errors);
         }
         let removed = restart::removed(&self.observed, others, triggers);
+        if let Err(error) = restart::record::add(&self.node.volumes.pod_dir(&self.uid), &removed) {
+            // The status in the API has the attempts, too, unless the agent ends before it is written.
+            tracing::warn!(uid = self.uid, %error, "cannot record a restart of all containers");
+        }
         self.report(Report::Removing(removed.clone()));
         for id in others.iter().chain(triggers) {
             if self.interrupt.is_cancelled() {

@@ -306,6 +306,24 @@ fn a_changed_image_restarts_its_container() {
     assert!(matches!(got.actions.as_slice(), [Action::Stop { why, .. }] if why == "definition changed"));
 }
 
+#[test]
+fn a_container_with_a_changed_image_starts_again_whatever_its_policy_and_rules() {
+    let rules =
+        json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "NotIn", "values": [0]}}]);
+    let own = json!({"name": "a", "image": "i:2", "restartPolicy": "Never"});
+    let mut ruled = own.clone();
+    ruled["restartPolicyRules"] = rules;
+    for own in [own, ruled] {
+        let desired = pod(json!({"restartPolicy": "Never", "containers": [own]}));
+        let got = decide(&desired, &observed(vec![container("a", 0, running())]), &ready_worker_state(), 0);
+        assert_eq!(got.redefined, ["a0"]);
+        let mut state = ready_worker_state();
+        state.redefined.extend(got.redefined);
+        let ended = observed(vec![container("a", 0, exited(143, 5))]);
+        assert_eq!(started(&decide(&desired, &ended, &state, 5)), [("a", 1)]);
+    }
+}
+
 fn sized(cpu: &str, policy: &str, restart: &str) -> DesiredPod {
     pod(
         json!({"restartPolicy": restart, "terminationGracePeriodSeconds": 0, "containers": [{"name": "a", "image": "i",

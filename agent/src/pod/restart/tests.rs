@@ -117,24 +117,27 @@ fn a_sidecar_that_exits_after_the_others_have_ended_triggers_nothing() {
 }
 
 #[test]
-fn removed_containers_keep_their_counts_and_triggers_their_ends() {
+fn removed_containers_keep_their_counts_and_those_that_crashed_their_ends() {
     let pod = observed(vec![
         container("a", 2, exited(1, 1)),
         container("a", 3, exited(42, 5)),
-        container("b", 0, exited(137, 8)),
+        container("b", 0, exited(1, 4)),
         container("c", 4, ContainerRun::Created),
+        container("d", 0, running()),
+        container("i", 0, exited(0, 1)),
         container("debug", 0, running()),
     ]);
     let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
-    let mut found = removed(&pod, &ids(&["a2", "b0", "c4"]), &ids(&["a3"]));
+    let mut found = removed(&pod, &ids(&["a2", "b0", "c4", "d0", "i0"]), &ids(&["a3"]));
     let of = |attempt, crashed| Removed { attempt, crashed };
-    let expected = [("a", of(4, Some(at(5)))), ("b", of(1, None)), ("c", of(4, None))];
+    let ended = [("a", of(4, Some(at(5)))), ("b", of(1, Some(at(4)))), ("i", of(1, None))];
+    let expected = [("c", of(4, None)), ("d", of(1, None))].into_iter().chain(ended);
     let expected = expected.map(|(name, removed)| (name.to_owned(), removed));
-    assert_eq!(found, RemovedContainers::from(expected));
+    assert_eq!(found, expected.collect::<RemovedContainers>());
     forget_created(&mut found, &pod);
-    assert_eq!(found.len(), 3, "they are not removed yet");
+    assert_eq!(found.len(), 5, "they are not removed yet");
     forget_created(&mut found, &observed(vec![container("a", 4, running())]));
-    assert_eq!(found.keys().collect::<Vec<_>>(), ["b", "c"]);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["b", "c", "d", "i"]);
 }
 
 #[test]
@@ -158,4 +161,29 @@ fn a_restarted_agent_reads_the_counts_of_removed_containers_from_the_status() {
     assert_eq!(counts(&status("False")), [("removed".to_owned(), 2)]);
     assert_eq!(counts(&status("True")), [("here".to_owned(), 6), ("removed".to_owned(), 2)]);
     assert_eq!(removed_in_status(None), RemovedContainers::new());
+}
+
+#[test]
+fn a_restarted_agent_reads_the_removed_containers_that_the_status_does_not_have_yet() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, attempt, crashed| {
+        RemovedContainers::from([(name.to_owned(), Removed { attempt, crashed })])
+    };
+    record::add(dir.path(), &of("a", 1, Some(at(5)))).unwrap();
+    record::add(dir.path(), &of("b", 1, None)).unwrap();
+    record::add(dir.path(), &of("b", 2, None)).unwrap();
+    let running = json!([{"name": "a", "containerID": "x://1", "restartCount": 0, "image": "i", "imageID": "",
+        "ready": true}]);
+    let pod = |action: &str| -> Pod {
+        serde_json::from_value(json!({"spec": {"containers": [ruled("a", action), {"name": "b"}]},
+            "status": {"containerStatuses": running}}))
+        .unwrap()
+    };
+    let mut expected = of("a", 1, Some(at(5)));
+    expected.extend(of("b", 2, None));
+    assert_eq!(removed_before(&pod("RestartAllContainers"), dir.path()), expected);
+    assert_eq!(removed_before(&pod("Restart"), dir.path()), RemovedContainers::new());
+    record::remove(dir.path());
+    assert_eq!(removed_before(&pod("RestartAllContainers"), dir.path()), RemovedContainers::new());
+    record::remove(dir.path());
 }

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::facts::Facts;
-use crate::pod::restart::Removed;
-use crate::pod::state::{ContainerRun, Exit, ObservedContainer, is_sidecar};
+use crate::pod::restart::{Removed, restarts_after};
+use crate::pod::state::{ContainerRun, Exit, ObservedContainer, Shape, Waiting, is_sidecar};
 
 /// Maximum size in bytes of a waiting container's message.
 const WAITING_MAX: usize = 2048;
@@ -57,19 +57,15 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         return unobserved_status(container, facts);
     };
     let waiting = facts.state.waiting.get(&container.name);
-    let will_run = waiting.is_some() && !facts.finished;
+    let will_run =
+        !facts.finished && (waiting.is_some() || starts_against_its_policy(container, observed, facts));
     let (state, last_state) = match &observed.run {
         ContainerRun::Running { started } => (running(*started), before(facts, observed)),
         ContainerRun::Exited(exit) if will_run => {
-            let (reason, message) =
-                waiting.map(|w| (w.reason.clone(), w.message.clone())).unwrap_or_default();
-            (wait(reason, message), terminated(facts, observed, exit))
+            (waiting_state(waiting, facts), terminated(facts, observed, exit))
         }
         ContainerRun::Exited(exit) => (terminated(facts, observed, exit), before(facts, observed)),
-        ContainerRun::Created => {
-            let reason = waiting.map_or(not_yet(facts).to_owned(), |w| w.reason.clone());
-            (wait(reason, waiting.map(|w| w.message.clone()).unwrap_or_default()), before(facts, observed))
-        }
+        ContainerRun::Created => (waiting_state(waiting, facts), before(facts, observed)),
         ContainerRun::Unknown => (unknown_end(facts, observed), before(facts, observed)),
     };
     let started = started(container, observed, facts);
@@ -95,6 +91,22 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         user: observed.user.clone().map(|linux| ContainerUser { linux: Some(linux) }),
         volume_mounts: volume_mounts(container),
         ..ContainerStatus::default()
+    }
+}
+
+/// Whether an ended container starts again although its exit code ends it for good: the agent stopped it because a probe
+/// failed, or for a resize or another image. The API server refuses a start after a status that has it as ended.
+fn starts_against_its_policy(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
+    let (Some(spec), Some(exit)) = (facts.pod.spec.as_ref(), observed.exit()) else { return false };
+    !restarts_after(spec, container, exit.code)
+        && facts.exits(&Shape::of(spec)).is_stopped_to_restart(container, observed)
+}
+
+/// The state of a container that waits, for this reason if it is known.
+fn waiting_state(waiting: Option<&Waiting>, facts: &Facts<'_>) -> ContainerState {
+    match waiting {
+        Some(w) => wait(w.reason.clone(), w.message.clone()),
+        None => wait(not_yet(facts).to_owned(), String::new()),
     }
 }
 
@@ -150,11 +162,7 @@ fn unobserved_status(container: &Container, facts: &Facts<'_>) -> ContainerStatu
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
         return ContainerStatus { ready: false, started: Some(false), ..lost_status(old.clone(), facts) };
     }
-    let state = match facts.state.waiting.get(&container.name) {
-        Some(w) => wait(w.reason.clone(), w.message.clone()),
-        None => wait(not_yet(facts).to_owned(), String::new()),
-    };
-    waiting_status(container, state)
+    waiting_status(container, waiting_state(facts.state.waiting.get(&container.name), facts))
 }
 
 /// The status of a container without an id, in this state.

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::*;
 use crate::pod::state::{
-    ContainerRun, Exit, ObservedContainer, ObservedSandbox, Probed, Verdict, Waiting, WorkerState,
+    ContainerRun, Exit, KillRequest, ObservedContainer, ObservedSandbox, Probed, Verdict, Waiting,
+    WorkerState,
 };
 
 fn at(seconds: i64) -> Timestamp {
@@ -448,4 +449,26 @@ fn all_containers_of_a_pod_without_init_containers_restart_while_it_is_running()
     let status = case.status(6).container_statuses.unwrap().remove(0);
     let end = status.last_state.unwrap().terminated.unwrap();
     assert_eq!((end.exit_code, end.reason.as_deref()), (137, Some("RestartingAllContainers")));
+}
+
+#[test]
+fn a_container_that_starts_against_its_policy_has_not_ended() {
+    let spec = json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}]});
+    let mut case = Case::new(spec, observed(vec![container("a", 0, exited(0))]));
+    let request = KillRequest { why: "failed liveness probe".into(), grace: None, restarts: true };
+    case.state.kill_requests.insert("a0".into(), request);
+    let status = case.status(5);
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    let status = &status.container_statuses.unwrap()[0];
+    assert_eq!(waiting_reason(status.state.as_ref()).as_deref(), Some("ContainerCreating"));
+    assert!(status.last_state.as_ref().is_some_and(|last| last.terminated.is_some()));
+    // The policy allows a start after another exit code, so the end is shown.
+    case.observed.containers[0].run = exited(1);
+    let status = &case.status(5).container_statuses.unwrap()[0];
+    assert!(status.state.as_ref().is_some_and(|state| state.terminated.is_some()));
+    // A pod that has failed does not start it.
+    case.observed.containers[0].run = exited(0);
+    case.finished = true;
+    let status = &case.status(5).container_statuses.unwrap()[0];
+    assert!(status.state.as_ref().is_some_and(|state| state.terminated.is_some()));
 }

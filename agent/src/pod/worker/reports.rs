@@ -123,11 +123,16 @@ impl Worker {
         let here: HashSet<&str> = self.observed.containers.iter().map(|c| c.id.as_str()).collect();
         self.state.probed.retain(|id, _| here.contains(id.as_str()));
         self.state.kill_requests.retain(|id, _| here.contains(id.as_str()));
+        self.state.redefined.retain(|id| here.contains(id.as_str()));
         self.pre_stop_done.retain(|id| here.contains(id.as_str()));
         self.state.resize.actuated.retain(|id, _| here.contains(id.as_str()));
         self.state.resize.restarts.retain(|id| here.contains(id.as_str()));
         let observed = &self.observed;
+        let was_restarting = !self.state.removed.is_empty();
         restart::forget_created(&mut self.state.removed, observed);
+        if was_restarting && self.state.removed.is_empty() {
+            restart::record::remove(&self.node.volumes.pod_dir(&self.uid));
+        }
         self.state.waiting.retain(|name, _| !observed.current(name).is_some_and(|c| c.running()));
         if self.state.waiting.is_empty() {
             // An emptied `BTreeMap` keeps one node, which has 800 bytes for this type.

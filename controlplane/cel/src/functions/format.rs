@@ -6,7 +6,7 @@ use coracle_values::names;
 
 use super::{clause, failed, traversal};
 use crate::cost_meter::CostMeter;
-use crate::eval_error::{EvalError, Evaluated};
+use crate::eval_error::Evaluated;
 use crate::go_url::GoUrl;
 use crate::text_format;
 use crate::value::Value;

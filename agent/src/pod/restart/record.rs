@@ -1,0 +1,45 @@
+//! Record of the containers that a restart of all containers removes, in the pod's directory.
+//!
+//! The status in the API is no such record. It is written after the removal, and not at all while the API server does not
+//! respond. An agent that starts then would find containers that were running and are gone: a pod that never restarts
+//! would have failed, and the attempts of others would begin at 0, with the logs of earlier attempts.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::RemovedContainers;
+use crate::json_file;
+
+/// File name of the record.
+const FILE: &str = "restarting.json";
+
+/// Adds containers to the record of a pod. They replace those of the same names.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn add(pod_dir: &Path, removed: &RemovedContainers) -> io::Result<()> {
+    let mut recorded = read(pod_dir);
+    recorded.extend(removed.clone());
+    json_file::write(&path(pod_dir), &recorded)
+}
+
+/// The recorded containers. Empty without a record.
+pub(super) fn read(pod_dir: &Path) -> RemovedContainers {
+    json_file::read(&path(pod_dir)).unwrap_or_default()
+}
+
+/// Removes the record: all of its containers run again. An error is logged. A record that stays has no effect on
+/// containers that exist.
+pub(crate) fn remove(pod_dir: &Path) {
+    let path = path(pod_dir);
+    if let Err(error) = fs::remove_file(&path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %path.display(), "cannot remove the record of a restart of all containers");
+    }
+}
+
+fn path(pod_dir: &Path) -> PathBuf {
+    pod_dir.join(FILE)
+}
