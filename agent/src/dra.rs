@@ -49,8 +49,10 @@ pub(crate) enum DraError {
     },
     #[error("DRA driver {0} is not registered")]
     NotRegistered(String),
-    #[error("an old ResourceClaim {0} with another uid is still in use on this node")]
-    OldClaim(String),
+    /// A claim of the same name that was deleted, with this uid, is still prepared here. Upstream's message
+    /// (`pkg/kubelet/cm/dra`).
+    #[error("old ResourceClaim with same name {name} and different UID {uid} still exists")]
+    OldClaim { name: String, uid: String },
     #[error("DRA driver {driver}")]
     Driver {
         driver: String,
@@ -181,8 +183,8 @@ impl Dra {
         let _one_at_a_time = self.shared.claims.lock(&claim.key()).await;
         self.reread(&claim).await?;
         let known = self.shared.records.get(&claim.key());
-        if known.as_ref().is_some_and(|known| known.uid != claim.uid) {
-            return Err(DraError::OldClaim(claim.name));
+        if let Some(old) = known.as_ref().filter(|known| known.uid != claim.uid) {
+            return Err(DraError::OldClaim { name: claim.name, uid: old.uid.clone() });
         }
         let mut record = known.unwrap_or(claim);
         record.pods.insert(pod.to_owned());

@@ -24,12 +24,13 @@ CI = HERE / "ci.txt"
 # change the machine; and the features whose specs run.
 FEATURES = ("IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networking-DNS|HPA|Ingress|PodPriority|NodeAuthorizer|"
             "BootstrapTokens|PodLevelResources|EnvFiles|InPlacePodVerticalScaling|SupplementalGroupsPolicy|UserNamespacesSupport|"
-            "HostAccess|Example|ContainerRestartRules|RuntimeHandler|SchedulerAsyncPreemption|VolumeAttributesClass")
+            "HostAccess|Example|ContainerRestartRules|RuntimeHandler|SchedulerAsyncPreemption|VolumeAttributesClass|"
+            "DynamicResourceAllocation")
 LEFT_OUT = re.compile(r"\[(Conformance|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|"
                             r"sig-(windows|cloud-provider|cloud-provider-gcp|autoscaling)|Driver:|"
                             fr"Feature:(?!({FEATURES})\]))|CSI Mock")
 
-# Marks of specs that are the only ones on the cluster while they run, or take minutes.
+# Marks of the specs of the suite `serial`: ginkgo runs serial ones alone, after the others. Slow ones take minutes.
 ONE_AT_A_TIME = re.compile(r"\[(Serial|Slow)\]")
 
 # Retries of a failed spec that should pass.
@@ -76,14 +77,33 @@ def recorded(suite):
     return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD[suite]))}
 
 
+def may_lower_oom_score():
+    """Whether processes here may get a negative oom_score_adj, as the containers of Guaranteed pods have."""
+    path = pathlib.Path("/proc/self/oom_score_adj")
+    before = path.read_text()
+    try:
+        path.write_text("-1")
+    except PermissionError:
+        return False
+    path.write_text(before)
+    return True
+
+
 def exceptions(specs):
-    """The specs that are not run, with the reason."""
-    skipped = dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
+    """The specs that are not run, with the reason. A line of exceptions.txt holds for all specs with its text."""
+    texts = dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
+    skipped = {name: reason for text, reason in texts.items() for name in specs if text in name}
     try:
         # The kernel loads the module for the first socket. 132 is the protocol number of SCTP.
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132).close()
     except OSError:
         skipped.update({name: "this kernel has no SCTP sockets" for name in specs if "[Feature:SCTPConnectivity]" in name})
+    if subprocess.run(["unshare", "--net", "ip", "link", "add", "dummy1", "type", "dummy"], capture_output=True).returncode:
+        skipped.update({name: "this kernel has no dummy interfaces" for name in specs
+                        if "should enable privileged commands" in name})
+    if not may_lower_oom_score():
+        skipped.update({name: "this machine permits no negative oom_score_adj, which the spec reads after a restart"
+                        for name in specs if re.search(r"guaranteed qos - .*(cpu|mem) restart", name)})
     try:
         os.readlink("/proc/1/ns/mnt")
     except PermissionError:
@@ -154,11 +174,18 @@ def run(binaries, names, results, options):
             results.add(ginkgo(binaries, chunk, options.processes, options.minutes, f"{title}-{start // CHUNK}"))
 
 
-def retry(binaries, names, results, record):
+def failures(names, results, record, suite):
+    """The specs that are recorded as passed and fail. Outside conformance, a spec may skip itself where the machine or
+    the cluster lacks what it needs."""
+    accepted = ("passed",) if suite == "conformance" else ("passed", "skipped")
+    return [name for name in names if record.get(name) == "passed" and results.of[name]["state"] not in accepted]
+
+
+def retry(binaries, names, results, record, suite):
     """Runs specs again, alone, that should have passed. Some specs race with the node: `lifecycle of Pods and PodStatus`
     expects a pod to be ready a few milliseconds after its image changed."""
     for _ in range(ATTEMPTS):
-        suspects = [name for name in names if record.get(name) == "passed" and results.of[name]["state"] != "passed"]
+        suspects = failures(names, results, record, suite)
         if not suspects:
             return
         print(f"again, one at a time: {len(suspects)} specs", flush=True)
@@ -189,11 +216,14 @@ def table(names, results, specs, skipped):
 
 
 def write_record(specs, record, suite):
-    """Writes the record of these specs; a spec that never ran is recorded as failed."""
+    """Writes the record of these specs; a spec that never ran is recorded as failed. Outside conformance only passed
+    specs are recorded, because many specs need what no cluster here has."""
     flag = "" if suite == "conformance" else f" --{suite}"
     head = (f"# Outcome of each {suite} spec of Kubernetes v1.36.0. `scripts/conformance{flag} --record` writes this file;\n"
             "# a spec that is `passed` here and does not pass fails the run.\n")
-    RECORD[suite].write_text(head + "".join(f"{record.get(name, 'failed')}\t{name}\n" for name in specs))
+    rows = [(record.get(name, "failed"), name) for name in specs]
+    kept = [f"{state}\t{name}\n" for state, name in rows if suite == "conformance" or state == "passed"]
+    RECORD[suite].write_text(head + "".join(kept))
 
 
 def selected(specs, options, record):
@@ -220,19 +250,16 @@ def arguments():
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="ci, or groups of the suite; default: all")
     suites = parser.add_mutually_exclusive_group()
     suites.add_argument("--other", dest="suite", action="store_const", const="other", default="conformance",
-                        help="the suite's specs outside conformance that run in parallel here")
+                        help="the suite's specs outside conformance that run in parallel and take no minutes")
     suites.add_argument("--serial", dest="suite", action="store_const", const="serial",
-                        help="the suite's specs outside conformance that run one at a time")
+                        help="those of them that run alone or take minutes")
     parser.add_argument("--recorded", action="store_true", help="only specs that passed when the record was written")
     parser.add_argument("--spec", action="append", metavar="TEXT", help="only specs with this text in their name; repeatable")
-    parser.add_argument("--record", action="store_true", help="write the outcome to specs.txt")
+    parser.add_argument("--record", action="store_true", help="write the outcome to the record of the suite")
     parser.add_argument("--again", action="store_true", help="also specs that have a result of this binary")
     parser.add_argument("--processes", type=int, default=6, help="specs at the same time; default 6")
     parser.add_argument("--minutes", type=int, default=60, help="time limit of a chunk of specs; default 60")
-    options = parser.parse_intermixed_args()
-    if options.suite == "serial":
-        options.processes = 1
-    return options
+    return parser.parse_intermixed_args()
 
 
 def main():
@@ -242,21 +269,22 @@ def main():
     skipped = exceptions(specs)
     names, results = selected(specs, options, record), Results(coracle)
     run(options.binaries, names, results, options)
-    retry(options.binaries, names, results, record)
+    retry(options.binaries, names, results, record, options.suite)
     for name in names:
         result = results.of[name]
         if result["state"] != "passed":
             print(f"{result['state'].upper()} {result['seconds']}s {name}\n    {result['message']}")
     table(names, results, specs, skipped)
-    regressions = [name for name in names if record.get(name) == "passed" and results.of[name]["state"] != "passed"]
+    regressions = failures(names, results, record, options.suite)
     news = [name for name in names if record.get(name) != "passed" and results.of[name]["state"] == "passed"]
     for name in news:
         print(f"passes now: {name}")
     for name in regressions:
         print(f"REGRESSION {name}")
     if options.record:
-        write_record(specs, {**record, **{name: "passed" if results.of[name]["state"] == "passed" else "failed" for name in names}},
-                     options.suite)
+        skips = set() if options.suite == "conformance" else {name for name in names if results.of[name]["state"] == "skipped"}
+        outcome = {name: "passed" if results.of[name]["state"] == "passed" else "failed" for name in names if name not in skips}
+        write_record(specs, {**record, **outcome}, options.suite)
     passed = sum(results.of[name]["state"] == "passed" for name in names)
     print(f"{passed} passed, {len(regressions)} failed, {len(names) - passed - len(regressions)} skipped")
     sys.exit(1 if regressions and not options.record else 0)

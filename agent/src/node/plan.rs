@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec,
     NodeStatus,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
@@ -152,6 +153,13 @@ pub(super) fn status_patch(
     // The value is replaced as a whole if it differs. A null removes fields that a merge would keep.
     put(&mut patch, "capacity", &held.capacity, &want.capacity);
     put(&mut patch, "allocatable", &held.allocatable, &want.allocatable);
+    if let Some(allocatable) = patch.get_mut("allocatable").and_then(Value::as_object_mut) {
+        let removed =
+            held.allocatable.iter().flatten().map(|(name, _)| name).filter(|name| is_extended(name));
+        for name in removed {
+            allocatable.entry(name.clone()).or_insert(Value::Null);
+        }
+    }
     put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
     put(&mut patch, "nodeInfo", &held.node_info, &want.node_info);
     put(&mut patch, "declaredFeatures", &held.declared_features, &want.declared_features);
@@ -199,8 +207,8 @@ fn status(
     let addresses = internal.chain([address("Hostname", config.name.clone())]).collect();
     NodeStatus {
         addresses: Some(addresses),
-        capacity: Some(facts.capacity.clone()),
-        allocatable: Some(facts.allocatable.clone()),
+        capacity: Some(with_extended(&facts.capacity, held)),
+        allocatable: Some(with_extended(&facts.allocatable, held)),
         conditions: Some(conditions(current_state, held)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }),
@@ -210,6 +218,18 @@ fn status(
         node_info: Some(facts.info.clone()),
         ..NodeStatus::default()
     }
+}
+
+/// Resources with the extended resources that an administrator or a program wrote into the capacity. As by the kubelet,
+/// all of an extended resource is allocatable.
+fn with_extended(own: &BTreeMap<String, Quantity>, held: &NodeStatus) -> BTreeMap<String, Quantity> {
+    let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
+    own.iter().chain(extended).map(|(name, amount)| (name.clone(), amount.clone())).collect()
+}
+
+/// Whether the name is that of an extended resource. Source: upstream's `IsExtendedResourceName`.
+fn is_extended(name: &str) -> bool {
+    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
 /// Status, reason and message of a condition.
@@ -327,8 +347,6 @@ fn are_equal_except_times(a: &NodeCondition, b: &NodeCondition) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-
     use super::super::EvictionThresholds;
     use super::*;
 
@@ -383,6 +401,25 @@ mod tests {
     fn a_status_that_differs_in_times_only_is_not_written() {
         let node = node(&config(), &facts(), &current_state(Ok(()), 1));
         assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 99), &node), None);
+    }
+
+    #[test]
+    fn extended_resources_of_the_capacity_are_allocatable_until_they_are_removed() {
+        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let patched = |node: &Node| status_patch(&config(), &facts(), &current_state(Ok(()), 1), node);
+        let (dongles, other) = ("example.com/dongle".to_owned(), "attachable-volumes-x".to_owned());
+        let status = node.status.as_mut().expect("status");
+        status.capacity.get_or_insert_default().insert(dongles.clone(), Quantity("4".to_owned()));
+        let allocatable = json!({"cpu": "2", "example.com/dongle": "4"});
+        assert_eq!(patched(&node), Some(json!({"status": {"allocatable": allocatable}})));
+        let status = node.status.as_mut().expect("status");
+        status.allocatable.get_or_insert_default().insert(dongles.clone(), Quantity("4".to_owned()));
+        assert_eq!(patched(&node), None);
+        let status = node.status.as_mut().expect("status");
+        status.capacity.get_or_insert_default().remove(&dongles);
+        status.allocatable.get_or_insert_default().insert(other, Quantity("1".to_owned()));
+        let allocatable = json!({"cpu": "2", "example.com/dongle": null});
+        assert_eq!(patched(&node), Some(json!({"status": {"allocatable": allocatable}})));
     }
 
     #[test]

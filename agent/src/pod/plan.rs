@@ -273,11 +273,10 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether a main container's image was changed in the spec: the only mutable field besides resources. Compared with
-/// the reference that the runtime got, not with a serialization of the spec.
+/// Whether a main container's image was changed in the spec.
 fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
-    let wanted = shape.mains().iter().find(|c| c.name == observed.name).and_then(|c| c.image.as_ref());
-    matches!((wanted, &observed.asked), (Some(wanted), Some(asked)) if wanted != asked)
+    let wanted = shape.mains().iter().find(|c| c.name == observed.name);
+    wanted.is_some_and(|wanted| observed.has_other_image(wanted))
 }
 
 /// Plans the init containers in their order. True when the main containers may start.

@@ -146,6 +146,12 @@ impl ObservedPod {
 }
 
 impl ObservedContainer {
+    /// Whether the container was made from another image than this one: the only mutable field besides resources.
+    /// Compared with the reference that the runtime got, not with a serialization of the spec.
+    pub(crate) fn has_other_image(&self, wanted: &Container) -> bool {
+        matches!((&wanted.image, &self.asked), (Some(wanted), Some(asked)) if wanted != asked)
+    }
+
     pub(crate) fn exit(&self) -> Option<&Exit> {
         match &self.run {
             ContainerRun::Exited(exit) => Some(exit),
@@ -240,6 +246,17 @@ pub(crate) const SANDBOX: &str = "sandbox";
 pub(crate) const VOLUMES: &str = "volumes";
 /// A key of [`WorkerState::pod_retries`].
 pub(crate) const RESIZE: &str = "resize";
+
+impl WorkerState {
+    /// Ends the back-off of containers whose image was changed, as upstream: its key includes the image.
+    pub(crate) fn forget_crashes(&mut self, desired: &DesiredPod, observed: &ObservedPod) {
+        for container in desired.pod().spec.iter().flat_map(|spec| &spec.containers) {
+            if observed.latest(&container.name).is_some_and(|latest| latest.has_other_image(container)) {
+                self.crashes.clear(&container.name);
+            }
+        }
+    }
+}
 
 impl Default for WorkerState {
     fn default() -> Self {

@@ -293,6 +293,7 @@ impl Worker {
         self.forget_removed_containers();
         self.take_eviction(desired);
         self.follow_resize(desired);
+        self.state.forget_crashes(desired, &self.observed);
         let now = Timestamp::now();
         let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
         let plan = plan::plan(&facts);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::config::{MIN_FEASIBLE_NODES, Profile};
-use crate::devices::PodDevices;
+use crate::devices::{self, PodDevices};
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
@@ -28,8 +28,18 @@ pub(crate) struct Unschedulable {
     pub(crate) helped_by: Changes,
     /// Nodes on which preemption may help.
     pub(crate) resolvable: BTreeSet<String>,
-    /// Whether a pre-filter refused the pod before any node was checked.
-    pub(crate) is_early: bool,
+    pub(crate) found_by: FoundBy,
+}
+
+/// The step that ended the search for a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FoundBy {
+    /// A pre-filter, before any node was checked.
+    PreFilter,
+    /// The filters: they refused all nodes.
+    Filters,
+    /// A filter that failed.
+    Error,
 }
 
 /// The input of the filters for a pod. It is computed once for all nodes.
@@ -116,7 +126,7 @@ pub(crate) fn filter<'a>(
         message,
         helped_by,
         resolvable: BTreeSet::new(),
-        is_early: true,
+        found_by: FoundBy::PreFilter,
     };
     if total == 0 {
         return Err(none("no nodes available to schedule pods".to_owned(), Changes::NODE));
@@ -146,12 +156,16 @@ pub(crate) fn filter<'a>(
         } else {
             refused_by_nominated.remove(name)
         };
-        let outcome = match known {
+        let mut outcome = match known {
             Some(refusal) => Err(refusal),
             None => outcomes.get(node.info.version(), || node_outcome(pod, profile, needs, node)).clone(),
         };
-        let by_others = |found| refuse_by_others(profile, &prepared, (node, snapshot)).map_or(Ok(found), Err);
-        match outcome.and_then(by_others) {
+        if outcome.is_ok() {
+            let refusal =
+                refuse_by_others(profile, &prepared, (node, snapshot)).map_err(|why| filter_failed(&why))?;
+            outcome = refusal.map_or(outcome, Err);
+        }
+        match outcome {
             Ok(found) => {
                 fitting.push(node);
                 scores.push(found);
@@ -203,26 +217,39 @@ pub(crate) fn refuse(
     prepared: &Prepared,
     (node, snapshot): (Candidate<'_>, &Snapshot),
 ) -> Option<Refused> {
-    filter::refuse(pod, &prepared.needs, profile, node)
-        .or_else(|| refuse_by_others(profile, prepared, (node, snapshot)))
+    filter::refuse(pod, &prepared.needs, profile, node).or_else(|| {
+        let refused = refuse_by_others(profile, prepared, (node, snapshot));
+        refused.unwrap_or_else(|why| Some(devices::refused(&why)))
+    })
 }
 
 /// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices, or that follows
-/// these in upstream's order.
+/// these in upstream's order. The error means that no node may run the pod.
 fn refuse_by_others(
     profile: &Profile,
     prepared: &Prepared,
     (node, snapshot): (Candidate<'_>, &Snapshot),
-) -> Option<Refused> {
+) -> Result<Option<Refused>, String> {
     let claims = &prepared.claims;
-    claims
+    let refused = claims
         .refuse(profile, node.properties, snapshot.volume_usage(node))
         .or_else(|| prepared.topology.refuse(profile, node))
         .or_else(|| {
             let needed = prepared.needs.restarts_all && profile.filters_by("NodeDeclaredFeatures");
             declared_features::refuse(needed, node.properties)
-        })
-        .or_else(|| snapshot.devices.refuse(&prepared.devices, node.properties))
+        });
+    if refused.is_some() { Ok(refused) } else { snapshot.devices.refuse(&prepared.devices, node.properties) }
+}
+
+/// The result for a pod whose claims of devices cannot be evaluated. Source: `Filter` of the plugin, which returns an
+/// error instead of a refusal.
+fn filter_failed(why: &str) -> Unschedulable {
+    Unschedulable {
+        message: format!("running \"DynamicResources\" filter plugin: {why}"),
+        helped_by: Changes::ALL,
+        resolvable: BTreeSet::new(),
+        found_by: FoundBy::Error,
+    }
 }
 
 /// The message for a pod whose volumes or devices could not be reserved on the chosen node. Source:
@@ -328,7 +355,7 @@ fn unschedulable<'a>(
         resolvable: resolvable.map(|(name, _)| name.to_owned()).collect(),
         // A new node may be able to run any pod.
         helped_by: refused.fold(Changes::NODE, |all, (_, refused)| all | refused.helped_by),
-        is_early: false,
+        found_by: FoundBy::Filters,
     }
 }
 

@@ -6,6 +6,7 @@
 mod allocate;
 mod allocated;
 pub(crate) mod bind;
+mod counters;
 mod expression;
 pub(crate) mod feed;
 mod object;
@@ -20,7 +21,7 @@ use coracle_values::object::{Key, ObjectExt, controller_of};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::Value;
 
-use self::allocate::{Allocator, is_reachable};
+use self::allocate::{Allocator, Failure, is_reachable};
 use self::allocated::Allocated;
 use self::object::{Claim, Class};
 use self::slices::Slices;
@@ -119,6 +120,20 @@ impl Devices {
         self.lock().listed.iter().all(|listed| *listed)
     }
 
+    /// Whether the claims of a pod exist and are its own. Before that, upstream's `PreEnqueue` keeps the pod out of the
+    /// scheduling queue.
+    pub(crate) fn has_claims_of(&self, pod: &Pod) -> bool {
+        if pod.spec.resource_claims.is_empty() {
+            return true;
+        }
+        let state = self.lock();
+        pod.spec.resource_claims.iter().all(|claim| match claim_name(pod, claim) {
+            Ok(Some(name)) => state.own_claim(pod, claim, &Key::new(pod.namespace(), name)).is_ok(),
+            Ok(None) => true,
+            Err(_) => false,
+        })
+    }
+
     /// The claims of a pod. The error is the reason why no node can run the pod, in upstream's words.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Result<PodDevices, String> {
         let mut found = PodDevices::default();
@@ -151,25 +166,27 @@ impl Devices {
         Ok(found)
     }
 
-    /// The reason why a node cannot provide the devices of a pod. `None` if it can.
-    pub(crate) fn refuse(&self, claims: &PodDevices, node: &NodeProperties) -> Option<Refused> {
-        let refused = |reason: String| {
-            let helped_by = Changes::NODE | Changes::DEVICES;
-            Some(Refused { reasons: vec![reason], resolvable: false, helped_by })
-        };
+    /// The reason why a node cannot provide the devices of a pod. `None` if it can. The error is a fault of the claims
+    /// or classes, in upstream's words: the pod must not run on another node either, because that would hide the fault.
+    pub(crate) fn refuse(
+        &self,
+        claims: &PodDevices,
+        node: &NodeProperties,
+    ) -> Result<Option<Refused>, String> {
         if claims.claims.is_empty() {
-            return None;
+            return Ok(None);
         }
         if !claims.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node)) {
-            return refused("resourceclaim not available on the node".to_owned());
+            return Ok(Some(refused("resourceclaim not available on the node")));
         }
         if claims.waiting.is_empty() {
-            return None;
+            return Ok(None);
         }
         match self.lock().allocate(&claims.waiting, node) {
-            Ok(Some(_)) => None,
-            Ok(None) => refused("cannot allocate all claims".to_owned()),
-            Err(why) => refused(why),
+            Ok(Some(_)) => Ok(None),
+            Ok(None) => Ok(Some(refused("cannot allocate all claims"))),
+            Err(Failure::Node(why)) => Ok(Some(refused(&why))),
+            Err(Failure::Claim(why)) => Err(why),
         }
     }
 
@@ -249,7 +266,18 @@ impl State {
         }
     }
 
+    /// The claim of a pod, if the pod can use it.
     fn claim(&self, pod: &Pod, of: &PodResourceClaim, key: &Key) -> Result<&Claim, String> {
+        let stored = self.own_claim(pod, of, key)?;
+        let users = &stored.status.reserved_for;
+        if users.len() >= MAX_USERS && !users.iter().any(|user| user["uid"] == pod.uid()) {
+            return Err("resourceclaim in use".to_owned());
+        }
+        Ok(stored)
+    }
+
+    /// The claim of a pod, if it exists and was not created for another pod.
+    fn own_claim(&self, pod: &Pod, of: &PodResourceClaim, key: &Key) -> Result<&Claim, String> {
         let name = &key.name;
         let stored = self.claims.get(key).ok_or_else(|| format!("resourceclaim {name:?} not found"))?;
         if stored.is_being_deleted() {
@@ -261,10 +289,6 @@ impl State {
                 "ResourceClaim {key} was not created for Pod {} (Pod is not owner)",
                 pod.key()
             ));
-        }
-        let users = &stored.status.reserved_for;
-        if users.len() >= MAX_USERS && !users.iter().any(|user| user["uid"] == pod.uid()) {
-            return Err("resourceclaim in use".to_owned());
         }
         Ok(stored)
     }
@@ -366,9 +390,15 @@ impl State {
     }
 
     /// Allocations of a node's devices for the claims. `None` if there are not enough devices.
-    fn allocate(&self, claims: &[Claim], node: &NodeProperties) -> Result<Option<Vec<Value>>, String> {
+    fn allocate(&self, claims: &[Claim], node: &NodeProperties) -> Result<Option<Vec<Value>>, Failure> {
         Allocator::new(&self.classes, &self.slices, &self.allocated, node).allocate(claims)
     }
+}
+
+/// The refusal of a node that does not have the devices of a pod.
+pub(crate) fn refused(reason: &str) -> Refused {
+    let helped_by = Changes::NODE | Changes::DEVICES;
+    Refused { reasons: vec![reason.to_owned()], resolvable: false, helped_by }
 }
 
 /// Whether a pod uses one of these claims.

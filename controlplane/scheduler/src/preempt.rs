@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use crate::config::Profile;
-use crate::decide::{self, Prepared, Unschedulable, fit_error_message};
+use crate::decide::{self, FoundBy, Prepared, Unschedulable, fit_error_message};
 use crate::object::Pod;
 use crate::placed::Placed;
 use crate::snapshot::Snapshot;
@@ -54,10 +54,11 @@ pub(crate) struct Preemption {
 /// pod and reports "not found".
 pub(crate) fn with_outcome(refused: &Unschedulable, preemption: &str) -> String {
     let message = &refused.message;
-    match (refused.is_early, preemption) {
-        (true, _) => format!("{message} not found"),
-        (false, "") => format!("{message} no new claims to deallocate"),
-        (false, preemption) => format!("{message} no new claims to deallocate, {preemption}"),
+    match (refused.found_by, preemption) {
+        (FoundBy::Error, _) => message.clone(),
+        (FoundBy::PreFilter, _) => format!("{message} not found"),
+        (FoundBy::Filters, "") => format!("{message} no new claims to deallocate"),
+        (FoundBy::Filters, preemption) => format!("{message} no new claims to deallocate, {preemption}"),
     }
 }
 

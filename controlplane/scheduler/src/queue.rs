@@ -7,8 +7,9 @@
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
 //! ```
-//! A popped pod whose group is not complete is gated until the group wakes it. A change that may help an unschedulable
-//! pod makes it ready if its back-off is over, otherwise it moves the pod to the back-off.
+//! A popped pod whose group is not complete is gated until the group wakes it. So is a pod whose claims of devices do
+//! not exist yet, until a claim or the pod changes. A change that may help an unschedulable pod makes it ready if its
+//! back-off is over, otherwise it moves the pod to the back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -164,7 +165,7 @@ impl Queue {
         Some(entry.pod.clone())
     }
 
-    /// Marks a popped pod that waits for its group. No other change helps it.
+    /// Marks a popped pod that waits for its group, or for its claims of devices to exist. No other change helps it.
     pub(crate) fn gate(&mut self, uid: &str) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
             entry.state = QueueState::Gated;
@@ -242,15 +243,18 @@ impl Queue {
     }
 
     /// Records changes of devices, which help only pods with claims. Released devices help pods that were refused for
-    /// devices. A changed claim helps the pods that use it.
+    /// devices. A changed claim helps the pods that use it, also gated ones.
     pub(crate) fn devices_changed(&mut self, changes: &DeviceChanges, now: Instant) {
         let helped = self.with_devices.iter().filter_map(|uid| {
             let uses = uses_any(&self.entries.get(uid)?.pod, &changes.claims);
-            let changes = if uses { Some(Changes::ALL) } else { changes.supply.then_some(Changes::DEVICES) };
-            Some((uid.clone(), changes?))
+            (uses || changes.supply).then(|| (uid.clone(), uses))
         });
-        for (uid, changes) in helped.collect::<Vec<_>>() {
-            self.help(&uid, changes, now);
+        for (uid, uses) in helped.collect::<Vec<_>>() {
+            if uses {
+                self.wake(&uid, now);
+            } else {
+                self.help(&uid, Changes::DEVICES, now);
+            }
         }
     }
 
@@ -459,6 +463,19 @@ mod tests {
         queue.retry("p", now);
         assert_eq!((queue.due(), queue.take("p").is_some()), (None, false));
         queue.wake("p", now);
+        assert_eq!(pop(&mut queue, now), "p");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_gated_for_its_claim_waits_for_that_claim() {
+        let (mut queue, now) = (empty(), Instant::now());
+        queue.add(pod("p", json!({"resourceClaims": [{"name": "c", "resourceClaimName": "one"}]})));
+        assert_eq!(pop(&mut queue, now), "p");
+        queue.gate("p");
+        let claims = |name: &str| [coracle_values::object::Key::new("d", name)].into();
+        queue.devices_changed(&DeviceChanges { supply: true, claims: claims("two") }, now);
+        assert_eq!(queue.due(), None);
+        queue.devices_changed(&DeviceChanges { supply: false, claims: claims("one") }, now);
         assert_eq!(pop(&mut queue, now), "p");
     }
 

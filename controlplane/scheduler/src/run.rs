@@ -353,6 +353,10 @@ impl Scheduler {
     }
 
     fn schedule_alone(&mut self, pod: Pod, profile: &Profile) {
+        // The change of a claim, or of the pod's status with the claim's name, makes the pod ready again.
+        if !self.snapshot.devices.has_claims_of(&pod) {
+            return self.queue.gate(pod.uid());
+        }
         if self.extender_calls.needs_extenders(&pod) {
             return self.consult(&pod);
         }
@@ -430,7 +434,7 @@ impl Scheduler {
         } else {
             tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
             self.queue.failed(pod.uid(), Instant::now());
-            let message = format!("running Bind for node \"{node}\": {error}");
+            let message = format!("running Bind for node \"{node}\": {}", cause(&error));
             self.record(&pod, Event::warning("FailedScheduling", message));
         }
         self.queue.change(Changes::POD_GONE, Instant::now());
@@ -451,6 +455,14 @@ impl Scheduler {
 
     fn record(&self, pod: &Pod, event: Event) {
         self.recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
+    }
+}
+
+/// The message of the API server, or of the failed connection. The client's own text repeats the whole response.
+fn cause(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
     }
 }
 
@@ -491,6 +503,13 @@ mod tests {
         assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
         assert_eq!(names(Watched::InitDone), "bc");
         assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
+
+    #[test]
+    fn the_event_of_a_failed_binding_has_the_message_of_the_server() {
+        let status = json!({"status": "Failure", "message": "pod p is being deleted", "reason": "Conflict", "code": 409});
+        let error = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
+        assert_eq!(cause(&error), "pod p is being deleted");
     }
 
     #[tokio::test]

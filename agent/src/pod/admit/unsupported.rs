@@ -40,7 +40,7 @@ const POD_FIELDS: [PodField; 8] = [
     ("spec.securityContext.seccompProfile", Handling::Reject, |s| {
         bad_seccomp(s.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()))
     }),
-    ("spec.securityContext.windowsOptions", Handling::Reject, |s| {
+    ("spec.securityContext.windowsOptions", Handling::Report, |s| {
         s.security_context.as_ref().is_some_and(|c| c.windows_options.is_some())
     }),
     ("spec.securityContext.seLinuxChangePolicy", Handling::Report, |s| {
@@ -63,7 +63,7 @@ const VOLUME_FIELDS: [VolumeField; 2] = [
 
 const CONTAINER_FIELDS: [ContainerField; 10] = [
     ("volumeDevices", Handling::Reject, |c| some(&c.volume_devices)),
-    ("securityContext.windowsOptions", Handling::Reject, |c| {
+    ("securityContext.windowsOptions", Handling::Report, |c| {
         c.security_context.as_ref().is_some_and(|s| s.windows_options.is_some())
     }),
     ("securityContext.appArmorProfile", Handling::Report, |c| {
@@ -246,8 +246,9 @@ mod tests {
     #[test]
     fn ephemeral_containers_are_checked_like_other_containers() {
         let added = |fields: Value| serde_json::from_value::<Container>(fields).unwrap();
-        let windows = added(json!({"name": "d", "securityContext": {"windowsOptions": {}}}));
-        assert!(check_added(&windows).unwrap_err().ends_with("containers[d].securityContext.windowsOptions"));
+        let seccomp = json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "../p"}});
+        let seccomp = added(json!({"name": "d", "securityContext": seccomp}));
+        assert!(check_added(&seccomp).unwrap_err().ends_with("containers[d].securityContext.seccompProfile"));
         let bare = added(json!({"name": "d"}));
         assert_eq!((check_added(&bare), ignored_by(&bare)), (Ok(()), Vec::new()));
         let hooked = json!({"name": "d", "lifecycle": {"postStart": {"tcpSocket": {"port": 1}}}});
@@ -258,6 +259,12 @@ mod tests {
     fn ignored_fields_are_reported() {
         for ((refused, reported), name) in [
             (of_pod("overhead", json!({"cpu": "1"})), "spec.overhead"),
+            // Pods for both systems set them, and a kubelet on Linux ignores them.
+            (of_pod("securityContext", json!({"windowsOptions": {}})), "spec.securityContext.windowsOptions"),
+            (
+                of_container("securityContext", json!({"windowsOptions": {"runAsUserName": "u"}})),
+                "securityContext.windowsOptions",
+            ),
             (
                 of_container("securityContext", json!({"seLinuxOptions": {"level": "s0"}})),
                 "securityContext.seLinuxOptions",

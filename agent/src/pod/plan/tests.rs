@@ -162,6 +162,18 @@ fn a_crash_is_restarted_at_once_and_then_waits_longer_each_time() {
 }
 
 #[test]
+fn another_image_starts_without_the_back_off_of_the_former_one() {
+    let mut state = ready_worker_state();
+    state.crashes.fail("a", at(5), at(5));
+    let crashed = observed(vec![container("a", 1, exited(1, 6))]);
+    state.forget_crashes(&pod(one()), &crashed);
+    assert_eq!(started(&decide(&pod(one()), &crashed, &state, 6)), []);
+    let changed = pod(json!({"containers": [{"name": "a", "image": "j"}]}));
+    state.forget_crashes(&changed, &crashed);
+    assert_eq!(started(&decide(&changed, &crashed, &state, 6)), [("a", 2)]);
+}
+
+#[test]
 fn the_restart_policy_decides_after_an_exit() {
     for (policy, code, restarts) in [
         ("Always", 0, true),

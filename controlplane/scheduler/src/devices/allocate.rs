@@ -1,18 +1,19 @@
 //! The search for devices of a node. The order of pools and devices is fixed, and the first complete solution is used.
 //!
-//! Source: `dynamic-resource-allocation/structured`. Devices that share counters or that several claims share are not
-//! allocated.
+//! Source: `dynamic-resource-allocation/structured`. Devices that several claims share are not allocated.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_cel::Program;
 use coracle_values::node_selector::term_matches;
+use coracle_values::object::ObjectExt;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
 
 use super::allocated::{Allocated, DeviceId};
+use super::counters::Counters;
 use super::expression;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
 use super::slices::{Slices, node_of};
@@ -22,6 +23,15 @@ use crate::node_properties::NodeProperties;
 const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MAX_STEPS: usize = 20_000;
+
+/// The reason why a search ended before it was decided whether there are enough devices.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The search on this node took too long.
+    Node(String),
+    /// A claim or class cannot be evaluated.
+    Claim(String),
+}
 
 /// A device that can be allocated.
 #[derive(Clone, Copy)]
@@ -37,6 +47,7 @@ pub(super) struct Allocator<'a> {
     /// A pool whose slices are not complete.
     incomplete: Option<String>,
     in_use: &'a Allocated,
+    counters: Counters<'a>,
     node: &'a NodeProperties,
     programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
@@ -59,6 +70,16 @@ struct Chosen<'a> {
     candidate: Candidate<'a>,
 }
 
+// === impl Failure ===
+
+impl From<Failure> for String {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Node(why) | Failure::Claim(why) => why,
+        }
+    }
+}
+
 // === impl Candidate ===
 
 impl Candidate<'_> {
@@ -77,7 +98,7 @@ impl<'a> Allocator<'a> {
         in_use: &'a Allocated,
         node: &'a NodeProperties,
     ) -> Self {
-        let (mut candidates, mut incomplete) = (Vec::new(), None);
+        let (mut candidates, mut incomplete, mut counters) = (Vec::new(), None, Counters::default());
         for ((driver, pool), slices) in slices.pools_of(&node.name) {
             let newest = slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
             let newest: Vec<&Slice> =
@@ -90,6 +111,7 @@ impl<'a> Allocator<'a> {
                 incomplete = Some(format!("{driver}/{pool}"));
                 continue;
             }
+            counters.add_pool(&newest, in_use);
             let allocatable = here.into_iter().flat_map(|slice| {
                 let devices = slice.spec.devices.iter().filter(|device| device.is_allocatable());
                 devices.map(move |device| Candidate { slice, device })
@@ -97,20 +119,19 @@ impl<'a> Allocator<'a> {
             candidates.extend(allocatable);
         }
         let (programs, selections) = (HashMap::new(), HashMap::new());
-        Self { classes, candidates, incomplete, in_use, node, programs, selections, steps: 0 }
+        Self { classes, candidates, incomplete, in_use, counters, node, programs, selections, steps: 0 }
     }
 
     /// The allocation of each claim. `None` if there are not enough devices.
-    pub(super) fn allocate(mut self, claims: &'a [Claim]) -> Result<Option<Vec<Value>>, String> {
+    pub(super) fn allocate(mut self, claims: &'a [Claim]) -> Result<Option<Vec<Value>>, Failure> {
         let mut wanted = Vec::new();
         for (place, claim) in claims.iter().enumerate() {
             for request in &claim.spec.devices.requests {
                 let choices = request.exact();
                 if choices.iter().any(|(_, exact)| exact.capacity.is_some()) {
-                    return Err(format!(
-                        "request {}: capacity is not supported by this scheduler",
-                        request.name
-                    ));
+                    let name = &request.name;
+                    let why = format!("request {name}: capacity is not supported by this scheduler");
+                    return Err(Failure::Claim(why));
                 }
                 wanted.push(RequestChoices { claim: place, choices });
             }
@@ -132,22 +153,24 @@ impl<'a> Allocator<'a> {
         claims: &[Claim],
         wanted: &[RequestChoices<'a>],
         chosen: &mut Vec<Chosen<'a>>,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Failure> {
         let Some((first, rest)) = wanted.split_first() else { return Ok(true) };
         for (name, exact) in &first.choices {
-            let selected = self.selected(exact).map_err(|why| format!("request {name}: {why}"))?;
+            let selected = self.selected(exact, &claims[first.claim]).map_err(Failure::Claim)?;
             let count = match exact.allocation_mode.as_deref() {
                 None | Some("" | "ExactCount") => {
                     usize::try_from(exact.count.unwrap_or(1)).unwrap_or_default()
                 }
                 Some("All") if self.incomplete.is_some() => {
                     let pool = self.incomplete.as_deref().unwrap_or_default();
-                    return Err(format!(
+                    return Err(Failure::Claim(format!(
                         "request {name}: asks for all devices, but resource pool {pool} is currently being updated"
-                    ));
+                    )));
                 }
                 Some("All") => selected.len(),
-                Some(other) => return Err(format!("request {name}: unsupported count mode {other}")),
+                Some(other) => {
+                    return Err(Failure::Claim(format!("request {name}: unsupported count mode {other}")));
+                }
             };
             if count == 0 || count > selected.len() {
                 continue;
@@ -167,14 +190,15 @@ impl<'a> Allocator<'a> {
         from: usize,
         count: usize,
         chosen: &mut Vec<Chosen<'a>>,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Failure> {
         if count == 0 {
             return self.choose(step.claims, step.rest, chosen);
         }
         for place in from..step.selected.len() {
             self.steps += 1;
             if self.steps > MAX_STEPS {
-                return Err("search for devices exceeded its limit; simplify the claims".to_owned());
+                let why = "search for devices exceeded its limit; simplify the claims";
+                return Err(Failure::Node(why.to_owned()));
             }
             let candidate = step.selected[place];
             let claim = step.first.claim;
@@ -185,6 +209,9 @@ impl<'a> Allocator<'a> {
             let is_used =
                 is_chosen || (!is_admin && self.in_use.has(&candidate.id(), node_of(candidate.slice)));
             if is_used || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
+                continue;
+            }
+            if !is_admin && !self.has_counters(candidate, chosen) {
                 continue;
             }
             chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
@@ -198,21 +225,37 @@ impl<'a> Allocator<'a> {
         Ok(false)
     }
 
+    /// Whether the shared counters suffice for a device beside the chosen ones. Administrative access consumes none.
+    fn has_counters(&self, candidate: Candidate<'_>, chosen: &[Chosen<'_>]) -> bool {
+        let others = chosen.iter().filter(|one| one.exact.admin_access != Some(true));
+        let others = others.map(|one| (one.candidate.slice, one.candidate.device));
+        self.counters.suffice((candidate.slice, candidate.device), others)
+    }
+
     /// The devices that the class and the request select, and whose taints the request tolerates.
-    fn selected(&mut self, exact: &'a Exact) -> Result<Arc<[Candidate<'a>]>, String> {
+    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Candidate<'a>]>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
         }
-        let class = self.classes.get(&exact.device_class_name);
-        let class =
-            class.ok_or_else(|| format!("device class {} does not exist", exact.device_class_name))?;
+        let name = &exact.device_class_name;
+        let class = self.classes.get(name).ok_or_else(|| format!("device class {name} does not exist"))?;
+        let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
+        let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
         let mut found = Vec::new();
         'devices: for candidate in self.candidates.clone() {
-            for selector in class.spec.selectors.iter().chain(&exact.selectors) {
-                let source = &selector.cel.as_ref().ok_or("a selector has no CEL expression")?.expression;
-                let program = self.programs.entry(source.clone());
-                let program = program.or_insert_with(|| expression::compile(source)).as_ref()?;
-                if !expression::selects(program, &candidate.slice.spec.driver, candidate.device)? {
+            for (is_of_class, at, selector) in of_class.clone().chain(of_request.clone()) {
+                let failed = |why: &str| {
+                    let of =
+                        if is_of_class { format!("class {name}") } else { format!("claim {}", claim.key()) };
+                    format!("{of}: selector #{at}: {why}")
+                };
+                let cel = selector.cel.as_ref().ok_or_else(|| failed("CEL expression empty"))?;
+                let program = self.programs.entry(cel.expression.clone());
+                let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
+                let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
+                let is_selected =
+                    expression::selects(program, &candidate.slice.spec.driver, candidate.device);
+                if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
                     continue 'devices;
                 }
             }
@@ -384,8 +427,9 @@ mod tests {
         let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
         let in_use = Allocated::default();
         let mut allocator = Allocator::new(&classes, &slices, &in_use, &node);
-        let first = allocator.selected(&exact).unwrap();
-        let second = allocator.selected(&exact).unwrap();
+        let claim = Claim::default();
+        let first = allocator.selected(&exact, &claim).unwrap();
+        let second = allocator.selected(&exact, &claim).unwrap();
         assert!(Arc::ptr_eq(&first, &second));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coracle_values::resource;
+use coracle_values::{Quantity, resource};
 use k8s_openapi::api::core::v1::{NodeSelector, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
@@ -134,7 +134,31 @@ pub(super) struct SliceSpec {
     pub(super) node_selector: Option<NodeSelector>,
     pub(super) all_nodes: Option<bool>,
     pub(super) per_device_node_selection: Option<bool>,
+    pub(super) shared_counters: Vec<CounterSet>,
     pub(super) devices: Vec<Device>,
+}
+
+/// Counters that devices of the pool share.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct CounterSet {
+    pub(super) name: String,
+    pub(super) counters: BTreeMap<String, Counter>,
+}
+
+/// What a device takes from a counter set while it is allocated.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct CounterConsumption {
+    pub(super) counter_set: String,
+    pub(super) counters: BTreeMap<String, Counter>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Counter {
+    /// The text of a quantity.
+    pub(super) value: Value,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -153,7 +177,7 @@ pub(super) struct Device {
     pub(super) attributes: BTreeMap<String, Value>,
     pub(super) capacity: BTreeMap<String, Value>,
     pub(super) taints: Vec<Taint>,
-    pub(super) consumes_counters: Vec<Value>,
+    pub(super) consumes_counters: Vec<CounterConsumption>,
     pub(super) allow_multiple_allocations: Option<bool>,
     pub(super) binds_to_node: Option<bool>,
     pub(super) binding_conditions: Vec<String>,
@@ -172,12 +196,19 @@ impl Request {
     }
 }
 
+impl Counter {
+    /// The amount in thousandths. 0 for a text that is no quantity, which the API server does not store.
+    pub(super) fn thousandths(&self) -> i128 {
+        let amount = self.value.as_str().and_then(|text| Quantity::parse(text).ok());
+        amount.map_or(0, Quantity::thousandths)
+    }
+}
+
 impl Device {
-    /// Whether the scheduler can allocate the device: it shares no counters, is used by one claim at a time, and needs
-    /// no confirmation by its driver.
+    /// Whether the scheduler can allocate the device: it is used by one claim at a time, and needs no confirmation by
+    /// its driver.
     pub(super) fn is_allocatable(&self) -> bool {
-        self.consumes_counters.is_empty()
-            && self.allow_multiple_allocations != Some(true)
+        self.allow_multiple_allocations != Some(true)
             && self.binds_to_node != Some(true)
             && self.binding_conditions.is_empty()
     }

@@ -2,7 +2,10 @@ use serde_json::{Value, json};
 
 use super::object::{Claim, Class, Slice};
 use super::*;
+use crate::config::Profile;
+use crate::decide::{FoundBy, decide};
 use crate::fixture;
+use crate::preempt::with_outcome;
 
 /// Nodes a and b with two devices each, and a class that selects those of the driver.
 fn devices() -> Devices {
@@ -54,7 +57,8 @@ fn put(devices: &Devices, claim: Claim) {
 fn reason(devices: &Devices, pod: &Pod, node: &str) -> String {
     match devices.of_pod(pod) {
         Ok(claims) => {
-            devices.refuse(&claims, &properties(node)).map_or_else(String::new, |one| one.reasons.join(", "))
+            let refused = devices.refuse(&claims, &properties(node));
+            refused.map_or_else(|why| why, |one| one.map_or_else(String::new, |one| one.reasons.join(", ")))
         }
         Err(why) => why,
     }
@@ -186,6 +190,116 @@ fn claims_that_cannot_be_used_are_named() {
 }
 
 #[test]
+fn a_pod_waits_until_its_claims_exist() {
+    let devices = devices();
+    assert!(devices.has_claims_of(&fixture::pod("p", json!({}))));
+    assert!(!devices.has_claims_of(&pod("p", "c")));
+    put(&devices, claim("c", exactly(json!({"count": 9}))));
+    assert!(devices.has_claims_of(&pod("p", "c")), "no node has the devices, but the claim exists");
+    let mut by_template =
+        fixture::pod("p", json!({"resourceClaims": [{"name": "c", "resourceClaimTemplateName": "t"}]}));
+    assert!(!devices.has_claims_of(&by_template));
+    let mut generated = |name: Value| {
+        let status = json!({"resourceClaimStatuses": [{"name": "c", "resourceClaimName": name}]});
+        by_template.status = serde_json::from_value(status).unwrap();
+        devices.has_claims_of(&by_template)
+    };
+    assert!(generated(Value::Null), "the pod needs no claim object");
+    assert!(!generated(json!("c")), "the claim of that name is not the pod's");
+}
+
+#[test]
+fn an_expression_that_fails_for_a_device_is_a_fault_of_the_claim_or_class() {
+    let devices = devices();
+    let selectors = |expression: &str| json!([{"cel": {"expression": expression}}]);
+    put(&devices, claim("c", exactly(json!({"selectors": selectors("device.attributes['x'].y")}))));
+    let claims = devices.of_pod(&pod("p", "c")).unwrap();
+    let why = devices.refuse(&claims, &properties("a")).unwrap_err();
+    assert!(why.starts_with("claim d/c: selector #0: CEL runtime error: "), "{why}");
+    assert_eq!(devices.refuse(&claims, &properties("c")), Ok(Some(refused("cannot allocate all claims"))));
+    let broken = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": selectors("device.nothing")}});
+    let broken: Class = serde_json::from_value(broken).unwrap();
+    devices.lock().classes.insert("gpu".to_owned(), broken);
+    let why = devices.refuse(&claims, &properties("a")).unwrap_err();
+    assert!(why.starts_with("class gpu: selector #0: CEL compile error: "), "{why}");
+}
+
+#[test]
+fn a_fault_of_a_claim_ends_the_search_although_another_node_fits() {
+    let mut snapshot = fixture::snapshot(&["a", "c"].map(|name| fixture::node(name, json!({}))));
+    snapshot.devices = devices();
+    let slice = json!({"metadata": {"name": "c"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "c", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "d", "attributes": {"only": {"int": 1}}}]}});
+    snapshot.devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    let only = json!([{"cel": {"expression": "device.attributes['gpu.example.com'].only == 1"}}]);
+    put(&snapshot.devices, claim("c", exactly(json!({"selectors": only}))));
+    let failed = decide(&pod("p", "c"), &Profile::default(), &mut snapshot).unwrap_err();
+    let expected = "running \"DynamicResources\" filter plugin: claim d/c: selector #0: CEL runtime error: ";
+    assert!(failed.message.starts_with(expected), "{}", failed.message);
+    assert_eq!(failed.found_by, FoundBy::Error);
+    assert_eq!(with_outcome(&failed, "preemption"), failed.message);
+}
+
+#[test]
+fn devices_are_allocated_while_their_shared_counters_suffice() {
+    let devices = devices();
+    let slice = |name: &str, spec: Value| {
+        let mut slice = json!({"metadata": {"name": name}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+            "pool": {"name": "c", "generation": 1, "resourceSliceCount": 2}}});
+        slice["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    };
+    let memory = |amount: &str| json!({"memory": {"value": amount}});
+    slice("counters", json!({"sharedCounters": [{"name": "card", "counters": memory("8Gi")}]}));
+    let part = |name: &str, amount: &str| json!({"name": name, "consumesCounters": [{"counterSet": "card", "counters": memory(amount)}]});
+    slice("parts", json!({"devices": [part("half", "4Gi"), part("most", "6Gi"), part("rest", "4096Mi")]}));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    put(&devices, claim("three", exactly(json!({"count": 3}))));
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(chosen(&devices, &pod("p", "one"), "c"), ["half"]);
+    assert_eq!(reason(&devices, &pod("q", "two"), "c"), "cannot allocate all claims");
+    devices.lock().remove_claim(&claim("one", json!([])).key());
+    assert_eq!(reason(&devices, &pod("q", "three"), "c"), "cannot allocate all claims");
+    assert_eq!(chosen(&devices, &pod("q", "two"), "c"), ["half", "rest"]);
+    let unknown =
+        json!({"name": "x", "consumesCounters": [{"counterSet": "other", "counters": memory("1")}]});
+    slice("parts", json!({"devices": [unknown]}));
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(reason(&devices, &pod("p", "one"), "c"), "cannot allocate all claims");
+}
+
+#[tokio::test]
+async fn a_claim_that_another_pod_reserved_is_read_and_written_again() {
+    let devices = devices();
+    let version = |version: &str, users: &[&str]| {
+        let users: Vec<Value> = users.iter().map(|user| json!({"name": user, "uid": user})).collect();
+        json!({"metadata": {"name": "c", "namespace": "d", "uid": "c", "resourceVersion": version},
+            "status": {"allocation": {"devices": {"results": []}}, "reservedFor": users}})
+    };
+    put(&devices, serde_json::from_value(version("1", &[])).unwrap());
+    let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409});
+    let answers = [(409_u16, conflict), (200, version("2", &["q"])), (200, version("3", &["q", "p"]))];
+    let answers = Mutex::new(answers.into_iter());
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let log = requests.clone();
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        log.lock().unwrap().push(request.method().to_string());
+        let (code, body) = answers.lock().unwrap().next().unwrap();
+        async move {
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            Ok::<_, std::convert::Infallible>(http::Response::builder().status(code).body(body).unwrap())
+        }
+    });
+    let client = kube::Client::new(service, "d");
+    let pod = pod("p", "c");
+    let reserved = devices.reserve(&devices.of_pod(&pod).unwrap(), &properties("a")).unwrap();
+    bind::bind(&client, &devices, &pod, &reserved).await.unwrap();
+    assert_eq!(*requests.lock().unwrap(), ["PATCH", "GET", "PATCH"]);
+    assert_eq!(devices.lock().claims[&Key::new("d", "c")].status.reserved_for.len(), 2);
+}
+
+#[test]
 fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
     let devices = devices();
     put(&devices, claim("c", exactly(json!({}))));
@@ -294,7 +408,7 @@ fn a_reservation_fails_if_slices_or_claims_changed_after_the_filter() {
     let devices = devices();
     put(&devices, claim("one", exactly(json!({}))));
     let claims = devices.of_pod(&pod("p", "one")).unwrap();
-    assert!(devices.refuse(&claims, &properties("a")).is_none());
+    assert_eq!(devices.refuse(&claims, &properties("a")), Ok(None));
     devices.apply(|state| assert!(state.slices.remove("a")));
     assert_eq!(devices.reserve(&claims, &properties("a")).unwrap_err(), "cannot allocate all claims");
     let reserved = devices.reserve(&claims, &properties("b")).unwrap();

@@ -9,8 +9,9 @@ use crate::config::Profile;
 use crate::decide::Unschedulable;
 use crate::groups::condition::Verdict;
 use crate::groups::placement::UNSCHEDULABLE;
+use crate::hint::Changes;
 use crate::object::Pod;
-use crate::preempt::{Preemption, Victim, preempt, with_outcome};
+use crate::preempt::{Preemption, Victim, preempt, waits_for_victims, with_outcome};
 use coracle_events::Event;
 use coracle_values::object::ObjectExt;
 
@@ -44,14 +45,31 @@ impl Scheduler {
             }
             Err(why) => {
                 message = with_outcome(refused, &why);
-                // A pod that still waits for its victims keeps its nominated node.
-                pod.status.nominated_node_name.clone().filter(|_| self.snapshot.is_nominated(pod.uid()))
+                self.nomination_after(pod, refused)
             }
         };
         self.report_refusal(pod, message, nominated);
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() });
         }
+    }
+
+    /// The nominated node of a pod for which no pods can be evicted. The pod keeps its node while victims terminate
+    /// there, and if it must not preempt. Otherwise it loses the node, as in upstream: pods that are nominated for the
+    /// same node would refuse each other for ever, although some of them fit.
+    fn nomination_after(&mut self, pod: &Pod, refused: &Unschedulable) -> Option<String> {
+        let is_nominated = self.snapshot.is_nominated(pod.uid());
+        let node = pod.status.nominated_node_name.clone().filter(|_| is_nominated);
+        let never_preempts = pod.spec.preemption_policy.as_deref() == Some("Never");
+        if never_preempts || waits_for_victims(pod, &self.snapshot, &refused.resolvable) {
+            return node;
+        }
+        if is_nominated {
+            self.snapshot.remove_nomination(pod.uid());
+            // Pods of the same or a lower priority may use the node now.
+            self.queue.change(Changes::POD_GONE, Instant::now());
+        }
+        None
     }
 
     /// Records an event about a refused pod, and writes its condition.
@@ -88,5 +106,43 @@ impl Scheduler {
                 tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::super::{Client, ExtenderCalls, SchedulerConfig};
+    use super::*;
+    use crate::decide::decide;
+    use crate::fixture;
+
+    #[tokio::test]
+    async fn pods_that_are_nominated_for_one_node_do_not_block_each_other() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+        });
+        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+        let (recorder, _) = coracle_events::recorder(client.clone(), "");
+        let calls = ExtenderCalls::new(&config).unwrap();
+        let mut scheduler =
+            Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+        scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+        for name in ["p", "q"] {
+            let mut pod =
+                fixture::pod(name, json!({"containers": [{"resources": {"requests": {"cpu": "3"}}}]}));
+            pod.status.nominated_node_name = Some("a".to_owned());
+            scheduler.snapshot.nominate(&pod, "a");
+            scheduler.queue.add(pod);
+        }
+        let (profile, now) = (Profile::default(), Instant::now());
+        let (first, second) = (scheduler.queue.pop(now).unwrap(), scheduler.queue.pop(now).unwrap());
+        scheduler.schedule_alone(first, &profile);
+        assert!(!scheduler.snapshot.is_nominated("p"), "no node has room for both");
+        assert!(scheduler.snapshot.is_nominated("q"));
+        assert_eq!(decide(&second, &profile, &mut scheduler.snapshot), Ok("a".to_owned()));
     }
 }

@@ -1,0 +1,70 @@
+//! Counters that the devices of a pool share. Source: `checkAvailableCounters` of `dynamic-resource-allocation/structured`.
+
+use std::collections::HashMap;
+
+use super::allocated::Allocated;
+use super::object::{Device, Slice};
+use super::slices::node_of;
+
+/// A counter: driver, pool, counter set and name.
+type Counter<'a> = (&'a str, &'a str, &'a str, &'a str);
+
+/// The counters of a node's pools without what the allocated devices consume, in thousandths.
+#[derive(Debug, Default)]
+pub(super) struct Counters<'a> {
+    left: HashMap<Counter<'a>, i128>,
+}
+
+impl<'a> Counters<'a> {
+    /// Adds the counters of a pool. `slices` are all slices of its newest generation, also those of other nodes.
+    pub(super) fn add_pool(&mut self, slices: &[&'a Slice], in_use: &Allocated) {
+        for &slice in slices {
+            let spec = &slice.spec;
+            for set in &spec.shared_counters {
+                let id = |name: &'a String| {
+                    (spec.driver.as_str(), spec.pool.name.as_str(), set.name.as_str(), name.as_str())
+                };
+                self.left
+                    .extend(set.counters.iter().map(|(name, counter)| (id(name), counter.thousandths())));
+            }
+        }
+        for &slice in slices {
+            for device in slice.spec.devices.iter().filter(|device| !device.consumes_counters.is_empty()) {
+                let spec = &slice.spec;
+                let id = (spec.driver.clone(), spec.pool.name.clone(), device.name.clone());
+                if !in_use.has(&id, node_of(slice)) {
+                    continue;
+                }
+                for (counter, amount) in consumed(slice, device) {
+                    if let Some(left) = self.left.get_mut(&counter) {
+                        *left -= amount;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a device can be allocated together with the chosen ones.
+    pub(super) fn suffice<'b>(
+        &self,
+        (slice, device): (&'b Slice, &'b Device),
+        chosen: impl Iterator<Item = (&'b Slice, &'b Device)> + Clone,
+    ) -> bool {
+        consumed(slice, device).all(|(counter, amount)| {
+            let others = chosen.clone().flat_map(|(slice, device)| consumed(slice, device));
+            let taken: i128 = others.filter(|(other, _)| *other == counter).map(|(_, amount)| amount).sum();
+            self.left.get(&counter).is_some_and(|left| left - taken >= amount)
+        })
+    }
+}
+
+/// The counters that a device consumes, with the amounts in thousandths.
+fn consumed<'b>(slice: &'b Slice, device: &'b Device) -> impl Iterator<Item = (Counter<'b>, i128)> {
+    let spec = &slice.spec;
+    device.consumes_counters.iter().flat_map(move |consumption| {
+        let (driver, pool, set) =
+            (spec.driver.as_str(), spec.pool.name.as_str(), consumption.counter_set.as_str());
+        let counters = consumption.counters.iter();
+        counters.map(move |(name, counter)| ((driver, pool, set, name.as_str()), counter.thousandths()))
+    })
+}
