@@ -60,7 +60,7 @@ pub(super) async fn of_pod(node: &NodeContext, pod: &Pod, reference: &Reference)
         node.recorder.pod(pod, Level::Warning, "FailedToRetrieveImagePullSecret", message);
     }
     for name in names.into_iter().take(SECRETS_MAX) {
-        match node.configs.get(namespace, name).await {
+        match node.configs.get::<Secret>(namespace, name).await {
             Ok(Some(secret)) => {
                 let used = UsedSecret {
                     namespace: namespace.to_owned(),
