@@ -28,7 +28,7 @@ use crate::node_balancer::NodeBalancer;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
-use crate::policy_gate::{PolicyGate, gate};
+use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
 use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
@@ -87,7 +87,8 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let checkpoint = open_checkpoint(&config).await?;
     let metrics: Arc<KubeletMetrics> = Arc::default();
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
-    let (pods, (evictions, evicted)) = (Pods::default(), pod::Evictions::new());
+    let pods = Pods::default();
+    let (evictions, evicted) = pod::Evictions::new();
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
@@ -106,8 +107,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         cgroups: None,
         dns: config.dns.is_some().then(Arc::default),
     };
-    let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
-    let (policies, requests) = gate(&config.node_name, record.as_deref());
+    let (policies, requests) = policy_gate(&config);
     let node = Arc::new(
         NodeServices {
             config,
@@ -278,16 +278,7 @@ impl NodeServices {
             cgroup_v2: cgroups.is_v2(),
             limits_swap: cgroups.limits_swap(),
         };
-        let providers = match &config.credential_providers {
-            Some((file, programs)) => {
-                pod::Providers::load(file, programs).map_err(Error::CredentialProviders)?
-            }
-            None => pod::Providers::default(),
-        };
-        let pull_records = pod::PullRecords::open(
-            config.image_verification.clone(),
-            config.state_dir.join("agent/image-pulls"),
-        );
+        let providers = providers(&config)?;
         Ok(pod::NodeContext {
             dra: Dra::open(
                 dra_config(&config),
@@ -310,7 +301,7 @@ impl NodeServices {
                 memory: facts.memory_allocatable(),
             },
             ips: agent.ips(),
-            pull_records: Arc::new(pull_records),
+            pull_records: Arc::new(pull_records(&config)),
             user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
             image_gc: Trigger::default(),
             evictions,
@@ -322,6 +313,23 @@ impl NodeServices {
             config,
         })
     }
+}
+
+/// The gate of pods that wait for their network policies, and its end for the task that enforces these.
+fn policy_gate(config: &AgentConfig) -> (PolicyGate, Option<GateEnd>) {
+    let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
+    gate(&config.node_name, record.as_deref())
+}
+
+fn providers(config: &AgentConfig) -> Result<pod::Providers, Error> {
+    match &config.credential_providers {
+        Some((file, programs)) => pod::Providers::load(file, programs).map_err(Error::CredentialProviders),
+        None => Ok(pod::Providers::default()),
+    }
+}
+
+fn pull_records(config: &AgentConfig) -> pod::PullRecords {
+    pod::PullRecords::open(config.image_verification.clone(), config.state_dir.join("agent/image-pulls"))
 }
 
 fn dra_config(config: &AgentConfig) -> DraConfig {

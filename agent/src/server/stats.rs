@@ -40,8 +40,11 @@ const SCRAPE_ERROR: Metric = (
     "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise",
 );
 
+/// A metric, and its sample from the usage of one pod or container. None: it is unknown.
+type Sampled<T> = (Metric, fn(&T) -> Option<Sample>);
+
 /// The metrics of containers.
-const OF_CONTAINERS: [(Metric, fn(&ContainerUsage) -> Option<Sample>); 5] = [
+const OF_CONTAINERS: [Sampled<ContainerUsage>; 5] = [
     (
         (
             "container_cpu_usage_seconds_total",
@@ -92,7 +95,7 @@ const OF_CONTAINERS: [(Metric, fn(&ContainerUsage) -> Option<Sample>); 5] = [
 ];
 
 /// The metrics of pods.
-const OF_PODS: [(Metric, fn(&PodUsage) -> Option<Sample>); 2] = [
+const OF_PODS: [Sampled<PodUsage>; 2] = [
     (
         (
             "pod_cpu_usage_seconds_total",
