@@ -127,9 +127,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     tasks.spawn(events.run());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
-    if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
-        tasks.spawn(NetworkPolicies::new(&node, table, requests).run());
-    }
+    spawn_network_policies(&mut tasks, &node, requests);
     spawn_pod_tasks(&mut tasks, &node, agent.node(), evicted);
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
@@ -162,6 +160,13 @@ fn spawn_certificate_renewal(
         Identity::Files(..) => {}
         Identity::Joined(membership) => drop(tasks.spawn(async move { membership.keep(addresses).await })),
         Identity::Requested(serving) => drop(tasks.spawn(async move { serving.keep(addresses).await })),
+    }
+}
+
+/// Enforces network policies, unless the settings disable it.
+fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, requests: Option<GateEnd>) {
+    if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
+        tasks.spawn(NetworkPolicies::new(node, table, requests).run());
     }
 }
 
