@@ -12,8 +12,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::{Api, Client};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, Request};
+use kube::{Client, Resource as _};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until};
@@ -142,10 +142,12 @@ fn newest(shared: &Shared, update: Update) -> Update {
 }
 
 async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), &update.namespace);
+    let pods = Request::new(Pod::url_path(&(), Some(&update.namespace)));
+    // Responses are not decoded: each has the whole pod, which the watch delivers anyway.
     if let Some(status) = difference(&update.known, &update.status) {
-        let patch = json!({"metadata": {"uid": update.uid}, "status": status});
-        api.patch_status(&update.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        let patch = Patch::Merge(json!({"metadata": {"uid": update.uid}, "status": status}));
+        let request = pods.patch_subresource("status", &update.name, &PatchParams::default(), &patch);
+        client.request_text(request.map_err(kube::Error::BuildRequest)?).await?;
     }
     if update.delete {
         let preconditions = Preconditions { uid: Some(update.uid.clone()), resource_version: None };
@@ -154,7 +156,8 @@ async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        api.delete(&update.name, &params).await?;
+        let request = pods.delete(&update.name, &params).map_err(kube::Error::BuildRequest)?;
+        client.request_text(request).await?;
     }
     Ok(())
 }
