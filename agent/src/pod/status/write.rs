@@ -2,7 +2,7 @@
 //! last write deletes the object of a pod that has been removed from the node.
 //!
 //! A pod that starts has three statuses before it runs: accepted, with a sandbox, with created containers. Each write
-//! costs a commit and an event in every watch of pods. So these statuses wait for a second, and most of them are
+//! costs a commit and an event in every watch of pods. So these statuses wait for two seconds, and most of them are
 //! replaced by the status of the running pod.
 
 mod retries;
