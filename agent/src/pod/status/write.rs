@@ -212,4 +212,29 @@ mod tests {
         let to = json!({"b": {"c": [2], "d": 1}});
         assert_eq!(merge_patch(&from, &to), Some(json!({"a": null, "b": {"c": [2]}})));
     }
+
+    /// The responses of this API server cannot be decoded as pods.
+    #[tokio::test]
+    async fn responses_to_writes_are_not_decoded() {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            sender.send(format!("{} {}", request.method(), request.uri().path())).unwrap();
+            async {
+                let body = kube::client::Body::from(b"{\"spec\": {\"containers\": 0}}".to_vec());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        let update = Update {
+            uid: "u".to_owned(),
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+            known: PodStatus::default(),
+            status: PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() },
+            delete: true,
+        };
+        attempt(&Client::new(service, "default"), &update).await.unwrap();
+        let path = "/api/v1/namespaces/n/pods/p";
+        let sent = [requests.recv().await.unwrap(), requests.recv().await.unwrap()];
+        assert_eq!(sent, [format!("PATCH {path}/status"), format!("DELETE {path}")]);
+    }
 }
