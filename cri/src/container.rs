@@ -17,6 +17,7 @@ pub(crate) mod inputs;
 pub(crate) mod mount_points;
 mod mounts;
 pub(crate) mod oci_spec;
+mod packed_fields;
 pub(crate) mod resources;
 pub(crate) mod signal;
 pub(crate) mod volume;
@@ -40,8 +41,11 @@ use crate::usage::meter::Meter;
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
-    /// Immutable except for `phase`, `pid` and resources, which are in `state`, and for the transitions.
+    /// Immutable except for `phase`, `pid` and resources, which are in `state`, and for the transitions. Some fields of
+    /// its configuration are in `packed`.
     pub(crate) record: ContainerRecord,
+    /// See [`packed_fields`].
+    packed: Arc<[u8]>,
     state: watch::Sender<ContainerState>,
     transitions: Mutex<Vec<Transition>>,
     /// Held during creation and start, and by tasks that record an exit: a container that ends at once is recorded as
@@ -69,13 +73,15 @@ pub(crate) struct ContainerState {
 // === impl Container ===
 
 impl Container {
-    pub(crate) fn new(record: ContainerRecord, held: Vec<ImageHold>) -> Self {
+    pub(crate) fn new(mut record: ContainerRecord, held: Vec<ImageHold>) -> Self {
+        let packed = packed_fields::pack(&mut record.config);
         let resources = record.config.linux.as_ref().and_then(|linux| linux.resources.clone());
         let state = ContainerState { phase: record.phase.clone(), pid: record.pid, resources };
         Self {
             id: record.id.clone(),
             transitions: Mutex::new(record.transitions.clone()),
             record,
+            packed,
             state: watch::Sender::new(state),
             starting: tokio::sync::Mutex::default(),
             removing: Arc::default(),
@@ -100,12 +106,20 @@ impl Container {
             phase: state.phase,
             pid: state.pid,
             transitions: self.transitions(),
+            config: self.config(),
             ..self.record.clone()
         };
         if state.resources.is_some() {
             record.config.linux.get_or_insert_default().resources = state.resources;
         }
         record
+    }
+
+    /// The whole configuration at creation.
+    pub(crate) fn config(&self) -> cri::ContainerConfig {
+        let mut config = self.record.config.clone();
+        packed_fields::unpack(&mut config, &self.packed);
+        config
     }
 
     /// Transitions with an event number.

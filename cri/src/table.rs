@@ -1,6 +1,7 @@
 //! A table of objects by id. Look-ups by id, by unique id prefix, by sandbox and by pod.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex};
 
 use crate::lock::locked;
@@ -21,13 +22,13 @@ pub(crate) struct Table<T> {
 
 #[derive(Debug)]
 struct Rows<T> {
-    by_id: BTreeMap<String, Arc<T>>,
+    by_id: BTreeMap<Arc<str>, Arc<T>>,
     by_sandbox: Index,
     by_pod: Index,
 }
 
-/// Ids by index key.
-type Index = HashMap<String, BTreeSet<String>>;
+/// Pairs of an index key and an id. Most keys have one id, so a tree of ids for each key would take ten times the memory.
+type Index = BTreeSet<(Box<str>, Arc<str>)>;
 
 // === impl Table ===
 
@@ -57,9 +58,10 @@ impl<T: Row> Table<T> {
         if id.is_empty() {
             return None;
         }
-        let mut matches = rows.range(id.to_owned()..).take_while(|(key, _)| key.starts_with(id));
+        let from = (Bound::Included(id), Bound::Unbounded);
+        let mut matches = rows.range::<str, _>(from).take_while(|(key, _)| key.starts_with(id));
         match (matches.next(), matches.next()) {
-            (Some((key, row)), None) => Some((key.clone(), Arc::clone(row))),
+            (Some((key, row)), None) => Some((key.to_string(), Arc::clone(row))),
             _ => None,
         }
     }
@@ -67,11 +69,12 @@ impl<T: Row> Table<T> {
     pub(crate) fn insert(&self, id: &str, row: Arc<T>) {
         let mut rows = locked(&self.rows);
         rows.remove(id);
-        rows.by_sandbox.entry(row.sandbox_id().to_owned()).or_default().insert(id.to_owned());
+        let id: Arc<str> = id.into();
+        rows.by_sandbox.insert((row.sandbox_id().into(), Arc::clone(&id)));
         if let Some(uid) = row.pod_uid() {
-            rows.by_pod.entry(uid.to_owned()).or_default().insert(id.to_owned());
+            rows.by_pod.insert((uid.into(), Arc::clone(&id)));
         }
-        rows.by_id.insert(id.to_owned(), row);
+        rows.by_id.insert(id, row);
     }
 
     pub(crate) fn remove(&self, id: &str) -> Option<Arc<T>> {
@@ -83,13 +86,13 @@ impl<T: Row> Table<T> {
         locked(&self.rows).by_id.values().cloned().collect()
     }
 
-    /// The objects of a sandbox, ordered by id. The cost is proportional to the number of results.
+    /// The objects of a sandbox, ordered by id. The cost grows with the number of results.
     pub(crate) fn of_sandbox(&self, id: &str) -> Vec<Arc<T>> {
         let rows = locked(&self.rows);
         rows.named_by(&rows.by_sandbox, id)
     }
 
-    /// The objects with this pod uid, ordered by id. The cost is proportional to the number of results.
+    /// The objects with this pod uid, ordered by id. The cost grows with the number of results.
     pub(crate) fn of_pod(&self, uid: &str) -> Vec<Arc<T>> {
         let rows = locked(&self.rows);
         rows.named_by(&rows.by_pod, uid)
@@ -100,26 +103,18 @@ impl<T: Row> Table<T> {
 
 impl<T: Row> Rows<T> {
     fn remove(&mut self, id: &str) -> Option<Arc<T>> {
-        let row = self.by_id.remove(id)?;
-        remove_from_index(&mut self.by_sandbox, row.sandbox_id(), id);
+        let (id, row) = self.by_id.remove_entry(id)?;
+        self.by_sandbox.remove(&(row.sandbox_id().into(), Arc::clone(&id)));
         if let Some(uid) = row.pod_uid() {
-            remove_from_index(&mut self.by_pod, uid, id);
+            self.by_pod.remove(&(uid.into(), id));
         }
         Some(row)
     }
 
     fn named_by(&self, index: &Index, key: &str) -> Vec<Arc<T>> {
-        let ids = index.get(key).into_iter().flatten();
-        ids.filter_map(|id| self.by_id.get(id).cloned()).collect()
-    }
-}
-
-fn remove_from_index(index: &mut Index, key: &str, id: &str) {
-    if let Some(ids) = index.get_mut(key) {
-        ids.remove(id);
-        if ids.is_empty() {
-            index.remove(key);
-        }
+        let from = (Box::from(key), Arc::from(""));
+        let pairs = index.range(from..).take_while(|(known, _)| **known == *key);
+        pairs.filter_map(|(_, id)| self.by_id.get(id).cloned()).collect()
     }
 }
 
@@ -159,9 +154,11 @@ mod tests {
         table.insert("c2", Arc::new(Named("s1", Some("u2"))));
         table.insert("c2", Arc::new(Named("s1", Some("u1"))));
         table.insert("c3", Arc::new(Named("s2", None)));
-        assert_eq!(table.of_sandbox("s1").len(), 2);
+        // Keys that a shorter key is the start of, and ids that are keys of other rows.
+        table.insert("s1", Arc::new(Named("s10", Some("u10"))));
+        assert_eq!([table.of_sandbox("s1").len(), table.of_sandbox("s10").len()], [2, 1]);
         assert_eq!([table.of_pod("u1").len(), table.of_pod("u2").len(), table.of_pod("").len()], [2, 0, 0]);
-        for id in ["c1", "c2", "c3", "absent"] {
+        for id in ["c1", "c2", "c3", "s1", "absent"] {
             table.remove(id);
         }
         let rows = locked(&table.rows);

@@ -4,18 +4,34 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_values::object::without_managed_fields;
+use coracle_values::resource;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
+use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::PodChange;
 use crate::api_health::ApiHealth;
 
+/// A pod as the watch decodes it: without managed fields, which the agent does not read.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct WatchedPod {
+    #[serde(deserialize_with = "without_managed_fields")]
+    metadata: ObjectMeta,
+    spec: Option<PodSpec>,
+    status: Option<PodStatus>,
+}
+
+resource!(WatchedPod, "Pod", ("", "v1", "pods"), NamespaceResourceScope);
+
 /// Sends changes until the receiver is dropped.
 pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes: mpsc::Sender<PodChange>) {
-    let api: Api<Pod> = Api::all(client);
+    let api: Api<WatchedPod> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut events = watcher::watcher(api, config).boxed();
     let mut pause = FIRST_PAUSE;
@@ -31,7 +47,7 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
             }
             Ok(Event::InitApply(pod)) => {
                 listed.extend(pod.metadata.uid.clone());
-                PodChange::Applied(Arc::new(without_unread_fields(pod)))
+                PodChange::Applied(Arc::new(pod.without_free_capacity()))
             }
             Ok(Event::InitDone) => {
                 pause = FIRST_PAUSE;
@@ -39,9 +55,9 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
             }
             Ok(Event::Apply(pod)) => {
                 pause = FIRST_PAUSE;
-                PodChange::Applied(Arc::new(without_unread_fields(pod)))
+                PodChange::Applied(Arc::new(pod.without_free_capacity()))
             }
-            Ok(Event::Delete(pod)) => PodChange::Deleted(Arc::new(without_unread_fields(pod))),
+            Ok(Event::Delete(pod)) => PodChange::Deleted(Arc::new(pod.without_free_capacity())),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "the watch of pods failed");
                 tokio::time::sleep(pause).await;
@@ -58,11 +74,14 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
-/// Removes large fields that the agent does not read, and the unused capacity of lists.
-fn without_unread_fields(mut pod: Pod) -> Pod {
-    pod.metadata.managed_fields = None;
-    shrink(&mut pod);
-    pod
+// === impl WatchedPod ===
+
+impl WatchedPod {
+    fn without_free_capacity(self) -> Pod {
+        let mut pod = Pod { metadata: self.metadata, spec: self.spec, status: self.status };
+        shrink(&mut pod);
+        pod
+    }
 }
 
 /// Removes the unused capacity of lists. A decoded list of one item has room for four, and a container's status or a
@@ -119,8 +138,8 @@ mod tests {
         .to_string();
         // A JSON decoder does not know the length of a list in advance.
         let decoded: Pod = serde_json::from_str(&text).unwrap();
-        let pod: Pod = serde_json::from_str(&text).unwrap();
-        let pod = without_unread_fields(pod);
+        let pod: WatchedPod = serde_json::from_str(&text).unwrap();
+        let pod = pod.without_free_capacity();
         let (spec, status) = (pod.spec.as_ref().unwrap(), pod.status.as_ref().unwrap());
         let projected = spec.volumes.as_ref().unwrap()[0].projected.as_ref().unwrap();
         let capacities = [

@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use coracle_values::object::without_managed_fields;
 use coracle_values::resource;
 use k8s_openapi::api::apps::v1::{DeploymentStatus, DeploymentStrategy, ReplicaSetStatus};
 use k8s_openapi::api::core::v1::{
@@ -64,6 +65,7 @@ pub(crate) use workload::{ControllerRevision, DaemonSet, ReplicationController, 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Pod {
+    #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: PodSpec,
     pub(crate) status: PodStatus,
@@ -172,6 +174,7 @@ impl Pod {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ReplicaSet {
+    #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: ReplicaSetSpec,
     pub(crate) status: ReplicaSetStatus,
@@ -191,6 +194,7 @@ pub(crate) struct ReplicaSetSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Deployment {
+    #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: DeploymentSpec,
     pub(crate) status: DeploymentStatus,
@@ -355,6 +359,7 @@ pub(crate) struct Endpoints {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct EndpointSlice {
+    #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) address_type: String,
     pub(crate) endpoints: Option<Vec<k8s_openapi::api::discovery::v1::Endpoint>>,

@@ -1,10 +1,14 @@
 //! Access to the metadata of objects: key, name, namespace, uid, owner.
 
+mod read_metadata;
+
 use std::fmt;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube_core::Resource;
+
+pub use read_metadata::without_managed_fields;
 
 /// Metadata of objects whose kind is known at compile time. Absent fields read as empty texts.
 pub trait ObjectExt: Resource<DynamicType = ()> {

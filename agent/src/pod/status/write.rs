@@ -2,7 +2,7 @@
 //! last write deletes the object of a pod that has been removed from the node.
 //!
 //! A pod that starts has three statuses before it runs: accepted, with a sandbox, with created containers. Each write
-//! costs a commit and an event in every watch of pods. So these statuses wait for a second, and most of them are
+//! costs a commit and an event in every watch of pods. So these statuses wait for two seconds, and most of them are
 //! replaced by the status of the running pod.
 
 mod retries;
@@ -12,8 +12,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::{Api, Client};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, Request};
+use kube::{Client, Resource as _};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until};
@@ -142,10 +142,12 @@ fn newest(shared: &Shared, update: Update) -> Update {
 }
 
 async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), &update.namespace);
+    let pods = Request::new(Pod::url_path(&(), Some(&update.namespace)));
+    // Responses are not decoded: each has the whole pod, which the watch delivers anyway.
     if let Some(status) = difference(&update.known, &update.status) {
-        let patch = json!({"metadata": {"uid": update.uid}, "status": status});
-        api.patch_status(&update.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        let patch = Patch::Merge(json!({"metadata": {"uid": update.uid}, "status": status}));
+        let request = pods.patch_subresource("status", &update.name, &PatchParams::default(), &patch);
+        client.request_text(request.map_err(kube::Error::BuildRequest)?).await?;
     }
     if update.delete {
         let preconditions = Preconditions { uid: Some(update.uid.clone()), resource_version: None };
@@ -154,7 +156,8 @@ async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        api.delete(&update.name, &params).await?;
+        let request = pods.delete(&update.name, &params).map_err(kube::Error::BuildRequest)?;
+        client.request_text(request).await?;
     }
     Ok(())
 }
@@ -208,5 +211,30 @@ mod tests {
         let from = json!({"a": 1, "b": {"c": [1, 2], "d": 1}});
         let to = json!({"b": {"c": [2], "d": 1}});
         assert_eq!(merge_patch(&from, &to), Some(json!({"a": null, "b": {"c": [2]}})));
+    }
+
+    /// The responses of this API server cannot be decoded as pods.
+    #[tokio::test]
+    async fn responses_to_writes_are_not_decoded() {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            sender.send(format!("{} {}", request.method(), request.uri().path())).unwrap();
+            async {
+                let body = kube::client::Body::from(b"{\"spec\": {\"containers\": 0}}".to_vec());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        let update = Update {
+            uid: "u".to_owned(),
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+            known: PodStatus::default(),
+            status: PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() },
+            delete: true,
+        };
+        attempt(&Client::new(service, "default"), &update).await.unwrap();
+        let path = "/api/v1/namespaces/n/pods/p";
+        let sent = [requests.recv().await.unwrap(), requests.recv().await.unwrap()];
+        assert_eq!(sent, [format!("PATCH {path}/status"), format!("DELETE {path}")]);
     }
 }

@@ -49,7 +49,7 @@ impl ContainerService {
             "pid": pid,
             "cgroup": container.record.cgroup,
             "bundle": bundle,
-            "config": message(&container.record.config),
+            "config": message(&container.config()),
             "runtimeSpec": spec,
         })
     }

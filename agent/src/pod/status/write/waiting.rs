@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::Update;
 
 /// Maximum delay of a status that only shows the progress of a start.
-const DELAY: Duration = Duration::from_secs(1);
+const DELAY: Duration = Duration::from_secs(2);
 /// Condition that becomes true during a start.
 const HAS_SANDBOX: &str = "PodReadyToStartContainers";
 /// Reasons of containers that have not failed and not run.
