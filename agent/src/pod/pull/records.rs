@@ -186,7 +186,7 @@ impl PullRecords {
         let state = self.state();
         let record = state.records.get(id).map(|known| &known.record);
         let is_pulled = record.is_some() || state.intents.contains_key(reference) || self.has_damaged(id);
-        if !self.verification.is_required(image, is_pulled) {
+        if !self.verification.is_required(image, repository, is_pulled) {
             return Check::Allowed;
         }
         match record.and_then(|record| record.repositories.get(repository)) {
