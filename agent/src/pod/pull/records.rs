@@ -192,14 +192,14 @@ impl PullRecords {
     }
 
     /// Whether a pod may use an image of the store without a pull. While a pull has no result, all names of its image count:
-    /// a pod may name the image by its digest or id.
+    /// a pod may name the image by its digest or id. A file that was not read counts, too: the image was pulled.
     pub(super) fn check(&self, wanted: Wanted<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
         let is_pulled = record.is_some()
-            || state.intents.contains_key(&wanted.reference.to_string())
-            || wanted.names.iter().any(|name| state.intents.contains_key(name))
-            || self.has_damaged(wanted.id);
+            || self.has_begun(&state, &wanted.reference.to_string())
+            || wanted.names.iter().any(|name| self.has_begun(&state, name))
+            || self.has_unread(wanted.id);
         let repository = wanted.reference.repository();
         if !self.verification.is_required(wanted.image, &repository, is_pulled) {
             return Check::Allowed;
@@ -285,17 +285,26 @@ impl PullRecords {
             return true;
         };
         let path = self.path(id);
-        let written = tokio::task::spawn_blocking(move || json_file::write(&path, &record)).await;
-        let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let written = tokio::task::spawn_blocking(move || {
+            json_file::write(&path, &record).inspect(|()| remove(&path.with_extension("bad")))
+        });
+        let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
         if let Err(error) = &written {
             tracing::warn!(id, %error, "cannot record the pull of an image");
         }
         written.is_ok()
     }
 
-    /// Whether the record of an image could not be read.
-    fn has_damaged(&self, id: &str) -> bool {
-        self.path(id).with_extension("bad").exists()
+    /// Whether an image has a record that is damaged, or that could not be read at the start.
+    fn has_unread(&self, id: &str) -> bool {
+        let path = self.path(id);
+        may_exist(&path) || may_exist(&path.with_extension("bad"))
+    }
+
+    /// Whether a pull of this name has begun and has no result. The file may be one that could not be read, or that a
+    /// power failure has emptied.
+    fn has_begun(&self, state: &State, name: &str) -> bool {
+        state.intents.contains_key(name) || may_exist(&self.intent_path(name))
     }
 
     fn path(&self, id: &str) -> PathBuf {
@@ -311,11 +320,17 @@ impl PullRecords {
     }
 }
 
-/// The names of images whose pulls were interrupted. A name that a power failure has cut cannot be found again.
+/// The names of images whose pulls were interrupted. The file of a name that a power failure has cut stays until the image
+/// is pulled again.
 fn interrupted(dir: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     paths.filter_map(|path| fs::read_to_string(path).ok()).filter(|name| !name.is_empty()).collect()
+}
+
+/// Whether a file exists. An error is no proof that it does not.
+fn may_exist(path: &Path) -> bool {
+    !matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
 }
 
 fn remove(path: &Path) {
@@ -515,7 +530,24 @@ mod tests {
         let records = open(dir.path());
         pull(&records, "i", None).await;
         fs::write(records.path("i"), "{").unwrap();
-        assert_eq!(check(&open(dir.path()), "i"), Check::Refused);
+        let again = open(dir.path());
+        assert_eq!(check(&again, "i"), Check::Refused);
+        pull(&again, "i", None).await;
+        assert!(!records.path("i").with_extension("bad").exists(), "replaced");
+    }
+
+    #[tokio::test]
+    async fn files_that_could_not_be_read_at_the_start_say_that_the_image_was_pulled() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        pull(&open(dir.path()), "i", Some(secret("1"))).await;
+        assert_eq!(check(&records, "i"), Check::Refused, "its access is not known");
+        assert_eq!(check(&records, "other"), Check::Allowed);
+        fs::write(records.intent_path("r.io/a:1"), "").unwrap();
+        let again = open(dir.path());
+        assert_eq!(check(&again, "other"), Check::Refused, "the pull may have put it into the store");
+        begin(&again).failed();
+        assert_eq!(check(&again, "other"), Check::Allowed);
     }
 
     #[tokio::test]
