@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use coracle_images::Reference;
+
 /// Which images of the store need a verification of the pod's pull secrets: `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageVerification {
@@ -16,8 +18,8 @@ pub enum ImageVerification {
     AlwaysVerify,
 }
 
-/// An entry of `preloadedImagesVerificationAllowlist`: the name of an image without tag and digest, or a prefix that ends
-/// with `/*`.
+/// An entry of `preloadedImagesVerificationAllowlist`: the name of an image with its registry and without tag and digest,
+/// such as `docker.io/library/busybox`, or a prefix of such names that ends with `/*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedImages(String);
 
@@ -44,14 +46,14 @@ impl ImageVerification {
         }
     }
 
-    /// Whether a pod that names this image needs a verification. `is_pulled`: the agent pulled the image.
-    pub(crate) fn is_required(&self, image: &str, is_pulled: bool) -> bool {
+    /// Whether a pod needs a verification for an image. `image` is its name in the pod, `repository` the same with registry
+    /// and without tag and digest. `is_pulled`: the agent pulled the image.
+    pub(crate) fn is_required(&self, image: &str, repository: &str, is_pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,
             Self::NeverVerifyPreloadedImages => is_pulled,
             Self::NeverVerifyAllowlistedImages(allowed) => {
-                let name = without_tag(image);
-                !allowed.iter().any(|allowed| allowed.has(name))
+                may_be_id(image) || !allowed.iter().any(|allowed| allowed.has(repository))
             }
             Self::AlwaysVerify => true,
         }
@@ -83,19 +85,19 @@ impl FromStr for AllowedImages {
         if fixed.is_empty() || fixed.contains('*') || fixed.contains(char::is_whitespace) {
             return Err("expected the name of an image, or a prefix that ends with /*".to_owned());
         }
-        if without_tag(fixed) != fixed && fixed == text {
-            return Err("expected the name of an image without tag and digest".to_owned());
+        let is_name = |text: &str| Reference::parse(text).is_ok_and(|name| name.repository() == text);
+        if fixed == text && !is_name(text) {
+            return Err("expected the name of an image with its registry, without tag and digest".to_owned());
         }
         Ok(Self(text.to_owned()))
     }
 }
 
-/// The name of an image without its tag and digest.
-fn without_tag(image: &str) -> &str {
-    let name = image.split_once('@').map_or(image, |(name, _)| name);
-    let last = name.rsplit('/').next().unwrap_or(name);
-    let tag = last.split_once(':').map_or(0, |(_, tag)| tag.len() + 1);
-    name.get(..name.len() - tag).unwrap_or(name)
+/// Whether a runtime may take the name in a pod as the id of an image, or as a prefix of it. A list of names says nothing
+/// about such an image.
+fn may_be_id(image: &str) -> bool {
+    let digits = image.strip_prefix("sha256:").unwrap_or(image);
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 #[cfg(test)]
@@ -104,8 +106,8 @@ mod tests {
 
     #[test]
     fn the_policy_says_which_images_are_verified() {
-        let list =
-            ["r.example:5000/a", "r.example/team/*"].map(|text| text.parse::<AllowedImages>().unwrap());
+        let list = ["r.example:5000/a", "r.example/team/*", "docker.io/library/*"];
+        let list = list.map(|text| text.parse::<AllowedImages>().unwrap());
         let listed = ImageVerification::NeverVerifyAllowlistedImages(list.to_vec());
         for (policy, image, is_pulled, required) in [
             (&ImageVerification::NeverVerify, "a", true, false),
@@ -113,21 +115,31 @@ mod tests {
             (&ImageVerification::default(), "a", false, false),
             (&ImageVerification::AlwaysVerify, "a", false, true),
             (&listed, "r.example:5000/a:1", true, false),
-            (&listed, "r.example:5000/a@sha256:00", true, false),
             (&listed, "r.example:5000/ab", false, true),
             (&listed, "r.example/team/x:1", true, false),
             (&listed, "r.example/teams/x", true, true),
+            (&listed, "busybox", true, false),
+            (&listed, "team/busybox", true, true),
+            (&listed, "sha256:0123abcd", true, true),
+            (&listed, "0123abcd", true, true),
         ] {
-            assert_eq!(policy.is_required(image, is_pulled), required, "{} {image}", policy.name());
+            let repository = Reference::parse(image).unwrap().repository();
+            assert_eq!(
+                policy.is_required(image, &repository, is_pulled),
+                required,
+                "{} {image}",
+                policy.name()
+            );
         }
     }
 
     #[test]
-    fn entries_with_other_patterns_or_tags_are_refused() {
-        for text in ["", "*", "/*", "a*", "*/a", "a/*/b", "a:1", "a@sha256:00", " a"] {
+    fn entries_with_other_patterns_tags_or_no_registry_are_refused() {
+        for text in ["", "*", "/*", "a*", "*/a", "a/*/b", "a:1", "a@sha256:00", " a", "a", "r/a", "r.example"]
+        {
             assert!(text.parse::<AllowedImages>().is_err(), "{text}");
         }
-        for text in ["a", "r:5000/a", "r:5000/*", "r/a/*"] {
+        for text in ["docker.io/library/a", "r:5000/a", "r:5000/*", "r/a/*"] {
             assert_eq!(text.parse::<AllowedImages>().unwrap().as_str(), text);
         }
     }

@@ -40,6 +40,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -66,6 +67,11 @@ pub struct Server {
 const SHARE: u64 = 8;
 /// Maximum connections, even if the descriptor limit permits more.
 const CONNECTIONS: usize = 4 << 10;
+/// Maximum responses with the usage of all pods that are made at the same time: with 1,000 pods each takes megabytes.
+/// Further requests wait.
+const MEASUREMENTS: usize = 4;
+/// Permits for these responses. One for the process, as the runtime is.
+static MEASURING: Semaphore = Semaphore::const_new(MEASUREMENTS);
 /// Maximum time without a request, and of sending a request's header, as in the API server.
 const IDLE: Duration = Duration::from_secs(90);
 
@@ -194,6 +200,7 @@ async fn respond_to(
     if !route.allows(request.method()) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
     }
+    let _measuring = measuring(&route).await;
     match route {
         Route::Healthz => text(StatusCode::OK, healthz(request.uri().query().unwrap_or_default())),
         Route::Configz => json(&serde_json::json!({"kubeletconfig": *backend.configuration})),
@@ -224,6 +231,12 @@ async fn respond_to(
         Route::MetricsProbes => stats::exposition(backend.pods.probes()),
         Route::MetricsSlis => node_metrics::health(),
     }
+}
+
+/// A permit for a response with the usage of all pods. None for other responses.
+async fn measuring(route: &Route) -> Option<SemaphorePermit<'static>> {
+    // The semaphore is never closed.
+    if route.is_measured() { MEASURING.acquire().await.ok() } else { None }
 }
 
 /// The checks have passed whenever the server answers.

@@ -205,10 +205,14 @@ fn status(
     let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
     let internal = current_state.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
     let addresses = internal.chain([address("Hostname", config.name.clone())]).collect();
+    // An administrator or a program may have written further resources. As by the kubelet, all of an extended resource in
+    // the capacity is allocatable.
+    let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
+    let others = held.allocatable.iter().flatten().filter(|(name, _)| !is_extended(name));
     NodeStatus {
         addresses: Some(addresses),
-        capacity: Some(with_extended(&facts.capacity, held)),
-        allocatable: Some(with_extended(&facts.allocatable, held)),
+        capacity: Some(with_others(&facts.capacity, held.capacity.iter().flatten())),
+        allocatable: Some(with_others(&facts.allocatable, others.chain(extended))),
         conditions: Some(conditions(current_state, held)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }),
@@ -220,11 +224,12 @@ fn status(
     }
 }
 
-/// Resources with the extended resources that an administrator or a program wrote into the capacity. As by the kubelet,
-/// all of an extended resource is allocatable.
-fn with_extended(own: &BTreeMap<String, Quantity>, held: &NodeStatus) -> BTreeMap<String, Quantity> {
-    let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
-    own.iter().chain(extended).map(|(name, amount)| (name.clone(), amount.clone())).collect()
+/// The agent's own resources, and others of other names.
+fn with_others<'a>(
+    own: &'a BTreeMap<String, Quantity>,
+    others: impl Iterator<Item = (&'a String, &'a Quantity)>,
+) -> BTreeMap<String, Quantity> {
+    others.chain(own).map(|(name, amount)| (name.clone(), amount.clone())).collect()
 }
 
 /// Whether the name is that of an extended resource. Source: upstream's `IsExtendedResourceName`.
@@ -418,8 +423,12 @@ mod tests {
         let status = node.status.as_mut().expect("status");
         status.capacity.get_or_insert_default().remove(&dongles);
         status.allocatable.get_or_insert_default().insert(other, Quantity("1".to_owned()));
-        let allocatable = json!({"cpu": "2", "example.com/dongle": null});
+        let allocatable = json!({"cpu": "2", "attachable-volumes-x": "1", "example.com/dongle": null});
         assert_eq!(patched(&node), Some(json!({"status": {"allocatable": allocatable}})));
+        let status = node.status.as_mut().expect("status");
+        status.allocatable.get_or_insert_default().remove(&dongles);
+        status.capacity.get_or_insert_default().insert("hugepages-3Mi".to_owned(), Quantity("0".to_owned()));
+        assert_eq!(patched(&node), None, "resources of others are not written again and again");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::security::ImageUser;
 use super::state::{Failed, Waiting};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::runtime::RuntimeError;
-use records::{Check, UsedSecret};
+use records::{Check, UsedSecret, Wanted};
 
 pub use provider::ProviderError;
 pub(crate) use provider::Providers;
@@ -76,13 +76,13 @@ pub(crate) async fn ensure(
     if policy != Policy::Always {
         let found = status(node, &spec).await.map_err(|status| about.inspect_failed(&status))?;
         if let Some(found) = found
-            && about.may_use(&reference, &found.id).await
+            && about.may_use(&reference, &found).await
         {
             let message = format!(
                 "Container image \"{image}\" already present on machine and can be accessed by the pod"
             );
             about.event(Level::Normal, "Pulled", message);
-            return Ok(found);
+            return Ok(Present::from(found));
         }
         // An image that the pod may not use is not told apart from an absent one.
         if policy == Policy::Never {
@@ -92,13 +92,9 @@ pub(crate) async fn ensure(
     about.pull(&reference, sandbox).await
 }
 
-async fn status(node: &NodeContext, spec: &cri::ImageSpec) -> Result<Option<Present>, RuntimeError> {
+async fn status(node: &NodeContext, spec: &cri::ImageSpec) -> Result<Option<cri::Image>, RuntimeError> {
     let request = cri::ImageStatusRequest { image: Some(spec.clone()), verbose: false };
-    let image = node.runtime.image_status(request).await?.image;
-    Ok(image.map(|image| Present {
-        user: ImageUser { uid: image.uid.map(|u| u.value), name: image.username.clone() },
-        id: image.id,
-    }))
+    Ok(node.runtime.image_status(request).await?.image)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +119,12 @@ fn policy(container: &Container, reference: &Reference) -> Policy {
 fn lacked_room(error: &RuntimeError) -> bool {
     let text = error.message().to_lowercase();
     matches!(error, RuntimeError::Exhausted(_)) || text.contains("no space left on device")
+}
+
+impl From<cri::Image> for Present {
+    fn from(image: cri::Image) -> Self {
+        Self { user: ImageUser { uid: image.uid.map(|uid| uid.value), name: image.username }, id: image.id }
+    }
 }
 
 /// A container whose image is made available.
@@ -193,10 +195,11 @@ impl Subject<'_> {
     }
 
     /// Whether the pod may use an image of the store without a pull.
-    async fn may_use(&self, reference: &Reference, id: &str) -> bool {
+    async fn may_use(&self, reference: &Reference, found: &cri::Image) -> bool {
         let records = &self.node.pull_records;
         records.settle(&*self.node.runtime).await;
-        match records.check(self.image, &reference.to_string(), &reference.repository(), id) {
+        let names = [found.repo_tags.as_slice(), found.repo_digests.as_slice()].concat();
+        match records.check(Wanted { image: self.image, reference, id: &found.id, names: &names }) {
             Check::Allowed => true,
             Check::Refused => false,
             Check::Secrets(known) => {
@@ -249,9 +252,7 @@ impl Subject<'_> {
         };
         self.node.image_gc.check_disk();
         let spec = cri::ImageSpec { image: id, ..self.spec() };
-        let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
-        let image = self.node.runtime.image_status(request).await.ok().and_then(|r| r.image);
-        let Some(image) = image else {
+        let Some(image) = status(self.node, &spec).await.ok().flatten() else {
             return Err(
                 self.pull_failed(&RuntimeError::NotFound("the pulled image is not in the store".to_owned()))
             );
@@ -268,10 +269,7 @@ impl Subject<'_> {
                 self.image, image.size
             ),
         );
-        Ok(Present {
-            user: ImageUser { uid: image.uid.map(|u| u.value), name: image.username.clone() },
-            id: image.id,
-        })
+        Ok(Present::from(image))
     }
 
     fn pull_failed(&self, error: &RuntimeError) -> Missing {

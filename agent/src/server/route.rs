@@ -72,6 +72,11 @@ impl Route {
         matches!(self, Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. })
     }
 
+    /// Whether the response has the usage of all pods and containers.
+    pub(super) fn is_measured(&self) -> bool {
+        matches!(self, Self::StatsSummary | Self::MetricsResource | Self::MetricsCadvisor)
+    }
+
     /// Whether the resource has this method.
     pub(super) fn allows(&self, method: &http::Method) -> bool {
         let (get, post) = (*method == http::Method::GET, *method == http::Method::POST);

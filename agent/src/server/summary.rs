@@ -41,9 +41,11 @@ const OTHER_FIELDS: [&str; 8] =
 struct Read {
     node_name: String,
     state_dir: PathBuf,
-    log_dir: PathBuf,
+    /// None: the logs are not measured.
+    log_dir: Option<PathBuf>,
     usage: Vec<PodUsage>,
-    desired: Vec<Arc<Pod>>,
+    /// The pods that the node has to run, by their uids.
+    desired: HashMap<String, Arc<Pod>>,
     claims: BTreeMap<ClaimName, FileSystem>,
     /// The file systems of images and of writable layers.
     image_fs: [Option<FilesystemUsage>; 2],
@@ -62,13 +64,14 @@ pub(super) async fn answer(backend: &Backend, is_brief: bool) -> Response<Body> 
     let mut read = Read {
         node_name: backend.access.node().to_owned(),
         state_dir: backend.state_dir.clone(),
-        log_dir: backend.log_dir.clone(),
         usage,
         ..Read::default()
     };
     if !is_brief {
-        read.desired = backend.pods.pods();
-        read.claims = backend.claims.of(read.desired.clone()).await;
+        let pods = backend.pods.pods();
+        read.log_dir = Some(backend.log_dir.clone());
+        read.desired = by_uid(&pods);
+        read.claims = backend.claims.of(pods).await;
         if let Ok(info) = backend.runtime.image_fs_info(ImageFsInfoRequest {}).await {
             let (images, layers) = (info.image_filesystems, info.container_filesystems);
             read.image_fs = [images.into_iter().next(), layers.into_iter().next()];
@@ -162,7 +165,7 @@ impl Read {
         let processes = stats.process.and_then(|process| number(process.process_count));
         let containers = pod.containers.iter().map(|one| {
             let mut fields = container(one, disks);
-            fields["logs"] = json!(self.logs(pod, &one.name));
+            fields["logs"] = json!(self.logs(pod, &one.name, disks));
             fields
         });
         let containers: Vec<Value> = containers.collect();
@@ -180,19 +183,20 @@ impl Read {
     }
 
     /// The space of a container's log files.
-    fn logs(&self, pod: &PodUsage, container: &str) -> Option<Value> {
+    fn logs(&self, pod: &PodUsage, container: &str, disks: &mut Disks) -> Option<Value> {
+        let log_dir = self.log_dir.as_deref()?;
         let of_pod = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
         // Another client of the runtime may use any name.
-        if of_pod.contains('/') || container.contains('/') || container == ".." {
+        if of_pod.contains('/') || container.contains('/') || ["", ".", ".."].contains(&container) {
             return None;
         }
-        let files = std::fs::read_dir(self.log_dir.join(of_pod).join(container)).ok()?;
+        let files = std::fs::read_dir(log_dir.join(of_pod).join(container)).ok()?;
         let (mut bytes, mut inodes) = (0, 0);
         for metadata in files.take(LOG_FILES).filter_map(|file| file.ok()?.metadata().ok()) {
             bytes += metadata.blocks() * BLOCK;
             inodes += 1;
         }
-        let mut fields = FileSystem::at(&self.log_dir).map(|disk| fields_of(&disk, &self.time))?;
+        let mut fields = disk_at(log_dir, disks).map(|disk| fields_of(&disk, &self.time))?;
         fields["usedBytes"] = json!(bytes);
         fields["inodesUsed"] = json!(inodes);
         Some(fields)
@@ -200,7 +204,7 @@ impl Read {
 
     /// The volumes of the pod's claims that were measured. None without one.
     fn volumes(&self, uid: &str) -> Option<Vec<Value>> {
-        let pod = self.desired.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid))?;
+        let pod = self.desired.get(uid)?;
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let measured = volumes.filter_map(|volume| {
@@ -215,8 +219,19 @@ impl Read {
     }
 }
 
-/// File systems by their mount points, each read once.
-type Disks = HashMap<String, Option<FileSystem>>;
+/// File systems by paths, each read once.
+type Disks = HashMap<PathBuf, Option<FileSystem>>;
+
+fn disk_at(path: &Path, disks: &mut Disks) -> Option<FileSystem> {
+    match disks.get(path) {
+        Some(disk) => *disk,
+        None => *disks.entry(path.to_owned()).or_insert_with(|| FileSystem::at(path)),
+    }
+}
+
+fn by_uid(pods: &[Arc<Pod>]) -> HashMap<String, Arc<Pod>> {
+    pods.iter().filter_map(|pod| Some((pod.metadata.uid.clone()?, Arc::clone(pod)))).collect()
+}
 
 fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
     match (&volume.persistent_volume_claim, &volume.ephemeral) {
@@ -333,10 +348,7 @@ fn node_network(interfaces: &[Interface], time: &str) -> Value {
 /// What images or a writable layer use, with the size of their file system.
 fn file_system(usage: &FilesystemUsage, disks: &mut Disks) -> Value {
     let path = usage.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
-    let disk = match disks.get(path) {
-        Some(disk) => *disk,
-        None => *disks.entry(path.to_owned()).or_insert_with(|| FileSystem::at(Path::new(path))),
-    };
+    let disk = disk_at(Path::new(path), disks);
     let time = time(usage.timestamp);
     let mut fields = disk.map_or_else(|| json!({"time": time}), |disk| fields_of(&disk, &time));
     fields["usedBytes"] = json!(number(usage.used_bytes));
@@ -428,7 +440,7 @@ mod tests {
                 stats,
                 containers: vec![container],
             }],
-            desired: vec![Arc::new(serde_json::from_value(pod).unwrap())],
+            desired: by_uid(&[Arc::new(serde_json::from_value(pod).unwrap())]),
             claims: [(("n".to_owned(), "data".to_owned()), disk)].into(),
             cgroups: [None, Some(pods)],
             time: "2026-01-01T00:00:00Z".to_owned(),
@@ -468,13 +480,19 @@ mod tests {
         let logs = dir.path().join("n_p_u/c");
         std::fs::create_dir_all(&logs).unwrap();
         std::fs::write(logs.join("0.log"), vec![b'x'; 10_000]).unwrap();
-        let read = Read { log_dir: dir.path().to_owned(), ..read() };
+        let read = Read { log_dir: Some(dir.path().to_owned()), ..read() };
         let summary = read.summary();
         let fields = &summary["pods"][0]["containers"][0]["logs"];
         assert_eq!(fields["inodesUsed"], 1, "{fields}");
         assert!(fields["usedBytes"].as_u64().unwrap() <= 64 << 10, "{fields}");
+        let mut disks = Disks::new();
         let other = PodUsage { name: "../../x".to_owned(), ..PodUsage::default() };
-        assert_eq!(read.logs(&other, "c"), None);
+        assert_eq!(read.logs(&other, "c", &mut disks), None);
+        assert_eq!(read.logs(&read.usage[0], ".", &mut disks), None);
+        assert!(read.logs(&read.usage[0], "c", &mut disks).is_some());
+        assert_eq!(disks.into_keys().collect::<Vec<_>>(), [dir.path()], "one file system for all containers");
+        let brief = Read { log_dir: None, ..read };
+        assert!(brief.summary()["pods"][0]["containers"][0].get("logs").is_none());
     }
 
     #[test]

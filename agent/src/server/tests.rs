@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
@@ -306,4 +307,15 @@ async fn a_taken_port_and_a_bad_certificate_are_one_sentence() {
     let bad = ServerConfig { client_ca: Some(dir.join("key")), ..good };
     assert!(matches!(Server::bind(&bad).await.err(), Some(ServerError::Certificate { .. })));
     std::fs::remove_dir_all(&dir).expect("clean up");
+}
+
+#[tokio::test]
+async fn few_responses_with_the_usage_of_all_pods_are_made_at_once() {
+    let mut permits = Vec::new();
+    for path in ["/stats/summary", "/metrics/resource", "/metrics/cadvisor", "/stats/summary"] {
+        permits.push(measuring(&Route::of(path).expect("path")).await.expect("measured"));
+    }
+    assert_eq!(permits.len(), MEASUREMENTS);
+    assert!(measuring(&Route::StatsSummary).now_or_never().is_none(), "it waits");
+    assert!(measuring(&Route::Metrics).now_or_never().is_some_and(|permit| permit.is_none()));
 }

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_list_belongs_to_its_policy() {
-        let list = "preloaded-images-verification-allowlist = [\"r/a\", \"s/*\"]";
+        let list = "preloaded-images-verification-allowlist = [\"r.example/a\", \"s/*\"]";
         assert!(of(list).unwrap_err().contains("is used only with"));
         let policy = "image-pull-credentials-verification-policy = \"NeverVerifyAllowlistedImages\"";
         let both = of(&format!("{policy}\n{list}")).unwrap();

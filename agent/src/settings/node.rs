@@ -136,7 +136,8 @@ settings! {
     /// preloaded-images-verification-allowlist) or AlwaysVerify (none).
     image_pull_credentials_verification_policy: image_pull::Policy
         = default "NeverVerifyPreloadedImages", "POLICY";
-    /// Names of images without tag and digest, or prefixes that end with /*, for NeverVerifyAllowlistedImages.
+    /// Names of images with registry and without tag and digest (docker.io/library/busybox), or prefixes of such names that
+    /// end with /*, for NeverVerifyAllowlistedImages.
     preloaded_images_verification_allowlist: Vec<AllowedImages> = default "", "IMAGES";
     /// CredentialProviderConfig of the kubelet: programs that provide credentials of registries.
     image_credential_provider_config: Option<PathBuf> = unset "", "FILE";

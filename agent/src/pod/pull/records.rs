@@ -10,10 +10,10 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use coracle_images::Reference;
 use coracle_proto::cri;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::sync::OnceCell;
 
 use crate::image_verification::ImageVerification;
 use crate::json_file;
@@ -43,6 +43,18 @@ pub(super) enum Check {
     Secrets(Vec<UsedSecret>),
 }
 
+/// An image of the store that a pod wants to use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted<'a> {
+    /// Its name in the pod, as written and parsed.
+    pub(super) image: &'a str,
+    pub(super) reference: &'a Reference,
+    /// Its id in the runtime.
+    pub(super) id: &'a str,
+    /// All of its names in the runtime, with tags and with digests.
+    pub(super) names: &'a [String],
+}
+
 /// The records of one node.
 pub(crate) struct PullRecords {
     verification: ImageVerification,
@@ -51,7 +63,6 @@ pub(crate) struct PullRecords {
     state: Mutex<State>,
     /// Held while a record is written.
     writing: tokio::sync::Mutex<()>,
-    settled: OnceCell<()>,
 }
 
 #[derive(Default)]
@@ -132,21 +143,21 @@ impl PullRecords {
         for image in interrupted(&dir.join("intents")) {
             state.intents.insert(image, Intent { running: 0, is_open: true });
         }
-        let (writing, settled) = (tokio::sync::Mutex::default(), OnceCell::new());
-        Self { verification, dir, state: Mutex::new(state), writing, settled }
+        Self { verification, dir, state: Mutex::new(state), writing: tokio::sync::Mutex::default() }
     }
 
-    /// Resolves the pulls that the end of an earlier agent interrupted. To be called before the other functions; only the
-    /// first call does something.
+    /// Resolves interrupted pulls, also those that the end of an earlier agent interrupted. To be called before the other
+    /// functions. A pull that the runtime did not answer for is resolved by a later call.
     pub(super) async fn settle(&self, runtime: &dyn Runtime) {
-        self.settled
-            .get_or_init(|| async {
-                let open: Vec<String> = self.state().intents.keys().cloned().collect();
-                for image in open {
-                    self.resolve(runtime, &image).await;
-                }
-            })
-            .await;
+        for image in self.open_intents() {
+            self.resolve(runtime, &image).await;
+        }
+    }
+
+    fn open_intents(&self) -> Vec<String> {
+        let state = self.state();
+        let open = state.intents.iter().filter(|(_, intent)| intent.is_open);
+        open.map(|(image, _)| image.clone()).collect()
     }
 
     /// Ends an interrupted pull: if it has put the image into the store, the image gets a record. Without a response of the
@@ -180,16 +191,20 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod may use an image of the store without a pull. `image` is the name in the pod, `reference` the same
-    /// with registry and tag.
-    pub(super) fn check(&self, image: &str, reference: &str, repository: &str, id: &str) -> Check {
+    /// Whether a pod may use an image of the store without a pull. While a pull has no result, all names of its image count:
+    /// a pod may name the image by its digest or id. A file that was not read counts, too: the image was pulled.
+    pub(super) fn check(&self, wanted: Wanted<'_>) -> Check {
         let state = self.state();
-        let record = state.records.get(id).map(|known| &known.record);
-        let is_pulled = record.is_some() || state.intents.contains_key(reference) || self.has_damaged(id);
-        if !self.verification.is_required(image, is_pulled) {
+        let record = state.records.get(wanted.id).map(|known| &known.record);
+        let is_pulled = record.is_some()
+            || self.has_begun(&state, &wanted.reference.to_string())
+            || wanted.names.iter().any(|name| self.has_begun(&state, name))
+            || self.has_unread(wanted.id);
+        let repository = wanted.reference.repository();
+        if !self.verification.is_required(wanted.image, &repository, is_pulled) {
             return Check::Allowed;
         }
-        match record.and_then(|record| record.repositories.get(repository)) {
+        match record.and_then(|record| record.repositories.get(&repository)) {
             Some(access) if access.every_pod => Check::Allowed,
             Some(access) if !access.secrets.is_empty() => Check::Secrets(access.secrets.clone()),
             Some(_) | None => Check::Refused,
@@ -270,17 +285,26 @@ impl PullRecords {
             return true;
         };
         let path = self.path(id);
-        let written = tokio::task::spawn_blocking(move || json_file::write(&path, &record)).await;
-        let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let written = tokio::task::spawn_blocking(move || {
+            json_file::write(&path, &record).inspect(|()| remove(&path.with_extension("bad")))
+        });
+        let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
         if let Err(error) = &written {
             tracing::warn!(id, %error, "cannot record the pull of an image");
         }
         written.is_ok()
     }
 
-    /// Whether the record of an image could not be read.
-    fn has_damaged(&self, id: &str) -> bool {
-        self.path(id).with_extension("bad").exists()
+    /// Whether an image has a record that is damaged, or that could not be read at the start.
+    fn has_unread(&self, id: &str) -> bool {
+        let path = self.path(id);
+        may_exist(&path) || may_exist(&path.with_extension("bad"))
+    }
+
+    /// Whether a pull of this name has begun and has no result. The file may be one that could not be read, or that a
+    /// power failure has emptied.
+    fn has_begun(&self, state: &State, name: &str) -> bool {
+        state.intents.contains_key(name) || may_exist(&self.intent_path(name))
     }
 
     fn path(&self, id: &str) -> PathBuf {
@@ -296,11 +320,17 @@ impl PullRecords {
     }
 }
 
-/// The names of images whose pulls were interrupted. A name that a power failure has cut cannot be found again.
+/// The names of images whose pulls were interrupted. The file of a name that a power failure has cut stays until the image
+/// is pulled again.
 fn interrupted(dir: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     paths.filter_map(|path| fs::read_to_string(path).ok()).filter(|name| !name.is_empty()).collect()
+}
+
+/// Whether a file exists. An error is no proof that it does not.
+fn may_exist(path: &Path) -> bool {
+    !matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
 }
 
 fn remove(path: &Path) {
@@ -393,7 +423,7 @@ mod tests {
         // Nothing listens on this port, so interrupted pulls are not resolved.
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let runtime: Arc<dyn Runtime> = Arc::new(Remote::new(nowhere));
-        records.begin(&runtime, "r/a:1").unwrap()
+        records.begin(&runtime, "r.io/a:1").unwrap()
     }
 
     fn secret(uid: &str) -> UsedSecret {
@@ -401,11 +431,17 @@ mod tests {
     }
 
     fn check(records: &PullRecords, id: &str) -> Check {
-        records.check("r/a:1", "r/a:1", "r/a", id)
+        check_as(records, "r.io/a:1", id, &[])
+    }
+
+    /// The result for a pod that uses another name of the image.
+    fn check_as(records: &PullRecords, image: &str, id: &str, names: &[String]) -> Check {
+        let reference = Reference::parse(image).unwrap();
+        records.check(Wanted { image, reference: &reference, id, names })
     }
 
     async fn pull(records: &Arc<PullRecords>, id: &str, secret: Option<UsedSecret>) {
-        records.pulled(begin(records), (id, "r/a"), secret).await;
+        records.pulled(begin(records), (id, "r.io/a"), secret).await;
     }
 
     #[tokio::test]
@@ -420,7 +456,7 @@ mod tests {
         for records in [records, again] {
             assert_eq!(check(&records, "private"), Check::Secrets(vec![secret("1"), secret("2")]));
             assert_eq!(check(&records, "public"), Check::Allowed);
-            assert_eq!(records.check("s/b", "s/b:latest", "s/b", "private"), Check::Refused, "another name");
+            assert_eq!(check_as(&records, "s.io/b", "private", &[]), Check::Refused, "another name");
         }
         assert!(interrupted(&dir.path().join("image-pulls/intents")).is_empty());
     }
@@ -433,7 +469,7 @@ mod tests {
             pull(&records, "i", used).await;
         }
         assert_eq!(check(&records, "i"), Check::Allowed);
-        assert!(!records.change("i", |record| record.add("r/a", None)), "not written again");
+        assert!(!records.change("i", |record| record.add("r.io/a", None)), "not written again");
     }
 
     #[tokio::test]
@@ -451,10 +487,28 @@ mod tests {
             "the first one may have put the image into the store"
         );
         let again = open(dir.path());
-        again.adopt("r/a:1", Some("i".to_owned())).await;
+        again.adopt("r.io/a:1", Some("i".to_owned())).await;
         assert_eq!(check(&again, "i"), Check::Refused);
         assert_eq!(check(&again, "other"), Check::Allowed, "the intent is replaced by the record");
         assert_eq!(check(&open(dir.path()), "i"), Check::Refused);
+    }
+
+    #[tokio::test]
+    async fn an_image_whose_pull_has_no_result_is_not_preloaded_by_its_other_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        let (id, names) = ("0123abcd0123", ["r.io/a:1".to_owned()]);
+        let running = begin(&records);
+        for image in [id, "r.io/a:2", "s.io/b"] {
+            assert_eq!(check_as(&records, image, id, &names), Check::Refused, "{image}");
+            assert_eq!(check_as(&records, image, id, &[]), Check::Allowed, "{image}");
+        }
+        drop(running);
+        assert_eq!(check_as(&records, id, id, &names), Check::Refused, "it was interrupted");
+        assert_eq!(records.open_intents(), names, "resolved later");
+        records.adopt("r.io/a:1", None).await;
+        assert_eq!(check_as(&records, id, id, &names), Check::Allowed);
+        assert!(records.open_intents().is_empty());
     }
 
     #[tokio::test]
@@ -463,7 +517,7 @@ mod tests {
         let records = open(dir.path());
         drop(begin(&records));
         let running = begin(&records);
-        records.adopt("r/a:1", None).await;
+        records.adopt("r.io/a:1", None).await;
         assert_eq!(check(&records, "i"), Check::Refused, "another pull runs");
         running.failed();
         assert_eq!(check(&records, "i"), Check::Allowed);
@@ -476,7 +530,24 @@ mod tests {
         let records = open(dir.path());
         pull(&records, "i", None).await;
         fs::write(records.path("i"), "{").unwrap();
-        assert_eq!(check(&open(dir.path()), "i"), Check::Refused);
+        let again = open(dir.path());
+        assert_eq!(check(&again, "i"), Check::Refused);
+        pull(&again, "i", None).await;
+        assert!(!records.path("i").with_extension("bad").exists(), "replaced");
+    }
+
+    #[tokio::test]
+    async fn files_that_could_not_be_read_at_the_start_say_that_the_image_was_pulled() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = open(dir.path());
+        pull(&open(dir.path()), "i", Some(secret("1"))).await;
+        assert_eq!(check(&records, "i"), Check::Refused, "its access is not known");
+        assert_eq!(check(&records, "other"), Check::Allowed);
+        fs::write(records.intent_path("r.io/a:1"), "").unwrap();
+        let again = open(dir.path());
+        assert_eq!(check(&again, "other"), Check::Refused, "the pull may have put it into the store");
+        begin(&again).failed();
+        assert_eq!(check(&again, "other"), Check::Allowed);
     }
 
     #[tokio::test]
