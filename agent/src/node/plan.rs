@@ -228,7 +228,7 @@ fn with_extended(own: &BTreeMap<String, Quantity>, held: &NodeStatus) -> BTreeMa
 }
 
 /// Whether the name is that of an extended resource. Source: upstream's `IsExtendedResourceName`.
-fn is_extended(name: &str) -> bool {
+pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
