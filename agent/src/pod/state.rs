@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::{
     Container, EphemeralContainer, LinuxContainerUser, Pod, PodSpec, ResourceRequirements,
 };
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use super::backoff::Backoff;
 use super::removed::RemovedContainers;
@@ -196,7 +197,8 @@ pub(crate) struct Probed {
     pub(crate) ready: bool,
 }
 
-/// State that only the worker has. A restarted agent starts with an empty one.
+/// State that only the worker has. A restarted agent starts with an empty one, except for [`WorkerState::kill_requests`],
+/// [`WorkerState::redefined`] and [`WorkerState::removed`].
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
@@ -243,7 +245,7 @@ pub(crate) struct RestartWait {
 }
 
 /// Why a container must be killed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KillRequest {
     pub(crate) why: String,
     /// Grace period in seconds if it is not the pod's.
@@ -270,6 +272,11 @@ impl WorkerState {
                 self.crashes.clear(&container.name);
             }
         }
+    }
+
+    /// Whether containers are stopped so that they start again or must not continue.
+    pub(crate) fn has_stops(&self) -> bool {
+        !self.kill_requests.is_empty() || !self.redefined.is_empty()
     }
 
     /// Counts a restart of all containers, which has removed the last of them. The first one has no back-off.
