@@ -277,19 +277,19 @@ mod tests {
     #[test]
     fn extended_resources_are_counted_while_their_pods_run() {
         let pods = Pods::default();
-        let pod = |uid: &str, phase: &str, count: u32| {
-            let requests = json!({"x.io/gpu": count, "cpu": 1, "hugepages-2Mi": "2Mi", "x.io/none": 0});
+        let pod = |uid: &str, phase: &str, count: &str| {
+            let requests = json!({"x.io/gpu": count, "cpu": "1", "hugepages-2Mi": "2Mi", "x.io/none": "0"});
             let pod = json!({"metadata": {"uid": uid}, "status": {"phase": phase}, "spec": {"containers": [
                 {"name": "c", "resources": {"requests": requests, "limits": requests}}]}});
             Arc::new(serde_json::from_value(pod).unwrap())
         };
         let gpus = |uid: &str| pods.extended_by_others(uid, ["x.io/gpu".to_owned()])["x.io/gpu"];
-        pods.put("a", &pod("a", "Running", 2));
-        pods.put("b", &pod("b", "Pending", 3));
-        pods.put("b", &pod("b", "Running", 3));
+        pods.put("a", &pod("a", "Running", "2"));
+        pods.put("b", &pod("b", "Pending", "3"));
+        pods.put("b", &pod("b", "Running", "3"));
         assert_eq!((gpus(""), gpus("a"), gpus("b")), (5, 3, 2));
         assert_eq!(pods.read().extended.len(), 1);
-        pods.put("a", &pod("a", "Failed", 2));
+        pods.put("a", &pod("a", "Failed", "2"));
         assert_eq!(gpus(""), 3);
         pods.remove("b");
         assert!(pods.read().extended.is_empty());

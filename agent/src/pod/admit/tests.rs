@@ -41,16 +41,16 @@ fn resources_and_places_are_limited() {
 
 #[test]
 fn extended_resources_of_the_node_are_limited() {
-    let gpus = |count: u32| {
+    let gpus = |count: &str| {
         let requests = json!({"x.io/gpu": count});
         json!({"containers": [{"name": "c", "resources": {"requests": requests, "limits": requests}}]})
     };
     let node = || json!({"status": {"allocatable": {"x.io/gpu": "2"}}});
-    assert_eq!(decide(gpus(2), &[], node()), "admitted");
-    assert_eq!(decide(gpus(1), &[gpus(1)], node()), "admitted");
-    assert_eq!(decide(gpus(2), &[gpus(1)], node()), "OutOfx.io/gpu");
+    assert_eq!(decide(gpus("2"), &[], node()), "admitted");
+    assert_eq!(decide(gpus("1"), &[gpus("1")], node()), "admitted");
+    assert_eq!(decide(gpus("2"), &[gpus("1")], node()), "OutOfx.io/gpu");
     // A node without the resource ignores it, as upstream.
-    assert_eq!(decide(gpus(9), &[], json!({})), "admitted");
+    assert_eq!(decide(gpus("9"), &[], json!({})), "admitted");
     let verdict = Verdict { reason: "OutOfx.io/gpu".to_owned(), message: "m".to_owned() };
     assert_eq!(rejection_event(&verdict), ("OutOfExtendedResources", "m"));
 }
