@@ -38,6 +38,8 @@ pub struct AgentConfig {
     pub cgroup_driver: CgroupDriver,
     /// Address and port of the kubelet API.
     pub kubelet_listen: SocketAddr,
+    /// Address and port of the node's health check. None: not served.
+    pub healthz: Option<SocketAddr>,
     /// Addresses of the node, the primary one first. Empty: found from the routes.
     pub node_ips: Vec<IpAddr>,
     /// The host's resolver configuration, for pods with dnsPolicy Default.

@@ -20,7 +20,7 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "address": config.kubelet_listen.ip(),
         "port": config.kubelet_listen.port(),
         "readOnlyPort": 0,
-        "healthzPort": 0,
+        "healthzPort": config.healthz.map_or(0, |address| address.port()),
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": true, "cacheTTL": "2m0s"},

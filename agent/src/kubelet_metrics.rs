@@ -57,7 +57,8 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
 ];
 
 /// Reasons of rejected pods that are labels: those of the kubelet.
-const REJECTIONS: [&str; 6] = [
+const REJECTIONS: [&str; 7] = [
+    "OutOfExtendedResources",
     "OutOfcpu",
     "OutOfmemory",
     "OutOfpods",

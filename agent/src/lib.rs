@@ -31,6 +31,7 @@ pub mod kubelet_metrics;
 mod network_policy;
 pub mod node;
 mod node_balancer;
+mod node_health;
 mod node_object;
 mod overlay;
 mod own_address;

@@ -201,6 +201,7 @@ pub use network::PodNetwork;
 pub(crate) use disk::{Resource, Shortage, disk_shortage};
 pub(crate) use facts::kib;
 pub(crate) use images::keep as keep_images;
+pub(crate) use plan::is_extended;
 
 /// Addresses of a node without configured ones: for its certificate, which is created first.
 pub fn own_addresses() -> Vec<IpAddr> {

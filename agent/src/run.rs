@@ -25,6 +25,7 @@ use crate::kubelet_metrics::KubeletMetrics;
 use crate::network_policy::{self, NetworkPolicies};
 use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
+use crate::node_health;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
@@ -170,7 +171,7 @@ fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>,
     }
 }
 
-/// Proxies Services and answers DNS queries of pods, unless the settings disable it.
+/// Proxies Services and answers DNS queries of pods and health checks of the node, as the settings say.
 fn spawn_service_tasks(
     tasks: &mut JoinSet<()>,
     node: &Arc<pod::NodeContext>,
@@ -197,6 +198,9 @@ fn spawn_service_tasks(
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
             .with_metrics(dns_metrics);
         tasks.spawn(dns.run(node.services.tables(), agent.node()));
+    }
+    if let Some(address) = config.healthz {
+        tasks.spawn(node_health::serve(address));
     }
 }
 

@@ -277,13 +277,13 @@ impl Records {
     }
 
     /// # Errors
-    /// If one is of a later version ([`Error::Later`]), or cannot be read for lack of a resource.
+    /// If one is of a later version ([`Error::Later`]), or if the kernel refuses to read one.
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
         load(&self.sandboxes, read)
     }
 
     /// # Errors
-    /// If one is of a later version ([`Error::Later`]), or cannot be read for lack of a resource.
+    /// If one is of a later version ([`Error::Later`]), or if the kernel refuses to read one.
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
         load(&self.containers, read)
     }
@@ -406,7 +406,7 @@ fn load<T: DeserializeOwned>(
         let path = dir.join(&id).join(FILE);
         let bytes = match read(&path) {
             // The record is not lost, and its pod runs. The next start can read it.
-            Err(source) if coracle_tree::is_shortage(&source) => {
+            Err(source) if coracle_tree::is_refusal(&source) => {
                 return Err(Error::file("read", &path)(source));
             }
             bytes => bytes.map_err(Error::file("read", &path)),
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_cannot_be_read_for_lack_of_a_resource_is_not_lost() {
+    fn a_record_that_the_kernel_refuses_to_read_is_not_lost() {
         let dir = tempfile::tempdir().expect("directory");
         let records = records(dir.path());
         let record = SandboxRecord::new("a", Default::default(), String::new(), 7);
@@ -506,7 +506,9 @@ mod tests {
         let fails_with = |errno: i32| {
             load::<SandboxRecord>(&records.sandboxes, |_| Err(std::io::Error::from_raw_os_error(errno)))
         };
-        assert!(fails_with(libc::EMFILE).is_err() && fails_with(libc::ENOMEM).is_err());
+        for errno in [libc::EMFILE, libc::ENOMEM, libc::EACCES] {
+            assert!(fails_with(errno).is_err(), "{errno}");
+        }
         assert_eq!(fails_with(libc::EIO).expect("load").lost, ["a"]);
     }
 

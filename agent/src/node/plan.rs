@@ -233,7 +233,7 @@ fn with_others<'a>(
 }
 
 /// Whether the name is that of an extended resource. Source: upstream's `IsExtendedResourceName`.
-fn is_extended(name: &str) -> bool {
+pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod unsupported;
 
 use super::state::Verdict;
 pub(crate) use facts::{Facts, HostPort, UsedResources, rejection_event};
+pub(crate) use fit::extended_requests;
 pub(crate) use ports::host_ports;
 
 /// Admits the pod, or returns the rejection.

@@ -58,6 +58,8 @@ pub(crate) enum Report {
     },
     /// These containers are being removed by a restart of all containers.
     Removing(RemovedContainers),
+    /// A restart of all containers has removed the last of them.
+    AllRemoved,
     /// A running container must be killed.
     KillRequest {
         id: String,

@@ -333,9 +333,8 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     let removed = facts.state.removed.get(name).filter(|_| latest.is_none());
     let crashed = ended.and_then(ObservedContainer::exit).map(|e| e.finished);
     let crashed = crashed.or_else(|| removed?.crashed);
-    if let Some(until) = crashed.and_then(|end| facts.state.crashes.until(name, end, facts.now)) {
+    if let Some((until, seconds)) = crash_wait(facts, name, crashed, removed.is_some()) {
         wake_at(plan, until);
-        let seconds = facts.state.crashes.seconds(name);
         plan.waiting.push((name.clone(), crash_loop(seconds, container, facts.desired.pod())));
         return;
     }
@@ -359,6 +358,22 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
         crashed,
         pod_before: None,
     });
+}
+
+/// The end and the length in seconds of a container's back-off: its own after a crash, or that of the pod if a restart of
+/// all containers removed it (`is_removed`). The later one counts.
+fn crash_wait(
+    facts: &Facts<'_>,
+    name: &str,
+    crashed: Option<Timestamp>,
+    is_removed: bool,
+) -> Option<(Timestamp, i64)> {
+    let crashes = &facts.state.crashes;
+    let until = crashed.and_then(|end| crashes.until(name, end, facts.now));
+    let own = until.map(|until| (until, crashes.seconds(name)));
+    let wait = facts.state.restart_wait.filter(|_| is_removed);
+    let of_pod = wait.and_then(|wait| Some((wait.until(facts.now)?, wait.seconds)));
+    own.max(of_pod)
 }
 
 fn wait_for_pull(facts: &Facts<'_>, name: &String, image: &str, until: Timestamp, plan: &mut Plan) {

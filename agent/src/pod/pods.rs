@@ -1,7 +1,7 @@
 //! Desired pods of this node, with sums over them that each change updates: the cost of a change does not depend on
 //! the number of pods.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
-use crate::pod::admit::{HostPort, UsedResources, host_ports};
+use crate::pod::admit::{HostPort, UsedResources, extended_requests, host_ports};
 use crate::pod::eviction::is_limited;
 use crate::pod::probe::metrics::ProbeMetrics;
 use crate::pod::state::has_ended;
@@ -28,6 +28,8 @@ struct State {
     /// Pods that have not ended, and their requests.
     pods: usize,
     requested: Amount,
+    /// Extended resources that they request, in units, by name.
+    extended: BTreeMap<String, i128>,
     burstable_millis: i64,
     /// Host ports by pod uid. Most pods have none.
     ports: HashMap<String, Vec<HostPort>>,
@@ -48,6 +50,8 @@ struct Entry {
 struct Share {
     /// None if the pod has ended.
     requested: Option<Amount>,
+    /// Empty if the pod has ended.
+    extended: BTreeMap<String, i128>,
     burstable_millis: i64,
     /// Whether the pod has a limit on its disk usage.
     limited: bool,
@@ -61,7 +65,7 @@ impl Pods {
         self.read().by_uid.values().map(|entry| Arc::clone(&entry.pod)).collect()
     }
 
-    /// Resources of all pods that have not ended, without the pod with this uid.
+    /// Resources of all pods that have not ended, without the pod with this uid. Extended resources are left out.
     pub(crate) fn used_by_others(&self, uid: &str) -> UsedResources {
         let state = self.read();
         let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);
@@ -73,8 +77,28 @@ impl Pods {
                 cpu_millis: state.requested.cpu_millis - amount.cpu_millis,
                 memory: state.requested.memory - amount.memory,
             },
+            extended: BTreeMap::new(),
             ports: others.flat_map(|(_, ports)| ports).cloned().collect(),
         }
+    }
+
+    /// These extended resources of all pods that have not ended, without the pod with this uid.
+    pub(crate) fn extended_by_others(
+        &self,
+        uid: &str,
+        names: impl IntoIterator<Item = String>,
+    ) -> BTreeMap<String, i128> {
+        let state = self.read();
+        let own = state.by_uid.get(uid).map(|entry| &entry.share.extended);
+        let amount = |name: &str| {
+            let sum = state.extended.get(name).copied().unwrap_or_default();
+            sum - own.and_then(|own| own.get(name)).copied().unwrap_or_default()
+        };
+        let amounts = names.into_iter().map(|name| {
+            let amount = amount(&name);
+            (name, amount)
+        });
+        amounts.collect()
     }
 
     /// Counts of the pods' probes.
@@ -167,6 +191,9 @@ impl State {
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis += amount.cpu_millis;
         self.requested.memory += amount.memory;
+        for (name, amount) in &share.extended {
+            *self.extended.entry(name.clone()).or_default() += amount;
+        }
         self.burstable_millis += share.burstable_millis;
         if share.limited {
             self.limited.send_modify(|pods| *pods += 1);
@@ -178,6 +205,15 @@ impl State {
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis -= amount.cpu_millis;
         self.requested.memory -= amount.memory;
+        for (name, amount) in &share.extended {
+            if let Some(sum) = self.extended.get_mut(name) {
+                *sum -= amount;
+            }
+            // Pods may name any resource, so a name without pods is not kept.
+            if self.extended.get(name) == Some(&0) {
+                self.extended.remove(name);
+            }
+        }
         self.burstable_millis -= share.burstable_millis;
         if share.limited {
             self.limited.send_modify(|pods| *pods -= 1);
@@ -193,6 +229,7 @@ impl Share {
         let is_burstable = qos_class(pod) == QosClass::Burstable;
         Self {
             requested: (!has_ended(pod)).then_some(requested),
+            extended: if has_ended(pod) { BTreeMap::new() } else { extended_requests(pod) },
             burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
             limited: !has_ended(pod) && is_limited(pod),
         }
@@ -235,6 +272,27 @@ mod tests {
         assert_eq!(*count.borrow(), 0);
         pods.remove("l");
         assert_eq!(*count.borrow(), 0);
+    }
+
+    #[test]
+    fn extended_resources_are_counted_while_their_pods_run() {
+        let pods = Pods::default();
+        let pod = |uid: &str, phase: &str, count: &str| {
+            let requests = json!({"x.io/gpu": count, "cpu": "1", "hugepages-2Mi": "2Mi", "x.io/none": "0"});
+            let pod = json!({"metadata": {"uid": uid}, "status": {"phase": phase}, "spec": {"containers": [
+                {"name": "c", "resources": {"requests": requests, "limits": requests}}]}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let gpus = |uid: &str| pods.extended_by_others(uid, ["x.io/gpu".to_owned()])["x.io/gpu"];
+        pods.put("a", &pod("a", "Running", "2"));
+        pods.put("b", &pod("b", "Pending", "3"));
+        pods.put("b", &pod("b", "Running", "3"));
+        assert_eq!((gpus(""), gpus("a"), gpus("b")), (5, 3, 2));
+        assert_eq!(pods.read().extended.len(), 1);
+        pods.put("a", &pod("a", "Failed", "2"));
+        assert_eq!(gpus(""), 3);
+        pods.remove("b");
+        assert!(pods.read().extended.is_empty());
     }
 
     #[test]

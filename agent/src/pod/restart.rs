@@ -6,6 +6,7 @@
 //! recorded ([`record`]).
 
 pub(crate) mod record;
+pub(crate) mod stops;
 
 use std::path::Path;
 

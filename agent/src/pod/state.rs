@@ -18,7 +18,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{
     Container, EphemeralContainer, LinuxContainerUser, Pod, PodSpec, ResourceRequirements,
 };
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use super::backoff::Backoff;
 use super::removed::RemovedContainers;
@@ -196,7 +197,8 @@ pub(crate) struct Probed {
     pub(crate) ready: bool,
 }
 
-/// State that only the worker has. A restarted agent starts with an empty one.
+/// State that only the worker has. A restarted agent starts with an empty one, except for [`WorkerState::kill_requests`],
+/// [`WorkerState::redefined`] and [`WorkerState::removed`].
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
@@ -206,7 +208,7 @@ pub(crate) struct WorkerState {
     pub(crate) disrupted: bool,
     /// By container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
-    /// By container name.
+    /// By container name, and by [`ALL_CONTAINERS`] for restarts of all containers.
     pub(crate) crashes: Backoff,
     /// By image reference.
     pub(crate) pulls: Backoff,
@@ -228,10 +230,22 @@ pub(crate) struct WorkerState {
     pub(crate) resize: ResizeState,
     /// Containers that a restart of all containers removed, until they run again.
     pub(crate) removed: RemovedContainers,
+    /// The back-off of the pod after its last restart of all containers. None if it has none.
+    pub(crate) restart_wait: Option<RestartWait>,
+}
+
+/// Back-off of a pod that restarts all of its containers again and again: the removed containers do not start before
+/// its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RestartWait {
+    /// When the last container was removed.
+    since: Timestamp,
+    /// Length in seconds.
+    pub(crate) seconds: i64,
 }
 
 /// Why a container must be killed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KillRequest {
     pub(crate) why: String,
     /// Grace period in seconds if it is not the pod's.
@@ -239,6 +253,9 @@ pub(crate) struct KillRequest {
     /// Whether the container starts again whatever its exit code, unless its policy is Never: a probe has failed.
     pub(crate) restarts: bool,
 }
+
+/// The key of [`WorkerState::crashes`] for restarts of all containers. It is not a valid name of a container.
+const ALL_CONTAINERS: &str = "*";
 
 /// A key of [`WorkerState::pod_retries`].
 pub(crate) const SANDBOX: &str = "sandbox";
@@ -255,6 +272,30 @@ impl WorkerState {
                 self.crashes.clear(&container.name);
             }
         }
+    }
+
+    /// Whether containers are stopped so that they start again or must not continue.
+    pub(crate) fn has_stops(&self) -> bool {
+        !self.kill_requests.is_empty() || !self.redefined.is_empty()
+    }
+
+    /// Counts a restart of all containers, which has removed the last of them. The first one has no back-off.
+    pub(crate) fn count_restart_of_all(&mut self, now: Timestamp) {
+        let is_due = self.crashes.until(ALL_CONTAINERS, now, now).is_some();
+        let seconds = self.crashes.seconds(ALL_CONTAINERS);
+        self.restart_wait = is_due.then_some(RestartWait { since: now, seconds });
+        self.crashes.fail(ALL_CONTAINERS, now, now);
+    }
+}
+
+// === impl RestartWait ===
+
+impl RestartWait {
+    /// The end of the back-off. None if it is over, or if the clock was set back to a time before it.
+    pub(crate) fn until(&self, now: Timestamp) -> Option<Timestamp> {
+        let length = SignedDuration::from_secs(self.seconds);
+        let until = self.since.checked_add(length).unwrap_or(Timestamp::MAX);
+        (self.since <= now && now < until).then_some(until)
     }
 }
 
@@ -276,6 +317,7 @@ impl Default for WorkerState {
             released: false,
             resize: ResizeState::default(),
             removed: RemovedContainers::new(),
+            restart_wait: None,
         }
     }
 }

@@ -180,9 +180,11 @@ impl Sync {
             return None;
         }
         let node_object = self.inputs.node_object.borrow().clone();
+        let pods = &self.inputs.pods;
+        let extended = pods.extended_by_others(uid, admit::extended_requests(pod).into_keys());
         let facts = admit::Facts {
             pod,
-            used: self.inputs.pods.used_by_others(uid),
+            used: admit::UsedResources { extended, ..pods.used_by_others(uid) },
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,

@@ -28,6 +28,7 @@ use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
 use super::resize_state::ResizeState;
+use super::restart;
 use super::state::{DesiredPod, EVICTED, ObservedPod, Verdict, WorkerState};
 use super::status::{self, write::Update};
 use crate::event_recorder::Level;
@@ -245,12 +246,16 @@ impl Worker {
     fn new(start: WorkerStart) -> Self {
         let desired = start.desired.borrow().clone();
         let status = desired.pod().status.as_ref();
+        let pod_dir = start.node.volumes.pod_dir(&start.uid);
+        let stops = restart::stops::read(&pod_dir);
         let state = WorkerState {
             start_time: Some(start.start_time),
             verdict: start.verdict,
             probed: probe_results(status),
             resize: ResizeState::of(desired.pod()),
-            removed: super::restart::removed_before(desired.pod(), &start.node.volumes.pod_dir(&start.uid)),
+            removed: restart::removed_before(desired.pod(), &pod_dir),
+            kill_requests: stops.kill_requests,
+            redefined: stops.redefined,
             ..WorkerState::default()
         };
         let is_pending =
@@ -360,6 +365,7 @@ impl Worker {
         }
         self.state.resize.restarts.extend(plan.resize_restarts.iter().cloned());
         self.state.redefined.extend(plan.redefined.iter().cloned());
+        self.record_stops(plan);
         let interrupt = CancellationToken::new();
         let job = Job {
             node: Arc::clone(&self.node),

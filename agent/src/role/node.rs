@@ -107,6 +107,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         cgroup_root: node.cgroup_root.clone(),
         cgroup_driver: node.cgroup_driver,
         kubelet_listen: node.kubelet_listen,
+        healthz: node.healthz,
         node_ips: node.ips.clone(),
         overlay: node.overlay.clone(),
         resolv_conf: node.resolv_conf.clone().unwrap_or_default(),

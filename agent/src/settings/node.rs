@@ -49,6 +49,8 @@ settings! {
     register_with_taints: Vec<Taint> = default "", "TAINTS";
     /// Address and port of the kubelet API.
     kubelet_listen: Option<SocketAddr> = unset "port 10250 of all addresses", "ADDRESS";
+    /// Port of a health check of the node at 127.0.0.1, /healthz, as the kubelet's. 0: none.
+    healthz_port: u16 = default "0", "PORT";
     /// Addresses of the cluster's DNS service, for pods with dnsPolicy ClusterFirst.
     cluster_dns: Vec<IpAddr> = unset "the address with number 10 of the service range, where the node serves DNS itself", "IP";
     /// Serve DNS for pods at the addresses of cluster-dns.
@@ -196,6 +198,8 @@ pub(crate) struct Node {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) taints: Vec<Taint>,
     pub(crate) kubelet_listen: SocketAddr,
+    /// Address and port of the node's health check. None: not served.
+    pub(crate) healthz: Option<SocketAddr>,
     pub(crate) cluster_dns: Vec<IpAddr>,
     /// Whether the node serves DNS at `cluster_dns`.
     pub(crate) serve_dns: bool,
@@ -251,7 +255,6 @@ impl NodeSettings {
         let local_volume_dir = sources.take(absolute(&local));
         let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
         let limits = (self.check_pod_sources, self.pod_max_connections);
-        let serve_dns = self.serve_dns.unwrap_or(self.cluster_dns.is_empty());
         let service_proxy = self.service_proxy.unwrap_or(true).then(|| self.proxy());
         labels?;
         Some(Node {
@@ -267,7 +270,8 @@ impl NodeSettings {
             labels: self.node_labels,
             taints: self.register_with_taints,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
-            serve_dns,
+            healthz: served(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), self.healthz_port)),
+            serve_dns: self.serve_dns.unwrap_or(self.cluster_dns.is_empty()),
             dns_stub_domains: stub_domains(self.dns_stub_domains),
             explicit: [self.serve_dns.is_some(), self.service_proxy.is_some(), self.network_policy.is_some()],
             network_policy_table: self.network_policy.unwrap_or(true).then(|| policy_table(&self.nft_table)),

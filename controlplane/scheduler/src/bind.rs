@@ -1,4 +1,4 @@
-//! The scheduler's requests: bindings, conditions of unschedulable pods, and deletions of victims.
+//! The scheduler's requests: bindings, conditions of pods without a node, and deletions of victims.
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
@@ -24,18 +24,37 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
         .map(drop)
 }
 
-/// Writes the condition with the reason why the pod is unschedulable, unless the pod already has it. `nominated` is the
+/// Reason of the condition `PodScheduled` of a pod without a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotScheduled {
+    /// No node can run the pod.
+    Unschedulable,
+    /// An error prevented the scheduling. It is retried, and more nodes do not help.
+    SchedulerError,
+}
+
+impl NotScheduled {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Unschedulable => "Unschedulable",
+            Self::SchedulerError => "SchedulerError",
+        }
+    }
+}
+
+/// Writes the condition with the reason why the pod is not scheduled, unless the pod already has it. `nominated` is the
 /// node from which pods are evicted for it.
-pub(crate) async fn mark_unschedulable(
+pub(crate) async fn mark_not_scheduled(
     client: Client,
     pod: &Pod,
+    reason: NotScheduled,
     message: &str,
     nominated: Option<&str>,
 ) -> Result<(), Error> {
     let old = pod.status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled");
     let is_same = old.is_some_and(|old| {
         old.status == "False"
-            && old.reason.as_deref() == Some("Unschedulable")
+            && old.reason.as_deref() == Some(reason.name())
             && old.message.as_deref() == Some(message)
     });
     if is_same && pod.status.nominated_node_name.as_deref() == nominated {
@@ -48,7 +67,7 @@ pub(crate) async fn mark_unschedulable(
         "type": "PodScheduled",
         "observedGeneration": pod.metadata.generation,
         "status": "False",
-        "reason": "Unschedulable",
+        "reason": reason.name(),
         "message": message,
         "lastProbeTime": null,
         "lastTransitionTime": since.map_or(now, |time| time.0.to_string()),

@@ -372,7 +372,7 @@ impl Scheduler {
             Ok(reserved) => self.assume(pod, node, reserved),
             Err(message) => {
                 self.queue.failed(pod.uid(), Instant::now());
-                self.record(&pod, Event::warning("FailedScheduling", message));
+                self.report_error(&pod, message);
             }
         }
     }
@@ -435,7 +435,12 @@ impl Scheduler {
             tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
             self.queue.failed(pod.uid(), Instant::now());
             let message = format!("running Bind for node \"{node}\": {}", cause(&error));
-            self.record(&pod, Event::warning("FailedScheduling", message));
+            if matches!(&error, kube::Error::Api(status) if status.is_conflict()) {
+                // The pod may have a node already: its condition is not changed.
+                self.record(&pod, Event::warning("FailedScheduling", message));
+            } else {
+                self.report_error(&pod, message);
+            }
         }
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
@@ -449,7 +454,7 @@ impl Scheduler {
             BindError::Devices(_) => format!("running PreBind plugin \"DynamicResources\": {error}"),
             _ => format!("running PreBind plugin \"VolumeBinding\": {error}"),
         };
-        self.record(pod, Event::warning("FailedScheduling", message));
+        self.report_error(pod, message);
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
 

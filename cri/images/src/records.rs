@@ -61,8 +61,8 @@ struct Head {
 /// Reads all records. A damaged one is renamed, with a warning.
 ///
 /// # Errors
-/// If one is of a later version, or cannot be read for lack of a resource: without its record, layers of running
-/// containers would be removed.
+/// If one is of a later version, or if the kernel refuses to read one: without its record, layers of running containers
+/// would be removed.
 pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     load_by(directory, bytes)
 }
@@ -98,7 +98,7 @@ fn load_by(
         }
         match bytes_of(&path).and_then(|text| read(&path, &text)) {
             Ok(record) => records.push(record),
-            Err(source) if coracle_tree::is_shortage(&source) => {
+            Err(source) if coracle_tree::is_refusal(&source) => {
                 return Err(RecordError { verb: "read", path, source });
             }
             Err(unreadable) => {
@@ -228,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_cannot_be_read_for_lack_of_a_resource_stays() {
+    fn a_record_that_the_kernel_refuses_to_read_stays() {
         let directory = tempfile::tempdir().unwrap();
         let record = record("{}");
         write(directory.path(), &record).unwrap();
         let fails_with =
             |errno: i32| load_by(directory.path(), |_| Err(std::io::Error::from_raw_os_error(errno)));
-        assert!(fails_with(libc::EMFILE).is_err());
+        assert!(fails_with(libc::EMFILE).is_err() && fails_with(libc::EACCES).is_err());
         assert_eq!(load(directory.path()).unwrap(), std::slice::from_ref(&record));
         assert!(fails_with(libc::EIO).unwrap().is_empty(), "renamed");
     }

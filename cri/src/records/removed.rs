@@ -78,8 +78,7 @@ impl Records {
         for file in entries.flatten().map(|entry| entry.path()) {
             match read(&file) {
                 Some((number, at, subject)) => found.push(Removed { number, at, subject, file }),
-                // A later version can read it and replay the event.
-                None if std::fs::read(&file).is_ok_and(|record| later(&record).is_some()) => {}
+                None if may_be_read_later(std::fs::read(&file)) => {}
                 None => remove_record(&file),
             }
         }
@@ -94,6 +93,15 @@ pub(crate) fn remove_record(file: &Path) {
             warn!(%error, file = %file.display(), "cannot remove the record of a removed object");
         }
         _ => {}
+    }
+}
+
+/// Whether a later start may read the record and replay its event: it is of a later version, or the kernel refused to read
+/// it.
+fn may_be_read_later(record: std::io::Result<Vec<u8>>) -> bool {
+    match record {
+        Ok(record) => later(&record).is_some(),
+        Err(error) => coracle_tree::is_refusal(&error),
     }
 }
 
@@ -123,6 +131,14 @@ fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
 mod tests {
     use super::super::tests::records;
     use super::*;
+
+    #[test]
+    fn only_an_absent_or_damaged_record_is_given_up() {
+        let fails_with = |errno: i32| may_be_read_later(Err(std::io::Error::from_raw_os_error(errno)));
+        assert!(fails_with(libc::EACCES) && fails_with(libc::EMFILE) && !fails_with(libc::ENOENT));
+        assert!(may_be_read_later(Ok(br#"{"version":1000}"#.to_vec())));
+        assert!(!may_be_read_later(Ok(b"{".to_vec())));
+    }
 
     #[test]
     fn a_removed_record_is_kept_until_it_is_forgotten() {

@@ -15,7 +15,7 @@ mod walk;
 
 use rustix::fs::OFlags;
 
-pub use read::{is_shortage, read, read_end};
+pub use read::{is_refusal, read, read_end};
 pub use remove::{remove, remove_at};
 pub use usage::usage;
 pub use walk::{Found, walk, walk_all};

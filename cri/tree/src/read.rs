@@ -31,12 +31,16 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// Whether a file could not be read because this process or the machine lacks descriptors or memory. The file may be
-/// intact: a later attempt can read it.
+/// Whether the kernel refused to read a file: this process or the machine lacks descriptors or memory, or a permission or a
+/// security module denies the access. The file may be intact: a later attempt can read it.
+///
+/// EIO is no refusal. A bad sector persists, and one unreadable file must not prevent every later start.
 #[must_use]
-pub fn is_shortage(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    errno.is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN))
+pub fn is_refusal(error: &io::Error) -> bool {
+    let is_shortage =
+        |errno: Errno| matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN);
+    let is_denial = |errno: Errno| matches!(errno, Errno::ACCESS | Errno::PERM);
+    Errno::from_io_error(error).is_some_and(|errno| is_shortage(errno) || is_denial(errno))
 }
 
 /// The last `most` bytes of a log; empty if it cannot be read.
@@ -58,14 +62,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_descriptors_says_nothing_about_the_file() {
-        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
-            assert!(is_shortage(&errno.into()), "{errno}");
+    fn a_lack_of_descriptors_or_rights_says_nothing_about_the_file() {
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::ACCESS, Errno::PERM] {
+            assert!(is_refusal(&errno.into()), "{errno}");
         }
         for errno in [Errno::NOENT, Errno::IO, Errno::ISDIR] {
-            assert!(!is_shortage(&errno.into()), "{errno}");
+            assert!(!is_refusal(&errno.into()), "{errno}");
         }
-        assert!(!is_shortage(&io::Error::other("no error of the kernel")));
+        assert!(!is_refusal(&io::Error::other("no error of the kernel")));
     }
 
     #[test]

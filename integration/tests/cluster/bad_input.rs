@@ -119,6 +119,23 @@ fn container_errors_have_the_states_and_reasons_of_kubernetes() {
 }
 
 #[test]
+fn a_pod_waits_for_a_handler_that_the_runtime_does_not_have() {
+    with_cluster(|_, cluster| {
+        cluster.apply(
+            r#"{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClass","metadata":{"name":"other"},"handler":"sandboxed"}"#,
+        );
+        let of_other = r#"{"spec":{"runtimeClassName":"other"}}"#;
+        cluster.kubectl(&["run", "waits", "--image=busybox", "--overrides", of_other]);
+        event(cluster, "FailedCreatePodSandBox", "runtime handler \"sandboxed\" does not exist");
+        assert_eq!(cluster.get(&["pod", "waits"])["status"]["phase"], "Pending");
+        let of_absent = r#"{"spec":{"runtimeClassName":"absent"}}"#;
+        let absent = cluster.try_kubectl(&["run", "absent", "--image=busybox", "--overrides", of_absent]);
+        let errors = String::from_utf8_lossy(&absent.stderr);
+        assert!(!absent.status.success() && errors.contains("RuntimeClass \"absent\" not found"), "{errors}");
+    });
+}
+
+#[test]
 fn unauthenticated_and_unauthorized_requests_are_rejected() {
     with_cluster(|_, cluster| {
         let output = cluster.try_kubectl(&["get", "pods", "--as=jane"]);

@@ -1,5 +1,7 @@
 //! Inputs of admission, and the form of its rejections.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use crate::cgroup::resources::Amount;
@@ -23,6 +25,8 @@ pub(crate) struct UsedResources {
     /// Number of the pods.
     pub(crate) pods: usize,
     pub(crate) requested: Amount,
+    /// The extended resources that the pod to admit requests: what the others hold, in units, by name.
+    pub(crate) extended: BTreeMap<String, i128>,
     pub(crate) ports: Vec<HostPort>,
 }
 
@@ -37,6 +41,12 @@ pub(crate) struct HostPort {
 
 /// Begin of the messages of rejections in the status of pods. Events have the rest.
 const PREFIX: &str = "Pod was rejected: ";
+
+/// Begin of the reasons of rejections for a resource.
+const OUT_OF: &str = "OutOf";
+
+/// The reason of events and metrics about a rejection for an extended resource, whose own reason has the resource's name.
+const OUT_OF_EXTENDED: &str = "OutOfExtendedResources";
 
 /// The reasons of rejections.
 const REASONS: [&str; 13] = [
@@ -57,7 +67,8 @@ const REASONS: [&str; 13] = [
 
 /// Reason and message of a rejection's event, as of `rejectPod` in pkg/kubelet.
 pub(crate) fn rejection_event(verdict: &Verdict) -> (&'static str, &str) {
-    let reason = REASONS.into_iter().find(|reason| *reason == verdict.reason).unwrap_or("FailedAdmission");
+    let other = if verdict.reason.starts_with(OUT_OF) { OUT_OF_EXTENDED } else { "FailedAdmission" };
+    let reason = REASONS.into_iter().find(|reason| *reason == verdict.reason).unwrap_or(other);
     (reason, verdict.message.strip_prefix(PREFIX).unwrap_or(&verdict.message))
 }
 

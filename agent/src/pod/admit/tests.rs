@@ -18,6 +18,9 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
         let amount = pod_requests(&other);
         used.requested.cpu_millis += amount.cpu_millis;
         used.requested.memory += amount.memory;
+        for (name, amount) in extended_requests(&other) {
+            *used.extended.entry(name).or_default() += amount;
+        }
         used.ports.extend(host_ports(&other));
     }
     let node: Node = serde_json::from_value(node).unwrap();
@@ -34,6 +37,22 @@ fn resources_and_places_are_limited() {
     assert_eq!(decide(plain(), &[plain(), plain()], json!({})), "OutOfpods");
     let memory = json!({"containers": [{"name": "c", "resources": {"requests": {"memory": "2Gi"}}}]});
     assert_eq!(decide(memory, &[], json!({})), "OutOfmemory");
+}
+
+#[test]
+fn extended_resources_of_the_node_are_limited() {
+    let gpus = |count: &str| {
+        let requests = json!({"x.io/gpu": count});
+        json!({"containers": [{"name": "c", "resources": {"requests": requests, "limits": requests}}]})
+    };
+    let node = || json!({"status": {"allocatable": {"x.io/gpu": "2"}}});
+    assert_eq!(decide(gpus("2"), &[], node()), "admitted");
+    assert_eq!(decide(gpus("1"), &[gpus("1")], node()), "admitted");
+    assert_eq!(decide(gpus("2"), &[gpus("1")], node()), "OutOfx.io/gpu");
+    // A node without the resource ignores it, as upstream.
+    assert_eq!(decide(gpus("9"), &[], json!({})), "admitted");
+    let verdict = Verdict { reason: "OutOfx.io/gpu".to_owned(), message: "m".to_owned() };
+    assert_eq!(rejection_event(&verdict), ("OutOfExtendedResources", "m"));
 }
 
 #[test]

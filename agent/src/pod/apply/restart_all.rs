@@ -44,6 +44,7 @@ impl Job {
             let result = self.node.runtime.remove_container(request).await;
             result.map_err(|error| vec![self.runtime_error("RemoveContainer", id)(error)])?;
         }
+        self.report(Report::AllRemoved);
         self.remove_older_logs(&removed);
         Ok(())
     }

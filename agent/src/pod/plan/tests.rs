@@ -494,6 +494,40 @@ fn a_rule_removes_all_containers_and_then_the_init_containers_run_again() {
 }
 
 #[test]
+fn a_pod_that_restarts_all_containers_again_waits_before_it_starts_any() {
+    let trigger = |name: &str| json!({"name": name, "restartPolicy": "Never", "restartPolicyRules": restart_all_rules()});
+    let desired = pod(json!({"restartPolicy": "Never", "containers": [trigger("a"), trigger("b")]}));
+    let gone = observed(vec![]);
+    let mut state = ready_worker_state();
+    let mut restart = |attempt: u32, trigger: &str, other: &str, now: i64| {
+        let before = observed(vec![
+            container(trigger, attempt, exited(42, now)),
+            container(other, attempt, exited(137, now)),
+        ]);
+        let (other, trigger) = (format!("{other}{attempt}"), format!("{trigger}{attempt}"));
+        state.removed = crate::pod::restart::removed(&before, &[other], &[trigger]);
+        state.count_restart_of_all(at(now));
+        state.clone()
+    };
+    // The triggers differ, so no container has a back-off of its own.
+    let first = restart(0, "a", "b", 5);
+    assert_eq!(started(&decide(&desired, &gone, &first, 5)), [("a", 1), ("b", 1)]);
+    let second = restart(1, "b", "a", 6);
+    let got = decide(&desired, &gone, &second, 6);
+    assert_eq!((started(&got), got.wake), (vec![], Some(at(16))));
+    let reasons: Vec<&str> = got.waiting.iter().map(|(_, waiting)| waiting.reason.as_str()).collect();
+    assert_eq!(reasons, ["CrashLoopBackOff", "CrashLoopBackOff"]);
+    assert!(got.waiting[0].1.message.starts_with("back-off 10s "), "{}", got.waiting[0].1.message);
+    assert_eq!(started(&decide(&desired, &gone, &second, 16)), [("a", 2), ("b", 2)]);
+    let third = restart(2, "a", "b", 17);
+    assert_eq!(decide(&desired, &gone, &third, 17).wake, Some(at(37)));
+    assert_eq!(started(&decide(&desired, &gone, &third, -9)), [("a", 3), ("b", 3)], "the clock was set back");
+    // After ten minutes without a restart it begins again.
+    let later = restart(3, "b", "a", 17 + 601);
+    assert_eq!(started(&decide(&desired, &gone, &later, 17 + 601)), [("a", 4), ("b", 4)]);
+}
+
+#[test]
 fn a_pod_that_is_deleted_or_has_failed_does_not_restart_its_containers() {
     let trigger = json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": restart_all_rules()});
     let desired = pod(json!({"restartPolicy": "Never", "containers": [trigger]}));

@@ -7,9 +7,9 @@ use k8s_openapi::jiff::Timestamp;
 use super::{StatusChange, Worker};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::apply::Report;
-use crate::pod::plan::Plan;
+use crate::pod::plan::{Action, Plan};
 use crate::pod::probe::Finding;
-use crate::pod::restart;
+use crate::pod::restart::{self, stops::Stops};
 use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
@@ -42,6 +42,7 @@ impl Worker {
             }
             Report::Started { container, crashed } => self.started(&container, crashed, now),
             Report::Removing(removed) => self.state.removed.extend(removed),
+            Report::AllRemoved => self.state.count_restart_of_all(now),
             Report::KillRequest { id, why } => {
                 self.state.kill_requests.insert(id, KillRequest { why, grace: None, restarts: false });
             }
@@ -118,12 +119,31 @@ impl Worker {
         }
     }
 
+    /// Records the containers that a plan stops, for an agent that starts after their stop.
+    pub(super) fn record_stops(&self, plan: &Plan) {
+        let mut actions = plan.actions.iter();
+        if !actions.any(|action| matches!(action, Action::Stop { .. })) || !self.state.has_stops() {
+            return;
+        }
+        let stops = Stops {
+            kill_requests: self.state.kill_requests.clone(),
+            redefined: self.state.redefined.clone(),
+        };
+        if let Err(error) = restart::stops::write(&self.node.volumes.pod_dir(&self.uid), &stops) {
+            tracing::warn!(uid = self.uid, %error, "cannot record the containers to stop");
+        }
+    }
+
     /// Drops the state of containers that the runtime has removed, and reasons to wait of containers that run.
     pub(super) fn forget_removed_containers(&mut self) {
         let here: HashSet<&str> = self.observed.containers.iter().map(|c| c.id.as_str()).collect();
         self.state.probed.retain(|id, _| here.contains(id.as_str()));
+        let had_stops = self.state.has_stops();
         self.state.kill_requests.retain(|id, _| here.contains(id.as_str()));
         self.state.redefined.retain(|id| here.contains(id.as_str()));
+        if had_stops && !self.state.has_stops() {
+            restart::stops::remove(&self.node.volumes.pod_dir(&self.uid));
+        }
         self.pre_stop_done.retain(|id| here.contains(id.as_str()));
         self.state.resize.actuated.retain(|id, _| here.contains(id.as_str()));
         self.state.resize.restarts.retain(|id| here.contains(id.as_str()));

@@ -68,7 +68,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("eventBurst", Support::Only(&["100"])),
     pointer("enableDebuggingHandlers", Support::Only(&["true"])),
     value("enableContentionProfiling", Support::Only(&[])),
-    pointer("healthzPort", Support::Only(&["10248"])),
+    pointer("healthzPort", Support::Setting("node", "healthz-port")),
     value("healthzBindAddress", Support::Only(&["127.0.0.1"])),
     pointer("oomScoreAdj", Support::Only(&["-999"])),
     value("clusterDomain", Support::Setting("node", "cluster-domain")),

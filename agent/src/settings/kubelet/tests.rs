@@ -50,11 +50,16 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
     let node = load(
         "syncFrequency: 0s\nmaxPods: 0\nmemorySwap: {}\nclusterDomain: \"\"\nlogging: {flushFrequency: 0, verbosity: 0, \
          options: {json: {infoBufferSize: \"0\"}}}\nauthorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s}}\n\
-         failSwapOn: null\nhealthzPort: 10248\nevictionPressureTransitionPeriod: 5m0s\n",
+         failSwapOn: null\nhealthzPort: 10248\nhealthzBindAddress: 127.0.0.1\nevictionPressureTransitionPeriod: 5m0s\n",
     );
-    assert_eq!(node.unwrap().node().max_pods, 110);
+    let node = node.unwrap().node();
+    assert_eq!((node.max_pods, node.healthz), (110, Some("127.0.0.1:10248".parse().unwrap())));
+    assert_eq!(load("healthzPort: 0").unwrap().node().healthz, None);
     assert!(
-        load("healthzPort: 0").err().unwrap().contains("k.yaml healthzPort: this field is not supported")
+        load("eventRecordQPS: 0")
+            .err()
+            .unwrap()
+            .contains("k.yaml eventRecordQPS: this field is not supported")
     );
     let none = load("imageGCHighThresholdPercent: 0").err().unwrap();
     assert!(none.contains("image-gc-high-threshold 0"), "{none}");

@@ -174,6 +174,8 @@ impl Scheduler {
         }
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
+        // A pod for which the preemption fails is unschedulable.
+        let is_error = matches!(outcome, ExtenderOutcome::Nodes { .. });
         match outcome {
             ExtenderOutcome::Nodes { pod, advice: Err(why), .. }
             | ExtenderOutcome::Preemption { pod, found: Err(why), .. } => {
@@ -184,7 +186,11 @@ impl Scheduler {
                     "cannot schedule a pod"
                 );
                 self.queue.failed(pod.uid(), Instant::now());
-                self.record(&pod, Event::warning("FailedScheduling", why));
+                if is_error {
+                    self.report_error(&pod, why);
+                } else {
+                    self.record(&pod, Event::warning("FailedScheduling", why));
+                }
             }
             ExtenderOutcome::Nodes { pod, ranked, advice: Ok(advice) } => {
                 self.apply_extender_result(pod, profile, ranked, advice)

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::Instant;
 
 use super::Scheduler;
-use crate::bind;
+use crate::bind::{self, NotScheduled};
 use crate::config::Profile;
 use crate::decide::Unschedulable;
 use crate::groups::condition::Verdict;
@@ -74,10 +74,21 @@ impl Scheduler {
 
     /// Records an event about a refused pod, and writes its condition.
     pub(super) fn report_refusal(&mut self, pod: &Pod, message: String, nominated: Option<String>) {
+        self.report(pod, NotScheduled::Unschedulable, message, nominated);
+    }
+
+    /// Records an event about a pod whose scheduling or binding failed with an error, and writes its condition. The pod
+    /// keeps its nominated node.
+    pub(super) fn report_error(&mut self, pod: &Pod, message: String) {
+        let nominated = pod.status.nominated_node_name.clone();
+        self.report(pod, NotScheduled::SchedulerError, message, nominated);
+    }
+
+    fn report(&mut self, pod: &Pod, reason: NotScheduled, message: String, nominated: Option<String>) {
         self.record(pod, Event::warning("FailedScheduling", message.clone()));
         let (client, pod) = (self.client.clone(), pod.clone());
         self.marks.spawn(async move {
-            let marked = bind::mark_unschedulable(client, &pod, &message, nominated.as_deref()).await;
+            let marked = bind::mark_not_scheduled(client, &pod, reason, &message, nominated.as_deref()).await;
             if let Err(error) = marked {
                 tracing::debug!(
                     pod = pod.name(),
@@ -120,16 +131,46 @@ mod tests {
     use crate::decide::decide;
     use crate::fixture;
 
+    fn scheduler(client: Client) -> Scheduler {
+        let config = SchedulerConfig::default();
+        let (recorder, _) = coracle_events::recorder(client.clone(), "");
+        let calls = ExtenderCalls::new(&config).unwrap();
+        Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls)
+    }
+
+    #[tokio::test]
+    async fn an_error_is_no_reason_of_nodes() {
+        let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                sender.send(serde_json::from_slice::<serde_json::Value>(&body).unwrap()).unwrap();
+                Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+            }
+        });
+        let mut scheduler = scheduler(Client::new(service, ""));
+        let mut pod = fixture::pod("p", json!({"containers": [{}]}));
+        pod.status.nominated_node_name = Some("a".to_owned());
+        scheduler.report_error(&pod, "running Bind".to_owned());
+        scheduler.report_refusal(&pod, "0/1 nodes are available".to_owned(), None);
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            let patch = patches.recv().await.unwrap();
+            let status = &patch["status"];
+            found.push((status["conditions"][0]["reason"].clone(), status["nominatedNodeName"].clone()));
+        }
+        // The two requests run at the same time.
+        found.sort_by_key(|(reason, _)| reason.to_string());
+        assert_eq!(found, [(json!("SchedulerError"), json!("a")), (json!("Unschedulable"), json!(null))]);
+    }
+
     #[tokio::test]
     async fn pods_that_are_nominated_for_one_node_do_not_block_each_other() {
         let service = tower::service_fn(|_request: Request<Body>| async {
             Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
         });
-        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
-        let (recorder, _) = coracle_events::recorder(client.clone(), "");
-        let calls = ExtenderCalls::new(&config).unwrap();
-        let mut scheduler =
-            Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+        let mut scheduler = scheduler(Client::new(service, ""));
         scheduler.snapshot.set_node(&fixture::node("a", json!({})));
         for name in ["p", "q"] {
             let mut pod =

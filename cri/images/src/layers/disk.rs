@@ -4,7 +4,7 @@ use std::fs::{DirBuilder, File, Permissions};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{LayerError, Meta, Pending};
@@ -57,19 +57,21 @@ pub(super) fn read_meta(layer: &Path) -> Option<Meta> {
 /// As [`read_meta`], for a layer that is removed if it is incomplete.
 ///
 /// # Errors
-/// If the metadata cannot be read for lack of a resource: running containers may use the layer.
+/// If the kernel refuses to read the metadata or the state of the layer: running containers may use it.
 pub(super) fn read_meta_before_removal(layer: &Path) -> Result<Option<Meta>, LayerError> {
-    let path = layer.join(COMPLETE);
-    let bytes = std::fs::read(&path);
-    let bytes = unless_short(bytes).map_err(|source| LayerError::Disk { verb: "read", path, source })?;
-    Ok(bytes.and_then(|bytes| parse(&bytes)).filter(|meta| is_of(layer, meta)))
+    let error = |path: PathBuf| move |source| LayerError::Disk { verb: "read", path, source };
+    let (meta, files) = (layer.join(COMPLETE), layer.join(FILES));
+    let bytes = unless_refused(std::fs::read(&meta)).map_err(error(meta))?;
+    let metadata = unless_refused(std::fs::metadata(&files)).map_err(error(files))?;
+    let has_files = metadata.is_some_and(|metadata| metadata.is_dir());
+    Ok(bytes.and_then(|bytes| parse(&bytes)).filter(|meta| has_files && is_named_after(layer, meta)))
 }
 
 /// None for a file that is absent or damaged.
-fn unless_short(bytes: std::io::Result<Vec<u8>>) -> std::io::Result<Option<Vec<u8>>> {
-    match bytes {
-        Err(error) if coracle_tree::is_shortage(&error) => Err(error),
-        bytes => Ok(bytes.ok()),
+fn unless_refused<T>(read: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match read {
+        Err(error) if coracle_tree::is_refusal(&error) => Err(error),
+        read => Ok(read.ok()),
     }
 }
 
@@ -78,8 +80,11 @@ fn parse(bytes: &[u8]) -> Option<Meta> {
 }
 
 fn is_of(layer: &Path, meta: &Meta) -> bool {
-    let named = layer.file_name().is_some_and(|name| name == meta.diff_id.short().as_str());
-    named && layer.join(FILES).is_dir()
+    is_named_after(layer, meta) && layer.join(FILES).is_dir()
+}
+
+fn is_named_after(layer: &Path, meta: &Meta) -> bool {
+    layer.file_name().is_some_and(|name| name == meta.diff_id.short().as_str())
 }
 
 /// Flushes the file system once, then renames every layer of the batch into place and notifies the waiting
@@ -157,10 +162,13 @@ mod tests {
 
     #[test]
     fn a_layer_is_incomplete_only_if_its_metadata_is_absent_or_damaged() {
-        let fails_with = |errno: i32| unless_short(Err(std::io::Error::from_raw_os_error(errno)));
-        assert!(fails_with(libc::EMFILE).is_err() && fails_with(libc::ENOMEM).is_err());
+        let fails_with =
+            |errno: i32| unless_refused::<Vec<u8>>(Err(std::io::Error::from_raw_os_error(errno)));
+        for errno in [libc::EMFILE, libc::ENOMEM, libc::EACCES] {
+            assert!(fails_with(errno).is_err(), "{errno}");
+        }
         assert_eq!(fails_with(libc::ENOENT).unwrap(), None);
-        assert_eq!(unless_short(Ok(vec![1])).unwrap(), Some(vec![1]));
+        assert_eq!(unless_refused(Ok(vec![1])).unwrap(), Some(vec![1]));
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(COMPLETE), "{").unwrap();
         assert!(read_meta_before_removal(dir.path()).unwrap().is_none());

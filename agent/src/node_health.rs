@@ -1,0 +1,41 @@
+//! Health check of the node at a port of loopback without authentication, as the kubelet's `healthzPort`. The checks are
+//! those of `/healthz` of the kubelet API: they pass whenever the node answers.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::StatusCode;
+
+use crate::health_server::{self, Reply};
+
+/// Maximum connections.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Serves the health check until dropped.
+pub(crate) async fn serve(address: SocketAddr) {
+    let connections = health_server::connections(CONNECTIONS_MAX);
+    health_server::serve(vec![address], Arc::default(), connections, reply).await;
+}
+
+fn reply(path: &str, _client: IpAddr) -> Reply {
+    match path {
+        "/healthz" | "/healthz/log" | "/healthz/ping" | "/healthz/syncloop" => {
+            health_server::text(StatusCode::OK, "ok")
+        }
+        _ => health_server::text(StatusCode::NOT_FOUND, "404 page not found\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_paths_of_health_checks_are_served() {
+        let status = |path: &str| reply(path, [127, 0, 0, 1].into()).status();
+        assert_eq!((status("/healthz"), status("/healthz/ping")), (StatusCode::OK, StatusCode::OK));
+        for path in ["/", "/metrics", "/healthz/", "/pods"] {
+            assert_eq!(status(path), StatusCode::NOT_FOUND, "{path}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Record of the containers that the agent stops so that they start again or must not continue, in the pod's directory.
+//!
+//! The exit code of such a container does not decide whether it starts again. Without the record, an agent that starts
+//! after the stop would treat the exit as the container's own: a pod could end because one of its probes failed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::json_file;
+use crate::pod::state::KillRequest;
+
+/// File name of the record.
+const FILE: &str = "stops.json";
+
+/// The containers that the agent stops, by id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stops {
+    /// Those to kill.
+    pub(crate) kill_requests: BTreeMap<String, KillRequest>,
+    /// Those that start again with another image.
+    pub(crate) redefined: BTreeSet<String>,
+}
+
+/// Writes the record of a pod, before the containers are stopped.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn write(pod_dir: &Path, stops: &Stops) -> io::Result<()> {
+    json_file::write(&path(pod_dir), stops)
+}
+
+/// The recorded containers. Some of them may not exist any more.
+pub(crate) fn read(pod_dir: &Path) -> Stops {
+    json_file::read(&path(pod_dir)).unwrap_or_default()
+}
+
+/// Removes the record: its containers are removed. An error is logged. A record that stays has no effect on other
+/// containers.
+pub(crate) fn remove(pod_dir: &Path) {
+    let path = path(pod_dir);
+    if let Err(error) = fs::remove_file(&path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %path.display(), "cannot remove the record of stopped containers");
+    }
+}
+
+fn path(pod_dir: &Path) -> PathBuf {
+    pod_dir.join(FILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stops_are_read_back_until_they_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(dir.path()), Stops::default());
+        let request = KillRequest { why: "failed liveness probe".into(), grace: Some(3), restarts: true };
+        let stops =
+            Stops { kill_requests: [("a0".to_owned(), request)].into(), redefined: ["b0".to_owned()].into() };
+        write(dir.path(), &stops).unwrap();
+        assert_eq!(read(dir.path()), stops);
+        remove(dir.path());
+        remove(dir.path());
+        assert_eq!(read(dir.path()), Stops::default());
+    }
+
+    /// A record of an earlier version. Never changed, because pods outlive an upgrade.
+    #[test]
+    fn earlier_records_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = r#"{"kill_requests":{"a0":{"why":"w","grace":null,"restarts":true}},"redefined":["b0"]}"#;
+        fs::write(dir.path().join(FILE), text).unwrap();
+        let request = KillRequest { why: "w".into(), grace: None, restarts: true };
+        let kill_requests = [("a0".to_owned(), request)].into();
+        assert_eq!(read(dir.path()), Stops { kill_requests, redefined: ["b0".to_owned()].into() });
+    }
+}
