@@ -6,6 +6,7 @@
 mod allocate;
 mod allocated;
 pub(crate) mod bind;
+mod capacity;
 mod counters;
 mod expression;
 pub(crate) mod feed;

@@ -1,6 +1,6 @@
 //! The search for devices of a node. The order of pools and devices is fixed, and the first complete solution is used.
 //!
-//! Source: `dynamic-resource-allocation/structured`. Devices that several claims share are not allocated.
+//! Source: `dynamic-resource-allocation/structured`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,8 +11,10 @@ use coracle_values::object::ObjectExt;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::allocated::{Allocated, DeviceId};
+use super::capacity::{self, Consumption};
 use super::counters::Counters;
 use super::expression;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
@@ -51,8 +53,16 @@ pub(super) struct Allocator<'a> {
     node: &'a NodeProperties,
     programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
-    selections: HashMap<*const Exact, Arc<[Candidate<'a>]>>,
+    selections: HashMap<*const Exact, Arc<[Selected<'a>]>>,
     steps: usize,
+}
+
+/// A device that a request selects.
+#[derive(Clone)]
+struct Selected<'a> {
+    candidate: Candidate<'a>,
+    /// What the request consumes of the device.
+    consumed: Arc<[Consumption<'a>]>,
 }
 
 /// A request of a claim with its alternatives.
@@ -68,6 +78,11 @@ struct Chosen<'a> {
     request: String,
     exact: &'a Exact,
     candidate: Candidate<'a>,
+    /// Empty if the claim uses the device alone.
+    consumed: Arc<[Consumption<'a>]>,
+    /// Whether the device consumes shared counters. It does not for administrative access, and the claims that share a
+    /// device consume its counters once.
+    consumes_counters: bool,
 }
 
 // === impl Failure ===
@@ -127,13 +142,7 @@ impl<'a> Allocator<'a> {
         let mut wanted = Vec::new();
         for (place, claim) in claims.iter().enumerate() {
             for request in &claim.spec.devices.requests {
-                let choices = request.exact();
-                if choices.iter().any(|(_, exact)| exact.capacity.is_some()) {
-                    let name = &request.name;
-                    let why = format!("request {name}: capacity is not supported by this scheduler");
-                    return Err(Failure::Claim(why));
-                }
-                wanted.push(RequestChoices { claim: place, choices });
+                wanted.push(RequestChoices { claim: place, choices: request.exact() });
             }
         }
         let mut chosen = Vec::new();
@@ -156,7 +165,7 @@ impl<'a> Allocator<'a> {
     ) -> Result<bool, Failure> {
         let Some((first, rest)) = wanted.split_first() else { return Ok(true) };
         for (name, exact) in &first.choices {
-            let selected = self.selected(exact, &claims[first.claim]).map_err(Failure::Claim)?;
+            let mut selected = self.selected(exact, &claims[first.claim]).map_err(Failure::Claim)?;
             let count = match exact.allocation_mode.as_deref() {
                 None | Some("" | "ExactCount") => {
                     usize::try_from(exact.count.unwrap_or(1)).unwrap_or_default()
@@ -167,7 +176,11 @@ impl<'a> Allocator<'a> {
                         "request {name}: asks for all devices, but resource pool {pool} is currently being updated"
                     )));
                 }
-                Some("All") => selected.len(),
+                Some("All") => {
+                    // Upstream does not count shared devices whose capacity does not suffice.
+                    selected = selected.iter().filter(|one| self.has_capacity(one, &[])).cloned().collect();
+                    selected.len()
+                }
                 Some(other) => {
                     return Err(Failure::Claim(format!("request {name}: unsupported count mode {other}")));
                 }
@@ -194,27 +207,18 @@ impl<'a> Allocator<'a> {
         if count == 0 {
             return self.choose(step.claims, step.rest, chosen);
         }
-        for place in from..step.selected.len() {
+        let claim = step.first.claim;
+        for (place, selected) in step.selected.iter().enumerate().skip(from) {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 let why = "search for devices exceeded its limit; simplify the claims";
                 return Err(Failure::Node(why.to_owned()));
             }
-            let candidate = step.selected[place];
-            let claim = step.first.claim;
-            let is_admin = step.exact.admin_access == Some(true);
-            let is_chosen = chosen
-                .iter()
-                .any(|one| one.candidate.id() == candidate.id() && (!is_admin || one.claim == claim));
-            let is_used =
-                is_chosen || (!is_admin && self.in_use.has(&candidate.id(), node_of(candidate.slice)));
-            if is_used || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
+            if chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
             }
-            if !is_admin && !self.has_counters(candidate, chosen) {
-                continue;
-            }
-            chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
+            let Some(next) = self.usable(step, selected, chosen) else { continue };
+            chosen.push(next);
             let constraints = &step.claims[claim].spec.devices.constraints;
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
@@ -225,15 +229,58 @@ impl<'a> Allocator<'a> {
         Ok(false)
     }
 
-    /// Whether the shared counters suffice for a device beside the chosen ones. Administrative access consumes none.
+    /// The device for the request of this step, if the device is free beside the chosen ones.
+    fn usable(
+        &self,
+        step: &Step<'_, 'a>,
+        selected: &Selected<'a>,
+        chosen: &[Chosen<'a>],
+    ) -> Option<Chosen<'a>> {
+        let (claim, candidate, exact) = (step.first.claim, selected.candidate, step.exact);
+        let (id, node) = (candidate.id(), node_of(candidate.slice));
+        let is_admin = exact.admin_access == Some(true);
+        let is_shared = candidate.device.is_shared();
+        let same: Vec<&Chosen<'a>> = chosen.iter().filter(|one| one.candidate.id() == id).collect();
+        let is_chosen = !is_shared && same.iter().any(|one| !is_admin || one.claim == claim);
+        let has_shares = self.in_use.has_shares(&id, node);
+        // The driver may end the sharing of a device that claims still share.
+        let is_used = !is_admin && (self.in_use.has(&id, node) || (has_shares && !is_shared));
+        if is_chosen || is_used || !self.has_capacity(selected, &same) {
+            return None;
+        }
+        let is_counted = has_shares || same.iter().any(|one| one.consumes_counters);
+        let consumes_counters = !is_admin && !(is_shared && is_counted);
+        if consumes_counters && !self.has_counters(candidate, chosen) {
+            return None;
+        }
+        let (request, consumed) = (step.name.to_owned(), selected.consumed.clone());
+        Some(Chosen { claim, request, exact, candidate, consumed, consumes_counters })
+    }
+
+    /// Whether the capacity of a device suffices beside its shares that are allocated or chosen.
+    fn has_capacity(&self, selected: &Selected<'_>, chosen: &[&Chosen<'_>]) -> bool {
+        if selected.consumed.is_empty() {
+            return true;
+        }
+        let (id, node) = (selected.candidate.id(), node_of(selected.candidate.slice));
+        selected.consumed.iter().all(|own| {
+            let others = chosen.iter().flat_map(|one| one.consumed.iter());
+            let others = others.filter(|other| other.name == own.name).map(|one| one.amount.thousandths());
+            let allocated = self.in_use.consumed(&id, node, own.name);
+            own.fits_beside(others.fold(allocated, i128::saturating_add))
+        })
+    }
+
+    /// Whether the shared counters suffice for a device beside the chosen ones.
     fn has_counters(&self, candidate: Candidate<'_>, chosen: &[Chosen<'_>]) -> bool {
-        let others = chosen.iter().filter(|one| one.exact.admin_access != Some(true));
+        let others = chosen.iter().filter(|one| one.consumes_counters);
         let others = others.map(|one| (one.candidate.slice, one.candidate.device));
         self.counters.suffice((candidate.slice, candidate.device), others)
     }
 
-    /// The devices that the class and the request select, and whose taints the request tolerates.
-    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Candidate<'a>]>, String> {
+    /// The devices that the class and the request select, whose taints the request tolerates, and whose policies allow what
+    /// it consumes.
+    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Selected<'a>]>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
         }
@@ -260,11 +307,14 @@ impl<'a> Allocator<'a> {
                 }
             }
             let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
-            if taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
-                found.push(candidate);
+            if !taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
+                continue;
+            }
+            if let Some(consumed) = capacity::consumed(candidate.device, exact) {
+                found.push(Selected { candidate, consumed: consumed.into() });
             }
         }
-        let found: Arc<[Candidate<'a>]> = found.into();
+        let found: Arc<[Selected<'a>]> = found.into();
         self.selections.insert(std::ptr::from_ref(exact), found.clone());
         Ok(found)
     }
@@ -280,6 +330,12 @@ impl<'a> Allocator<'a> {
             }
             if !one.exact.tolerations.is_empty() {
                 result["tolerations"] = json!(one.exact.tolerations);
+            }
+            if one.candidate.device.is_shared() {
+                result["shareID"] = Uuid::new_v4().to_string().into();
+            }
+            for consumption in one.consumed.iter() {
+                result["consumedCapacity"][consumption.name] = consumption.amount.to_string().into();
             }
             result
         };
@@ -359,7 +415,7 @@ struct Step<'s, 'a> {
     rest: &'s [RequestChoices<'a>],
     name: &'s str,
     exact: &'a Exact,
-    selected: &'s [Candidate<'a>],
+    selected: &'s [Selected<'a>],
 }
 
 /// Whether the selector, if there is one, selects the node.

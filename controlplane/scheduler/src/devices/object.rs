@@ -59,7 +59,7 @@ pub(super) struct Exact {
     pub(super) count: Option<i64>,
     pub(super) admin_access: Option<bool>,
     pub(super) tolerations: Vec<Toleration>,
-    /// Capacity of devices that several claims share. The scheduler does not allocate such devices.
+    /// Amounts of the device's capacity that the claim requests.
     pub(super) capacity: Option<Value>,
 }
 
@@ -205,12 +205,14 @@ impl Counter {
 }
 
 impl Device {
-    /// Whether the scheduler can allocate the device: it is used by one claim at a time, and needs no confirmation by
-    /// its driver.
+    /// Whether the scheduler can allocate the device: it needs no confirmation by its driver.
     pub(super) fn is_allocatable(&self) -> bool {
-        self.allow_multiple_allocations != Some(true)
-            && self.binds_to_node != Some(true)
-            && self.binding_conditions.is_empty()
+        self.binds_to_node != Some(true) && self.binding_conditions.is_empty()
+    }
+
+    /// Whether several claims can use the device at the same time.
+    pub(super) fn is_shared(&self) -> bool {
+        self.allow_multiple_allocations == Some(true)
     }
 
     /// The attribute with this full name. Names without a domain belong to the driver.
