@@ -6,10 +6,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_cel::Program;
-use coracle_values::node_selector::term_matches;
 use coracle_values::object::ObjectExt;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
-use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -18,6 +16,7 @@ use super::capacity::{self, Consumption};
 use super::counters::Counters;
 use super::expression;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
+use super::places::{Places, is_of_node, may_use};
 use super::slices::{Slices, node_of};
 use crate::node_properties::NodeProperties;
 
@@ -129,6 +128,7 @@ impl<'a> Allocator<'a> {
             counters.add_pool(&newest, in_use);
             let allocatable = here.into_iter().flat_map(|slice| {
                 let devices = slice.spec.devices.iter().filter(|device| device.is_allocatable());
+                let devices = devices.filter(move |device| may_use(slice, device, node));
                 devices.map(move |device| Candidate { slice, device })
             });
             candidates.extend(allocatable);
@@ -150,7 +150,7 @@ impl<'a> Allocator<'a> {
             return Ok(None);
         }
         let results = claims.iter().enumerate().map(|(place, claim)| {
-            let own: Vec<&Chosen<'_>> = chosen.iter().filter(|one| one.claim == place).collect();
+            let own: Vec<&Chosen<'a>> = chosen.iter().filter(|one| one.claim == place).collect();
             self.allocation(claim, &own)
         });
         Ok(Some(results.collect()))
@@ -320,7 +320,7 @@ impl<'a> Allocator<'a> {
     }
 
     /// The allocation of a claim, in the form of its status.
-    fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'_>]) -> Value {
+    fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'a>]) -> Value {
         let result = |one: &&Chosen<'_>| {
             let (driver, pool, device) = one.candidate.id();
             let mut result =
@@ -379,14 +379,15 @@ impl<'a> Allocator<'a> {
     }
 
     /// The selector of the nodes that can use the devices. `None` means all nodes.
-    fn selector(&self, chosen: &[&Chosen<'_>]) -> Option<Value> {
-        let slices = || chosen.iter().map(|one| &one.candidate.slice.spec);
-        if chosen.iter().any(|one| node_of(one.candidate.slice).is_some()) {
+    fn selector(&self, chosen: &[&Chosen<'a>]) -> Option<Value> {
+        let places = |one: &Chosen<'a>| Places::of(one.candidate.slice, one.candidate.device);
+        let binds = |one: &Chosen<'_>| one.candidate.device.binds_to_node == Some(true);
+        if chosen.iter().any(|one| binds(one) || places(one).node.is_some()) {
             let field = json!({"key": "metadata.name", "operator": "In", "values": [self.node.name]});
             return Some(json!({"nodeSelectorTerms": [{"matchFields": [field]}]}));
         }
         let (mut expressions, mut fields) = (Vec::new(), Vec::new());
-        for selector in slices().filter_map(|slice| slice.node_selector.as_ref()) {
+        for selector in chosen.iter().filter_map(|one| places(one).selector) {
             // Validation allows only one term.
             for term in selector.node_selector_terms.iter().take(1) {
                 for expression in term.match_expressions.iter().flatten() {
@@ -416,24 +417,6 @@ struct Step<'s, 'a> {
     name: &'s str,
     exact: &'a Exact,
     selected: &'s [Selected<'a>],
-}
-
-/// Whether the selector, if there is one, selects the node.
-pub(super) fn is_reachable(selector: Option<&NodeSelector>, node: &NodeProperties) -> bool {
-    selector.is_none_or(|selector| {
-        selector.node_selector_terms.iter().any(|term| term_matches(term, &node.labels, &node.name))
-    })
-}
-
-fn is_of_node(slice: &Slice, node: &NodeProperties) -> bool {
-    let spec = &slice.spec;
-    match (node_of(slice), &spec.node_selector) {
-        // Nodes of single devices are not supported.
-        _ if spec.per_device_node_selection == Some(true) => false,
-        (Some(name), _) => name == node.name,
-        (None, Some(selector)) => is_reachable(Some(selector), node),
-        (None, None) => spec.all_nodes == Some(true),
-    }
 }
 
 /// Whether a name in a claim refers to this request. The name is that of the request itself or, for an alternative,

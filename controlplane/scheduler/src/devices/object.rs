@@ -179,6 +179,9 @@ pub(super) struct Device {
     pub(super) taints: Vec<Taint>,
     pub(super) consumes_counters: Vec<CounterConsumption>,
     pub(super) allow_multiple_allocations: Option<bool>,
+    pub(super) node_name: Option<String>,
+    pub(super) node_selector: Option<NodeSelector>,
+    pub(super) all_nodes: Option<bool>,
     pub(super) binds_to_node: Option<bool>,
     pub(super) binding_conditions: Vec<String>,
 }
@@ -207,7 +210,7 @@ impl Counter {
 impl Device {
     /// Whether the scheduler can allocate the device: it needs no confirmation by its driver.
     pub(super) fn is_allocatable(&self) -> bool {
-        self.binds_to_node != Some(true) && self.binding_conditions.is_empty()
+        self.binding_conditions.is_empty()
     }
 
     /// Whether several claims can use the device at the same time.

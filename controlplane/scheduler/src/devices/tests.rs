@@ -371,6 +371,36 @@ fn the_shares_of_a_device_consume_its_counters_once() {
 }
 
 #[test]
+fn a_device_with_its_own_nodes_is_allocated_there_only() {
+    let devices = devices();
+    let zone = json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z"]}]}]});
+    let slice = json!({"metadata": {"name": "own"}, "spec": {"driver": "gpu.example.com", "perDeviceNodeSelection": true,
+        "pool": {"name": "own", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "of-e", "nodeName": "e"},
+            {"name": "of-z", "nodeSelector": zone}, {"name": "of-all", "allNodes": true, "bindsToNode": true}]}});
+    devices.apply(|state| state.put_slice(serde_json::from_value::<Slice>(slice).unwrap()));
+    let in_zone = NodeProperties { labels: [("zone".into(), "z".into())].into(), ..properties("f") };
+    let cases = [
+        (properties("e"), "two", vec!["of-e", "of-all"], Some("metadata.name")),
+        (in_zone, "one", vec!["of-z"], Some("zone")),
+        (properties("g"), "one", vec!["of-all"], Some("metadata.name")),
+    ];
+    put(&devices, claim("one", exactly(json!({}))));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    for (node, name, expected, key) in cases {
+        let reserved = devices.reserve(&devices.of_pod(&pod("p", name)).unwrap(), &node).unwrap();
+        let allocation = reserved[0].1.as_ref().unwrap();
+        let results = allocation["devices"]["results"].as_array().unwrap();
+        let found: Vec<&str> = results.iter().map(|result| result["device"].as_str().unwrap()).collect();
+        assert_eq!(found, expected, "{}", node.name);
+        let term = &allocation["nodeSelector"]["nodeSelectorTerms"][0];
+        let requirement = [&term["matchFields"][0], &term["matchExpressions"][0]];
+        let found = requirement.into_iter().find_map(|one| one["key"].as_str());
+        assert_eq!(found, key, "{}", node.name);
+        devices.release(&reserved);
+    }
+}
+
+#[test]
 fn a_share_with_a_negative_amount_gives_other_claims_nothing() {
     let devices = with_slice_of_c(json!({"devices": [{"name": "card", "allowMultipleAllocations": true,
         "capacity": {"memory": {"value": "8Gi"}}}]}));
