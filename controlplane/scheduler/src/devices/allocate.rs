@@ -57,7 +57,6 @@ pub(super) struct Allocator<'a> {
 }
 
 /// A device that a request selects.
-#[derive(Clone)]
 struct Selected<'a> {
     candidate: Candidate<'a>,
     /// What the request consumes of the device.
@@ -165,7 +164,7 @@ impl<'a> Allocator<'a> {
     ) -> Result<bool, Failure> {
         let Some((first, rest)) = wanted.split_first() else { return Ok(true) };
         for (name, exact) in &first.choices {
-            let mut selected = self.selected(exact, &claims[first.claim]).map_err(Failure::Claim)?;
+            let selected = self.selected(exact, &claims[first.claim]).map_err(Failure::Claim)?;
             let count = match exact.allocation_mode.as_deref() {
                 None | Some("" | "ExactCount") => {
                     usize::try_from(exact.count.unwrap_or(1)).unwrap_or_default()
@@ -176,11 +175,7 @@ impl<'a> Allocator<'a> {
                         "request {name}: asks for all devices, but resource pool {pool} is currently being updated"
                     )));
                 }
-                Some("All") => {
-                    // Upstream does not count shared devices whose capacity does not suffice.
-                    selected = selected.iter().filter(|one| self.has_capacity(one, &[])).cloned().collect();
-                    selected.len()
-                }
+                Some("All") => selected.len(),
                 Some(other) => {
                     return Err(Failure::Claim(format!("request {name}: unsupported count mode {other}")));
                 }
@@ -245,7 +240,8 @@ impl<'a> Allocator<'a> {
         let has_shares = self.in_use.has_shares(&id, node);
         // The driver may end the sharing of a device that claims still share.
         let is_used = !is_admin && (self.in_use.has(&id, node) || (has_shares && !is_shared));
-        if is_chosen || is_used || !self.has_capacity(selected, &same) {
+        let shares: Vec<&[Consumption<'a>]> = same.iter().map(|one| &*one.consumed).collect();
+        if is_chosen || is_used || !capacity::suffices(&selected.consumed, &shares) {
             return None;
         }
         let is_counted = has_shares || same.iter().any(|one| one.consumes_counters);
@@ -257,20 +253,6 @@ impl<'a> Allocator<'a> {
         Some(Chosen { claim, request, exact, candidate, consumed, consumes_counters })
     }
 
-    /// Whether the capacity of a device suffices beside its shares that are allocated or chosen.
-    fn has_capacity(&self, selected: &Selected<'_>, chosen: &[&Chosen<'_>]) -> bool {
-        if selected.consumed.is_empty() {
-            return true;
-        }
-        let (id, node) = (selected.candidate.id(), node_of(selected.candidate.slice));
-        selected.consumed.iter().all(|own| {
-            let others = chosen.iter().flat_map(|one| one.consumed.iter());
-            let others = others.filter(|other| other.name == own.name).map(|one| one.amount.thousandths());
-            let allocated = self.in_use.consumed(&id, node, own.name);
-            own.fits_beside(others.fold(allocated, i128::saturating_add))
-        })
-    }
-
     /// Whether the shared counters suffice for a device beside the chosen ones.
     fn has_counters(&self, candidate: Candidate<'_>, chosen: &[Chosen<'_>]) -> bool {
         let others = chosen.iter().filter(|one| one.consumes_counters);
@@ -278,8 +260,8 @@ impl<'a> Allocator<'a> {
         self.counters.suffice((candidate.slice, candidate.device), others)
     }
 
-    /// The devices that the class and the request select, whose taints the request tolerates, and whose policies allow what
-    /// it consumes.
+    /// The devices that the class and the request select, whose taints the request tolerates, and that have the capacity
+    /// that it consumes.
     fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Selected<'a>]>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
@@ -310,7 +292,9 @@ impl<'a> Allocator<'a> {
             if !taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
                 continue;
             }
-            if let Some(consumed) = capacity::consumed(candidate.device, exact) {
+            let node = node_of(candidate.slice);
+            let allocated = |name: &str| self.in_use.consumed(&candidate.id(), node, name);
+            if let Some(consumed) = capacity::consumed(candidate.device, exact, allocated) {
                 found.push(Selected { candidate, consumed: consumed.into() });
             }
         }

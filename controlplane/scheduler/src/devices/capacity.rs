@@ -11,20 +11,22 @@ pub(super) struct Consumption<'a> {
     /// Name of the capacity.
     pub(super) name: &'a str,
     pub(super) amount: Quantity,
-    /// The whole capacity.
-    limit: Quantity,
+    /// The amount in thousandths.
+    thousandths: i128,
+    /// What allocated shares leave of the capacity, in thousandths.
+    left: i128,
 }
 
-impl Consumption<'_> {
-    /// Whether the capacity suffices if others consume this amount, in thousandths.
-    pub(super) fn fits_beside(&self, others: i128) -> bool {
-        others.saturating_add(self.amount.thousandths()) <= self.limit.thousandths()
-    }
-}
-
-/// What a request consumes of a device. Empty for a device that one claim uses alone. `None` if the device does not have
-/// the capacity at all, or its policy does not allow the amount.
-pub(super) fn consumed<'a>(device: &'a Device, exact: &Exact) -> Option<Vec<Consumption<'a>>> {
+/// What a request consumes of each capacity of a device, in the order of the device. Empty for a device that one claim
+/// uses alone. `allocated` is the amount that allocated shares consume of a capacity, in thousandths.
+///
+/// `None` if the device does not have the requested capacity, if too little of it is left, or if the device's policy does
+/// not allow the amount.
+pub(super) fn consumed<'a>(
+    device: &'a Device,
+    exact: &Exact,
+    allocated: impl Fn(&str) -> i128,
+) -> Option<Vec<Consumption<'a>>> {
     let requests = exact.capacity.as_ref().and_then(|capacity| capacity["requests"].as_object());
     if requests.is_none() && !device.is_shared() {
         return Some(Vec::new());
@@ -44,9 +46,22 @@ pub(super) fn consumed<'a>(device: &'a Device, exact: &Exact) -> Option<Vec<Cons
         if consumed.signum() < 0 || consumed > limit || violates(consumed, policy) {
             return None;
         }
-        found.push(Consumption { name, amount: consumed, limit });
+        if device.is_shared() {
+            let left = limit.thousandths().saturating_sub(allocated(name));
+            found.push(Consumption { name, amount: consumed, thousandths: consumed.thousandths(), left });
+        }
     }
-    Some(if device.is_shared() { found } else { Vec::new() })
+    suffices(&found, &[]).then_some(found)
+}
+
+/// Whether the capacity of a device suffices for a request beside other requests for the same device.
+pub(super) fn suffices(own: &[Consumption<'_>], others: &[&[Consumption<'_>]]) -> bool {
+    own.iter().enumerate().all(|(index, one)| {
+        // All requests consume the same capacities of a device, in the same order.
+        let others = others.iter().filter_map(|other| other.get(index));
+        let total = others.fold(one.thousandths, |sum, other| sum.saturating_add(other.thousandths));
+        total <= one.left
+    })
 }
 
 /// Reads a quantity. `None` if the value is not a quantity, which the API server does not store.
@@ -121,7 +136,7 @@ mod tests {
         let device: Device = serde_json::from_value(device).unwrap();
         let exact = json!({"deviceClassName": "c", "capacity": {"requests": requested}});
         let exact: Exact = serde_json::from_value(exact).unwrap();
-        let consumed = consumed(&device, &exact)?;
+        let consumed = consumed(&device, &exact, |_| 0)?;
         Some(consumed.iter().map(|one| format!("{} {}", one.name, one.amount)).collect())
     }
 
@@ -166,11 +181,27 @@ mod tests {
         let device: Device = serde_json::from_value(device).unwrap();
         let fits = |requests: Value| {
             let exact = Exact { capacity: Some(json!({"requests": requests})), ..Exact::default() };
-            consumed(&device, &exact).map(|consumed| consumed.len())
+            consumed(&device, &exact, |_| 0).map(|consumed| consumed.len())
         };
         assert_eq!(fits(json!({"memory": "8Gi"})), Some(0));
         assert_eq!(fits(json!({"memory": "9Gi"})), None);
         assert_eq!(fits(json!({"cores": "1"})), None);
-        assert_eq!(consumed(&device, &Exact::default()).map(|consumed| consumed.len()), Some(0));
+        assert_eq!(consumed(&device, &Exact::default(), |_| 0).map(|consumed| consumed.len()), Some(0));
+    }
+
+    #[test]
+    fn requests_share_what_allocated_shares_leave() {
+        let capacity = json!({"cores": {"value": "4"}, "memory": {"value": "8Gi"}});
+        let device = json!({"name": "d", "allowMultipleAllocations": true, "capacity": capacity});
+        let device: Device = serde_json::from_value(device).unwrap();
+        let of = |requests: Value, cores: i128| {
+            let exact = Exact { capacity: Some(json!({"requests": requests})), ..Exact::default() };
+            consumed(&device, &exact, |name| if name == "cores" { cores * 1000 } else { 0 })
+        };
+        let all_memory = json!({"cores": "1"});
+        assert!(of(all_memory.clone(), 4).is_none());
+        let (one, two) = (of(all_memory, 3).unwrap(), of(json!({"cores": "1", "memory": "0"}), 2).unwrap());
+        assert!(suffices(&two, &[]) && suffices(&two, &[&two]) && !suffices(&two, &[&two, &two]));
+        assert!(suffices(&two, &[&one]) && !suffices(&one, &[&one]));
     }
 }
