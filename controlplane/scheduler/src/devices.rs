@@ -6,10 +6,12 @@
 mod allocate;
 mod allocated;
 pub(crate) mod bind;
+mod capacity;
 mod counters;
 mod expression;
 pub(crate) mod feed;
 mod object;
+mod places;
 mod slices;
 #[cfg(test)]
 mod tests;
@@ -21,9 +23,10 @@ use coracle_values::object::{Key, ObjectExt, controller_of};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::Value;
 
-use self::allocate::{Allocator, Failure, is_reachable};
+use self::allocate::{Allocator, Failure};
 use self::allocated::Allocated;
 use self::object::{Claim, Class};
+use self::places::is_reachable;
 use self::slices::Slices;
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;

@@ -1,21 +1,22 @@
 //! The search for devices of a node. The order of pools and devices is fixed, and the first complete solution is used.
 //!
-//! Source: `dynamic-resource-allocation/structured`. Devices that several claims share are not allocated.
+//! Source: `dynamic-resource-allocation/structured`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_cel::Program;
-use coracle_values::node_selector::term_matches;
 use coracle_values::object::ObjectExt;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
-use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::allocated::{Allocated, DeviceId};
+use super::capacity::{self, Consumption};
 use super::counters::Counters;
 use super::expression;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
+use super::places::{Places, is_of_node, may_use};
 use super::slices::{Slices, node_of};
 use crate::node_properties::NodeProperties;
 
@@ -51,8 +52,15 @@ pub(super) struct Allocator<'a> {
     node: &'a NodeProperties,
     programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
-    selections: HashMap<*const Exact, Arc<[Candidate<'a>]>>,
+    selections: HashMap<*const Exact, Arc<[Selected<'a>]>>,
     steps: usize,
+}
+
+/// A device that a request selects.
+struct Selected<'a> {
+    candidate: Candidate<'a>,
+    /// What the request consumes of the device.
+    consumed: Arc<[Consumption<'a>]>,
 }
 
 /// A request of a claim with its alternatives.
@@ -68,6 +76,11 @@ struct Chosen<'a> {
     request: String,
     exact: &'a Exact,
     candidate: Candidate<'a>,
+    /// Empty if the claim uses the device alone.
+    consumed: Arc<[Consumption<'a>]>,
+    /// Whether the device consumes shared counters. It does not for administrative access, and the claims that share a
+    /// device consume its counters once.
+    consumes_counters: bool,
 }
 
 // === impl Failure ===
@@ -114,6 +127,7 @@ impl<'a> Allocator<'a> {
             counters.add_pool(&newest, in_use);
             let allocatable = here.into_iter().flat_map(|slice| {
                 let devices = slice.spec.devices.iter().filter(|device| device.is_allocatable());
+                let devices = devices.filter(move |device| may_use(slice, device, node));
                 devices.map(move |device| Candidate { slice, device })
             });
             candidates.extend(allocatable);
@@ -127,13 +141,7 @@ impl<'a> Allocator<'a> {
         let mut wanted = Vec::new();
         for (place, claim) in claims.iter().enumerate() {
             for request in &claim.spec.devices.requests {
-                let choices = request.exact();
-                if choices.iter().any(|(_, exact)| exact.capacity.is_some()) {
-                    let name = &request.name;
-                    let why = format!("request {name}: capacity is not supported by this scheduler");
-                    return Err(Failure::Claim(why));
-                }
-                wanted.push(RequestChoices { claim: place, choices });
+                wanted.push(RequestChoices { claim: place, choices: request.exact() });
             }
         }
         let mut chosen = Vec::new();
@@ -141,7 +149,7 @@ impl<'a> Allocator<'a> {
             return Ok(None);
         }
         let results = claims.iter().enumerate().map(|(place, claim)| {
-            let own: Vec<&Chosen<'_>> = chosen.iter().filter(|one| one.claim == place).collect();
+            let own: Vec<&Chosen<'a>> = chosen.iter().filter(|one| one.claim == place).collect();
             self.allocation(claim, &own)
         });
         Ok(Some(results.collect()))
@@ -194,27 +202,18 @@ impl<'a> Allocator<'a> {
         if count == 0 {
             return self.choose(step.claims, step.rest, chosen);
         }
-        for place in from..step.selected.len() {
+        let claim = step.first.claim;
+        for (place, selected) in step.selected.iter().enumerate().skip(from) {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 let why = "search for devices exceeded its limit; simplify the claims";
                 return Err(Failure::Node(why.to_owned()));
             }
-            let candidate = step.selected[place];
-            let claim = step.first.claim;
-            let is_admin = step.exact.admin_access == Some(true);
-            let is_chosen = chosen
-                .iter()
-                .any(|one| one.candidate.id() == candidate.id() && (!is_admin || one.claim == claim));
-            let is_used =
-                is_chosen || (!is_admin && self.in_use.has(&candidate.id(), node_of(candidate.slice)));
-            if is_used || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
+            if chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
             }
-            if !is_admin && !self.has_counters(candidate, chosen) {
-                continue;
-            }
-            chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
+            let Some(next) = self.usable(step, selected, chosen) else { continue };
+            chosen.push(next);
             let constraints = &step.claims[claim].spec.devices.constraints;
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
@@ -225,15 +224,45 @@ impl<'a> Allocator<'a> {
         Ok(false)
     }
 
-    /// Whether the shared counters suffice for a device beside the chosen ones. Administrative access consumes none.
+    /// The device for the request of this step, if the device is free beside the chosen ones.
+    fn usable(
+        &self,
+        step: &Step<'_, 'a>,
+        selected: &Selected<'a>,
+        chosen: &[Chosen<'a>],
+    ) -> Option<Chosen<'a>> {
+        let (claim, candidate, exact) = (step.first.claim, selected.candidate, step.exact);
+        let (id, node) = (candidate.id(), node_of(candidate.slice));
+        let is_admin = exact.admin_access == Some(true);
+        let is_shared = candidate.device.is_shared();
+        let same: Vec<&Chosen<'a>> = chosen.iter().filter(|one| one.candidate.id() == id).collect();
+        let is_chosen = !is_shared && same.iter().any(|one| !is_admin || one.claim == claim);
+        let has_shares = self.in_use.has_shares(&id, node);
+        // The driver may end the sharing of a device that claims still share.
+        let is_used = !is_admin && (self.in_use.has(&id, node) || (has_shares && !is_shared));
+        let shares: Vec<&[Consumption<'a>]> = same.iter().map(|one| &*one.consumed).collect();
+        if is_chosen || is_used || !capacity::suffices(&selected.consumed, &shares) {
+            return None;
+        }
+        let is_counted = has_shares || same.iter().any(|one| one.consumes_counters);
+        let consumes_counters = !is_admin && !(is_shared && is_counted);
+        if consumes_counters && !self.has_counters(candidate, chosen) {
+            return None;
+        }
+        let (request, consumed) = (step.name.to_owned(), selected.consumed.clone());
+        Some(Chosen { claim, request, exact, candidate, consumed, consumes_counters })
+    }
+
+    /// Whether the shared counters suffice for a device beside the chosen ones.
     fn has_counters(&self, candidate: Candidate<'_>, chosen: &[Chosen<'_>]) -> bool {
-        let others = chosen.iter().filter(|one| one.exact.admin_access != Some(true));
+        let others = chosen.iter().filter(|one| one.consumes_counters);
         let others = others.map(|one| (one.candidate.slice, one.candidate.device));
         self.counters.suffice((candidate.slice, candidate.device), others)
     }
 
-    /// The devices that the class and the request select, and whose taints the request tolerates.
-    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Candidate<'a>]>, String> {
+    /// The devices that the class and the request select, whose taints the request tolerates, and that have the capacity
+    /// that it consumes.
+    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Selected<'a>]>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
         }
@@ -260,17 +289,22 @@ impl<'a> Allocator<'a> {
                 }
             }
             let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
-            if taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
-                found.push(candidate);
+            if !taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
+                continue;
+            }
+            let node = node_of(candidate.slice);
+            let allocated = |name: &str| self.in_use.consumed(&candidate.id(), node, name);
+            if let Some(consumed) = capacity::consumed(candidate.device, exact, allocated) {
+                found.push(Selected { candidate, consumed: consumed.into() });
             }
         }
-        let found: Arc<[Candidate<'a>]> = found.into();
+        let found: Arc<[Selected<'a>]> = found.into();
         self.selections.insert(std::ptr::from_ref(exact), found.clone());
         Ok(found)
     }
 
     /// The allocation of a claim, in the form of its status.
-    fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'_>]) -> Value {
+    fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'a>]) -> Value {
         let result = |one: &&Chosen<'_>| {
             let (driver, pool, device) = one.candidate.id();
             let mut result =
@@ -280,6 +314,12 @@ impl<'a> Allocator<'a> {
             }
             if !one.exact.tolerations.is_empty() {
                 result["tolerations"] = json!(one.exact.tolerations);
+            }
+            if one.candidate.device.is_shared() {
+                result["shareID"] = Uuid::new_v4().to_string().into();
+            }
+            for consumption in one.consumed.iter() {
+                result["consumedCapacity"][consumption.name] = consumption.amount.to_string().into();
             }
             result
         };
@@ -323,14 +363,15 @@ impl<'a> Allocator<'a> {
     }
 
     /// The selector of the nodes that can use the devices. `None` means all nodes.
-    fn selector(&self, chosen: &[&Chosen<'_>]) -> Option<Value> {
-        let slices = || chosen.iter().map(|one| &one.candidate.slice.spec);
-        if chosen.iter().any(|one| node_of(one.candidate.slice).is_some()) {
+    fn selector(&self, chosen: &[&Chosen<'a>]) -> Option<Value> {
+        let places = |one: &Chosen<'a>| Places::of(one.candidate.slice, one.candidate.device);
+        let binds = |one: &Chosen<'_>| one.candidate.device.binds_to_node == Some(true);
+        if chosen.iter().any(|one| binds(one) || places(one).node.is_some()) {
             let field = json!({"key": "metadata.name", "operator": "In", "values": [self.node.name]});
             return Some(json!({"nodeSelectorTerms": [{"matchFields": [field]}]}));
         }
         let (mut expressions, mut fields) = (Vec::new(), Vec::new());
-        for selector in slices().filter_map(|slice| slice.node_selector.as_ref()) {
+        for selector in chosen.iter().filter_map(|one| places(one).selector) {
             // Validation allows only one term.
             for term in selector.node_selector_terms.iter().take(1) {
                 for expression in term.match_expressions.iter().flatten() {
@@ -359,25 +400,7 @@ struct Step<'s, 'a> {
     rest: &'s [RequestChoices<'a>],
     name: &'s str,
     exact: &'a Exact,
-    selected: &'s [Candidate<'a>],
-}
-
-/// Whether the selector, if there is one, selects the node.
-pub(super) fn is_reachable(selector: Option<&NodeSelector>, node: &NodeProperties) -> bool {
-    selector.is_none_or(|selector| {
-        selector.node_selector_terms.iter().any(|term| term_matches(term, &node.labels, &node.name))
-    })
-}
-
-fn is_of_node(slice: &Slice, node: &NodeProperties) -> bool {
-    let spec = &slice.spec;
-    match (node_of(slice), &spec.node_selector) {
-        // Nodes of single devices are not supported.
-        _ if spec.per_device_node_selection == Some(true) => false,
-        (Some(name), _) => name == node.name,
-        (None, Some(selector)) => is_reachable(Some(selector), node),
-        (None, None) => spec.all_nodes == Some(true),
-    }
+    selected: &'s [Selected<'a>],
 }
 
 /// Whether a name in a claim refers to this request. The name is that of the request itself or, for an alternative,

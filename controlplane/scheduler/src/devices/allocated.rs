@@ -1,8 +1,10 @@
 //! The index of the devices that are allocated to claims.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
+
+use super::capacity;
 
 /// A device: driver, pool and name.
 pub(super) type DeviceId = (String, String, String);
@@ -13,53 +15,147 @@ pub(super) type DeviceId = (String, String, String);
 /// Slices of two nodes can have the same pool name. The node distinguishes their devices.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Allocated {
+    /// Devices that one claim uses alone.
     users: HashMap<DeviceId, HashMap<Option<String>, usize>>,
+    /// Devices that several claims share.
+    shares: HashMap<DeviceId, HashMap<Option<String>, Shares>>,
+}
+
+/// The shares of a device.
+#[derive(Debug, Default, PartialEq)]
+struct Shares {
+    /// Number of allocations by the share's id.
+    ids: HashMap<String, usize>,
+    /// Consumed amounts by the name of the capacity, in thousandths.
+    consumed: BTreeMap<String, i128>,
+}
+
+/// A device or a share of a device in an allocation.
+struct Use {
+    device: DeviceId,
+    /// Id of the share. `None` if the claim uses the device alone.
+    share: Option<String>,
+    /// Consumed amounts by the name of the capacity, in thousandths.
+    consumed: Vec<(String, i128)>,
 }
 
 impl Allocated {
     /// Adds the devices of an allocation.
     pub(super) fn add(&mut self, allocation: &Value) {
         let node = node_of(allocation);
-        for device in devices_of(allocation) {
-            *self.users.entry(device).or_default().entry(node.clone()).or_default() += 1;
+        for one in uses_of(allocation) {
+            let Some(id) = one.share else {
+                *self.users.entry(one.device).or_default().entry(node.clone()).or_default() += 1;
+                continue;
+            };
+            let shares = self.shares.entry(one.device).or_default().entry(node.clone()).or_default();
+            *shares.ids.entry(id).or_default() += 1;
+            for (name, amount) in one.consumed {
+                // The same amount is subtracted later, so the total is right again after an overflow.
+                let total = shares.consumed.entry(name).or_default();
+                *total = total.wrapping_add(amount);
+            }
         }
     }
 
     /// Removes the devices of an allocation that was added.
     pub(super) fn remove(&mut self, allocation: &Value) {
         let node = node_of(allocation);
-        for device in devices_of(allocation) {
-            let Some(nodes) = self.users.get_mut(&device) else { continue };
-            if let Some(count) = nodes.get_mut(&node) {
-                *count -= 1;
-            }
-            nodes.retain(|_, count| *count > 0);
-            if nodes.is_empty() {
-                self.users.remove(&device);
+        for one in uses_of(allocation) {
+            match &one.share {
+                Some(id) => self.remove_share(&one, id, &node),
+                None => self.remove_user(&one.device, &node),
             }
         }
     }
 
-    /// Whether a device of an allocation is not in use any more.
-    pub(super) fn lacks_any_of(&self, allocation: &Value) -> bool {
-        devices_of(allocation).any(|device| !self.users.contains_key(&device))
+    fn remove_user(&mut self, device: &DeviceId, node: &Option<String>) {
+        let Some(nodes) = self.users.get_mut(device) else { return };
+        if let Some(count) = nodes.get_mut(node) {
+            *count -= 1;
+        }
+        nodes.retain(|_, count| *count > 0);
+        if nodes.is_empty() {
+            self.users.remove(device);
+        }
     }
 
-    /// Whether a device is in use. `node` is the node of the device's slice, or `None` for devices of several nodes.
+    fn remove_share(&mut self, used: &Use, id: &str, node: &Option<String>) {
+        let Some(nodes) = self.shares.get_mut(&used.device) else { return };
+        if let Some(shares) = nodes.get_mut(node) {
+            if let Some(count) = shares.ids.get_mut(id) {
+                *count -= 1;
+                if *count == 0 {
+                    shares.ids.remove(id);
+                }
+            }
+            for (name, amount) in &used.consumed {
+                if let Some(total) = shares.consumed.get_mut(name) {
+                    *total = total.wrapping_sub(*amount);
+                }
+            }
+        }
+        nodes.retain(|_, shares| !shares.ids.is_empty());
+        if nodes.is_empty() {
+            self.shares.remove(&used.device);
+        }
+    }
+
+    /// Whether a device or share of an allocation is not in use any more.
+    pub(super) fn lacks_any_of(&self, allocation: &Value) -> bool {
+        uses_of(allocation).any(|one| match &one.share {
+            None => !self.users.contains_key(&one.device),
+            Some(id) => {
+                let mut nodes = self.shares.get(&one.device).into_iter().flat_map(|nodes| nodes.values());
+                !nodes.any(|shares| shares.ids.contains_key(id))
+            }
+        })
+    }
+
+    /// Whether one claim uses the device alone. `node` is the node of the device's slice, or `None` for devices of
+    /// several nodes.
     pub(super) fn has(&self, device: &DeviceId, node: Option<&str>) -> bool {
         let Some(nodes) = self.users.get(device) else { return false };
-        // The allocation of a node's device together with a device of several nodes is restricted to the node.
-        node.is_none() || nodes.keys().any(|user| user.is_none() || user.as_deref() == node)
+        nodes.keys().any(|user| counts(user.as_deref(), node))
+    }
+
+    /// Whether claims share the device. `node` as for [`Self::has`].
+    pub(super) fn has_shares(&self, device: &DeviceId, node: Option<&str>) -> bool {
+        let Some(nodes) = self.shares.get(device) else { return false };
+        nodes.keys().any(|user| counts(user.as_deref(), node))
+    }
+
+    /// The amount of a capacity that the shares of a device consume, in thousandths. `node` as for [`Self::has`].
+    pub(super) fn consumed(&self, device: &DeviceId, node: Option<&str>, capacity: &str) -> i128 {
+        let nodes = self.shares.get(device).into_iter().flatten();
+        let own = nodes.filter(|(user, _)| counts(user.as_deref(), node));
+        let amounts = own.filter_map(|(_, shares)| shares.consumed.get(capacity));
+        amounts.fold(0, |sum: i128, amount| sum.saturating_add(*amount))
     }
 }
 
+/// Whether an allocation that is restricted to the node `user` may use a device of a slice of `node`.
+fn counts(user: Option<&str>, node: Option<&str>) -> bool {
+    // The allocation of a node's device together with a device of several nodes is restricted to the node.
+    node.is_none() || user.is_none() || user == node
+}
+
 /// The devices of an allocation, except devices with admin access.
-fn devices_of(allocation: &Value) -> impl Iterator<Item = DeviceId> {
+fn uses_of(allocation: &Value) -> impl Iterator<Item = Use> {
     let results = allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten();
     let text = |result: &Value, field: &str| result[field].as_str().unwrap_or_default().to_owned();
-    results
-        .filter(|result| result["adminAccess"] != true)
-        .map(move |one| (text(one, "driver"), text(one, "pool"), text(one, "device")))
+    results.filter(|result| result["adminAccess"] != true).map(move |one| Use {
+        device: (text(one, "driver"), text(one, "pool"), text(one, "device")),
+        share: one["shareID"].as_str().map(str::to_owned),
+        consumed: consumed_of(&one["consumedCapacity"]),
+    })
+}
+
+/// Amounts by name, in thousandths. A negative amount would give other claims more than the device has: it counts as 0.
+fn consumed_of(amounts: &Value) -> Vec<(String, i128)> {
+    let amounts = amounts.as_object().into_iter().flatten();
+    let read = |amount: &Value| capacity::amount(amount).map(|amount| amount.thousandths().max(0));
+    amounts.filter_map(|(name, amount)| Some((name.clone(), read(amount)?))).collect()
 }
 
 /// The node to which an allocation is restricted. `None` if it is not restricted to one node.

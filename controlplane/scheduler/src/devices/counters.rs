@@ -32,7 +32,8 @@ impl<'a> Counters<'a> {
             for device in slice.spec.devices.iter().filter(|device| !device.consumes_counters.is_empty()) {
                 let spec = &slice.spec;
                 let id = (spec.driver.clone(), spec.pool.name.clone(), device.name.clone());
-                if !in_use.has(&id, node_of(slice)) {
+                // The claims that share a device consume its counters once.
+                if !in_use.has(&id, node_of(slice)) && !in_use.has_shares(&id, node_of(slice)) {
                     continue;
                 }
                 for (counter, amount) in consumed(slice, device) {

@@ -48,7 +48,7 @@ pub(super) fn selects(program: &Program, driver: &str, device: &Device) -> Resul
         ("driver", Cel::String(driver.to_owned().into())),
         ("attributes", map(attributes)),
         ("capacity", map(capacity)),
-        ("allowMultipleAllocations", Cel::Bool(device.allow_multiple_allocations == Some(true))),
+        ("allowMultipleAllocations", Cel::Bool(device.is_shared())),
     ];
     let fields: BTreeMap<Key, Cel<'static>> =
         fields.into_iter().map(|(name, value)| (Key::String(name.to_owned()), value)).collect();

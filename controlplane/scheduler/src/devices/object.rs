@@ -59,7 +59,7 @@ pub(super) struct Exact {
     pub(super) count: Option<i64>,
     pub(super) admin_access: Option<bool>,
     pub(super) tolerations: Vec<Toleration>,
-    /// Capacity of devices that several claims share. The scheduler does not allocate such devices.
+    /// Amounts of the device's capacity that the claim requests.
     pub(super) capacity: Option<Value>,
 }
 
@@ -179,6 +179,9 @@ pub(super) struct Device {
     pub(super) taints: Vec<Taint>,
     pub(super) consumes_counters: Vec<CounterConsumption>,
     pub(super) allow_multiple_allocations: Option<bool>,
+    pub(super) node_name: Option<String>,
+    pub(super) node_selector: Option<NodeSelector>,
+    pub(super) all_nodes: Option<bool>,
     pub(super) binds_to_node: Option<bool>,
     pub(super) binding_conditions: Vec<String>,
 }
@@ -205,12 +208,14 @@ impl Counter {
 }
 
 impl Device {
-    /// Whether the scheduler can allocate the device: it is used by one claim at a time, and needs no confirmation by
-    /// its driver.
+    /// Whether the scheduler can allocate the device: it needs no confirmation by its driver.
     pub(super) fn is_allocatable(&self) -> bool {
-        self.allow_multiple_allocations != Some(true)
-            && self.binds_to_node != Some(true)
-            && self.binding_conditions.is_empty()
+        self.binding_conditions.is_empty()
+    }
+
+    /// Whether several claims can use the device at the same time.
+    pub(super) fn is_shared(&self) -> bool {
+        self.allow_multiple_allocations == Some(true)
     }
 
     /// The attribute with this full name. Names without a domain belong to the driver.

@@ -269,6 +269,152 @@ fn devices_are_allocated_while_their_shared_counters_suffice() {
     assert_eq!(reason(&devices, &pod("p", "one"), "c"), "cannot allocate all claims");
 }
 
+/// Devices with one more slice, of node `c`.
+fn with_slice_of_c(spec: Value) -> Devices {
+    let devices = devices();
+    let mut slice = json!({"metadata": {"name": "c"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "c", "generation": 1, "resourceSliceCount": 1}}});
+    slice["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    devices.apply(|state| state.put_slice(serde_json::from_value::<Slice>(slice).unwrap()));
+    devices
+}
+
+fn memory(amount: &str) -> Value {
+    exactly(json!({"capacity": {"requests": {"memory": amount}}}))
+}
+
+#[test]
+fn claims_share_a_device_while_its_capacity_suffices() {
+    let policy = json!({"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}});
+    let devices = with_slice_of_c(json!({"devices": [{"name": "card", "allowMultipleAllocations": true,
+        "capacity": {"memory": {"value": "8Gi", "requestPolicy": policy}}}]}));
+    for (name, amount) in [("five", "5Gi"), ("two", "1025Mi"), ("last", "1"), ("more", "1")] {
+        put(&devices, claim(name, memory(amount)));
+    }
+    put(&devices, claim("nothing", exactly(json!({"capacity": {"requests": {"cores": "1"}}}))));
+    put(&devices, claim("all", exactly(json!({"allocationMode": "All"}))));
+    let reserved =
+        |name: &str| devices.reserve(&devices.of_pod(&pod(name, name)).unwrap(), &properties("c")).unwrap();
+    let result = |reserved: &Reservations| {
+        reserved[0].1.as_ref().unwrap().pointer("/devices/results/0").unwrap().clone()
+    };
+    let five = reserved("five");
+    let two = reserved("two");
+    assert_eq!(result(&five)["consumedCapacity"], json!({"memory": "5Gi"}));
+    assert_eq!(result(&two)["consumedCapacity"], json!({"memory": "2Gi"}));
+    assert_eq!(result(&two)["device"], "card");
+    let ids = [&five, &two].map(|one| result(one)["shareID"].as_str().unwrap().to_owned());
+    assert!(ids[0] != ids[1] && ids[0].len() == 36, "{ids:?}");
+    assert_eq!(reason(&devices, &pod("p", "nothing"), "c"), "cannot allocate all claims");
+    assert_eq!(reason(&devices, &pod("p", "all"), "c"), "");
+    let last = reserved("last");
+    for name in ["more", "all"] {
+        assert_eq!(reason(&devices, &pod("p", name), "c"), "cannot allocate all claims", "{name}");
+    }
+    devices.take_changes();
+    // The watch delivers the written claim: its share stays in use.
+    let mut written = claim("two", memory("1025Mi"));
+    written.status.allocation.clone_from(&two[0].1);
+    put(&devices, written.clone());
+    assert!(!devices.take_changes().supply);
+    assert_eq!(reason(&devices, &pod("p", "more"), "c"), "cannot allocate all claims");
+    written.status.allocation = None;
+    put(&devices, written);
+    assert!(devices.take_changes().supply, "a share was released");
+    assert_eq!(reason(&devices, &pod("p", "more"), "c"), "");
+    devices.release(&five);
+    devices.release(&last);
+    assert_eq!(devices.lock().allocated, Allocated::default());
+}
+
+#[test]
+fn the_requests_of_a_claim_share_a_device_and_one_request_gets_different_devices() {
+    let devices = with_slice_of_c(json!({"devices": [{"name": "card", "allowMultipleAllocations": true,
+        "capacity": {"memory": {"value": "8Gi"}}}]}));
+    let requests = |amounts: [&str; 2]| {
+        let [first, second] = amounts.map(|amount| memory(amount)[0].clone());
+        let mut requests = json!([first, second]);
+        requests[1]["name"] = "s".into();
+        requests
+    };
+    put(&devices, claim("fits", requests(["5Gi", "3Gi"])));
+    put(&devices, claim("large", requests(["5Gi", "4Gi"])));
+    let count = json!({"count": 2, "capacity": {"requests": {"memory": "1Gi"}}});
+    put(&devices, claim("two", exactly(count)));
+    assert_eq!(reason(&devices, &pod("p", "large"), "c"), "cannot allocate all claims");
+    assert_eq!(reason(&devices, &pod("p", "two"), "c"), "cannot allocate all claims");
+    assert_eq!(chosen(&devices, &pod("p", "fits"), "c"), ["card", "card"]);
+}
+
+#[test]
+fn the_shares_of_a_device_consume_its_counters_once() {
+    let amount = json!({"memory": {"value": "6Gi"}});
+    let consumed = json!([{"counterSet": "card", "counters": amount}]);
+    let devices = with_slice_of_c(json!({"pool": {"name": "c", "generation": 1, "resourceSliceCount": 2},
+        "devices": [{"name": "shared", "allowMultipleAllocations": true, "consumesCounters": consumed},
+            {"name": "single", "consumesCounters": consumed}]}));
+    let counters = json!({"metadata": {"name": "counters"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "c", "generation": 1, "resourceSliceCount": 2},
+        "sharedCounters": [{"name": "card", "counters": {"memory": {"value": "8Gi"}}}]}});
+    devices.apply(|state| state.put_slice(serde_json::from_value::<Slice>(counters).unwrap()));
+    let one = exactly(json!({}))[0].clone();
+    let mut two = json!([one, one]);
+    two[1]["name"] = "s".into();
+    put(&devices, claim("two", two));
+    put(&devices, claim("next", exactly(json!({}))));
+    let single = json!([{"cel": {"expression": "!device.allowMultipleAllocations"}}]);
+    put(&devices, claim("single", exactly(json!({"selectors": single}))));
+    assert_eq!(reason(&devices, &pod("p", "single"), "c"), "");
+    assert_eq!(chosen(&devices, &pod("p", "two"), "c"), ["shared", "shared"]);
+    assert_eq!(reason(&devices, &pod("p", "single"), "c"), "cannot allocate all claims");
+    assert_eq!(chosen(&devices, &pod("p", "next"), "c"), ["shared"]);
+}
+
+#[test]
+fn a_device_with_its_own_nodes_is_allocated_there_only() {
+    let devices = devices();
+    let zone = json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z"]}]}]});
+    let slice = json!({"metadata": {"name": "own"}, "spec": {"driver": "gpu.example.com", "perDeviceNodeSelection": true,
+        "pool": {"name": "own", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "of-e", "nodeName": "e"},
+            {"name": "of-z", "nodeSelector": zone}, {"name": "of-all", "allNodes": true, "bindsToNode": true}]}});
+    devices.apply(|state| state.put_slice(serde_json::from_value::<Slice>(slice).unwrap()));
+    let in_zone = NodeProperties { labels: [("zone".into(), "z".into())].into(), ..properties("f") };
+    let cases = [
+        (properties("e"), "two", vec!["of-e", "of-all"], Some("metadata.name")),
+        (in_zone, "one", vec!["of-z"], Some("zone")),
+        (properties("g"), "one", vec!["of-all"], Some("metadata.name")),
+    ];
+    put(&devices, claim("one", exactly(json!({}))));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    for (node, name, expected, key) in cases {
+        let reserved = devices.reserve(&devices.of_pod(&pod("p", name)).unwrap(), &node).unwrap();
+        let allocation = reserved[0].1.as_ref().unwrap();
+        let results = allocation["devices"]["results"].as_array().unwrap();
+        let found: Vec<&str> = results.iter().map(|result| result["device"].as_str().unwrap()).collect();
+        assert_eq!(found, expected, "{}", node.name);
+        let term = &allocation["nodeSelector"]["nodeSelectorTerms"][0];
+        let requirement = [&term["matchFields"][0], &term["matchExpressions"][0]];
+        let found = requirement.into_iter().find_map(|one| one["key"].as_str());
+        assert_eq!(found, key, "{}", node.name);
+        devices.release(&reserved);
+    }
+}
+
+#[test]
+fn a_share_with_a_negative_amount_gives_other_claims_nothing() {
+    let devices = with_slice_of_c(json!({"devices": [{"name": "card", "allowMultipleAllocations": true,
+        "capacity": {"memory": {"value": "8Gi"}}}]}));
+    let mut hostile = claim("hostile", memory("1Gi"));
+    let result = json!({"request": "r", "driver": "gpu.example.com", "pool": "c", "device": "card",
+        "shareID": "a", "consumedCapacity": {"memory": "-100Gi"}});
+    hostile.status.allocation = Some(json!({"devices": {"results": [result]}}));
+    put(&devices, hostile);
+    put(&devices, claim("six", memory("6Gi")));
+    put(&devices, claim("three", memory("3Gi")));
+    assert_eq!(chosen(&devices, &pod("p", "six"), "c"), ["card"]);
+    assert_eq!(reason(&devices, &pod("q", "three"), "c"), "cannot allocate all claims");
+}
+
 #[tokio::test]
 async fn a_claim_that_another_pod_reserved_is_read_and_written_again() {
     let devices = devices();
