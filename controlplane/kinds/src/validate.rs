@@ -130,8 +130,14 @@ pub fn ratcheted(
         return causes;
     }
     let known = rules(kind, &stored, &stored);
-    causes.retain(|cause| !known.contains(cause));
+    causes.retain(|cause| !known.iter().any(|known| is_same(known, cause)));
     causes
+}
+
+/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list: the message
+/// has the value. Source: `IsValidIPForLegacyField`, which accepts all old values.
+fn is_same(one: &Cause, other: &Cause) -> bool {
+    one == other || (one.message == other.message && format::is_about_old_form(&one.message))
 }
 
 fn changes_more_than_metadata(new: &Value, old: &Value) -> bool {
