@@ -188,7 +188,7 @@ pub fn resize(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
-    pod::of_pod(&mut causes, new);
+    pod::new_problems(&mut causes, new, old, pod::of_pod);
     resize::pod(&mut causes, new, old);
     causes.into_list()
 }
