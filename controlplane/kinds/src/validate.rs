@@ -119,11 +119,12 @@ pub fn ratcheted(
     if causes.is_empty() || !kind.is_built_in {
         return causes;
     }
-    // The new object has the defaults of this version. Fields that cannot change are compared with the same defaults.
+    // The new object has the defaults of this version. A default is no change of a field that cannot change.
     let mut stored = old.clone();
     defaults::apply(kind, &mut stored);
     if stored != *old {
-        causes = rules(kind, new, &stored);
+        let remaining = rules(kind, new, &stored);
+        causes.retain(|cause| remaining.contains(cause));
     }
     // Metadata is checked first, so violations of other fields may be cut. These fields may not change then.
     if cause::are_cut(&causes) && changes_more_than_metadata(new, &stored) {
