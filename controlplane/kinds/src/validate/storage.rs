@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::selector::label_selector;
 use super::{Causes, Path, entries, format, items, text};
+use crate::strategy::storage::normalize_data_sources;
 use coracle_values::Quantity;
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -147,7 +148,10 @@ fn kept(spec: &Value, old: &Value) -> Value {
     if let Some(requests) = requests.filter(|_| is_bound) {
         requests.remove("storage");
     }
-    kept
+    // A claim of an earlier version may have the data source in one field only.
+    let mut claim = json!({"spec": kept});
+    normalize_data_sources(&mut claim);
+    claim["spec"].take()
 }
 
 /// Checks the spec of a claim, also of one in a stateful set.
@@ -386,6 +390,24 @@ mod tests {
         assert_eq!(problems(&of(Some("a"), Some("b"))), ["spec"]);
         assert_eq!(problems(&of(None, None)), [annotation.clone()]);
         assert_eq!(problems(&of(None, Some("b"))), [annotation.as_str(), "spec"]);
+    }
+
+    #[test]
+    fn a_claim_that_was_stored_with_one_data_source_can_be_updated() {
+        let source = |name: &str| json!({"kind": "PersistentVolumeClaim", "name": name});
+        let of = |sources: Value| {
+            let mut spec =
+                json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}}});
+            spec.as_object_mut().unwrap().extend(sources.as_object().cloned().unwrap());
+            json!({"spec": spec})
+        };
+        let old = of(json!({"dataSource": source("a")}));
+        let update = |name: &str| {
+            let new = of(json!({"dataSource": source(name), "dataSourceRef": source(name)}));
+            fields(|causes| claim(causes, &new, Some(&old)))
+        };
+        assert_eq!(update("a"), Vec::<String>::new());
+        assert_eq!(update("b"), ["spec"]);
     }
 
     #[test]
