@@ -9,8 +9,8 @@ pub(crate) fn claim(object: &mut Value) {
     if let Some(spec) = child(object, "spec") {
         requests(spec);
     }
-    let results = object.pointer_mut("/status/allocation/devices").and_then(Value::as_object_mut);
-    if let Some(devices) = results {
+    let allocated = object.pointer_mut("/status/allocation/devices").and_then(Value::as_object_mut);
+    if let Some(devices) = allocated {
         each(devices, "results").for_each(tolerations);
     }
 }
